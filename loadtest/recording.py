@@ -41,15 +41,21 @@ _TEMPLATE: Final = _FONT.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code, monospa
 _CONTROL: Final = re.compile(r"(\r?\n|\r|\x1b\[\d*A|\x1b\[2?K|\x1b\[\?\d+[hl])")
 
 
-def run(arguments: Sequence[str], columns: int) -> tuple[str, int]:
-    """Run warmroute in a terminal of that many columns; return what stdout got, and the status."""
+def run(arguments: Sequence[str], columns: int, folder: str) -> str:
+    """Run warmroute in a terminal of that many columns, in a folder; draw its standard output.
+
+    Raises:
+        RuntimeError: the command failed.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, columns, 0, 0))
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "LINES")}
     env = {**kept, "COLUMNS": str(columns), "TERM": "xterm-256color"}
     command = [sys.executable, "-m", "router.cli", *arguments]
     got = bytearray()
-    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=env) as process:
+    with subprocess.Popen(
+        command, stdout=theirs, stderr=subprocess.DEVNULL, cwd=folder, env=env
+    ) as process:
         os.close(theirs)
         try:
             while read := os.read(ours, 65_536):
@@ -57,7 +63,9 @@ def run(arguments: Sequence[str], columns: int) -> tuple[str, int]:
         except OSError:  # EIO: the other side is closed
             pass
         os.close(ours)
-    return got.decode(), process.returncode
+    if process.returncode != 0:
+        raise RuntimeError(f"{arguments[0]} ended with {process.returncode}:\n{got.decode()}")
+    return draw(f"warmroute {' '.join(arguments)}", got.decode())
 
 
 def settled(raw: str) -> str:
@@ -84,7 +92,11 @@ def draw(command: str, raw: str) -> str:
     console = Console(record=True, file=io.StringIO(), width=width, force_terminal=True)
     console.print(text, soft_wrap=True)
     return console.export_svg(
-        title="", theme=MONOKAI, code_format=_TEMPLATE, unique_id="warmroute", font_aspect_ratio=0.61
+        title="",
+        theme=MONOKAI,
+        code_format=_TEMPLATE,
+        unique_id="warmroute",
+        font_aspect_ratio=0.61,
     )
 
 
@@ -93,22 +105,14 @@ async def check() -> str:
     with tempfile.TemporaryDirectory(prefix="recording-") as folder:
         async with start_replicas([], 2, Path(folder)) as replicas:
             flags = [part for one in replicas for part in ("--replica", one.announced[1])]
-            raw, status = await asyncio.to_thread(run, ["check", *flags, *_FREE_PORTS], _WIDEST)
-    if status != 0:
-        raise RuntimeError(f"check ended with {status}:\n{settled(raw)}")
-    return draw(f"warmroute check {' '.join(flags)}", raw)
-
-
-_FREE_PORTS: Final = ("--port", "0", "--admin-port", "0")  # another router may run here
+            flags += ["--port", "0", "--admin-port", "0"]  # another router may run here
+            return await asyncio.to_thread(run, ["check", *flags], _WIDEST, folder)
 
 
 async def demo() -> str:
     """Draw the demo."""
     with tempfile.TemporaryDirectory(prefix="recording-") as folder:
-        raw, status = await asyncio.to_thread(run, ["demo", "--out", folder], COLUMNS)
-    if status != 0:
-        raise RuntimeError(f"demo ended with {status}:\n{settled(raw)}")
-    return draw("warmroute demo", raw.replace(folder, "demo-out"))
+        return await asyncio.to_thread(run, ["demo"], COLUMNS, folder)
 
 
 COMMANDS: Final = {"check": (check, "check.svg"), "demo": (demo, "demo-terminal.svg")}
