@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest.bench.rig import RigError
 from loadtest.engines.process import REPOSITORY
+from loadtest.extras import need
 from loadtest.machine import this_machine
 from loadtest.peers import cost, forwarding, kill
 from loadtest.peers.contestants import CONTESTANTS, Contestant
@@ -53,7 +54,10 @@ def parser() -> argparse.ArgumentParser:
         help="take the grid from these runs of loadtest.studies.real_grid --json",
     )  # fmt: skip
     made.add_argument(
-        "--out", type=Path, default=REPOSITORY / "docs/research/comparison.md", help="the page"
+        "--out",
+        type=Path,
+        default=REPOSITORY / "docs/research/comparison.md",
+        help="the page; its picture goes to ../images beside it",
     )
     made.add_argument(
         "--quick", action="store_true", help="few requests: shows that it runs, measures nothing"
@@ -65,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is asked for; what is done when it ends is written, also after Ctrl-C."""
     asked = parser()
     args = asked.parse_args(argv)
+    need("matplotlib")
     console = Console(stderr=True)
     chosen = [
         one for one in CONTESTANTS

@@ -17,6 +17,7 @@ from loadtest.peers.contestants import CONTESTANTS
 from loadtest.peers.cost import CONTEXT_TOKENS, IN_FLIGHT, Added, Cost
 from loadtest.peers.forwarding import CHAT, MESSAGES, RESPONSES, Forwarded
 from loadtest.peers.kill import NUM_REPLICAS, Killed
+from loadtest.peers.picture import draw_comparison, slow_prefill
 from loadtest.studies.cells import Prefill
 from loadtest.studies.grid_run import DEFAULT, WITHOUT_QUEUE, GridRun, read_study
 from loadtest.studies.grid_table import BASELINE, best_table, sum_table
@@ -39,6 +40,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 Row = Cost | Forwarded | Killed
 
+_ROUTERS: Final = tuple(one.name.replace("`", "") for one in CONTESTANTS)
+_PICTURE: Final = "../images/comparison.svg"  # from the page
 _FIELDS: Final = {"cost": "costs", "forwarding": "forwarded", "kill": "kills"}
 
 
@@ -62,10 +65,15 @@ def read(path: Path) -> Comparison:
 
 
 def write(found: Comparison, path: Path) -> None:
-    """Write the page to `path` and the JSON beside it."""
+    """Write the page to `path`, the JSON beside it, and the picture of its grid."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(found), encoding="utf-8")
     raw = msgspec.json.format(msgspec.json.encode(found), indent=1)
     path.with_suffix(".json").write_bytes(raw + b"\n")
+    if slow_prefill(found.grid):
+        picture = path.parent / _PICTURE
+        picture.parent.mkdir(exist_ok=True)
+        picture.write_bytes(draw_comparison(found.grid, _ROUTERS))
 
 
 def page(found: Comparison) -> str:
@@ -115,6 +123,8 @@ def _placing(runs: Sequence[GridRun]) -> str:
         f"the cells below that all have run (seed {seeds}); ratios are over `{BASELINE}`, "
         "warmroute's own hash of the session id. Recomputed tokens are counted by the engines.",
     ]
+    if slow_prefill(runs):
+        parts.append(f"![Recomputed tokens and mean TTFT, slow prefill without a pool]({_PICTURE})")
     for title, prefill, has_pool in _GROUPS:
         of_group = [
             run for run in runs if run.cell.prefill == prefill and run.cell.has_pool is has_pool

@@ -268,8 +268,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if runs:
         print(report(runs))
         if args.out is not None:
-            (args.out / "cliff.svg").write_bytes(draw_cliff(points_of(runs)))
-            (args.out / "goodput.svg").write_bytes(draw_goodput(points_of(runs)))
+            points, slo_s = points_of(runs), runs[0].setting.slo_ttft_s
+            (args.out / "cliff.svg").write_bytes(draw_cliff(points, slo_ttft_s=slo_s))
+            (args.out / "goodput.svg").write_bytes(draw_goodput(points, slo_ttft_s=slo_s))
     return code
 
 

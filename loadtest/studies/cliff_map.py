@@ -1,4 +1,4 @@
-"""The cliff in one picture: figures against the number of sessions, a line for each arm."""
+"""The cliff in pictures: figures against the number of agents, a line for each variant."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from loadtest.pictures.look import Look, draw, label_ends, looks
+from loadtest.studies.grid_run import DEFAULT, WITHOUT_QUEUE
 
+_GOODPUT: Final = "turns per second with a first token within {:g} s"
 _PANELS: Final = (
-    ("goodput", "good turns a second", False),
-    ("ttft_mean_s", "mean time to first token, s", True),
-    ("completion_mean_s", "mean time to complete a session, s", True),
+    ("goodput", _GOODPUT, False),
+    ("ttft_mean_s", "mean time to first token, s (logarithmic)", True),
+    ("completion_mean_s", "mean time to complete a session, s (logarithmic)", True),
 )
+_PLAIN_NAMES: Final = {
+    DEFAULT: "warmroute",
+    WITHOUT_QUEUE: "warmroute without the queue",
+    "session_hash": "session hash",
+}
+_PLACE: Final = {"left": 0.08, "right": 0.7}  # names stand at the right, placed by hand
 
 
 class Point(Struct, frozen=True, kw_only=True):
-    """One arm at one number of sessions, in the mean of the seeds."""
+    """One variant at one number of sessions, in the mean of the seeds."""
 
     num_sessions: int
     arm: str
@@ -32,65 +41,65 @@ class Point(Struct, frozen=True, kw_only=True):
     num_errors: int = 0  # turns that failed, of all seeds
 
 
-def draw_cliff(points: Sequence[Point], *, kind: str = "svg") -> bytes:
-    """Draw goodput, waiting and completion side by side; lines are named at the right."""
-    arms = list(dict.fromkeys(point.arm for point in points))
-    look_of = looks(arms)
+def draw_cliff(points: Sequence[Point], *, slo_ttft_s: float, kind: str = "svg") -> bytes:
+    """Draw goodput, waiting and completion, one above the other; each line has its name."""
+    look_of = _looks(points)
 
     def paint(figure: Any) -> None:
-        figure.set_layout_engine("none")  # names beside the last panel are placed by hand
-        places = {"left": 0.05, "right": 0.88, "top": 0.9, "bottom": 0.15, "wspace": 0.22}
-        panels = figure.subplots(1, len(_PANELS), squeeze=False, gridspec_kw=places)[0]
+        figure.set_layout_engine("none")
+        grid = {**_PLACE, "top": 0.96, "bottom": 0.06, "hspace": 0.3}
+        panels = figure.subplots(len(_PANELS), 1, sharex=True, gridspec_kw=grid)
         for axis, (name, title, is_logarithmic) in zip(panels, _PANELS, strict=True):
-            ends = [_line(axis, points, arm, name, look_of) for arm in arms]
-            axis.set_title(title)
-            axis.set_xlabel("sessions alive at once")
             if is_logarithmic:
                 axis.set_yscale("log")
                 _plain(axis.yaxis)
-            else:
-                axis.set_ylim(bottom=0.0)
-        label_ends(panels[-1], ends)
+            _panel(axis, points, name, title.format(slo_ttft_s), look_of)
+        panels[-1].set_xlabel("agents at the same time")
 
-    return draw(paint, width=13.0, height=4.0, kind=kind)
-
-
-_PLAIN_NAMES: Final = {
-    "kv_aware": "warmroute",
-    "kv_aware:queue.mode=off": "warmroute without its queue",
-    "session_hash": "session hash",
-}
+    return draw(paint, width=7.4, height=8.2, kind=kind)
 
 
-def draw_goodput(points: Sequence[Point], *, kind: str = "svg") -> bytes:
-    """Draw goodput against the number of agents, with names a newcomer can read."""
-    arms = list(dict.fromkeys(point.arm for point in points))
-    look_of = looks(arms)
+def draw_goodput(points: Sequence[Point], *, slo_ttft_s: float, kind: str = "svg") -> bytes:
+    """Draw goodput against the number of agents."""
+    look_of = _looks(points)
 
     def paint(figure: Any) -> None:
-        figure.set_layout_engine("none")  # names beside the panel are placed by hand
-        axis = figure.subplots(
-            gridspec_kw={"left": 0.08, "right": 0.72, "top": 0.88, "bottom": 0.16}
-        )
-        ends = [_line(axis, points, arm, "goodput", look_of) for arm in arms]
-        axis.set_title("Turns a second with a first token within 2 s")
-        axis.set_xlabel("agents at work at once")
-        axis.set_ylim(bottom=0.0)
-        label_ends(axis, [(_PLAIN_NAMES.get(end[0], end[0]), *end[1:]) for end in ends])
+        figure.set_layout_engine("none")
+        axis = figure.subplots(gridspec_kw={**_PLACE, "top": 0.88, "bottom": 0.16})
+        _panel(axis, points, "goodput", _GOODPUT.format(slo_ttft_s), look_of)
+        axis.set_xlabel("agents at the same time")
 
-    return draw(paint, width=8.0, height=3.6, kind=kind)
+    return draw(paint, width=7.4, height=3.4, kind=kind)
+
+
+def _looks(points: Sequence[Point]) -> dict[str, Look]:
+    """Choose a look for each variant; warmroute without the queue is warmroute, dashed."""
+    found = looks(point.arm for point in points)
+    if WITHOUT_QUEUE in found and DEFAULT in found:
+        found[WITHOUT_QUEUE] = replace(found[DEFAULT], stroke=(0, (4, 1.5)))
+    return found
+
+
+def _panel(
+    axis: Any, points: Sequence[Point], name: str, title: str, look_of: Mapping[str, Look]
+) -> None:
+    ends = [_line(axis, points, arm, name, look) for arm, look in look_of.items()]
+    axis.set_title(title)
+    if axis.get_yscale() == "linear":
+        axis.set_ylim(bottom=0.0)
+    axis.get_figure().draw_without_rendering()  # limits are final
+    label_ends(axis, ends)
 
 
 def _line(
-    axis: Any, points: Sequence[Point], arm: str, name: str, look_of: Mapping[str, Look]
+    axis: Any, points: Sequence[Point], arm: str, name: str, look: Look
 ) -> tuple[str, float, float, str]:
-    """Draw an arm's line; return where it ends, and what it is called."""
+    """Draw a variant's line; return its name, where it ends, and the colour of the name."""
     line = [point for point in points if point.arm == arm]
     xs = [float(point.num_sessions) for point in line]
     ys = [float(getattr(point, name)) for point in line]
-    look = look_of[arm]
     axis.plot(xs, ys, color=look.colour, ls=look.stroke, marker="o", markersize=3.5)
-    return arm, xs[-1], ys[-1], look.ink
+    return _PLAIN_NAMES.get(arm, arm), xs[-1], ys[-1], look.ink
 
 
 def _plain(of: Any) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import fmean
 from typing import Final
 
+from msgspec import Struct
+
 from loadtest.markdown import table
 from loadtest.studies.cells import Cell
 from loadtest.studies.grid_run import GridRun
@@ -85,28 +87,58 @@ def ratios(
     return found
 
 
-def sum_table(runs: Sequence[GridRun], baseline: str) -> str:
-    """Sum over cells and seeds; only cells and seeds that every arm has."""
+class Sum(Struct, frozen=True, kw_only=True):
+    """What a variant's runs come to. `waited_s` is the sum of all times to first token."""
+
+    arm: str
+    num_recomputed_tokens: int
+    waited_s: float
+    num_turns: int
+
+    @property
+    def ttft_mean_s(self) -> float:
+        """Mean time to first token; 0 if there is no turn."""
+        return self.waited_s / self.num_turns if self.num_turns else 0.0
+
+
+def sums(runs: Sequence[GridRun]) -> list[Sum]:
+    """Sum over cells and seeds; only cells and seeds that every variant has."""
     arms = _arms(runs)
     done = {arm: {(run.cell, run.seed) for run in runs if run.arm == arm} for arm in arms}
     common = set.intersection(*done.values())
-    kept = [run for run in runs if (run.cell, run.seed) in common]
-    base = [run for run in kept if run.arm == baseline]
-    rows = []
+    found = []
     for arm in arms:
-        ours = [run for run in kept if run.arm == arm]
-        tokens, time_s = sum(map(_recomputed, ours)), sum(map(_waited, ours))
-        num_turns = sum(run.num_turns for run in ours)
-        ratio = [
-            f"{value / total:.2f}" if total else ""
-            for value, total in (
-                (tokens, sum(map(_recomputed, base))),
-                (time_s, sum(map(_waited, base))),
+        ours = [run for run in runs if run.arm == arm and (run.cell, run.seed) in common]
+        found.append(
+            Sum(
+                arm=arm,
+                num_recomputed_tokens=sum(run.num_recomputed_tokens for run in ours),
+                waited_s=sum(map(_waited, ours)),
+                num_turns=sum(run.num_turns for run in ours),
             )
+        )
+    return found
+
+
+def sum_table(runs: Sequence[GridRun], baseline: str) -> str:
+    """Lay the sums out, with their ratios to the baseline's."""
+    found = sums(runs)
+    base = next((each for each in found if each.arm == baseline), None)
+    rows = [
+        [
+            f"`{each.arm}`",
+            f"{each.num_recomputed_tokens:,}",
+            _over(each.num_recomputed_tokens, base.num_recomputed_tokens if base else 0),
+            f"{each.ttft_mean_s:.2f}" if each.num_turns else "",
+            _over(each.waited_s, base.waited_s if base else 0),
         ]
-        mean_s = f"{time_s / num_turns:.2f}" if num_turns else ""
-        rows.append([f"`{arm}`", f"{tokens:,.0f}", ratio[0], mean_s, ratio[1]])
+        for each in found
+    ]
     return table(_HEADER[:5], rows)
+
+
+def _over(value: float, total: float) -> str:
+    return f"{value / total:.2f}" if total else ""
 
 
 def best_table(runs: Sequence[GridRun], arm: str, others: Collection[str]) -> str:

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from loadtest.machine import this_machine
 from loadtest.peers import cli, cost, forwarding, kill
 from loadtest.peers.cli import main
 from loadtest.peers.contestants import CONTESTANTS
 from loadtest.peers.page import page, read
+from loadtest.studies.cells import Cell
 from loadtest.studies.grid_run import GridFile, GridRun
 from tests.loadtest.studies.test_real_grid import run
 
@@ -59,7 +61,7 @@ async def test_a_killed_replica_ends_no_other_turn(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("forked_children")
 def test_parts_are_renewed_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What was measured before stays on the page."""
-    out = tmp_path / "comparison.md"
+    out = tmp_path / "research" / "comparison.md"
     flags = ["--folder", str(tmp_path), "--routers", "warmroute", "--out", str(out), "--quick"]
     source = tmp_path / "grid.json"
     source.write_bytes(grid_file([run("session_hash", 1, 30_000)]))
@@ -73,9 +75,46 @@ def test_parts_are_renewed_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixt
     assert page(read(out.with_suffix(".json"))) == text
 
 
+def test_the_picture_is_drawn_with_the_page(tmp_path: Path) -> None:
+    """It shows warmroute, the session hash and other routers, not warmroute's other policies."""
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "research" / "comparison.md"
+    source = tmp_path / "grid.json"
+    slow = Cell(working_set=1.7, prefill="dear")
+    runs = [
+        replace(run(arm, 1, num), cell=slow)
+        for arm, num in {
+            "session_hash": 2_000_000, "kv_aware": 1_000_000, "least_loaded": 4_000_000,
+            "smg cache_aware": 3_000_000,
+        }.items()
+    ]  # fmt: skip
+    source.write_bytes(grid_file(runs))
+
+    assert main(["--only", "grid", "--grid-file", str(source), "--out", str(out)]) == 0
+
+    drawn = (tmp_path / "images" / "comparison.svg").read_text()
+    assert "](../images/comparison.svg)" in out.read_text()
+    named = [f"<!-- {name} -->" in drawn for name in ("warmroute", "session hash", "1.00", "3.00")]
+    assert all(named)
+    assert "<!-- smg cache_aware -->" in drawn
+    assert "least_loaded" not in drawn
+
+
+def test_a_comparison_without_slow_prefill_has_no_picture(tmp_path: Path) -> None:
+    """A page never links to a picture that was not drawn."""
+    out = tmp_path / "research" / "comparison.md"
+    source = tmp_path / "grid.json"
+    source.write_bytes(grid_file([run("session_hash", 1, 30_000)]))
+
+    assert main(["--only", "grid", "--grid-file", str(source), "--out", str(out)]) == 0
+
+    assert not (tmp_path / "images").exists()
+    assert "comparison.svg" not in out.read_text()
+
+
 def test_the_grid_is_read_from_earlier_runs(tmp_path: Path) -> None:
     """Half an hour of engines is not spent twice."""
-    out = tmp_path / "comparison.md"
+    out = tmp_path / "research" / "comparison.md"
     source = tmp_path / "grid.json"
     source.write_bytes(grid_file([run("session_hash", 1, 30_000), run("kv_aware", 1, 15_000)]))
 
@@ -89,7 +128,7 @@ def test_a_grid_that_is_stopped_keeps_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier one stays until the first run is there."""
-    out = tmp_path / "comparison.md"
+    out = tmp_path / "research" / "comparison.md"
     source = tmp_path / "grid.json"
     source.write_bytes(grid_file([run("session_hash", 1, 30_000)]))
     flags = ["--only", "grid", "--routers", "warmroute", "--out", str(out)]
@@ -123,7 +162,7 @@ def test_wrong_flags_are_named(
 ) -> None:
     """Before anything is installed or measured."""
     with pytest.raises(SystemExit):
-        main([*flags, "--out", str(tmp_path / "page.md")])
+        main([*flags, "--out", str(tmp_path / "research" / "page.md")])
 
     assert said in capsys.readouterr().err
 
@@ -141,7 +180,7 @@ def test_what_fails_is_said_in_one_line(
         raise ExceptionGroup("load", [RuntimeError("the router answered 500"), RuntimeError("so")])
 
     monkeypatch.setattr(forwarding, "observe", fail)
-    out = tmp_path / "page.md"
+    out = tmp_path / "research" / "page.md"
     flags = ["--routers", "warmroute", "--folder", str(tmp_path), "--out", str(out)]
 
     assert main([*flags, "--only", "forwarding"]) == 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from unittest.mock import create_autospec
 
@@ -22,6 +23,7 @@ from loadtest.studies.cliff_run import (
     sessions,
     setup_of,
 )
+from loadtest.studies.grid_run import DEFAULT, WITHOUT_QUEUE
 from loadtest.studies.pair import Pair
 from policies import create
 
@@ -176,24 +178,29 @@ def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
     assert ended.value.code == 2
 
 
-def test_a_panel_for_each_figure() -> None:
-    """The picture has a panel for each figure; same points, same bytes."""
+def test_every_panel_names_its_lines() -> None:
+    """The picture has a panel for each figure, and plain names; same points, same bytes."""
     pytest.importorskip("matplotlib")
-    points = points_of([replace(RUN, num_sessions=num) for num in (10, 20, 40)])
+    runs = [
+        replace(RUN, num_sessions=num, arm=arm)
+        for num, arm in product((10, 20, 40), ("session_hash", WITHOUT_QUEUE, DEFAULT))
+    ]
 
-    drawn = draw_cliff(points)
+    drawn = draw_cliff(points_of(runs), slo_ttft_s=2.0)
 
-    assert drawn == draw_cliff(points)
+    assert drawn == draw_cliff(points_of(runs), slo_ttft_s=2.0)
     assert drawn.count(b'id="axes_') == 3
+    for name in (b"warmroute", b"warmroute without the queue", b"session hash"):
+        assert drawn.count(b"<!-- " + name + b" -->") == 3
 
 
-def test_the_goodput_picture_names_warmroute_and_the_session_hash() -> None:
-    """The picture of the README has one panel and no internal names."""
+def test_the_goodput_picture_says_when_a_turn_is_good() -> None:
+    """The picture of the README has one panel, plain names and the limit in its title."""
     pytest.importorskip("matplotlib")
     points = points_of([replace(RUN, num_sessions=num) for num in (10, 20, 40)])
 
-    drawn = draw_goodput(points)
+    drawn = draw_goodput(points, slo_ttft_s=3.0)
 
-    assert drawn == draw_goodput(points)
     assert drawn.count(b'id="axes_') == 1
     assert b"<!-- warmroute -->" in drawn
+    assert b"within 3 s" in drawn
