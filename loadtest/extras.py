@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final
 
+from router.extras import install_hint
+
 _EXTRAS: Final = {"matplotlib": "plots"}
 
 
@@ -26,6 +28,4 @@ def need(name: str) -> Any:
     except ImportError as exc:
         package = name.partition(".")[0]
         extra = _EXTRAS.get(package, "experiments")
-        raise MissingExtra(
-            f"{package} is not installed; say: pip install 'warmroute[{extra}]'"
-        ) from exc
+        raise MissingExtra(f"{package} is not installed. {install_hint(extra)}") from exc

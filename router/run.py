@@ -64,13 +64,18 @@ _TENANTS_S: Final = 1.0  # a change of the tenants' file is in force within twic
 
 
 def serve(
-    config: Config, load: Callable[[], Config] | None = None, file: Path | None = None
+    config: Config,
+    load: Callable[[], Config] | None = None,
+    file: Path | None = None,
+    *,
+    greet: Callable[[str, str], None] = lambda data_url, admin_url: None,
 ) -> None:
     """Run one router until SIGINT or SIGTERM.
 
     Args:
         load: Reads the configuration again; None: it cannot be.
         file: The file that it is read from, if there is one.
+        greet: Takes the data and the admin URL once both listen; it must not wait.
 
     Raises:
         ConfigError: the configuration cannot be put into effect; nothing was served.
@@ -81,7 +86,7 @@ def serve(
     log_writer = logs.start(level=config.log.level, as_json=config.log.json)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_signalled(router, load, file))
+            runner.run(_until_signalled(router, load, file, greet))
     except* ConfigError as group:
         raise group.exceptions[0] from None
     finally:
@@ -89,7 +94,10 @@ def serve(
 
 
 async def _until_signalled(
-    router: Router, load: Callable[[], Config] | None, file: Path | None
+    router: Router,
+    load: Callable[[], Config] | None,
+    file: Path | None,
+    greet: Callable[[str, str], None],
 ) -> None:
     stop = asyncio.Event()
     config_reload = None
@@ -100,6 +108,7 @@ async def _until_signalled(
 
     def ready(data_url: str, admin_url: str) -> None:
         print(f"warmroute listens on {data_url} (admin: {admin_url})", file=sys.stderr, flush=True)
+        greet(data_url, admin_url)
 
     await run(router, stop, ready, owns_process=True, config_reload=config_reload)
 

@@ -68,6 +68,7 @@ VLLM_FLAGS = frozenset(
         "--speculative-config",
         "--mm-processor-cache-gb",
         "--kv-transfer-config",
+        "--no-enable-prefix-caching",
         "--num-gpu-blocks-override",
         "--port",
         "--tensor-parallel-size",

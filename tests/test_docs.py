@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 
 import click
 import pytest
+import yaml
 from hypothesis import given
 
+from docs.site_hooks import PAGES as OUTSIDE
 from loadtest import docs
 from loadtest.chaos.cli import main as chaos
 from loadtest.peers import cli as peers
@@ -48,6 +50,8 @@ BLOCKS = [
     for name, text in DOCUMENTS.items()
     for number, block in enumerate(blocks(text))
 ]
+PAGES = [name for name in DOCUMENTS if name.startswith("docs/")]
+NOT_FOR_USERS = ("docs/research/", "docs/contribute/")
 RUNNABLE = [name for name, text in DOCUMENTS.items() if any(b.runs for b in blocks(text))]
 
 # Source: vllm serve --help, 0.33.0; the installed release does not have them
@@ -70,13 +74,17 @@ DOCKER_FLAGS = frozenset(
         "--build-arg",
         "--from-literal",
         "--force-recreate",
+        "--network",
         "--no-deps",
         "--profile",
         "--pull",
+        "--rm",
         "--wait",
     }
 )
-HOSTS = {"127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6", "kubernetes.default.svc"}
+HOSTS = {
+    "127.0.0.1", "HOST", "10.0.0.5", "10.0.0.6", "engine-1", "engine-2", "kubernetes.default.svc",
+}  # fmt: skip
 
 
 def of_language(*languages: str) -> list[object]:
@@ -143,6 +151,17 @@ def test_every_command_is_run_or_says_why_not(block: Block) -> None:
     assert block.marker == "run" or block.shows or block.until or not block.runs
 
 
+def test_the_quick_start_page_prints_commands_that_the_engine_suite_runs() -> None:
+    """Its engines are those of the README, and Claude Code starts as on the page for agents."""
+    page = {block.code for block in blocks(DOCUMENTS["docs/get-started/two-gpus.md"])}
+    readme, agents = (blocks(DOCUMENTS[name]) for name in ("README.md", "docs/guides/agents.md"))
+    engines = {block.code for block in readme if "vllm serve" in block.code}
+    claude = {block.code for block in agents if "ANTHROPIC_BASE_URL=" in block.code}
+
+    assert (len(engines), len(claude)) == (2, 1)
+    assert engines | claude <= page
+
+
 @pytest.mark.parametrize("block", of_language("yaml"))
 def test_yaml_is_a_valid_configuration(block: Block, tmp_path: Path) -> None:
     """Every YAML block is accepted by the router's own loader, its policy too."""
@@ -168,8 +187,10 @@ def test_toml_parses(block: Block) -> None:
 
 @cache
 def own_policy() -> Policy:
-    """Execute the example of docs/own-policy.md."""
-    code = next(b.code for b in blocks(DOCUMENTS["docs/own-policy.md"]) if b.language == "python")
+    """Execute the example of docs/guides/own-policy.md."""
+    code = next(
+        b.code for b in blocks(DOCUMENTS["docs/guides/own-policy.md"]) if b.language == "python"
+    )
     before = dict(POLICIES)
     try:
         exec(compile(code, "my_policy.py", "exec"), {"__name__": "my_policy"})
@@ -237,6 +258,17 @@ def anchors(name: str) -> set[str]:
     return {slug(found) for found in re.findall(r"^#+ (.+)$", DOCUMENTS[name], re.MULTILINE)}
 
 
+def navigation() -> Iterator[str]:
+    """Yield the pages that the site's navigation lists."""
+    parts = [yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str):
+            yield part
+        else:
+            parts.extend(part if isinstance(part, list) else part.values())
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
     """Every relative link names a file that is there, every anchor a heading in it."""
@@ -253,22 +285,32 @@ def test_links_lead_somewhere(name: str) -> None:
             assert anchor in anchors(linked), f"{name}: {target}"
 
 
-def test_the_first_page_leads_to_every_other() -> None:
-    """docs/index.md links each page beside it, and README.md links docs/index.md."""
-    linked = set(re.findall(r"\]\(([\w-]+\.md)", DOCUMENTS["docs/index.md"]))
+def test_the_navigation_names_every_page() -> None:
+    """mkdocs.yml lists each page of docs/ once, and README.md links the first."""
+    pages = {str(Path(name).relative_to("docs")) for name in PAGES}
+    named = list(navigation())
 
-    pages = {Path(name).name for name in DOCUMENTS if name.startswith("docs/")}
-    assert linked == pages - {"index.md"}
+    assert len(named) == len(set(named))
+    assert set(named) - set(OUTSIDE.values()) == pages
     assert "(docs/index.md)" in DOCUMENTS["README.md"]
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith("docs/")])
-def test_a_page_says_who_needs_it(name: str) -> None:
-    """Its first line below the title begins with "If you"."""
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_begins_with_a_title_and_a_sentence(name: str) -> None:
+    """A page has one title, and below it a sentence that says what the page is for."""
     title, first, *_ = [line for line in DOCUMENTS[name].splitlines() if line]
 
     assert title.startswith("# ")
-    assert first.startswith("If you")
+    assert re.match(r"[A-Z`*]", first), first
+
+
+def test_user_pages_stay_short() -> None:
+    """What users read has at most 35,000 words; research and contributors' pages do not count."""
+    texts = [DOCUMENTS[name] for name in PAGES if not name.startswith(NOT_FOR_USERS)]
+
+    words = [word for text in texts for word in text.split() if re.search(r"\w", word)]
+
+    assert len(words) <= 35_000
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -341,7 +383,8 @@ def test_keys_variables_and_make_targets_exist(name: str) -> None:
     sections = "|".join({option.path[0] for option in options} - {"replicas"})
     variables = {option.variable for option in options}
     variables |= {"WARMROUTE_CONFIG", "WARMROUTE_VLLM_PYTHON", "WARMROUTE_KEY"}
-    variables |= {config.REDIS_PASSWORD}
+    variables |= {config.REDIS_PASSWORD, config.ADMIN_TOKEN, config.ADMIN_URL}
+    variables.add("WARMROUTE_COMPLETE")  # click's, with a _ before it
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
     assert set(re.findall(rf"`((?:{sections})\.[a-z_]+)`", text)) <= keys
@@ -366,7 +409,7 @@ def test_metrics_and_headers_exist(name: str) -> None:
 
 def test_tables_are_complete() -> None:
     """What is listed by hand lists everything: policies, event kinds, outcomes, log fields."""
-    listed = DOCUMENTS["docs/metrics.md"] + DOCUMENTS["docs/records.md"]
+    listed = DOCUMENTS["docs/reference/metrics.md"] + DOCUMENTS["docs/reference/records.md"]
     kinds = [field.removeprefix("num_") for field in StreamCounters.__struct_fields__]
     observe = (ROOT / "router/data_path/observe.py").read_text()
     logged = set(re.findall(r'^ {16,20}"(\w+)":', observe, re.MULTILINE)) - {"fields"}
@@ -375,7 +418,7 @@ def test_tables_are_complete() -> None:
     for name in (*kinds, *(outcome.value for outcome in Outcome), *logged):
         assert f"`{name}`" in listed, name
     for name in POLICIES:
-        assert f"`{name}`" in DOCUMENTS["docs/policies.md"], name
+        assert f"`{name}`" in DOCUMENTS["docs/concepts/policies.md"], name
 
 
 def test_the_formula_is_the_policys() -> None:
@@ -383,14 +426,16 @@ def test_the_formula_is_the_policys() -> None:
     formula = "ttft + alpha x work x arrivals x (queue + work / 2) / (1 - busy)"
 
     assert formula in " ".join((KvAware.__doc__ or "").split())
-    assert formula in " ".join(DOCUMENTS["docs/policies.md"].split())
+    assert formula in " ".join(DOCUMENTS["docs/concepts/policies.md"].split())
 
 
 def test_reasons_are_what_the_router_says() -> None:
-    """The reasons that docs/exactness.md explains are those of the code."""
+    """The reasons that docs/concepts/exactness.md explains are those of the code."""
     files = ("index/candidate_stream.py", "kv_events/stream.py", "index/cache_view.py")
     source = "".join((ROOT / "router" / file).read_text() for file in files)
-    rows = re.findall(r"^\| `([^`]+)` \| (?:BLIND|DEGRADED)", DOCUMENTS["docs/exactness.md"], re.M)
+    rows = re.findall(
+        r"^\| `([^`]+)` \| (?:BLIND|DEGRADED)", DOCUMENTS["docs/concepts/exactness.md"], re.M
+    )
 
     assert len(rows) >= 8
     for reason in rows:

@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
         ("loadtest/agents.py", ["tests/loadtest/test_agents.py"]),
         ("loadtest/bench/rig.py", ["tests/loadtest/test_bench.py"]),
         ("docker/compose.yaml", ["tests/compose"]),
-        ("docs/demo.md", ["tests/test_docs.py"]),
+        ("docs/get-started/demo.md", ["tests/test_docs.py"]),
         ("tests/test_upstream.py", ["tests/test_upstream.py"]),
         ("tests/policies/snapshots.py", ["tests/policies"]),
         ("tests/docs_blocks.py", ["tests/test_docs.py"]),

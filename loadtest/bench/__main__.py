@@ -44,7 +44,7 @@ BENCHMARKS: Final = (
 )
 LARGE: Final = ("scale",)
 """Take minutes or gigabytes: run where named, or with --large."""
-DEFAULT_OUT: Final = Path("docs/benchmarks.md")
+DEFAULT_OUT: Final = Path("docs/research/benchmarks.md")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

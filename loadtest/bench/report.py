@@ -72,7 +72,7 @@ def markdown(report: Report) -> str:
     parts = [
         "# Benchmarks",
         "",
-        "If you ask what a router costs: every budget, measured. Made by "
+        "**Question.** What does a router cost? Every budget, measured. Made by "
         f"`{report.command}` (`make bench`).",
         "Every figure, those without a budget too, is in [benchmarks.json](benchmarks.json).",
         "",

@@ -52,7 +52,7 @@ def limits(report: Report) -> list[str]:
         "Intervals are of 95 % each: the hull of what drawing sessions anew gives and of how far "
         "rounds differ. With many measures and arms, some will look different that are not.",
         "Each arm had the fleet to itself. What two policies would do to each other in one fleet "
-        "is another question (see docs/compare.md).",
+        "is another question (see docs/evaluate/compare.md).",
     ]
     match report.setting.place:
         case "simulated":

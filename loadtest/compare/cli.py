@@ -50,7 +50,7 @@ def compare(
     out: Path | None,
     **options: Any,
 ) -> None:
-    """Find out which policy or router is better for a workload, and whether to believe it.
+    """Compare policies or routers on one workload.
 
     All arms run the same workload, from cold caches, in interleaved rounds; differences come with
     intervals, and with what speaks against them. WORKLOAD is --trace FILE or --generate NAME.

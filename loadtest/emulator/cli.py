@@ -233,7 +233,7 @@ def emulate(
     pool_bytes: int,
     **flags: Any,
 ) -> None:
-    """Serve one vLLM-compatible replica without a model.
+    """Serve a vLLM-compatible replica without a model.
 
     Same routes, KV cache, events and metrics as the engine; a time model instead of a GPU. POST
     to /emulator/faults makes it fail on command.

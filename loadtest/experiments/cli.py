@@ -150,7 +150,7 @@ def report(
     html_file: Path | None,
     json_file: Path | None,
 ) -> None:
-    """Find out which arm of a live experiment is better, and whether to believe it.
+    """Report which arm of a live experiment is better.
 
     RECORDS are decision records (`log.decisions`) of all routers: files, globs or directories,
     plain or .gz. Look as often as you like, also while it runs: the verdict holds at every look.
@@ -221,7 +221,7 @@ def redecide(
     skip_bad: bool,
     json_file: Path | None,
 ) -> None:
-    """Decide recorded requests again: each must go where it went.
+    """Decide recorded requests again.
 
     A record holds all that its policy saw, so the same policy must choose the same. With --policy,
     also what another one would have chosen, and what it would have gained by prediction.

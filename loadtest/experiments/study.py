@@ -1,6 +1,6 @@
 """Are the promises kept? Thousands of drawn experiments, looked at after every batch.
 
-    python -m loadtest.experiments.study                the table of docs/figures.md; minutes
+    python -m loadtest.experiments.study                a table of docs/research; minutes
     python -m loadtest.experiments.study --quick        a coarse one, in seconds
 
 Two promises: an A/A experiment comes out decided in at most alpha of all cases, however often one

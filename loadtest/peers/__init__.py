@@ -1,4 +1,4 @@
-"""warmroute beside other routers, in front of the same replicas: docs/comparison.md.
+"""warmroute beside other routers, in front of the same replicas: docs/research/comparison.md.
 
 contestants    which routers, and how each is installed and started
 front          one of them, running

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     made = argparse.ArgumentParser(
         prog="python -m loadtest.peers",
-        description="Compare warmroute with other routers, and write docs/comparison.md.",
+        description="Compare warmroute with other routers, and write docs/research/comparison.md.",
     )
     made.add_argument(
         "--folder", type=Path, default=Path("build/peers"), help="where others are installed"
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         help="take the grid from these runs of loadtest.studies.real_grid --json",
     )  # fmt: skip
     made.add_argument(
-        "--out", type=Path, default=REPOSITORY / "docs" / "comparison.md", help="the page"
+        "--out", type=Path, default=REPOSITORY / "docs/research/comparison.md", help="the page"
     )
     made.add_argument(
         "--quick", action="store_true", help="few requests: shows that it runs, measures nothing"

@@ -72,10 +72,10 @@ def page(found: Comparison) -> str:
     """Lay everything out as Markdown."""
     machine = found.machine
     parts = [
-        "# Beside other routers",
-        "If you choose a router, this page has others in front of the same replicas on the same "
-        "machine: what they know, what they cost, what reaches the engine, and what a dying "
-        "replica does to clients. Rows where warmroute is not the best stand beside the others.",
+        "# Other routers",
+        "**Question.** How do other routers do in front of the same replicas on the same machine? "
+        "The tables show what they know, what they cost, what reaches the engine, and what a dying "
+        "replica does to clients. Rows where warmroute is not the best are included.",
         "<!-- not run: two hours, and other routers -->\n"
         "```sh\npython -m loadtest.peers --folder build/peers\n```\n\n"
         f"installs them ({', '.join(sorted({c.package for c in CONTESTANTS if c.package}))}), runs "
@@ -110,8 +110,8 @@ def _placing(runs: Sequence[GridRun]) -> str:
     parts = [
         "Agents on two real vLLM replicas (CPU build) with small caches, closed loop, short "
         "pauses, from cold caches. A cell's number is what the sessions hold at their ends over "
-        "what both caches hold. Prefill is *cheap* on the tiny model, below 0.2 s a prompt, and "
-        "*dear* where a model takes five times as long, as with long contexts on GPUs. In sum over "
+        "what both caches hold. Prefill is *fast* on the tiny model, below 0.2 s a prompt, and "
+        "*slow* where a model takes five times as long, as with long contexts on GPUs. In sum over "
         f"the cells below that all have run (seed {seeds}); ratios are over `{BASELINE}`, "
         "warmroute's own hash of the session id. Recomputed tokens are counted by the engines.",
     ]
@@ -136,18 +136,19 @@ def _placing(runs: Sequence[GridRun]) -> str:
             best_table(runs, DEFAULT, others),
         ]
     parts.append(
-        f"`{DEFAULT}` has [its queue](queue.md), as by default; `{WITHOUT_QUEUE}` has not. "
-        "One run each: single runs of one arm in one cell differ by up to a quarter."
+        f"`{DEFAULT}` has [its queue](../concepts/queue.md), as by default; "
+        f"`{WITHOUT_QUEUE}` has not. "
+        "One run each: single runs of one variant in one cell differ by up to a quarter."
     )
     return "\n\n".join(parts)
 
 
 _NO_RIVALS: Final = (DEFAULT, WITHOUT_QUEUE)
 _GROUPS: Final[tuple[tuple[str, Prefill, bool], ...]] = (
-    ("Prefill dear", "dear", False),
-    ("Prefill cheap", "cheap", False),
-    ("Prefill dear, with a Mooncake pool over TCP", "dear", True),
-    ("Prefill cheap, with a Mooncake pool over TCP", "cheap", True),
+    ("Slow prefill", "dear", False),
+    ("Fast prefill", "cheap", False),
+    ("Slow prefill, with a Mooncake pool over TCP", "dear", True),
+    ("Fast prefill, with a Mooncake pool over TCP", "cheap", True),
 )
 
 
@@ -237,7 +238,7 @@ def _kills(kills: Sequence[Killed]) -> str:
         "tools; one replica is killed when a third of the turns is done. A failed turn ends its "
         f"agent, so more turns are missing than failed (seeds {seeds}).\n\n"
         f"{table(header, rows)}\n\n"
-        "An agent's stream that has begun cannot be [continued](failures.md"
+        "An agent's stream that has begun cannot be [continued](../operate/failures.md"
         "#streams-that-are-continued) where it has tools; its client gets an error event. Who has "
         "sent little to the replica that dies loses little: it may have sent all to another one."
     )

@@ -183,7 +183,7 @@ def command(
     seed: int,
     **others: Any,
 ) -> None:
-    """Drive an OpenAI-compatible API with recorded or generated turns, and measure each.
+    """Send a workload to an API and measure each turn.
 
     BASE_URL is a router's or an engine's: http://127.0.0.1:8080, with or without /v1.
 

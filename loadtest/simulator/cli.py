@@ -135,7 +135,7 @@ def simulate(
     published: bool,
     **options: Any,
 ) -> None:
-    """Send a workload through a simulated fleet, once for every policy, and compare.
+    """Simulate a workload under every policy.
 
     Policies, index and fleet are the live router's own objects; engines are the emulator's.
     Nothing is random but what --seed draws.

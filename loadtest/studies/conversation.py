@@ -1,7 +1,7 @@
 """Every policy, the weights of `kv_aware` and several routers, on Mooncake's conversation trace.
 
 Simulated, as prefill instances: every reply is one token. Its beginning on small caches, as in
-`loadtest.studies.grid`: pressure as with all of it on large ones. The tables of docs/figures.md:
+`loadtest.studies.grid`: pressure as with all of it on large ones. The tables of docs/research:
 `python -m loadtest.docs --trace FILE --only conversation --only routers`.
 """
 

@@ -23,14 +23,14 @@ from loadtest.workload import Workload
 
 @click.group()
 def trace() -> None:
-    """Look at recorded or generated workloads, and convert them."""
+    """Describe and convert workloads."""
 
 
 @trace.command("describe")
 @workload_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def describe_command(as_json: bool, **options: Any) -> None:
-    """Print lengths, sessions, and what caches of several sizes would hit."""
+    """Print lengths, sessions and hit rates by cache size."""
     workload = _load(options)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -51,9 +51,10 @@ def describe_command(as_json: bool, **options: Any) -> None:
     help="The file to write, or to replace.",
 )
 def convert(out: Path, **options: Any) -> None:
-    """Write a workload as Mooncake JSON Lines with sessions and delays.
+    """Write a workload as Mooncake JSON Lines.
 
-    Other tools read it (AIPerf, Dynamo's replay), and so does --trace. Texts are not written.
+    The file has sessions and delays, and no texts. Other tools read it (AIPerf, Dynamo's replay),
+    and so does --trace.
     """
     workload = _load(options)
     try:

@@ -13,6 +13,7 @@ from loadtest.traces.blocks import Blocks, load_tokenizer
 from loadtest.traces.errors import NOT_JSON, WorkloadError
 from loadtest.traces.messages import Messages
 from loadtest.traces.mooncake import BLOCK_TOKENS, Mooncake
+from loadtest.traces.records import Records
 from loadtest.traces.request import LineReader
 from loadtest.traces.sharegpt import ShareGpt
 
@@ -32,6 +33,7 @@ def _with_tokenizer(make: Callable[[Blocks], LineReader]) -> Maker:
 FORMATS: Final[dict[str, Maker]] = {
     "mooncake": lambda block_size, _: Mooncake(block_size),
     "bailian": lambda block_size, _: Bailian(block_size),
+    "records": lambda block_size, _: Records(block_size),
     "sharegpt": _with_tokenizer(ShareGpt),
     "messages": _with_tokenizer(Messages),
 }
@@ -42,6 +44,7 @@ _MARKS: Final = {
     "messages": "messages",
     "input": "messages",
     "chat_id": "bailian",
+    "num_prompt_tokens": "records",
     "input_length": "mooncake",
     "hash_ids": "mooncake",
 }

@@ -12,7 +12,7 @@ a subscription, one replay of their events and a few tokens to tokenize.
 """
 
 from router.check.finding import Finding
-from router.check.report import Report, render
+from router.check.report import Report, described, render, state_of
 from router.check.run import check
 
-__all__ = ["Finding", "Report", "check", "render"]
+__all__ = ["Finding", "Report", "check", "described", "render", "state_of"]

@@ -31,10 +31,17 @@ from router.kv_events.subscriber import EngineEvents, EventSource, Received
 from router.messages import KvGroup
 from router.replicas.registry import Entry
 
-EVENTS_FLAG: Final = (
-    '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", '
-    '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\''
-)
+EVENTS_PORT: Final = 5557
+
+
+def events_flag(port: int = EVENTS_PORT) -> str:
+    """Write the flag of an engine that publishes events at a port, and history at the next."""
+    return (
+        '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", '
+        f'"endpoint": "tcp://*:{port}", "replay_endpoint": "tcp://*:{port + 1}"}}\''
+    )
+
+
 _HANDSHAKE_S: Final = 2.0  # of a publisher whose port is open
 _LIVE_S: Final = 0.3  # for a live batch, where there is no replay to wait for
 _PACE: Final = Pace(tick_s=0.05, quiet_s=3600.0, subscribe_s=3600.0)
@@ -249,14 +256,14 @@ def judge(subject: Subject, seen: EventsSeen) -> Iterator[Finding]:
         first = seen.silent_publishers[0]
         enabled = str(first.enabled).lower()
         how = f'"enable_kv_cache_events": {enabled}, "publisher": "{first.publisher}"'
-        yield subject.warning("events", f"BLIND: publishes nothing ({how})", EVENTS_FLAG)
+        yield subject.warning("events", f"BLIND: publishes nothing ({how})", events_flag())
     elif seen.has_source_route:
-        yield subject.warning("events", "BLIND: started without KV events", EVENTS_FLAG)
+        yield subject.warning("events", "BLIND: started without KV events", events_flag())
     else:
         yield subject.warning(
             "events",
             "BLIND: it does not report its event endpoints (an older release)",
-            f"{EVENTS_FLAG}, and name the endpoints in `events` and `replay` of the replica",
+            f"{events_flag()}, and name the endpoints in `events` and `replay` of the replica",
         )
 
 
@@ -315,7 +322,7 @@ def _endpoint_hint(seen: EventsSeen) -> str:
     if seen.events_configured:
         return "see `events` of the replica in the configuration, and the engine's own"
     return (
-        f"does another engine on that machine have the port? {EVENTS_FLAG}, with ports of its own"
+        f"does another engine on that machine have the port? {events_flag()}, with ports of its own"
     )
 
 

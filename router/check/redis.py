@@ -313,7 +313,7 @@ def _memory(seen: RedisSeen) -> Finding:
         return _REDIS.warning(
             "memory",
             f"{text}: a full Redis takes no new blocks, and each router is on its own for them",
-            "raise maxmemory: about 30 bytes a block and holder set, see docs/routers.md",
+            "raise maxmemory: 19 bytes a block, see docs/operate/sizing.md",
         )
     return _REDIS.ok("memory", text)
 

@@ -37,6 +37,7 @@ from router.roles import Role, Transfer
 
 Failure = Literal["api key", "unknown host", "no answer", "other"]
 _REPLICAS: Final = Subject("replicas")
+_TOOLS_S: Final = 5.0  # to render one short chat
 _SAID: Final = 0.6  # of the time that is left: until an engine's page about itself has to come
 
 
@@ -56,6 +57,7 @@ class ReplicaSeen(EventsSeen, frozen=True, kw_only=True):
     prefix_caching: bool | None = None
     started_s: float | None = None
     models: tuple[ModelSeen, ...] = ()
+    takes_tools: bool | None = None  # whether a chat may offer tools; None: not known
     pool: str | None = None  # the Mooncake pool that it is in, "" the only one; None: none
     reads_pool: bool | None = None  # as configured
     unnamed: tuple[str, ...] = ()  # the pools that there are, where it says none of several
@@ -130,8 +132,7 @@ async def look(
     pool_stored = None
     pool = pools.get(seen.pool) if seen.pool is not None else None
     if pool is not None:
-        bases = [model.id for model in facts.models if model.parent is None]
-        base = bases[0] if bases else facts.models[0].id
+        base = _base(facts)
         pool.add_model(
             base,
             names_in_keys(facts.models),
@@ -144,6 +145,9 @@ async def look(
         # Not all the time that is left: the pool is looked at when all replicas have been.
         asking = tg.create_task(
             api.server_info(entry.name, url, timeout_s=deadline.at_most(_SAID * deadline.left_s))
+        )
+        offering = tg.create_task(
+            api.takes_tools(entry.name, url, _base(facts), timeout_s=deadline.at_most(_TOOLS_S))
         )
         models = [
             tg.create_task(
@@ -184,8 +188,15 @@ async def look(
         weights=info.weights,
         key_head=info.key_head,
         models=tuple(task.result() for task in models),
+        takes_tools=offering.result(),
         ranks=tuple(task.result() for task in ranks),
     )
+
+
+def _base(facts: EngineFacts) -> str:
+    """Return the model that is no adapter, the first of several."""
+    bases = [model.id for model in facts.models if model.parent is None]
+    return bases[0] if bases else facts.models[0].id
 
 
 async def _bootstrap(entry: Entry, config: Config, api: EngineApi) -> tuple[str | None, bool]:
@@ -248,6 +259,16 @@ _HINTS: Final[dict[Failure, str]] = {
 }
 
 
+NO_TOOLS: Final = (
+    'agents get 400: "auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser '
+    "to be set"
+)
+TOOLS_HINT: Final = (
+    "--enable-auto-tool-choice --tool-call-parser PARSER for the engine; docs/agents.md lists the "
+    "parser of each model family"
+)
+
+
 def judge(seen: ReplicaSeen) -> Iterator[Finding]:
     """Judge one replica."""
     subject = Subject(f"replica {seen.name}")
@@ -271,6 +292,8 @@ def judge(seen: ReplicaSeen) -> Iterator[Finding]:
         )
     for model in seen.models:
         yield from tokenizer.judge(subject, model)
+    if seen.takes_tools is False:
+        yield subject.warning("tools", NO_TOOLS, TOOLS_HINT)
     yield _capacity(subject, seen)
     if seen.prefix_caching is False:
         yield subject.warning(

@@ -16,6 +16,7 @@ from router.check.mooncake import PoolSeen
 from router.check.redis import RedisSeen
 from router.check.replica import ReplicaSeen
 from router.check.sources import SourceSeen
+from router.index.candidate_stream import StreamReason
 
 _MARKS: Final[dict[Level, tuple[str, str]]] = {
     "ok": ("✓", "green"),
@@ -47,6 +48,11 @@ class Report(Struct, frozen=True, kw_only=True):
         """List one subject's findings."""
         return [finding for finding in self.findings if finding.subject == subject]
 
+    def complaints(self) -> list[Finding]:
+        """List what is wrong, errors first."""
+        levels: tuple[Level, ...] = ("error", "warning")
+        return [each for level in levels for each in self.findings if each.level == level]
+
     def count(self, level: Level) -> int:
         """Count the findings of a level."""
         return sum(finding.level == level for finding in self.findings)
@@ -56,6 +62,26 @@ class Report(Struct, frozen=True, kw_only=True):
         fields: dict[str, Any] = msgspec.to_builtins(self)
         pools = fields["pools"]
         return {"well": self.is_well, **fields, "pool": pools[0] if len(pools) == 1 else None}
+
+
+def described(seen: ReplicaSeen) -> str:
+    """Say in a few words what a replica is: its model and release."""
+    models = ", ".join(model.id for model in seen.models)
+    return f"{models}, vLLM {seen.version}" if seen.version else models
+
+
+def state_of(seen: ReplicaSeen) -> str:
+    """Name the state of a replica: its worst rank's, or why there is none."""
+    if seen.error is not None:
+        return "not reachable"
+    if seen.sleep != "awake":
+        return "paused" if seen.sleep == "paused" else "asleep"
+    if not seen.ranks:
+        return "BLIND"
+    ranks = [rank for rank in seen.ranks if rank.reason != StreamReason.NO_EVENTS]
+    states = {rank.state for rank in ranks}
+    worst = next((state for state in ("blind", "degraded", "exact") if state in states), None)
+    return worst.upper() if worst is not None else str(StreamReason.NO_EVENTS)
 
 
 def render(report: Report, console: Console) -> None:

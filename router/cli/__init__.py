@@ -1,20 +1,33 @@
 """The command line: what an operator types, and tables of what the admin API answers.
 
-A file a subject: serve (the configuration), admin (the admin port), replicas, experiments, explain,
-tenants. `group` finds the commands of other packages.
+A file a subject: serve (the configuration), init, admin (the admin port), replicas, experiments,
+explain, tenants. `group` finds the commands of other packages, `config_options` has a flag for each
+configuration key, `terminal` writes.
 """
 
-from router.cli.admin import token
+from router.cli.admin import admin_token
 from router.cli.experiments import experiments
 from router.cli.explain import explain
 from router.cli.group import main
-from router.cli.replicas import control, replicas
-from router.cli.serve import check, options, policies, serve
-from router.cli.tenants import key
+from router.cli.init import init
+from router.cli.replicas import engine, replicas
+from router.cli.serve import check, options, policies, schema, serve
+from router.cli.tenants import tenant_key
 
 __all__ = ["main"]
 
 for _command in (
-    check, control, experiments, explain, key, options, policies, replicas, serve, token
-):  # fmt: skip
+    admin_token,
+    check,
+    engine,
+    experiments,
+    explain,
+    init,
+    options,
+    policies,
+    replicas,
+    schema,
+    serve,
+    tenant_key,
+):
     main.add_command(_command)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from router.config import ADMIN_TOKEN, ADMIN_URL
 from router.config.hosts import HostRules
 from router.http.admin_token import default_file
 
@@ -18,7 +19,7 @@ class Admin(NamedTuple):
     """The admin port that a command asks, and how it shows the answer."""
 
     url: str
-    token_file: Path | None
+    token_file: Path | None  # None: the variable's token, else the user's own file
     as_json: bool
 
     def ask(self, method: str, path: str, order: Any = None, *, timeout_s: float = 30.0) -> Any:
@@ -32,16 +33,16 @@ class Admin(NamedTuple):
         headers = {"Content-Type": "application/json"}
         is_encoded = order is None or isinstance(order, bytes)
         content = order if is_encoded else json.dumps(order, default=str).encode()
-        token_file = self.token_file or _own_token(self.url)
         try:
-            if token_file is not None:
-                headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
+            token = self._token()
+            if token is not None:
+                headers["Authorization"] = f"Bearer {token}"
             url = f"{self.url.rstrip('/')}/admin/{path}"
             answer = httpx.request(method, url, content=content, headers=headers, timeout=timeout_s)
             fields = answer.json()
             failed = None if answer.is_success else str(fields["error"]["message"])
         except OSError as exc:
-            raise click.ClickException(f"{token_file}: {exc.strerror}") from exc
+            raise click.ClickException(f"{exc.filename}: {exc.strerror}") from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise click.ClickException(
                 f"{self.url}: {exc}; is `warmroute serve` running, with this admin port?"
@@ -54,6 +55,18 @@ class Admin(NamedTuple):
             raise click.ClickException(failed)
         return fields
 
+    def _token(self) -> str | None:
+        """Read the token: of --token-file, of the variable, or of a router that runs here.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        given = os.environ.get(ADMIN_TOKEN)
+        if self.token_file is None and given:
+            return given.strip()
+        file = self.token_file or _own_token(self.url)
+        return file.read_text().strip() if file is not None else None
+
 
 def admin_options(command: Any) -> Any:
     """Give a command the options to ask an admin port, as its argument `admin`."""
@@ -64,14 +77,24 @@ def admin_options(command: Any) -> Any:
     ) -> Any:
         return command(*args, admin=Admin(admin, token_file, as_json), **options)
 
-    decorated = click.option("--json", "as_json", is_flag=True, help="the raw answer")(with_admin)
+    decorated = click.option("--json", "as_json", is_flag=True, help="Print the raw answer.")(
+        with_admin
+    )
     decorated = click.option(
         "--token-file",
         type=click.Path(path_type=Path, exists=True),
-        help="admin token; default: the one that a router of yours made on this machine",
+        metavar="FILE",
+        envvar="WARMROUTE_ADMIN_TOKEN_FILE",
+        help=f"File with the admin token; or set {ADMIN_TOKEN}. Default: the file that "
+        "`warmroute serve` made for you on this machine.",
     )(decorated)
     return click.option(
-        "--admin", default="http://127.0.0.1:8081", show_default=True, help="admin base URL"
+        "--admin",
+        default="http://127.0.0.1:8081",
+        show_default=True,
+        metavar="URL",
+        envvar=ADMIN_URL,
+        help=f"Admin URL of the router; or set {ADMIN_URL}.",
     )(decorated)
 
 
@@ -90,9 +113,9 @@ def echo_json(fields: Any, *, indent: int | None = 2) -> None:
     click.echo(json.dumps(fields, indent=indent))
 
 
-@click.command()
-def token() -> None:
-    """Print the admin token that `serve` made for you on this machine, for curl."""
+@click.command("admin-token")
+def admin_token() -> None:
+    """Print your admin token, for curl."""
     file = default_file(os.environ)
     try:
         click.echo(file.read_text().strip())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,14 +13,17 @@ import click
 
 from router import config as configuration
 from router.cli.admin import Admin, admin_options, echo_json
+from router.cli.terminal import drawing, drawn, refuse
 from router.errors import ConfigError
 from router.experiments.definition import Experiment
 
 
 @click.group()
 def experiments() -> None:
-    """List, start, ramp, stop and remove experiments of a running router (of all that share its
-    Redis)."""
+    """List, start, ramp, stop and remove experiments.
+
+    An order holds for all routers that share the Redis of the one that is asked.
+    """
 
 
 def _show(fields: Any, admin: Admin) -> None:
@@ -35,7 +36,7 @@ def _show(fields: Any, admin: Admin) -> None:
 @click.argument("name", required=False)
 @admin_options
 def list_experiments(name: str | None, admin: Admin) -> None:
-    """Show every experiment, or NAME: its arms, their shares, what speaks against them."""
+    """Show all experiments, or NAME."""
     path = "experiments" + (f"/{quote(name, safe='')}" if name else "")
     _show(admin.ask("GET", path), admin)
 
@@ -44,13 +45,12 @@ def list_experiments(name: str | None, admin: Admin) -> None:
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @admin_options
 def start_experiment(file: Path, admin: Admin) -> None:
-    """Start the experiment that FILE (YAML or JSON) defines."""
+    """Start the experiment in FILE (YAML or JSON)."""
     try:
         tree = configuration.read_yaml(file, Experiment)
         configuration.experiment_of(tree)
     except ConfigError as error:
-        click.echo(f"warmroute: {file}: {error.message.removeprefix(f'{file}: ')}", err=True)
-        sys.exit(2)
+        refuse(f"{file}: {error.message.removeprefix(f'{file}: ')}")
     _show(admin.ask("POST", "experiments", tree), admin)
 
 
@@ -59,9 +59,10 @@ def start_experiment(file: Path, admin: Admin) -> None:
 @click.argument("shares", nargs=-1, required=True, metavar="ARM=SHARE...")
 @admin_options
 def ramp_experiment(name: str, shares: tuple[str, ...], admin: Admin) -> None:
-    """Set the shares of arms of NAME, e.g. `ramp alpha control=0.5 greedy=0.5`.
+    """Set the shares of the arms of NAME.
 
-    Arms that are not named keep theirs; the definition's own ramp is over.
+    For example: `warmroute experiments ramp alpha control=0.5 greedy=0.5`. Arms that are not named
+    keep theirs; the definition's own ramp is over.
     """
     wanted: dict[str, float] = {}
     for pair in shares:
@@ -76,11 +77,14 @@ def ramp_experiment(name: str, shares: tuple[str, ...], admin: Admin) -> None:
 
 @experiments.command("stop")
 @click.argument("name")
-@click.option("--arm", help="stop this arm only")
-@click.option("--reason", help="why, for the log and for others")
+@click.option("--arm", metavar="NAME", help="Stop only this arm.")
+@click.option("--reason", help="The reason, for the log and for other people.")
 @admin_options
 def stop_experiment(name: str, arm: str | None, reason: str | None, admin: Admin) -> None:
-    """End NAME: its traffic is the default policy's again. It stays listed until it is removed."""
+    """End NAME, which stays listed.
+
+    Its traffic is the default policy's again.
+    """
     order = {key: value for key, value in (("arm", arm), ("reason", reason)) if value}
     path = f"experiments/{quote(name, safe='')}/stop"
     _show(admin.ask("POST", path, order), admin)
@@ -90,7 +94,7 @@ def stop_experiment(name: str, arm: str | None, reason: str | None, admin: Admin
 @click.argument("name")
 @admin_options
 def remove_experiment(name: str, admin: Admin) -> None:
-    """End NAME, and forget it."""
+    """End NAME and remove it from the list."""
     path = f"experiments/{quote(name, safe='')}"
     fields = admin.ask("DELETE", path)
     click.echo(json.dumps(fields) if admin.as_json else f"{name} is removed")
@@ -98,12 +102,10 @@ def remove_experiment(name: str, admin: Admin) -> None:
 
 def table(experiments: list[dict[str, Any]]) -> str:
     """Draw each experiment: what it is, its status, a row for each arm."""
-    from rich.console import Console  # late: `--help` should not wait for it
-    from rich.markup import escape
+    from rich.markup import escape  # late: `--help` should not wait for it
     from rich.table import Table
 
-    out = StringIO()
-    console = Console(file=out, width=110, highlight=False)
+    console = drawing()
     if not experiments:
         console.print("no experiments; start one: warmroute experiments start FILE")
     for experiment in experiments:
@@ -116,7 +118,7 @@ def table(experiments: list[dict[str, Any]]) -> str:
         for arm in experiment["arms"]:
             grid.add_row(*map(escape, _row(arm)))
         console.print(grid)
-    return out.getvalue()
+    return drawn(console)
 
 
 def _head(experiment: dict[str, Any]) -> str:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 from urllib.parse import urlencode
 
 import click
 
 from router.cli.admin import Admin, admin_options, echo_json
+from router.cli.terminal import drawing, drawn
 
 
 @click.command()
 @click.argument("file", type=click.File("rb"))
-@click.option("--tenant", help="as this tenant's request: with its cache salt, its models")
-@click.option("--api", help="chat, completions, messages or responses; default: by its fields")
+@click.option(
+    "--tenant",
+    metavar="NAME",
+    help="Explain it as a request of this tenant.",
+)
+@click.option(
+    "--api",
+    type=click.Choice(["chat", "completions", "messages", "responses"]),
+    help="The API of the request.  [default: by its fields]",
+)
 @admin_options
 def explain(file: Any, tenant: str | None, api: str | None, admin: Admin) -> None:
-    """Say where the request in FILE (a JSON body, - for stdin) would go now, and why."""
+    """Show where a request would go, and why.
+
+    FILE is the JSON body of the request; - reads it from stdin.
+    """
     given = {name: value for name, value in (("tenant", tenant), ("api", api)) if value is not None}
     fields = admin.ask("POST", f"explain?{urlencode(given)}" if given else "explain", file.read())
     echo_json(fields) if admin.as_json else click.echo(table(fields).rstrip("\n"))
@@ -25,12 +36,10 @@ def explain(file: Any, tenant: str | None, api: str | None, admin: Admin) -> Non
 
 def table(explained: dict[str, Any]) -> str:
     """Draw every candidate's costs, the chosen one marked."""
-    from rich.console import Console  # late: `--help` should not wait for it
-    from rich.table import Table
+    from rich.table import Table  # late: `--help` should not wait for it
 
     decision = explained["decision"]
-    out = StringIO()
-    console = Console(file=out, width=110, highlight=False)
+    console = drawing()
     console.print(
         f"{explained['num_tokens']:,} prompt tokens ({explained['way']}), model "
         f"{explained['model']}, policy {explained['policy']}"
@@ -72,7 +81,7 @@ def table(explained: dict[str, Any]) -> str:
             str(view["num_requests"]),
             f"{view['queue_ms']:,.1f}",
             *numbers,
-            style="bold" if chosen else "",
+            style="bold green" if chosen else "",
         )
     console.print(grid)
     console.print(f"{decision['candidate']}: {decision['reason']}")
@@ -80,7 +89,7 @@ def table(explained: dict[str, Any]) -> str:
         console.print(_prefilled(explained["prefill"]))
     if "queue" in explained:
         console.print(_queued(explained["queue"]))
-    return out.getvalue()
+    return drawn(console)
 
 
 def _pooled(candidate: dict[str, Any]) -> str:

@@ -6,31 +6,67 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import entry_points, version
-from typing import Final
+from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
+
+from router.cli.terminal import Formatter
 
 COMMANDS = "warmroute.commands"
 
 # The first sentence of each command's help, so that `--help` imports none: that takes a second.
 SUMMARIES: Final = {
-    "compare": "Find out which policy or router is better for a workload, "
-    "and whether to believe it.",
+    "compare": "Compare policies or routers on one workload.",
     "demo": "See what cache-aware routing does, without a GPU.",
-    "emulate": "Serve one vLLM-compatible replica without a model.",
-    "redecide": "Decide recorded requests again: each must go where it went.",
-    "replay": "Drive an OpenAI-compatible API with recorded or generated turns, and measure each.",
-    "report": "Find out which arm of a live experiment is better, and whether to believe it.",
-    "simulate": "Send a workload through a simulated fleet, once for every policy, and compare.",
-    "trace": "Look at recorded or generated workloads, and convert them.",
+    "emulate": "Serve a vLLM-compatible replica without a model.",
+    "estimate": "Estimate the savings on recorded traffic.",
+    "redecide": "Decide recorded requests again.",
+    "replay": "Send a workload to an API and measure each turn.",
+    "report": "Report which arm of a live experiment is better.",
+    "simulate": "Simulate a workload under every policy.",
+    "trace": "Describe and convert workloads.",
 }
+
+GROUPS: Final = {
+    "Start": ("demo", "init", "check", "serve"),
+    "Configure": ("options", "policies", "schema", "tenant-key"),
+    "Ask a running router": ("replicas", "explain", "experiments", "engine", "admin-token"),
+    "Evaluate": (
+        "estimate",
+        "compare",
+        "replay",
+        "simulate",
+        "emulate",
+        "trace",
+        "report",
+        "redecide",
+    ),  # fmt: skip
+}
+"""How `--help` groups the commands; others come last."""
+
+OLD_NAMES: Final = {"control": "engine", "key": "tenant-key", "token": "admin-token"}
+"""Names that commands had before; they go on working, and no help shows them."""
 
 # transformers announces at import that there is no torch; here that is meant.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+click.Context.formatter_class = Formatter
+
 
 class _Group(click.Group):
     """A group whose further commands are found by name and imported late."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        if os.environ.get("NO_COLOR"):
+            extra.setdefault("color", False)
+        return super().make_context(info_name, args, parent, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(
@@ -38,20 +74,37 @@ class _Group(click.Group):
         )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        own = super().get_command(ctx, cmd_name)
+        name = OLD_NAMES.get(cmd_name, cmd_name)
+        own = super().get_command(ctx, name)
         if own is not None:
             return own
-        for entry in entry_points(group=COMMANDS, name=cmd_name):
+        for entry in entry_points(group=COMMANDS, name=name):
             command: click.Command = entry.load()
             return command
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with their summaries, without importing those of `SUMMARIES`."""
+        """List the commands in groups, without importing those of `SUMMARIES`."""
         names = self.list_commands(ctx)
-        limit = formatter.width - 6 - max(map(len, names))  # as click does
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self._summary(ctx, name, limit)) for name in names])
+        grouped = {name for members in GROUPS.values() for name in members}
+        rest = tuple(name for name in names if name not in grouped)
+        width = max(map(len, names))
+        limit = formatter.width - width - 4
+        for heading, members in (*GROUPS.items(), ("More", rest)):
+            rows = [
+                (f"{name:{width}}", self._summary(ctx, name, limit))
+                for name in members
+                if name in names
+            ]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name, without importing those of `SUMMARIES`."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=self._summary(ctx, name, 80)) for name in names]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def _summary(self, ctx: click.Context, name: str, limit: int) -> str:
         if name in SUMMARIES:
@@ -63,19 +116,21 @@ class _Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(ctx, args)
+            _, command, rest = super().resolve_command(ctx, args)
+            return (command.name if command is not None else None), command, rest
         except click.UsageError as exc:
             known = ", ".join(self.list_commands(ctx))
             raise click.UsageError(f"{exc.message} Commands: {known}.", ctx) from exc
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("warmroute", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("warmroute"), message="warmroute %(version)s")
 def main() -> None:
-    """Cache-aware routing in front of vLLM: every turn goes where its KV cache is.
+    """Cache-aware routing in front of vLLM replicas.
 
     \b
-    Try it without a GPU:       warmroute demo
-    In front of two engines:    warmroute serve --replica http://HOST:8001 --replica http://HOST:8002
-    Is everything as it should? warmroute check, with the same options
+    Try it without a GPU:     warmroute demo
+    Route to two engines:     warmroute serve --replica URL --replica URL
+    Write a config file:      warmroute init
+    Check the setup:          warmroute check, with the options of serve
     """

@@ -1,41 +1,79 @@
-"""`warmroute replicas` and `control`: the replicas of a running router, and orders to engines."""
+"""`warmroute replicas` and `engine`: the replicas of a running router, and orders to engines."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator
-from io import StringIO
-from typing import Any, get_args
+from typing import Any, Final, get_args
 from urllib.parse import quote
 
 import click
 
 from router.cli.admin import Admin, admin_options, echo_json
+from router.cli.terminal import drawing, drawn
 from router.roles import Role, Transfer
+
+_COLOURS: Final = {
+    "yes": "green",
+    "not yet": "yellow",
+    "no": "red",
+    "exact": "green",
+    "degraded": "yellow",
+    "blind": "red",
+}
 
 
 @click.group()
 def replicas() -> None:
-    """List, add, drain and remove replicas of a running router (of all that share its Redis)."""
+    """List, add, drain and remove replicas.
+
+    An order holds for all routers that share the Redis of the one that is asked.
+    """
 
 
 @replicas.command("list")
 @admin_options
 def list_replicas(admin: Admin) -> None:
-    """Show every replica: whether it is used, what it has in flight, how well it is known."""
+    """Show every replica and its state.
+
+    The table shows whether the replica is used, its requests in flight, and how well the router
+    knows its cache.
+    """
     fields = admin.ask("GET", "replicas")
     echo_json(fields) if admin.as_json else click.echo(table(fields).rstrip("\n"))
 
 
 @replicas.command("add")
 @click.argument("url")
-@click.option("--name", help="in metrics and headers; default: the next free r1, r2, …")
-@click.option("--events", multiple=True, help="KV event endpoint, one per rank")
-@click.option("--replay", multiple=True, help="replay endpoint, one per rank")
-@click.option("--role", type=click.Choice(get_args(Role)), help="[default: both]")
-@click.option("--transfer", type=click.Choice(get_args(Transfer)), help="of a prefill/decode one")
-@click.option("--bootstrap", help="of a prefill one with transfer mooncake: base URL")
+@click.option("--name", help="Name in metrics and headers.  [default: the next free r1, r2, …]")
+@click.option(
+    "--events",
+    multiple=True,
+    metavar="tcp://HOST:PORT",
+    help="KV event endpoint, one per data-parallel rank; repeatable.",
+)
+@click.option(
+    "--replay",
+    multiple=True,
+    metavar="tcp://HOST:PORT",
+    help="Replay endpoint, one per data-parallel rank; repeatable.",
+)
+@click.option(
+    "--role",
+    type=click.Choice(get_args(Role)),
+    help="What it computes: prompts, answers or both.  [default: both]",
+)
+@click.option(
+    "--transfer",
+    type=click.Choice(get_args(Transfer)),
+    help="How KV gets from prefill to decode replicas.",
+)
+@click.option(
+    "--bootstrap",
+    metavar="URL",
+    help="Bootstrap server of a prefill replica with transfer mooncake.",
+)
 @admin_options
 def add_replica(url: str, admin: Admin, **options: Any) -> None:
     """Add the vLLM server at URL."""
@@ -49,7 +87,7 @@ def add_replica(url: str, admin: Admin, **options: Any) -> None:
 @click.argument("name")
 @admin_options
 def drain_replica(name: str, admin: Admin) -> None:
-    """Send NAME no new requests; those in flight end."""
+    """Send NAME no new requests."""
     _drain(name, True, admin)
 
 
@@ -70,10 +108,10 @@ def _drain(name: str, draining: bool, admin: Admin) -> None:
 
 @replicas.command("remove")
 @click.argument("name")
-@click.option("--now", is_flag=True, help="do not wait for its answers in flight")
+@click.option("--now", is_flag=True, help="Do not wait for its answers in flight.")
 @admin_options
 def remove_replica(name: str, now: bool, admin: Admin) -> None:
-    """Let NAME go, when its answers in flight are done."""
+    """Remove NAME when its answers in flight are done."""
     path = f"replicas/{quote(name, safe='')}" + ("?now=1" if now else "")
     fields = admin.ask("DELETE", path)
     text = "is removed" if now else "is removed as soon as its answers in flight are done"
@@ -83,10 +121,14 @@ def remove_replica(name: str, now: bool, admin: Admin) -> None:
 @click.command()
 @click.argument("route")
 @click.argument("params", nargs=-1, metavar="[PARAM=VALUE]...")
-@click.option("--replica", "names", multiple=True, help="only this one, repeatable; default: all")
+@click.option(
+    "--replica", "names", multiple=True, metavar="NAME", help="Only this replica; repeatable."
+)
 @admin_options
-def control(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: Admin) -> None:
-    """Give engines an order, e.g. `control reset_prefix_cache` or `control sleep level=1`.
+def engine(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: Admin) -> None:
+    """Send an order to engines, such as sleep.
+
+    For example: `warmroute engine reset_prefix_cache`, `warmroute engine sleep level=1`.
 
     ROUTE is an engine's route: reset_prefix_cache, reset_mm_cache, reset_encoder_cache, sleep,
     wake_up, is_sleeping, release_kv_cache_memory, pause, resume, is_paused, start_profile,
@@ -117,12 +159,10 @@ def control(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: 
 
 def table(listed: dict[str, Any]) -> str:
     """Draw one row per candidate; a replica that is not found yet has one that says why."""
-    from rich.console import Console  # late: `--help` should not wait for it
-    from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Table  # late: `--help` should not wait for it
+    from rich.text import Text
 
-    out = StringIO()
-    console = Console(file=out, width=110, highlight=False)
+    console = drawing()
     for source in listed.get("sources", ()):
         if source["reason"]:
             console.print(f"{source['name']} is not followed: {source['reason']}", markup=False)
@@ -130,7 +170,7 @@ def table(listed: dict[str, Any]) -> str:
             console.print(f"{source['name']}: {url} is left out: {reason}", markup=False)
     if not listed["replicas"]:
         console.print("no replicas; add one: warmroute replicas add http://HOST:PORT")
-        return out.getvalue()
+        return drawn(console)
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("replica", "address", "used", "cache"):
         grid.add_column(name)
@@ -138,9 +178,14 @@ def table(listed: dict[str, Any]) -> str:
         grid.add_column(name, justify="right")
     for replica in listed["replicas"]:
         for row in _rows(replica):
-            grid.add_row(*map(escape, row))
+            grid.add_row(*(Text(cell, _colour(cell)) for cell in row))
     console.print(grid)
-    return out.getvalue()
+    return drawn(console)
+
+
+def _colour(cell: str) -> str:
+    """Choose the colour of a cell by its first word; "": none."""
+    return _COLOURS.get(cell.partition(":")[0], "")
 
 
 def _rows(replica: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -12,51 +12,14 @@ import click
 
 from policies.registry import POLICIES
 from router import config as configuration
+from router.cli.banner import greeter
+from router.cli.config_options import ConfigCommand, config_options, given_arguments, load
+from router.cli.terminal import drawing, drawn, refuse
+from router.config.schema import json_schema
 from router.config.secrets import read_secret
 from router.errors import ConfigError
 
 _WIDE = 160  # columns, where the width of the screen is not known
-
-
-def _config_options(command: Any) -> Any:
-    """Give a command one flag per configuration key."""
-    for option in reversed(list(configuration.options())):
-        text = option.description
-        if option.default not in (None, (), {}, ""):
-            shown = option.default
-            text += f"  [default: {', '.join(shown) if isinstance(shown, tuple) else shown}]"
-        attributes: dict[str, Any] = {"help": text, "default": None}
-        name = f"--{option.flag}"
-        if option.kind is bool:
-            name = f"--{option.flag}/--no-{option.flag}"
-        elif option.kind is None or option.joined:
-            attributes |= {"multiple": True}
-            attributes |= {"metavar": "NAME=VALUE" if option.mapping else option.flag.upper()}
-        else:
-            attributes |= {"type": option.kind}
-        command = click.option(name, "__".join(option.path), **attributes)(command)
-    return click.option(
-        "-c",
-        "--config",
-        "config_file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        envvar="WARMROUTE_CONFIG",
-        help="YAML file; flags and WARMROUTE_… variables overrule it.",
-    )(command)
-
-
-def _load(config_file: Path | None, flags: dict[str, Any]) -> configuration.Config:
-    given: dict[tuple[str, ...], Any] = {}
-    for option in configuration.options():
-        value = flags.get("__".join(option.path))
-        if value is None or value == ():
-            continue
-        if option.mapping:
-            value = configuration.pairs(option, list(value))
-        elif option.joined:
-            value = ",".join(value)
-        given[option.path] = list(value) if isinstance(value, tuple) else value
-    return configuration.load(config_file, os.environ, given)
 
 
 def _require_replicas(config: configuration.Config) -> None:
@@ -68,62 +31,62 @@ def _require_replicas(config: configuration.Config) -> None:
         )
 
 
-@click.command()
-@_config_options
+@click.command(cls=ConfigCommand)
+@config_options
 def serve(config_file: Path | None, **flags: Any) -> None:
-    """Route requests to vLLM replicas; needs nothing but --replica URL.
+    """Route requests to vLLM replicas.
 
-    Model, tokenizer, block size, capacity, event endpoints and hash contract are found out from
-    the replicas themselves. Every option is also a key of the YAML file and a WARMROUTE_… variable
-    (`warmroute options` lists them).
+    Only --replica URL is required. The router asks the replicas for everything else: model,
+    tokenizer, block size, cache size and event endpoints. Every option is also a key of the YAML
+    file and a WARMROUTE_… variable (`warmroute options` lists them).
     """
 
-    def load() -> configuration.Config:
-        config = _load(config_file, flags)
+    def read() -> configuration.Config:
+        config = load(config_file, flags)
         _require_replicas(config)
         return config
 
     try:
-        config = load()
+        config = read()
         from router import run  # late: `--help` should not import an HTTP stack
 
-        run.serve(config, load, config_file)
+        run.serve(config, read, config_file, greet=greeter(config, given_arguments()))
     except ConfigError as error:
-        click.echo(f"warmroute: {error.message}", err=True)
-        sys.exit(2)
+        refuse(error)
 
 
-@click.command()
-@_config_options
+@click.command(cls=ConfigCommand)
+@config_options
 @click.option(
     "--wait",
     "wait_s",
     type=click.FloatRange(0.1, 600),
     default=10.0,
     show_default=True,
-    help="seconds to wait for answers; what is silent by then is reported as such",
+    metavar="SECONDS",
+    help="Time to wait for answers; what is silent by then is reported as such.",
 )
-@click.option("--json", "as_json", is_flag=True, help="for machines")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def check(config_file: Path | None, wait_s: float, as_json: bool, **flags: Any) -> None:
-    """Say what `serve` would find with the same options, what is wrong, and what to do about it.
+    """Check replicas, events, tokenizer, Redis and ports.
+
+    Give it the options of `serve`. It reports what `serve` would find, what is wrong, and which
+    flag to set.
 
     Nothing is changed: no request goes to a model, no lease is taken, Redis is only read, ports
     are tried and left. Engines are asked about themselves, for a replay of their events and for
-    the tokens of a short sample; the Mooncake master for its figures and keys.
+    the tokens of a short sample. The Mooncake master is asked for its figures and keys.
 
     Exit status: 0 all is well (notes are well), 1 something is wrong, 2 the configuration is.
     """
     try:
-        config = _load(config_file, flags)
+        config = load(config_file, flags)
         _require_replicas(config)
         password = _redis_password(config)
     except ConfigError as error:
-        click.echo(f"warmroute: {error.message}", err=True)
-        sys.exit(2)
+        refuse(error)
     import asyncio  # late, as in `serve`
     import logging
-
-    from rich.console import Console
 
     from router import check as checking
 
@@ -146,9 +109,9 @@ def check(config_file: Path | None, wait_s: float, as_json: bool, **flags: Any) 
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
     else:
-        checking.render(
-            report, Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
-        )
+        console = drawing(_WIDE)
+        checking.render(report, console)
+        click.echo(drawn(console).rstrip("\n"))
     sys.exit(0 if report.is_well else 1)
 
 
@@ -164,6 +127,9 @@ def _admin_token(config: configuration.Config) -> str | None:
     """Read the token of a router that may run here; it is not made here."""
     from router.http.admin_token import default_file
 
+    given = os.environ.get(configuration.ADMIN_TOKEN)
+    if config.admin.token_file is None and given:
+        return given.strip()
     try:
         return read_secret(config.admin.token_file or default_file(os.environ), "admin.token_file")
     except ConfigError:
@@ -172,7 +138,7 @@ def _admin_token(config: configuration.Config) -> str | None:
 
 @click.command()
 def options() -> None:
-    """List every configuration key with its flag, variable and default."""
+    """List every configuration key: flag, variable, default."""
     for option in configuration.options():
         click.echo(".".join(option.path))
         click.echo(f"    {option.description}")
@@ -180,8 +146,18 @@ def options() -> None:
 
 
 @click.command()
+def schema() -> None:
+    """Print the JSON Schema of the configuration file.
+
+    Editors check and complete a file with it. Its first line is then
+    `# yaml-language-server: $schema=warmroute.schema.json`.
+    """
+    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@click.command()
 def policies() -> None:
-    """List the routing policies: what each does, its formula and parameters."""
+    """List the routing policies and their parameters."""
     for name, policy in sorted(POLICIES.items()):
         click.secho(name, bold=True)
         click.echo("    " + "\n    ".join((policy.__doc__ or "").strip().splitlines()) + "\n")

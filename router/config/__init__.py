@@ -6,6 +6,7 @@
     loader    defaults, YAML file, variables, flags: the later win  `load`
     yaml_file what all files in YAML have in common                 `yaml_file.parse`
     checks    what types cannot say                                 `check_replica`
+    schema    the JSON Schema of a file, for editors                `json_schema`
     hosts     patterns of hosts that may be named at run time       `HostRules`
     secrets   files with an API key, the admin token                `read_secret`
 
@@ -18,7 +19,7 @@ from router.config import yaml_file
 from router.config.checks import check_pool, check_replica, check_replica_list
 from router.config.discovery import DiscoveryConfig
 from router.config.loader import experiment_of, explained, load, pairs, read_yaml
-from router.config.ports import AdminConfig, LimitsConfig, ListenConfig
+from router.config.ports import ADMIN_TOKEN, ADMIN_URL, AdminConfig, LimitsConfig, ListenConfig
 from router.config.prefill import PrefillConfig, bootstrap_of
 from router.config.redis import REDIS_PASSWORD, RedisConfig, redis_password
 from router.config.replicas import (
@@ -37,10 +38,13 @@ from router.config.routing import (
     SessionConfig,
     TokensConfig,
 )
-from router.config.tree import Config, Option, options
+from router.config.tree import SECTIONS, Config, Option, options
 
 __all__ = [
+    "ADMIN_TOKEN",
+    "ADMIN_URL",
     "REDIS_PASSWORD",
+    "SECTIONS",
     "AdminConfig",
     "Config",
     "DiscoveryConfig",

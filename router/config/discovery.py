@@ -44,8 +44,12 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "https://kubernetes.default.svc"
     )
     kubernetes_credentials: Annotated[
-        Path, Meta(description="folder with the service account's token, ca.crt and namespace")
-    ] = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+        str,
+        Meta(
+            min_length=1,
+            description="folder with the service account's token, ca.crt and namespace",
+        ),
+    ] = "/var/run/secrets/kubernetes.io/serviceaccount"
     follow_config: Annotated[
         bool,
         Meta(description="read the configuration's file again when it changes, as at SIGHUP"),

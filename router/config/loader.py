@@ -20,12 +20,12 @@ from router.config.tree import Config, Option, options
 from router.errors import ConfigError
 from router.experiments.definition import Experiment
 
-_SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))
+SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))
 """What is on or off, which YAML reads as true or false where it is not in quotes."""
 
 _PREFIX: Final = "WARMROUTE_"
 _OTHERS: Final = re.compile(
-    rf"{_PREFIX}(CONFIG|REDIS_PASSWORD|KEY|VLLM_PYTHON|KIMI_CODE|FUZZ_SECONDS|TEST_\w*)"
+    rf"{_PREFIX}(CONFIG|ADMIN_URL|ADMIN_TOKEN|REDIS_PASSWORD|KEY|VLLM_PYTHON|KIMI_CODE|FUZZ_SECONDS|TEST_\w*)"
 )
 """Variables that other programs, tests and clients read."""
 _SERVICE: Final = re.compile(
@@ -67,7 +67,7 @@ def _load(
         value = flags.get(option.path)
         if value is not None:
             _put(tree, option.path, value)
-    for section, key in _SWITCHES:
+    for section, key in SWITCHES:
         node = tree.get(section)
         if isinstance(node, dict) and isinstance(node.get(key), bool):
             node[key] = "on" if node[key] else "off"

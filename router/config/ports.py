@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from router.config.ranges import NEAR_HOSTS, Count, Port, Seconds
+
+ADMIN_URL = "WARMROUTE_ADMIN_URL"
+ADMIN_TOKEN = "WARMROUTE_ADMIN_TOKEN"
+"""Variables of the commands that ask the admin port of a running router; `serve` reads neither."""
 
 _Certificate = Annotated[
     Path | None, Meta(description="certificate and its chain (PEM): then it is https")
@@ -52,9 +56,8 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = False
     detail_headers: Annotated[
-        str,
+        Literal["auto", "always", "never"],
         Meta(
-            pattern="^(auto|always|never)$",
             description="which clients get replica, policy and cached tokens (x-warmroute-…) "
             "with an answer: auto: those on loopback or in listen.trusted",
         ),
@@ -82,7 +85,7 @@ class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Path | None,
         Meta(
             description="file with the admin bearer token; default: the user's own, made at the "
-            "first start (see docs/admin.md)"
+            "first start (see docs/reference/admin.md)"
         ),
     ] = None
     open: Annotated[

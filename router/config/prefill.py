@@ -19,7 +19,7 @@ class PrefillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Transfer,
         Meta(
             description="how KV gets from prefill to decode replicas: store (the Mooncake pool), "
-            "mooncake (MooncakeConnector, peer to peer) or nixl (docs/prefill-decode.md)"
+            "mooncake (MooncakeConnector, peer to peer) or nixl (docs/guides/prefill-decode.md)"
         ),
     ] = "store"
     timeout_s: Annotated[

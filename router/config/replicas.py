@@ -47,7 +47,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "method eagle, eagle3 or mtp (until vLLM 0.32 also dflash and dspark), without "
             "disable_eagle_block_drop. From vLLM 0.33 on only with a KV connector or "
             "disable_lookahead_block_hashes; events that show such hashes overrule it. Default: "
-            "learned from its answers (docs/hashes.md)"
+            "learned from its answers (docs/concepts/hashes.md)"
         ),
     ] = None
     hardware: Annotated[
@@ -71,7 +71,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Role,
         Meta(
             description="both; or, where prompts and answers are computed apart, prefill or decode "
-            "(docs/prefill-decode.md)"
+            "(docs/guides/prefill-decode.md)"
         ),
     ] = "both"
     transfer: Annotated[
@@ -171,7 +171,7 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[PoolConfig, ...],
         Meta(
             description="several pools, instead of master: each with name, master, events "
-            "(docs/mooncake.md); as text NAME=URL"
+            "(docs/guides/mooncake.md); as text NAME=URL"
         ),
     ] = ()
     events: Annotated[
@@ -233,8 +233,8 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             description="after so many silent seconds a stream's client gets status 200 and a "
             "keep-alive comment, then a comment after each further silence: for proxies in front "
-            "that drop silent connections (docs/failures.md); default: a stream begins with its "
-            "first token"
+            "that drop silent connections (docs/operate/failures.md); default: a stream begins "
+            "with its first token"
         ),
     ] = None
     max_tries: Annotated[
@@ -257,7 +257,7 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool,
         Meta(
             description="whether a stream whose engine dies goes on at another replica, where "
-            "that gives the same answer (docs/failures.md)"
+            "that gives the same answer (docs/operate/failures.md)"
         ),
     ] = True
     keepalive_s: Annotated[

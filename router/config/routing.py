@@ -66,9 +66,8 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = {}
     encoder: Annotated[
-        str,
+        Literal["auto", "tokenizers"],
         Meta(
-            pattern="^(auto|tokenizers)$",
             description="auto: fastokens for each tokenizer that it is proven exact for, else "
             "tokenizers; tokenizers: always that, which takes 10 to 50 times as long",
         ),
@@ -91,8 +90,8 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Literal["auto", "on", "off"],
         Meta(
             description="whether engines get a long prompt's token ids with it, so that they need "
-            "not tokenize it again: auto: where that is proven (docs/tokens.md); on: at every "
-            "replica that takes them; off: never"
+            "not tokenize it again: auto: where that is proven (docs/concepts/tokens.md); on: at "
+            "every replica that takes them; off: never"
         ),
     ] = "auto"
     engine_timeout_s: Annotated[
@@ -120,9 +119,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class IndexConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Annotated[
-        str,
+        Literal["local", "redis"],
         Meta(
-            pattern="^(local|redis)$",
             description="where requests are matched: in the local copy, or in Redis itself",
         ),
     ] = "local"
@@ -133,7 +131,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Literal["auto", "on", "off"],
         Meta(
             description="whether prompts wait in the router until an engine has room for them: "
-            "for work, and for the conversations that live in its cache (docs/queue.md); "
+            "for work, and for the conversations that live in its cache (docs/concepts/queue.md); "
             "auto: with policy kv_aware",
             extra={"flag": "queue"},
         ),

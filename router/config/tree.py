@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -35,9 +35,9 @@ from router.config.routing import (
 
 
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$", description="log level")] = (
-        "info"
-    )
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="log level")
+    ] = "info"
     json: Annotated[bool, Meta(description="log JSON lines")] = False
     decisions: Annotated[
         Path | None,
@@ -81,6 +81,33 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.redis.is_configured or self.admin.allow_empty or self.discovery.is_configured
 
 
+SECTIONS: Final = {
+    "replicas": "Replicas",
+    "discovery": "Discovery of replicas",
+    "listen": "Public port",
+    "admin": "Admin port",
+    "policy": "Routing policy",
+    "queue": "Queue",
+    "tokens": "Tokenizers",
+    "hash": "Block hashes",
+    "events": "KV events",
+    "engine": "API key of the engines",
+    "mooncake": "Mooncake pool",
+    "prefill": "Prefill and decode on different replicas",
+    "limits": "Limits for clients",
+    "forward": "Forwarding, retries and timeouts",
+    "health": "Health probes",
+    "session": "Sessions",
+    "tenants": "Tenants",
+    "redis": "Redis, for several routers",
+    "index": "Index",
+    "shadow": "Shadow policies",
+    "experiment": "Experiments",
+    "log": "Logs and decision records",
+}
+"""What each section is about, as a heading."""
+
+
 class Option(NamedTuple):
     """One leaf of the tree as the command line shows it."""
 
@@ -92,6 +119,8 @@ class Option(NamedTuple):
     kind: type | None  # bool, int, float, str; None: a list
     mapping: bool = False
     joined: bool = False  # one text, of several that are given
+    choices: tuple[str, ...] = ()  # the allowed values; empty: not a closed set
+    is_file: bool = False
 
 
 @cache
@@ -121,7 +150,15 @@ def _options(section: type[Struct], prefix: tuple[str, ...]) -> Iterator[Option]
             kind=None if origin in (tuple, dict) else _scalar(base),
             mapping=origin is dict,
             joined=(described.extra or {}).get("joined", False),
+            choices=_choices(base),
+            is_file=Path in (base, *get_args(base)),
         )
+
+
+def _choices(base: Any) -> tuple[str, ...]:
+    """Return the values of a Literal, or of one that may be None."""
+    literals = (each for each in (base, *get_args(base)) if get_origin(each) is Literal)
+    return tuple(value for each in literals for value in get_args(each))
 
 
 def _scalar(base: Any) -> type:

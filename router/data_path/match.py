@@ -139,7 +139,7 @@ class Matcher:
         And no more than what is whole: a match is found by bisecting.
 
         Those in front of it evict the rest. Policies go by what is there now: without the queue
-        they would move more conversations, and recompute a tenth more (docs/studies.md).
+        they would move more conversations, and recompute a tenth more (docs/research/index.md).
         """
         contract = self._caches.contract(view.id)
         if job.tokens is None or contract is None or not view.num_gpu_tokens:

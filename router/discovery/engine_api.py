@@ -56,6 +56,10 @@ _FETCH_METRIC: Final = "vllm:num_requests_kv_fetch_by_stage"  # of what can load
 
 _DRAFTS_METRIC: Final = "vllm:spec_decode_num_drafts"  # with speculative decoding alone (0.32.0)
 
+_TOOL_FLAG: Final = (
+    "--enable-auto-tool-choice"  # in the refusal (renderers/online_renderer.py, 0.32)
+)
+
 _MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 _SHOWN: Final = 1_024  # of an answer that is no engine's: enough to see what it is
 _MAX_TOKENS_BYTES: Final = 32 * 1024 * 1024
@@ -386,6 +390,35 @@ class EngineApi:
                 except ValueError as exc:
                     raise UpstreamBroken(replica, f"{path} answered without tokens") from exc
         raise UpstreamBroken(replica, f"{path} answered {answer.status}")
+
+    async def takes_tools(
+        self, replica: str, url: str, model: str, *, timeout_s: float
+    ) -> bool | None:
+        """Ask whether a chat may offer tools, by rendering one: nothing is computed.
+
+        None: not known, it has no render route (before vLLM 0.32), or renders no chats.
+        """
+        tool = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "a"}],
+            "tools": [{"type": "function", "function": tool}],
+            "tool_choice": "auto",
+        }
+        try:
+            answer = await self._send(
+                replica,
+                "POST",
+                f"{url}/v1/chat/completions/render",
+                headers={**_JSON, **self._key.headers(url)},
+                body=orjson.dumps(body),
+                timeout_s=timeout_s,
+            )
+        except (UpstreamUnreachable, UpstreamTimeout, UpstreamBroken):
+            return None
+        if answer.status == 400 and _TOOL_FLAG in pages.refusal(answer.body):
+            return False
+        return True if answer.status == 200 else None
 
     async def order(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from pathlib import Path
 
 from router.config import DiscoveryConfig
 from router.discovery.dns_source import DnsSource
@@ -28,7 +29,7 @@ def build_sources(config: DiscoveryConfig, files: Executor) -> tuple[Source, ...
         KubernetesSource(
             service,
             url=config.kubernetes_api,
-            credentials=config.kubernetes_credentials,
+            credentials=Path(config.kubernetes_credentials),
             files=files,
         )
         for service in dict.fromkeys(config.kubernetes)

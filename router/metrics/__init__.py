@@ -5,8 +5,8 @@
     families      gauges and counters of a state, read at scrape time, never stale  `Family`
     states        what they are read from                                            `RankState`, …
 
-Labels come from small closed sets: replica names, states, tiers, reasons. `docs/metrics.md` is
-generated from these tables.
+Labels come from small closed sets: replica names, states, tiers, reasons.
+`docs/reference/metrics.md` is generated from these tables.
 """
 
 from router.metrics.instruments import Metrics

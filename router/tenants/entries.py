@@ -11,7 +11,7 @@ from router.tenants.file import parse, read
 from router.tenants.keys import digest_of, new_key, written
 
 _HEAD = """\
-# Tenants of warmroute (docs/tenants.md). Keep it secret: their cache salts are derived from it.
+# Tenants of warmroute (docs/guides/tenants.md). Keep it secret: cache salts are derived from it.
 secret: {secret}
 tenants:
 """

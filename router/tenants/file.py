@@ -3,7 +3,7 @@
 secret: 5f3c…                        # cache salts are derived from it; `openssl rand -hex 32`
 tenants:
   - name: research
-    keys: ["sha256:9b1c…"]           # of keys made by `warmroute key`
+    keys: ["sha256:9b1c…"]           # of keys made by `warmroute tenant-key`
     models: [tiny]                   # default: all
     requests_per_minute: 600         # default: no limit, for each of these
     uncached_tokens_per_minute: 2000000
@@ -124,8 +124,8 @@ def _check(file: TenantsFile) -> None:
             if not DIGEST.fullmatch(digest):
                 raise _wrong(
                     f"{place}.keys[{j}]",
-                    "must be sha256: and 64 hexadecimal digits, as `warmroute key` prints it "
-                    "(the digest of a key, not the key)",
+                    "must be sha256: and 64 hexadecimal digits, as `warmroute tenant-key` prints "
+                    "it (the digest of a key, not the key)",
                 )
             _once(digests, digest, f"{place}.keys[{j}]")
         if tenant.models is not None and not tenant.models:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 Mode = Literal["auto", "on", "off"]
 
-_MIN_TOKENS: Final = 1024  # an engine makes fewer in some 2 ms; see docs/studies.md
+_MIN_TOKENS: Final = 1024  # an engine makes fewer in some 2 ms; see docs/research/index.md
 _MIN_AGREED: Final = 8
 _MIN_OF_KIND: Final = 2
 _MAX_KINDS: Final = 256  # of a model

@@ -1,8 +1,8 @@
 """Token ids of gpt-oss prompts in marked text (see `harmony`), by OpenAI's harmony library.
 
-The library (`pip install warmroute[harmony]`, it brings its vocabulary) encodes the text between
-special tokens. What it makes of a header is asked of it once for each kind of header, and tool
-calls get the header that the engine gives them. Source: vLLM 0.32.0,
+The library (the extra `harmony`; it brings its vocabulary) encodes the text between special
+tokens. What it makes of a header is asked of it once for each kind of header, and tool calls get
+the header that the engine gives them. Source: vLLM 0.32.0,
 entrypoints/openai/parser/harmony_utils.py (render_for_completion, _use_legacy_tool_call_headers).
 """
 

@@ -17,6 +17,7 @@ import os
 from pathlib import Path
 from typing import Any, get_args
 
+from router.extras import install_hint
 from router.releases import V0_32, Release
 from router.tokens import modes
 from router.tokens.deepseek import ASSISTANT, BOS, EOS, USER
@@ -137,9 +138,13 @@ def _sample_rate(model: str, local_files_only: bool) -> int | None:
     return None
 
 
+def _missing(library: str, extra: str) -> str:
+    return f"{library} is not installed. {install_hint(extra)}"
+
+
 def _harmony_prompter(encoder: TextEncoder, unused: ChatRenderer, max_bytes: int) -> Prompter:
     if importlib.util.find_spec("openai_harmony") is None:
-        reason = "renderer harmony: install warmroute[harmony]"
+        reason = _missing("openai_harmony", "harmony")
         return Prompter(encoder, None, asks_engine=False, reason=reason, max_bytes=max_bytes)
     from router.tokens.harmony_encoder import HarmonyEncoder
 
@@ -185,7 +190,7 @@ def _mistral_prompter(
         NeedsEngine: the library or the tokenizer is missing, or cannot be used here.
     """
     if importlib.util.find_spec("mistral_common") is None:
-        raise NeedsEngine("model", "renderer mistral: install warmroute[mistral]")
+        raise NeedsEngine("model", _missing("mistral_common", "mistral"))
     from router.tokens.mistral import MAX_INLINE_ITEMS, MistralRenderer
     from router.tokens.mistral_encoder import MistralEncoder, MistralTextEncoder, load_tokenizer
 
@@ -223,7 +228,7 @@ def _kimi_prompter(
         NeedsEngine: the library or the tokenizer is missing, or cannot be used here.
     """
     if importlib.util.find_spec("tiktoken") is None:
-        raise NeedsEngine("model", "tokenizer of Kimi: install warmroute[kimi]")
+        raise NeedsEngine("model", _missing("tiktoken", "kimi"))
     from router.tokens.kimi import KimiArguments, KimiEncoder, load_kimi
 
     tokenizer, code = load_kimi(model, local_files_only=local_files_only)

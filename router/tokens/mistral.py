@@ -1,6 +1,6 @@
 """Mistral's own tokenizers: from a chat request to a prompt in marked text, for `mistral_encoder`.
 
-The engine renders these chats by the rules of Mistral's library (`pip install warmroute[mistral]`),
+The engine renders these chats by the rules of Mistral's library (the extra `mistral`),
 which puts special tokens between texts that are encoded one by one. Those rules are run here with
 a tokenizer that only writes the texts down, so a prompt becomes a row of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -757,3 +758,35 @@ async def test_sources_of_replicas_are_asked_and_what_they_find_is_checked(tmp_p
     assert (good.level, good.text) == ("ok", "1 replicas")
     assert "'169.254.169.254' is not in discovery.hosts" in left_out.text
     assert [f.level for f in broken.of("discovery")] == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "is_known"),
+    [
+        (400, '"auto" tool choice requires --enable-auto-tool-choice', True),
+        (400, "something else", False),
+        (404, "", False),
+    ],
+)
+async def test_an_engine_without_a_tool_parser_is_reported(
+    status: int, said: str, is_known: bool
+) -> None:
+    """In the words that agents get; what does not say so is not judged."""
+    async with FakeEngine() as engine:
+        refusal = json.dumps({"error": {"message": said}})
+        engine.pages["/v1/chat/completions/render"] = (status, refusal)
+        report = await checked(engine.url)
+
+    found = [each for each in report.of("replica r1") if each.about == "tools"]
+    assert report.replicas[0].takes_tools is (False if is_known else None)
+    assert [each.level for each in found] == (["warning"] if is_known else [])
+    assert all("--tool-call-parser" in each.hint for each in found)
+
+
+async def test_an_engine_that_takes_tools_is_not_warned_of() -> None:
+    """Nothing is computed to find out."""
+    async with Engines(1) as (engine,):
+        report = await checked(engine)
+
+    assert report.replicas[0].takes_tools is True
+    assert wrong(report) == []

@@ -182,13 +182,6 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_help_names_every_option() -> None:
-    """Each configuration key is a flag of `serve`."""
-    text = run("serve", "--help").stdout
-
-    assert not [o.flag for o in config.options() if not re.search(rf"--{o.flag}\b", text)]
-
-
 def test_options_are_listed_with_their_variables() -> None:
     """Key, flag, variable, default."""
     result = run("options")
@@ -279,6 +272,36 @@ async def test_explain_says_who_takes_the_room(tmp_path: Path) -> None:
         r"which take \d,\d+\); 0 waiting$",
         text,
     )
+
+
+async def test_the_admin_url_and_token_come_from_variables(tmp_path: Path) -> None:
+    """A flag overrules its variable; a variable with the token overrules one with its file."""
+    file, token = tmp_path / "request.json", tmp_path / "token"
+    file.write_text(json.dumps(chat(words(1))))
+    token.write_text("t0ken")
+    async with Engines(1) as engines, on_stage(*engines, admin__token_file=token) as stage:
+
+        async def explained(*args: str, **variables: str) -> Result:
+            url = {"WARMROUTE_ADMIN_URL": stage.admin_url}
+            return await asyncio.to_thread(run, "explain", str(file), *args, **url, **variables)
+
+        by_token = await explained(WARMROUTE_ADMIN_TOKEN="t0ken")
+        by_file = await explained(WARMROUTE_ADMIN_TOKEN_FILE=str(token))
+        by_flag = await explained("--token-file", str(token), WARMROUTE_ADMIN_TOKEN="wrong")
+        wrong = await explained(WARMROUTE_ADMIN_TOKEN="wrong")
+        elsewhere = await explained("--admin", "http://127.0.0.1:9", WARMROUTE_ADMIN_TOKEN="t0ken")
+
+    assert [each.exit_code for each in (by_token, by_file, by_flag)] == [0, 0, 0]
+    assert (wrong.exit_code, wrong.stderr) == (1, "Error: admin token missing or wrong\n")
+    assert (elsewhere.exit_code, "http://127.0.0.1:9" in elsewhere.stderr) == (1, True)
+    assert "t0ken" not in elsewhere.output
+
+
+def test_serve_takes_the_variables_of_other_commands() -> None:
+    """A shell that has them set can start a router."""
+    result = run("serve", WARMROUTE_ADMIN_URL="http://x", WARMROUTE_ADMIN_TOKEN="t")
+
+    assert "no replica given" in result.stderr
 
 
 @pytest.mark.parametrize("admin", ["http://127.0.0.1:9", "foo", "http://h:x", "http://"])

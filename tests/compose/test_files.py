@@ -243,7 +243,7 @@ def test_routers_get_the_time_to_drain(file: Path) -> None:
 def test_what_a_stack_needs_of_docker_is_written_down(name: str) -> None:
     """`start_interval` is new in Engine 25; before, the file is refused."""
     text = (ROOT / "docker" / name).read_text()
-    page = (ROOT / "docs/deploy.md").read_text()
+    page = (ROOT / "docs/operate/deploy.md").read_text()
 
     assert "start_interval" in text
     assert "Docker Engine 25" in text

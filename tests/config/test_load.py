@@ -133,7 +133,7 @@ def test_mappings_come_as_pairs() -> None:
         ("redis: {namespace: 'a b'}", "redis.namespace", "A-Za-z0-9"),
         ("redis: {lease_s: 0.1}", "redis.lease_s", ">= 0.5"),
         ("redis: {password: hunter2}", "redis.password", "WARMROUTE_REDIS_PASSWORD"),
-        ("index: {mode: global}", "index.mode", "local|redis"),
+        ("index: {mode: global}", "index.mode", "Known here: local, redis"),
         ("index: {mode: redis}", "index.mode", "needs redis.url"),
         ("queue: {mode: sometimes}", "queue.mode", "Invalid enum value 'sometimes'"),
         ("queue: {window: -1}", "queue.window", ">= 0"),
@@ -192,7 +192,7 @@ def test_mappings_come_as_pairs() -> None:
             "replicas[0].bootstrap",
             "http://HOST:PORT",
         ),
-        ("log: {level: loud}", "log.level", "debug|info|warning|error"),
+        ("log: {level: loud}", "log.level", "Known here: debug, info, warning, error"),
     ],
 )
 def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, key: str, said: str) -> None:

@@ -291,7 +291,7 @@ async def test_pods_come_and_go_in_a_router(tmp_path: Path) -> None:
         settings = {
             "discovery__kubernetes": [f"prod/vllm:{port}"],
             "discovery__kubernetes_api": server.url,
-            "discovery__kubernetes_credentials": tmp_path,
+            "discovery__kubernetes_credentials": str(tmp_path),
         }
         async with on_stage(ready=False, **settings) as stage:
             await stage.ready()

@@ -1,4 +1,4 @@
-"""Coding agents as their users start them: with what docs/agents.md says, and nothing else.
+"""Coding agents as their users start them: with what docs/guides/agents.md says, and nothing else.
 
 Each works in a folder of its own with a home of its own, and is killed if it takes too long.
 """
@@ -118,6 +118,6 @@ def run(agent: Agent, prompt: str, *, url: str, folder: Path, goes_on: bool = Fa
 
 def _block(agent: Agent, url: str) -> str:
     """Find the agent's block of the page, for this router and the tiny model."""
-    page = (REPOSITORY / "docs" / "agents.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/guides/agents.md").read_text(encoding="utf-8")
     [code] = [block.code for block in blocks(page) if agent.block in block.code]
     return code.replace(f"http://127.0.0.1:{ROUTER_PORT}", url).replace(MODEL, "tiny")

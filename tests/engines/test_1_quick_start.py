@@ -82,7 +82,7 @@ def test_every_flag_that_the_documents_may_name_is_one_of_vllm() -> None:
 
 def test_every_parser_of_the_agents_page_is_registered() -> None:
     """The parsers of each model family exist under the names that the page gives."""
-    page = DOCUMENTS["docs/agents.md"]
+    page = DOCUMENTS["docs/guides/agents.md"]
     table = page[page.index("| models |") :].partition("\n\n")[0]
     rows = [line.split("|")[2:4] for line in table.splitlines()[2:]]
 

@@ -1,4 +1,4 @@
-"""A stream whose engine dies in it: its client has the answer. Page: docs/failures.md."""
+"""A stream whose engine dies in it: its client has the answer. Page: docs/operate/failures.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that end replicas: they are recognised, and sent no more. Page: docs/failures.md."""
+"""Requests that end replicas: they are recognised, and sent no more. docs/operate/failures.md."""
 
 from __future__ import annotations
 

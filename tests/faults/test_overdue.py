@@ -1,4 +1,4 @@
-"""First tokens that do not come in their time. Page: docs/failures.md."""
+"""First tokens that do not come in their time. Page: docs/operate/failures.md."""
 
 from __future__ import annotations
 

@@ -1,22 +1,40 @@
-"""docs/failures.md: what it names is there, and every fault that is tested is on it."""
+"""docs/operate/failures.md: what it names is there, and every fault that is tested is on it."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from router.metrics import Metrics, PoolState, RankState, SharingState
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/operate/failures.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "router").rglob("*.py"))
 DEFINED = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in PAGE.splitlines()
-    if line.startswith("| ") and not line.startswith(("| fault", "|---"))
-]
+LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
+# Section of the page -> first cell of a row -> the tests behind it
+TESTS: dict[str, dict[str, list[str]]] = tomllib.loads(
+    (ROOT / "tests/faults/faults.toml").read_text(encoding="utf-8")
+)
+NAMED = {name for rows in TESTS.values() for names in rows.values() for name in names}
+
+
+def rows() -> dict[str, list[list[str]]]:
+    """Return the cells of each row of each section of the page; not the tables' heads."""
+    found: dict[str, list[list[str]]] = {}
+    section, is_body = "", False
+    for line in PAGE.splitlines():
+        if line.startswith("#"):
+            section = line.lstrip("# ")
+        if line.startswith("|") and is_body:
+            found.setdefault(section, []).append([cell.strip() for cell in line.split("|")[1:-1]])
+        is_body = line.startswith("|---") or (is_body and line.startswith("|"))
+    return found
+
+
+ROWS = rows()
 
 
 def defined_in(path: str) -> Iterator[str]:
@@ -24,30 +42,27 @@ def defined_in(path: str) -> Iterator[str]:
         yield from DEFINED.findall(file.read_text(encoding="utf-8"))
 
 
-def named(cell: str) -> list[str]:
-    return [name for names in re.findall(r"<!-- (.*?) -->", cell) for name in names.split()]
-
-
-def test_every_row_names_tests_that_exist() -> None:
-    """Four cells; in a comment of the last at least one test, none of them made up."""
+def test_every_row_has_tests_that_exist() -> None:
+    """Each row is in faults.toml, in its section, with at least one test; none is made up."""
     known = set(defined_in("**/test_*.py"))
+    on_page = {part: [LINK.sub(r"\1", row[0]) for row in ROWS[part]] for part in ROWS}
 
-    assert len(ROWS) > 40
-    for row in ROWS:
-        assert len(row) == 4, row
-        assert named(row[3]), row[0]
-        assert set(named(row[3])) <= known, row[0]
+    assert sum(map(len, ROWS.values())) > 40
+    assert on_page == {section: list(tests) for section, tests in TESTS.items()}
+    assert all(names for tests in TESTS.values() for names in tests.values())
+    assert NAMED <= known
+    for row in (row for part in ROWS.values() for row in part):
+        assert all(row), row
 
 
-def test_every_fault_test_is_on_the_page() -> None:
+def test_every_fault_test_is_behind_a_row() -> None:
     """Operators see what breaks a replica, a stream, a token or a request."""
-    on_page = set(named(PAGE))
     helpers = {  # of the tests themselves, or of what is no fault
         "test_a_view_of_a_request_holds_what_it_was_given",
         "test_long_prompts_are_encoded_off_the_loop",
     }
     for file in ("replicas", "retries", "continuation", "events", "tokens", "clients"):
-        assert set(defined_in(f"faults/test_{file}.py")) - on_page <= helpers, file
+        assert set(defined_in(f"faults/test_{file}.py")) - NAMED <= helpers, file
 
 
 def test_every_metric_on_the_page_exists() -> None:
@@ -88,7 +103,7 @@ def test_every_metric_on_the_page_exists() -> None:
 
 def test_every_log_line_on_the_page_exists() -> None:
     """Quoted as the source has it."""
-    cells = [re.sub(r"`[^`]*`", "", row[3]) for row in ROWS]
+    cells = [re.sub(r"`[^`]*`", "", row[-1]) for part in ROWS.values() for row in part]
     quoted = {text for cell in cells for text in re.findall(r'"([^"]+)"', cell)}
 
     assert quoted

@@ -1,4 +1,4 @@
-"""What clients see of replicas that die, hang, fail, and come back. Page: docs/failures.md."""
+"""What clients see of replicas that die, hang, fail, and come back. docs/operate/failures.md."""
 
 from __future__ import annotations
 

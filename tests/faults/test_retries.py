@@ -1,4 +1,4 @@
-"""What is sent a second time, what is not, and who is blamed. Page: docs/failures.md."""
+"""What is sent a second time, what is not, and who is blamed. Page: docs/operate/failures.md."""
 
 from __future__ import annotations
 

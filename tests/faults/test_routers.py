@@ -1,4 +1,4 @@
-"""Several routers with one Redis in front of the same engines: as good as one. docs/failures.md."""
+"""Several routers with one Redis are as good as one. Page: docs/operate/failures.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/security.md: every promise names a test, and the tests are there."""
+"""docs/operate/security.md: every promise names a test, and the tests are there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tests.faults.test_page import ROOT, defined_in
 
-PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/operate/security.md").read_text(encoding="utf-8")
 
 
 def test_every_promise_names_tests_that_exist() -> None:

@@ -171,8 +171,8 @@ def test_a_proof_after_midnight() -> None:
 
 
 def test_the_page_names_every_family() -> None:
-    """docs/models.md lists the families that are tested here, and no others."""
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    """docs/guides/models.md lists the families that are tested here, and no others."""
+    page = (Path(__file__).parents[2] / "docs/guides/models.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
 
     named = {name for row in rows for name in re.findall(r"`([\w.-]+)`", row.split("|")[3])}

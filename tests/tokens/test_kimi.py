@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from router.api.openai import parse_chat
+from router.extras import install_hint
 from router.tokens import Prompter, load_prompter
 from router.tokens.kimi_code import read_code
 from router.tokens.kimi_tools import declare_tools, sort_keys
@@ -103,7 +104,7 @@ def test_without_the_library(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """What to install is said."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
-    assert "warmroute[kimi]" in (_load(model).engine_only or "")
+    assert install_hint("kimi") in (_load(model).engine_only or "")
 
 
 def test_special_tokens_in_a_text(model: Path) -> None:

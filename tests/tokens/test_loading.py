@@ -14,6 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from router.api.openai import parse_chat
+from router.extras import install_hint
 from router.tokens import (
     NeedsEngine,
     Prompter,
@@ -94,7 +95,7 @@ def test_gpt_oss_without_the_library(model: Path, monkeypatch: pytest.MonkeyPatc
 
     prompter = load_prompter(str(model))
 
-    assert "warmroute[harmony]" in (prompter.engine_only or "")
+    assert install_hint("harmony") in (prompter.engine_only or "")
     assert not prompter.asks_engine
     with pytest.raises(NeedsEngine):
         prompter.plan_chat(HELLO)

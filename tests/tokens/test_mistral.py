@@ -15,6 +15,7 @@ from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from router.api.openai import parse_chat, parse_completion
 from router.api.responses import parse_responses
 from router.errors import TemplateFailed
+from router.extras import install_hint
 from router.tokens import NeedsEngine, Prompter, load_prompter, mistral, mistral_encoder, modes
 from tests.tokens.mistral_models import build_model
 from tests.tokens.vllm_routes import MODEL
@@ -212,7 +213,7 @@ def test_a_huge_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_library(model: Path) -> None:
     """Without the extra the engine tokenizes, and the reason names it."""
     with mock.patch("importlib.util.find_spec", return_value=None):
-        assert "warmroute[mistral]" in (_load(model).engine_only or "")
+        assert install_hint("mistral") in (_load(model).engine_only or "")
 
 
 def test_a_directory_without_config_json(model: Path, tmp_path: Path) -> None:

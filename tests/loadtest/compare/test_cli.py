@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from loadtest.compare.cli import compare
 from loadtest.runner.stack import child_environment
+from router.extras import install_hint
 from tests.forks import PYTHONPATH, python_command
 
 SMALL = ["--generate", "agents", "--sessions", "8", "--turns", "2"]
@@ -67,7 +68,7 @@ def test_scipy_is_asked_for_before_anything_runs(
     answer = run(*SIMULATED, "--out", str(tmp_path / "out"))
 
     assert answer.exit_code == 2
-    assert "pip install 'warmroute[experiments]'" in answer.output
+    assert install_hint("experiments") in answer.output
     assert not (tmp_path / "out").exists()
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from functools import cache
+from html import unescape
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from loadtest.compare.page import make_page
 from loadtest.compare.report import REPORT_SCHEMA, Report, make_report, write_report
 from loadtest.compare.terminal import show
 from loadtest.pages import render
+from router.extras import install_hint
 from tests.loadtest.compare.samples import TTFTS, made_run, made_runs, made_setting, made_turns
 
 SETTING = made_setting()
@@ -149,7 +151,7 @@ def test_page_without_matplotlib_says_how_to_get_pictures(monkeypatch: pytest.Mo
 
     html = render(make_page(whole(), RUNS))
 
-    assert "warmroute[plots]" in html
+    assert install_hint("plots") in unescape(html)
     assert "<figure>" not in html
 
 

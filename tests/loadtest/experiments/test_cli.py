@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from loadtest.experiments import cli
+from router.extras import install_hint
 from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Scene, records, write
 
 MADE = records(Scene(num_sessions=120, shadows=("min_ttft",)))
@@ -105,7 +106,7 @@ def test_a_missing_extra_says_what_to_install(
     result = call(cli.report, file, "--html", tmp_path / "page.html")
 
     assert result.exit_code == 2
-    assert f"pip install 'warmroute[{extra}]'" in result.output
+    assert install_hint(extra) in result.output
 
 
 def test_an_interruption_writes_nothing(

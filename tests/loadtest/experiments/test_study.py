@@ -1,5 +1,5 @@
 """The promises, on a small scale: false alarms stay rare however often one looks, effects are
-found as often as was predicted. The table in docs/figures.md is the same on a large one.
+found as often as was predicted. The table in docs/research/index.md is the same on a large one.
 """
 
 from __future__ import annotations

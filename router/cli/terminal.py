@@ -1,0 +1,68 @@
+"""What commands write: colour on a terminal, plain text elsewhere and with NO_COLOR; errors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from io import StringIO
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
+
+import click
+
+from router.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDE: Final = 110  # columns of a table that no terminal shows
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Return whether escape sequences may be written to a stream (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+def drawing(width: int = _WIDE) -> Console:
+    """Create a console to draw on; `drawn` returns the text, for stdout.
+
+    Args:
+        width: Columns, if stdout is not a terminal.
+    """
+    from rich.console import Console  # late: `--help` should not wait for it
+
+    is_terminal = sys.stdout.isatty()
+    columns = shutil.get_terminal_size().columns if is_terminal else width
+    return Console(
+        file=StringIO(), width=columns, highlight=False, force_terminal=is_coloured(sys.stdout)
+    )
+
+
+def drawn(console: Console) -> str:
+    """Return what was drawn."""
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def refuse(error: ConfigError | str) -> NoReturn:
+    """Say in one line what is wrong with the configuration, and end with status 2."""
+    message = error.message if isinstance(error, ConfigError) else error
+    name = click.style("warmroute:", fg="red", bold=True)
+    click.echo(f"{name} {message}", err=True)
+    sys.exit(2)
+
+
+def one_line(text: str) -> str:
+    """Return a text without line ends and control characters: engines name models as they like."""
+    return "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+
+
+class Formatter(click.HelpFormatter):
+    """Help with bold headings and coloured names; click removes both where there is no terminal."""
+
+    def write_heading(self, heading: str) -> None:
+        super().write_heading(click.style(heading, bold=True))
+
+    def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
+        coloured = [(click.style(name, fg="cyan"), text) for name, text in rows]
+        super().write_dl(coloured, col_max, col_spacing)

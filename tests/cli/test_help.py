@@ -1,0 +1,223 @@
+"""Help that a stranger can read: groups, choices, units, names; completion; colour."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from router import config
+from router.cli import main
+from router.cli.config_options import _METAVARS
+from router.cli.group import GROUPS, OLD_NAMES
+
+COLUMNS = 80
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def sections(text: str) -> dict[str, list[str]]:
+    """Split a help text into its headings and the flags or names below each."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        heading = re.fullmatch(r"(\S.*):", line)
+        if heading is not None:
+            found[heading[1]] = []
+        elif found and re.match(r"  \S", line):
+            list(found.values())[-1].append(line.split()[0].rstrip(","))
+    return found
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """List every command and subcommand with its whole name."""
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {sub}", each) for sub, each in command.commands.items())
+
+
+# -- groups --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_help_shows_the_eight_flags_that_matter_and_where_the_others_are(command: str) -> None:
+    """In this order, and with what only this command takes."""
+    text = run(command, "--help")
+    shown = sections(text)
+
+    assert shown["Most used options"] == [
+        "-c", "--replica", "--port", "--admin-port", "--policy", "--queue", "--redis", "--log-level"
+    ]  # fmt: skip
+    assert shown["Options"][-2:] == ["--help-all", "-h"]
+    assert ("--wait" in shown["Options"]) == (command == "check")
+    rest = len(config.options()) - len(shown["Most used options"]) + 1
+    assert text.endswith(f"{rest} more options: warmroute {command} --help-all\n")
+
+
+def test_help_all_shows_every_flag_once_in_the_group_of_its_section() -> None:
+    """Each group is a section of the configuration file."""
+    shown = sections(run("serve", "--help-all"))
+    flags = [flag for members in shown.values() for flag in members]
+
+    assert len(flags) == len(set(flags))
+    assert {f"--{option.flag}" for option in config.options()} <= set(flags)
+    for option in config.options():
+        heading = f"{config.SECTIONS[option.path[0]]} ({option.path[0]})"
+        assert f"--{option.flag}" in (*shown.get(heading, ()), *shown["Most used options"])
+
+
+def test_every_section_has_a_heading() -> None:
+    """A section that is added needs one."""
+    assert list(config.SECTIONS) == list(config.Config.__struct_fields__)
+
+
+def test_commands_are_grouped_and_every_one_is_listed() -> None:
+    """No group names a command that is not there."""
+    shown = sections(run("--help"))
+    del shown["Options"]
+
+    assert sorted(name for members in shown.values() for name in members) == main.list_commands(
+        click.Context(main)
+    )
+    assert set(shown) == set(GROUPS)
+
+
+# -- summaries, choices, units -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [(), *((name,) for name in ("replicas", "experiments", "trace"))])
+def test_summaries_fit_in_80_columns(args: tuple[str, ...]) -> None:
+    """None is cut off."""
+    _, *lines = run(*args, "--help").splitlines()
+
+    assert max(map(len, lines)) <= COLUMNS
+    assert not [line for line in lines if line.endswith("...")]
+
+
+def test_no_option_shows_a_bare_type_where_it_can_say_more() -> None:
+    """A number has a unit or a range, a file is FILE, an address is URL or HOST:PORT."""
+    bare = {"TEXT", "INTEGER", "FLOAT", "PATH", "INTEGER RANGE", "FLOAT RANGE"}
+    context = click.Context(main)
+    shown = [
+        (name, parameter.make_metavar(context))
+        for name, command in commands()
+        if name in ("serve", "check") or command.callback.__module__.startswith("router.")
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.is_flag
+    ]
+
+    assert [each for each in shown if each[1] in bare - {"TEXT"}] == []
+    assert {metavar for _, metavar in shown} >= {"URL", "FILE", "SECONDS", "PORT", "HOST:PORT"}
+
+
+def test_every_choice_is_shown() -> None:
+    """A key with a closed set of values shows them."""
+    text = " ".join(run("serve", "--help-all").split())
+
+    for option in config.options():
+        if option.choices and option.kind is not None:
+            assert f"--{option.flag} [{'|'.join(option.choices)}]" in text
+
+
+def test_every_metavar_belongs_to_a_key() -> None:
+    """A key that is renamed takes its metavar along."""
+    assert set(_METAVARS) <= {".".join(option.path) for option in config.options()}
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_NAMES.items())
+def test_an_old_name_goes_on_working_and_is_not_shown(old: str, new: str) -> None:
+    """It is the same command."""
+    context = click.Context(main)
+
+    assert run(old, "--help") == run(new, "--help")
+    assert main.get_command(context, old) is main.get_command(context, new)
+    assert old not in main.list_commands(context)
+
+
+# -- completion ----------------------------------------------------------------------------------
+
+
+def completed(*words: str) -> list[str]:
+    """Ask as bash does after TAB."""
+    environment = os.environ | {
+        "_WARMROUTE_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(("warmroute", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    code = "from router.cli import main; main(prog_name='warmroute')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+def test_completion_knows_commands_flags_and_values() -> None:
+    """Values of a closed set, too."""
+    assert completed("se") == ["serve"]
+    assert "--replica" in completed("serve", "--re")
+    assert completed("serve", "--queue", "o") == ["on", "off"]
+    assert completed("replicas", "un") == ["undrain"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_has_a_script_for_each_shell(shell: str) -> None:
+    """The script of docs/configuration.md."""
+    code = "from router.cli import main; main(prog_name='warmroute')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"_WARMROUTE_COMPLETE": f"{shell}_source"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert "_WARMROUTE_COMPLETE=" in done.stdout
+
+
+# -- colour --------------------------------------------------------------------------------------
+
+
+def on_a_terminal(*args: str, **variables: str) -> str:
+    """Run a command whose output is a terminal; return what it wrote there."""
+    ours, theirs = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    environment |= {"TERM": "xterm-256color", "COLUMNS": "100", **variables}
+    with subprocess.Popen(
+        [sys.executable, "-m", "router.cli", *args], env=environment, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        written = b""
+        try:
+            while part := os.read(ours, 65536):
+                written += part
+        except OSError:  # the other side is closed: Linux reports EIO
+            pass
+        finally:
+            os.close(ours)
+        process.wait(60)
+    return written.decode()
+
+
+@pytest.mark.parametrize("args", [("--help",), ("policies",), ("serve",)])
+def test_colour_is_for_terminals_and_no_color_turns_it_off(args: tuple[str, ...]) -> None:
+    """Help, output and errors."""
+    assert "\x1b[" in on_a_terminal(*args)
+    assert "\x1b" not in on_a_terminal(*args, NO_COLOR="1")
+    assert "\x1b" not in CliRunner().invoke(main, args).output
