@@ -173,7 +173,7 @@ class Session:
         self.messages.append({"role": "user", "content": "Go on, and say why."})
         usage = next(chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage"))
         return Turn(
-            router=answer.headers["x-served-by"],
+            router=answer.headers.get("x-served-by", ""),
             replica=answer.headers["x-warmroute-replica"],
             predicted=_predicted(answer.headers["x-warmroute-cached"]),
             num_prompt_tokens=usage["prompt_tokens"],
@@ -184,7 +184,7 @@ class Session:
 class Turn(Struct, frozen=True, kw_only=True):
     """What came back."""
 
-    router: str
+    router: str  # empty without a front
     replica: str
     predicted: dict[str, int]  # gpu, cpu, pool -> tokens
     num_prompt_tokens: int
