@@ -93,6 +93,7 @@ bench: $(STAMP)           ## every budget; writes docs/research/benchmarks.md
 docs: $(STAMP)            ## regenerate what is made from the code
 	$(BIN)/python -m loadtest.docs
 	$(BIN)/python docker/grafana/dashboard.py
+	$(BIN)/python docker/helm/generate.py
 
 site: $(STAMP)            ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
