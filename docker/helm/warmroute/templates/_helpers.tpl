@@ -40,6 +40,7 @@
 {{- $config := omit (include "warmroute.config" . | fromYaml) "replicas" -}}
 {{- range $section, $followed := dict "policy" (list "name" "params") "log" (list "level") -}}
 {{- range $followed }}{{ $_ := unset (get $config $section | default dict) . }}{{ end -}}
+{{- if empty (get $config $section) }}{{ $_ := unset $config $section }}{{ end -}}
 {{- end -}}
 {{- $config | toYaml -}}
 {{- end -}}
