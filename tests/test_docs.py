@@ -67,7 +67,7 @@ MASTER_FLAGS = frozenset(
     }
 )
 REDIS_FLAGS = frozenset({"--maxmemory", "--maxmemory-policy", "--save"})
-# Source: --help of docker compose, docker build, kubectl; promtool and openssl have none here
+# Source: --help of docker compose, docker build, kubectl, helm; promtool and openssl have none here
 DOCKER_FLAGS = frozenset(
     {
         "--build",
@@ -79,6 +79,7 @@ DOCKER_FLAGS = frozenset(
         "--profile",
         "--pull",
         "--rm",
+        "--set",
         "--wait",
     }
 )

@@ -275,6 +275,28 @@ def test_the_example_is_the_quick_start() -> None:
     assert service["ports"][0]["targetPort"] in {port["name"] for port in container["ports"]}
 
 
+def test_the_values_of_the_documentation_are_the_charts() -> None:
+    """The install command of the Kubernetes page renders, with the example that it asks for."""
+    page = (DOCKER.parent / "docs/get-started/kubernetes.md").read_text()
+    (code,) = (block.code for block in blocks(page) if "helm install" in block.code)
+    values: dict[str, Any] = {}
+    for path, value in re.findall(r"--set (\S+?)=(\S+)", code):
+        *sections, key = path.split(".")
+        section = values
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = yaml.safe_load(value)
+    manifests = rendered(**values)
+
+    (container,) = pod(manifests)["containers"]
+    assert container["image"].startswith("REGISTRY/warmroute:")
+    assert f"-t {container['image']} " in page
+    assert pod(manifests, "vllm")
+    assert f"{CHART.relative_to(DOCKER.parent)} " in code
+    (secret,) = re.findall(r"create secret generic (\S+) --from-literal=password=", code)
+    assert secret in {v["secret"]["secretName"] for v in pod(manifests)["volumes"] if "secret" in v}
+
+
 def test_the_alerts_are_those_of_prometheus() -> None:
     """Every rule of docker/prometheus, for a job of the name that they ask for."""
     manifests = rendered(**EVERYTHING)
