@@ -4,7 +4,7 @@
     python docker/grafana/dashboard.py --check    status 1 if it is old
 
 A panel is a question in one sentence (its description) and the queries that answer it. Every query
-is run against a real Prometheus in tests/compose, and must return data there.
+is run against a real Prometheus in tests/containers, and must return data there.
 """
 
 from __future__ import annotations

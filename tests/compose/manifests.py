@@ -10,7 +10,7 @@ import yaml
 from helm_python import Chart
 from jsonschema import Draft202012Validator
 
-from tests.compose.runner import ROOT
+from tests.compose.stacks import ROOT
 
 CHART = ROOT / "docker" / "helm" / "warmroute"
 OLDEST, NEWEST = "1.25", "1.37"  # releases of Kubernetes; the oldest is in Chart.yaml

@@ -17,8 +17,7 @@ from helm_python.errors import HelmError
 from router import config
 from router.config import Config
 from tests.compose.manifests import CHART, OLDEST, Manifest, check, one, rendered
-from tests.compose.model import dotenv
-from tests.compose.stacks import DOCKER
+from tests.compose.stacks import DOCKER, dotenv
 from tests.docs_blocks import blocks
 
 EVERYTHING: dict[str, Any] = {
@@ -265,7 +264,7 @@ def test_the_example_is_the_quick_start() -> None:
 
     given = {word.partition("=")[0] for word in container["args"] if word.startswith("--")}
     assert given - {"--port"} == flags
-    assert container["image"] == dotenv(DOCKER / ".env")["VLLM_IMAGE"]
+    assert container["image"] == dotenv()["VLLM_IMAGE"]
     assert container["args"][0] in code
     events = next(w.partition("=")[2] for w in container["args"] if w.startswith("--kv-events"))
     assert json.loads(events) == json.loads(re.findall(r"'({.*})'", code)[0])
@@ -340,7 +339,9 @@ def test_what_is_made_from_the_chart_is_up_to_date() -> None:
     assert done.returncode == 0, done.stdout.decode()
 
 
-def test_the_oldest_kubernetes_is_the_charts() -> None:
+def test_the_chart_names_its_own_version_and_the_oldest_kubernetes() -> None:
+    """The chart is released with the package. tests/test_version.py checks its appVersion."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
 
+    assert chart["version"] == chart["appVersion"]
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"

@@ -15,7 +15,7 @@ from jsonschema import ValidationError
 from router import config
 from router.config import Config
 from tests.compose.manifests import check, parse
-from tests.compose.runner import ROOT
+from tests.compose.stacks import ROOT
 
 FOLDER = ROOT / "docker" / "kubernetes"
 
