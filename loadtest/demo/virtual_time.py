@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _REAL_MONOTONIC: Final = time.monotonic
+_START_S: Final = 1000.0  # the same in every run: so is what is rounded
 _HANDSHAKE_S: Final = 0.01  # real seconds: a connection that the kernel still passes to its server
 
 _Ends = tuple[Any, Any]
@@ -32,7 +33,7 @@ class Clock:
     __slots__ = ("_live_since_s", "_now_s", "_wall_s")
 
     def __init__(self) -> None:
-        self._now_s = _REAL_MONOTONIC()
+        self._now_s = _START_S
         self._wall_s = time.time() - self._now_s
         self._live_since_s: float | None = None  # real seconds; None: time is virtual
 
@@ -100,10 +101,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         """Connect without a pause: the other end is in this process, or there is none."""
         if self._clock.is_live:
-            return await super().sock_connect(sock, address)
-        sock.setblocking(True)
-        sock.connect(address)
-        sock.setblocking(False)
+            await super().sock_connect(sock, address)
+        else:
+            sock.setblocking(True)
+            sock.connect(address)
+            sock.setblocking(False)
         self._half_open[sock.getsockname(), sock.getpeername()] = None
 
     def _make_socket_transport(
@@ -119,10 +121,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             client = MemoryTransport(self, sock, protocol, waiter)
             self._half_open[own, other] = client
             return client
-        if (other, own) in self._half_open:
+        peer = self._half_open.pop((other, own), None)
+        if peer is not None:
             server = MemoryTransport(self, sock, protocol, waiter)
-            peer = self._half_open.pop((other, own))
-            assert peer is not None
             server.join(peer)
             peer.join(server)
             return server
