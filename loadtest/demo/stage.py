@@ -1,7 +1,8 @@
 """One policy, from cold caches to the last turn: replicas, router and agents in one event loop.
 
 The router is the one that `warmroute serve` runs, the replicas are those of `warmroute emulate`.
-Only their surroundings differ: `virtual_time` for the clock, `memory_events` for ZeroMQ.
+Only their surroundings differ: `virtual_time` for the clock, `memory_wires` for TCP,
+`memory_events` for ZeroMQ.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from loadtest.demo.memory_events import MemoryEvents, MemoryPublisher
+from loadtest.demo.memory_wires import Wires
 from loadtest.demo.run import Ended, Job
 from loadtest.demo.virtual_time import Clock, VirtualLoop
 from loadtest.demo.workload import NUM_REPLICAS, SESSION_HEADER
@@ -41,7 +43,7 @@ _SILENT_S: Final = 600.0  # longest silence of an answer
 _STATE: Final = re.compile(r'^warmroute_replica_state\{replica="([^"]+)",state="(\w+)"\} 1', re.M)
 
 
-def play(job: str, clock: Clock) -> None:
+def play(job: str, clock: Clock, wires: Wires) -> None:
     """Do a `Job` (JSON), then wait to be ended; with `keep` the router serves meanwhile."""
     asked = msgspec.json.decode(job, type=Job)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
@@ -51,7 +53,7 @@ def play(job: str, clock: Clock) -> None:
     emulated.EventPublisher = MemoryPublisher  # type: ignore[attr-defined]
     candidate_source.EngineEvents = MemoryEvents  # type: ignore[attr-defined]
     gc.disable()  # it ends before memory matters
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock, wires)) as runner:
         runner.run(_play(asked, clock))
 
 
