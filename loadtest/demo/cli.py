@@ -169,10 +169,10 @@ async def _run(job: Job, console: Console) -> int:
             runs = await _play_all(job, plans, board, kept)
         status = _finish(job, plans, runs, console)
         console.print(f"\nIt took {time.monotonic() - began_s:.0f} s.", highlight=False)
+        _print_next(console)
         if job.keep:
             _print_how_to_use(runs[-1].ended, job.policies[-1], console)
             await asyncio.get_running_loop().create_future()  # until a signal cancels it
-        _print_next(console)
     return status
 
 

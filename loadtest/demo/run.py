@@ -84,7 +84,7 @@ async def run(
     log = Path(job.ended_file).with_suffix(".log")
     # The same order of sets in every run.
     env = child_environment(os.environ) | {"PYTHONHASHSEED": "0"}
-    async with running(policy, argv, log=log, env=env) as child:
+    async with running(f"the run of {policy}", argv, log=log, env=env) as child:
         written = _Written(job, on_result)
         await _watched(child, written)
         yield Run(

@@ -93,7 +93,7 @@ class Workload(Struct, frozen=True, kw_only=True):
         )
 
 
-FULL: Final = Workload(name="full", num_sessions=32, num_turns=8)
+FULL: Final = Workload(name="full", num_sessions=24, num_turns=8)
 SHORT: Final = replace(FULL, name="short", num_sessions=14, num_turns=4)  # for CI
 
 
