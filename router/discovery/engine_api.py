@@ -394,9 +394,10 @@ class EngineApi:
     async def takes_tools(
         self, replica: str, url: str, model: str, *, timeout_s: float
     ) -> bool | None:
-        """Ask whether a chat may offer tools, by rendering one: nothing is computed.
+        """Ask whether a chat may offer tools, by a chat that is refused either way.
 
-        None: not known, it has no render route (before vLLM 0.32), or renders no chats.
+        vLLM checks tools first and the temperature last, before anything is computed (0.32.0).
+        None: the engine refused the chat for another reason.
         """
         tool = {"name": "look", "parameters": {"type": "object", "properties": {}}}
         body = {
@@ -404,21 +405,26 @@ class EngineApi:
             "messages": [{"role": "user", "content": "a"}],
             "tools": [{"type": "function", "function": tool}],
             "tool_choice": "auto",
+            "temperature": -1,
+            "max_tokens": 1,
         }
         try:
             answer = await self._send(
                 replica,
                 "POST",
-                f"{url}/v1/chat/completions/render",
+                f"{url}/v1/chat/completions",
                 headers={**_JSON, **self._key.headers(url)},
                 body=orjson.dumps(body),
                 timeout_s=timeout_s,
             )
         except (UpstreamUnreachable, UpstreamTimeout, UpstreamBroken):
             return None
-        if answer.status == 400 and _TOOL_FLAG in pages.refusal(answer.body):
+        if answer.status != 400:
+            return None
+        reason = pages.refusal(answer.body)
+        if _TOOL_FLAG in reason:
             return False
-        return True if answer.status == 200 else None
+        return True if "temperature" in reason else None
 
     async def order(
         self,

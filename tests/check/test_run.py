@@ -774,7 +774,7 @@ async def test_an_engine_without_a_tool_parser_is_reported(
     """In the words that agents get; what does not say so is not judged."""
     async with FakeEngine() as engine:
         refusal = json.dumps({"error": {"message": said}})
-        engine.pages["/v1/chat/completions/render"] = (status, refusal)
+        engine.pages["/v1/chat/completions"] = (status, refusal)
         report = await checked(engine.url)
 
     found = [each for each in report.of("replica r1") if each.about == "tools"]

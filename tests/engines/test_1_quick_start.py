@@ -18,6 +18,7 @@ import pytest
 from loadtest import docs
 from tests.docs_blocks import MODEL, ROOT, VLLM_FLAGS, blocks
 from tests.engines.harness import Engine, Router, all_up, engine_python
+from tests.forks import python_command
 
 DOCUMENTS: Final = {str(path.relative_to(ROOT)): path.read_text() for path in docs.documents()}
 
@@ -51,6 +52,14 @@ def known() -> Mapping[str, Sequence[str]]:
     )
     answer: Mapping[str, Sequence[str]] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+def checked(engine: Engine) -> dict[str, Any]:
+    """Run `warmroute check` on one engine."""
+    command = [*python_command(), "-m", "router.cli", "check", "--json", "--replica", engine.url]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=_TIMEOUT_S, check=False)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def served(text: str) -> list[tuple[Mapping[str, str], Sequence[str]]]:
@@ -151,16 +160,18 @@ def test_the_two_engine_quick_start_routes_to_a_warm_cache(log_dir: Path) -> Non
     with all_up(engines), Router(engines, log_dir) as router:
         answers = [router.chat(body) for _ in range(2)]
         states = {router.state(name) for name in ("r1", "r2")}
+        report = checked(engines[0])
 
     assert [answer.status_code for answer in answers] == [200, 200]
     assert states <= {"exact", "blind"}  # blind until the first event
+    assert report["replicas"][0]["takes_tools"] is True
     cached = answers[1].json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached > 0.9 * answers[1].json()["usage"]["prompt_tokens"]
     assert answers[0].headers["x-warmroute-replica"] == answers[1].headers["x-warmroute-replica"]
 
 
 def test_a_request_with_tools_needs_the_printed_flags(log_dir: Path) -> None:
-    """Without the tool flags vLLM refuses an agent's request; so the page has to name them."""
+    """Without the tool flags vLLM refuses an agent's request, and `check` says so."""
     tool = {"name": "look", "parameters": {"type": "object", "properties": {}}}
     body = {
         "model": "tiny",
@@ -171,6 +182,10 @@ def test_a_request_with_tools_needs_the_printed_flags(log_dir: Path) -> None:
 
     with all_up([engine := Engine("no-tools", log_dir, options=())]):
         answer = httpx.post(f"{engine.url}/v1/chat/completions", json=body, timeout=60)
+        report = checked(engine)
 
+    assert report["replicas"][0]["takes_tools"] is False
+    [finding] = [each for each in report["findings"] if each["about"] == "tools"]
+    assert finding["level"] == "warning"
     assert answer.status_code == 400
     assert "--enable-auto-tool-choice" in answer.text
