@@ -48,7 +48,11 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--short", is_flag=True, help="A tenth of it, in about 10 s: a smoke test for CI.")
+@click.option(
+    "--short",
+    is_flag=True,
+    help="A quarter of the turns: a smoke test for CI, too small for a verdict.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -14,7 +14,7 @@ from loadtest.pictures import draw as make_picture
 from loadtest.pictures.look import INK, SOFT
 from loadtest.words import ratio, thousands
 
-_TITLE_CHARS: Final = 84
+_TITLE_CHARS: Final = 64
 _NEW: Final = "#c3cad2"
 _AGAIN: Final = "#D55E00"  # of Okabe and Ito, as in `loadtest.pictures.look`
 
@@ -72,5 +72,7 @@ def _paint(figure: Any, report: Report) -> None:
     axis.set_xlim(0, 1.22 * max((sum(part) for part in parts), default=1) / 1e3 or 1)
     axis.set_xlabel("prompt tokens computed, thousands")
     axis.grid(visible=False, axis="y")
-    figure.suptitle("\n".join(wrap(report.headline, _TITLE_CHARS)), x=0.01, ha="left")
+    figure.suptitle(
+        "\n".join(wrap(report.headline, _TITLE_CHARS)), x=0.01, ha="left", weight="bold"
+    )
     figure.legend(loc="outside lower left", ncols=2, labelcolor=SOFT)
