@@ -94,8 +94,8 @@ def demo(
     """See what cache-aware routing does, without a GPU.
 
     Three emulated replicas, the router, and a fleet of coding agents; the same sessions under each
-    policy, from cold caches; then a table and a picture. Time is virtual: the figures are the same
-    on every machine.
+    policy, from cold caches; then a verdict, a table and a picture. Time is virtual: a busy machine
+    changes no figure.
     """
     base = SHORT if short else FULL
     job = Job(

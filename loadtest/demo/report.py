@@ -182,10 +182,9 @@ def words(report: Report) -> list[str]:
     if report.comparisons:
         said.append("In brackets: 95 % intervals, by session; with several seeds, each is a round.")
     said.append(
-        "Time is virtual: a seed gives the same figures on every machine, busy or idle. Replicas "
-        "are emulated: a step takes as long as data sheets say, and one token stands for "
-        f"{TOKENS_PER_TOKEN}. Router and network take no time. The session id is sent in every "
-        "run; only session_* policies read it."
+        "Time is virtual: a busy machine changes no figure. Replicas are emulated: a step takes as "
+        f"long as data sheets say, and one token stands for {TOKENS_PER_TOKEN}. Router and network "
+        "take no time. The session id is sent in every run; only session_* policies read it."
     )
     return said
 

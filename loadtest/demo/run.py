@@ -51,7 +51,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """What one policy did; all times are virtual, and the same on every machine."""
+    """What one policy did; all times are virtual."""
 
     policy: str
     seed: int
