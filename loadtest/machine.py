@@ -9,18 +9,17 @@ from importlib.metadata import version
 from msgspec import Struct
 
 
-class Machine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a report says of its machine; a default is not written."""
+class Machine(Struct, frozen=True, kw_only=True):
+    """What a report says of its machine."""
 
     num_cpus: int
     python: str
     system: str
     warmroute: str
-    load_average: float | None = None  # over the last minute; None: not asked, or not known
 
 
 def this_machine() -> Machine:
-    """Describe the machine, without its load: a report can be made again when that is over."""
+    """Describe the machine."""
     return Machine(
         num_cpus=os.cpu_count() or 1,
         python=platform.python_version(),

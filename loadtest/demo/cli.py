@@ -1,4 +1,4 @@
-"""`warmroute demo`: plan, run every policy, report; clean up whatever happens.
+"""`warmroute demo`: plan, play every policy side by side, report; clean up whatever happens.
 
 Exit status: 0 all turns succeeded; 1 some failed, or a process did not start; 130 interrupted.
 """
@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from contextlib import AsyncExitStack
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,16 +22,16 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from loadtest.demo import picture
+from loadtest.demo.progress import Board
 from loadtest.demo.report import make_report, settings, show, write_json
-from loadtest.demo.run import Run, run
+from loadtest.demo.run import Ended, Run, run
 from loadtest.demo.workload import FULL, SHORT, Plan, Workload, plan
 from loadtest.extras import MissingExtra, need
 from loadtest.runner.children import ChildDied
-from loadtest.runner.display import make_display
-from loadtest.runner.stack import Stack
 from policies.registry import POLICIES
 
 DEFAULT_POLICIES: Final = ("round_robin", "session_sticky", "kv_aware")
+_SIDE_BY_SIDE: Final = max(2, os.cpu_count() or 1) + 1  # one more fills the gaps
 _WIDTH: Final = 100
 _STOPPED: Final = 130
 
@@ -47,7 +48,11 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--short", is_flag=True, help="A third of it, in about 30 s: a smoke test for CI.")
+@click.option(
+    "--short",
+    is_flag=True,
+    help="A quarter of the turns: a smoke test for CI, too small for a verdict.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -73,7 +78,6 @@ class Job(Struct, frozen=True, kw_only=True):
     show_default=True,
     help="Do all of it for so many seeds, from --seed on.",
 )
-@click.option("--speed", type=click.FloatRange(min=0.1), help="Clock of the modelled GPUs.")
 @click.option("--keep", is_flag=True, help="Leave the last policy's router and replicas running.")
 @click.option("--port", default=0, show_default=True, help="The router's, with --keep; 0: any.")
 def demo(
@@ -84,14 +88,14 @@ def demo(
     turns: int | None,
     seed: int,
     repeat: int,
-    speed: float | None,
     keep: bool,
     port: int,
 ) -> None:
     """See what cache-aware routing does, without a GPU.
 
-    Three emulated replicas, the router, and a fleet of coding agents; the same sessions under one
-    policy after the other, from cold caches; then a table and a picture.
+    Three emulated replicas, the router, and a fleet of coding agents; the same sessions under each
+    policy, from cold caches; then a verdict, a table and a picture. Time is virtual: a busy machine
+    changes no figure.
     """
     base = SHORT if short else FULL
     job = Job(
@@ -99,7 +103,6 @@ def demo(
             base,
             num_sessions=sessions or base.num_sessions,
             num_turns=turns or base.num_turns,
-            speed=speed or base.speed,
             seed=seed,
         ),
         policies=parse_policies(names),
@@ -158,38 +161,63 @@ async def _run_until_signalled(job: Job, console: Console) -> int:
 
 
 async def _run(job: Job, console: Console) -> int:
+    began_s = time.monotonic()
     plans = [plan(replace(job.workload, seed=seed)) for seed in job.seeds]
     for line in settings(job.workload, plans[0]):
         console.print(line, highlight=False)
     _ask_for_matplotlib(console)
     console.print()
-    rounds = [
-        (replace(job.workload, seed=seed), planned, policy)
-        for seed, planned in zip(job.seeds, plans, strict=True)
-        for policy in job.policies
-    ]
-    runs: list[Run] = []
+    (job.out / "logs").mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as kept:
-        with make_display(console, job.policies, len(job.seeds)) as display:
-            for number, (workload, planned, policy) in enumerate(rounds, 1):
-                async with AsyncExitStack() as ended:
-                    holder = kept if job.keep and number == len(rounds) else ended
-                    done, stack = await holder.enter_async_context(
-                        run(
-                            workload,
-                            planned,
-                            policy,
-                            _log_dir(job.out, policy, workload.seed),
-                            port=job.port if holder is kept else 0,
-                            display=display,
-                        )
-                    )
-                    runs.append(done)
+        with Board(console) as board:
+            runs = await _play_all(job, plans, board, kept)
         status = _finish(job, plans, runs, console)
+        console.print(f"\nIt took {time.monotonic() - began_s:.0f} s.", highlight=False)
+        _print_next(console)
         if job.keep:
-            _print_how_to_use(stack, job.policies[-1], console)
+            _print_how_to_use(runs[-1].ended, job.policies[-1], console)
             await asyncio.get_running_loop().create_future()  # until a signal cancels it
     return status
+
+
+async def _play_all(job: Job, plans: list[Plan], board: Board, kept: AsyncExitStack) -> list[Run]:
+    """Play every policy with every seed, some at once; with `keep` the last one goes into `kept`.
+
+    Raises:
+        ChildDied: a process ended before its time.
+    """
+    gate = asyncio.Semaphore(_SIDE_BY_SIDE)
+    names = [(planned, seed, policy) for planned, seed in zip(plans, job.seeds, strict=True)
+             for policy in job.policies]  # fmt: skip
+
+    async def play(planned: Plan, seed: int, policy: str, *, is_last: bool) -> Run:
+        label = policy if len(job.seeds) == 1 else f"{policy} #{seed}"
+        async with gate, AsyncExitStack() as ended:
+            row = board.add(label, planned.num_turns)
+            done = await (kept if job.keep and is_last else ended).enter_async_context(
+                run(
+                    replace(job.workload, seed=seed),
+                    planned,
+                    policy,
+                    job.out,
+                    port=job.port if job.keep and is_last else 0,
+                    on_result=row.add,
+                )
+            )
+            row.finish()
+            return done
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    play(*name, is_last=name is names[-1]), name=f"{name[2]} {name[1]}"
+                )
+                for name in names
+            ]
+    except* ChildDied as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _ask_for_matplotlib(console: Console) -> None:
@@ -200,19 +228,13 @@ def _ask_for_matplotlib(console: Console) -> None:
         console.print(f"There will be no picture: {error}", highlight=False, markup=False)
 
 
-def _log_dir(out: Path, policy: str, seed: int) -> Path:
-    path = out / "logs" / f"{policy}-{seed}"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def _finish(job: Job, plans: list[Plan], runs: list[Run], console: Console) -> int:
     """Write and show the report; return the exit status."""
     report = make_report(job.workload, job.seeds, plans, runs)
-    write_json(report, runs, job.out)
+    write_json(report, job.out)
     show(report, console)
     try:
-        written = [path.name for path in picture.draw(report, runs, job.out)]
+        written = [path.name for path in picture.draw(report, job.out)]
     except MissingExtra as error:
         written = [f"no picture ({error})"]
     files = ", ".join([*written, "results.json", "turns-*.jsonl", "logs/"])
@@ -220,22 +242,35 @@ def _finish(job: Job, plans: list[Plan], runs: list[Run], console: Console) -> i
     return 1 if report.num_errors else 0
 
 
-def _print_how_to_use(stack: Stack, policy: str, console: Console) -> None:
+def _print_how_to_use(ended: Ended, policy: str, console: Console) -> None:
     """Print how to use what was kept, and how to end it."""
-    url = stack.router_url
+    url = ended.router_url
     console.print(
         f"""
-Kept running: the router ({policy}) and three replicas, caches warm.
+Kept running: the router ({policy}) and three replicas, caches warm, now in real time.
 
     base URL      {url}/v1        model: tiny, any API key
     an agent      OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none  your-agent
     curl          curl -si {url}/v1/chat/completions -H 'content-type: application/json' \\
                     -d '{{"model":"tiny","messages":[{{"role":"user","content":"hello"}}]}}'
                   (x-warmroute-replica and x-warmroute-cached in the answer say where, and why)
-    metrics       {url}/metrics      admin: {stack.admin_url}
-    replicas      {" ".join(stack.replica_urls)}
+    metrics       {url}/metrics      admin: {ended.admin_url}
+    replicas      {" ".join(ended.replica_urls)}
 
 Ctrl-C (or: kill {os.getpid()}) ends all of it.""",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _print_next(console: Console) -> None:
+    """Print how to go on with replicas of one's own."""
+    flags = "--replica http://127.0.0.1:8001 --replica http://127.0.0.1:8002"
+    console.print(
+        f"\nNext, with your own vLLM replicas:\n"
+        f"    warmroute check {flags}\n"
+        f"    warmroute serve {flags}",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -1,71 +1,61 @@
-"""What is left when the runs are over: a table, plain words, and JSON.
+"""What is left when the runs are over: one sentence, a table, plain words, and JSON.
 
-The JSON is `results.json` (schema below, `schema_version` changes with it) and one
-`turns-POLICY-SEED.jsonl` per run with every turn (`loadtest.results.TurnResult`).
+The JSON is `results.json` (schema below, `schema_version` changes with it).
 """
 
 from __future__ import annotations
 
-import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.demo.run import Run, Sample
+from loadtest.demo.run import Run
 from loadtest.demo.workload import NUM_REPLICAS, TOKENS_PER_TOKEN, Plan, Workload
 from loadtest.machine import Machine, this_machine
 from loadtest.results import Summary, TurnResult, summarize
 from loadtest.statistics import MEASURES, Comparison, Round, compare, num_differing_tokens
 from loadtest.statistics.words import paragraphs
 from loadtest.tables import bullets, figures_table
-from loadtest.words import milliseconds, ratio, thousands
+from loadtest.words import duration, percent, ratio, thousands
 
-SCHEMA_VERSION: Final = 2
-_COMPARED: Final = ("mean TTFT", "mean turn", "recomputed tokens")
-_LATE_S: Final = 0.05  # a driver this late at its P99 blurs times; quiet, it is late by 10 ms
+SCHEMA_VERSION: Final = 3
+_COMPARED: Final = ("recomputed tokens", "mean TTFT", "mean turn")
 _OURS: Final = "kv_aware"
 
 
 class RunReport(Struct, frozen=True, kw_only=True):
-    """One policy with one seed; tokens are emulated ones, times wall-clock seconds.
+    """One policy with one seed; tokens are emulated ones, times virtual seconds.
 
-    `recomputed_tokens` is per replica, by the engines' own counters. `prediction_exact_ratio`:
+    `recomputed_tokens` is per replica, by the engines' own counts. `prediction_exact_ratio`:
     turns whose cached tokens the router predicted to the token; None: it predicted none.
     """
 
     policy: str
     seed: int
     summary: Summary
-    recomputed_tokens: tuple[int, ...]
+    recomputed_tokens: dict[str, int]
     imbalance: float  # the busiest replica's recomputed tokens : the mean
     prediction_exact_ratio: float | None
     cache_views: dict[str, str]
-    router_ms_p50: float | None
-    driver_lag_p99_s: float
-    start_up_s: float
     elapsed_s: float
-    cpu_s: dict[str, float | None]
-    samples: list[Sample]
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The whole demo. `least_tokens`: what even one unlimited cache would have to compute.
-
-    The machine's load average is that of the end.
-    """
+    """The whole demo. `least_tokens`: what even one unlimited cache would have to compute."""
 
     schema_version: int = SCHEMA_VERSION
     workload: Workload
     seeds: tuple[int, ...]
     plans: tuple[Plan, ...]
     machine: Machine
+    headline: str
     runs: list[RunReport]
     comparisons: list[Comparison]
     least_tokens: int
@@ -83,7 +73,8 @@ def make_report(
         workload=workload,
         seeds=tuple(seeds),
         plans=tuple(plans),
-        machine=replace(this_machine(), load_average=os.getloadavg()[0]),
+        machine=this_machine(),
+        headline=headline(reports),
         runs=reports,
         comparisons=_compare_all(runs),
         least_tokens=sum(least_tokens(same[-1].results) for same in by_seed.values() if same),
@@ -92,6 +83,35 @@ def make_report(
         ),
         num_errors=sum(report.summary.num_errors for report in reports),
     )
+
+
+def headline(runs: Sequence[RunReport]) -> str:
+    """Write the verdict in one sentence: recomputed tokens against every other policy."""
+    totals: Counter[str] = Counter()
+    for run in runs:
+        totals[run.policy] += run.summary.num_recomputed_tokens
+    ours = _ours(list(totals))
+    parts = [
+        f"{_difference(totals[ours], tokens)} {name}"
+        for name, tokens in sorted(totals.items(), key=lambda item: item[1])
+        if name != ours and tokens
+    ]
+    if not parts:
+        return f"{ours} recomputes {thousands(totals[ours])} prompt tokens"
+    parts[0] = parts[0].replace(" than", " prompt tokens than", 1)
+    return f"{ours} recomputes {' and '.join(parts)}"
+
+
+def _difference(ours: int, theirs: int) -> str:
+    share = ours / theirs - 1
+    if abs(share) < 0.005:
+        return "no fewer and no more than"
+    return f"{percent(abs(share))} {'fewer' if share < 0 else 'more'} than"
+
+
+def _ours(policies: Sequence[str]) -> str:
+    """Choose the policy that the others are held against."""
+    return _OURS if _OURS in policies else policies[-1]
 
 
 def least_tokens(results: Sequence[TurnResult]) -> int:
@@ -123,13 +143,10 @@ def least_tokens(results: Sequence[TurnResult]) -> int:
     return total
 
 
-def write_json(report: Report, runs: Sequence[Run], out: Path) -> None:
-    """Write `results.json` and the turns of every run."""
+def write_json(report: Report, out: Path) -> None:
+    """Write `results.json`."""
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
     (out / "results.json").write_bytes(encoded + b"\n")
-    for run in runs:
-        lines = b"".join(msgspec.json.encode(turn) + b"\n" for turn in run.results)
-        (out / f"turns-{run.policy}-{run.seed}.jsonl").write_bytes(lines)
 
 
 def table(report: Report) -> Table:
@@ -139,44 +156,42 @@ def table(report: Report) -> Table:
     computed most prompt tokens with the mean.
     """
     built = figures_table(
-        "policy", "TTFT mean", "p50", "p90", "p99", "turn", "hit", "recomputed", "busiest"
+        "policy", "recomputed", "hit", "TTFT mean", "p50", "p90", "p99", "turn", "busiest"
     )
     for run in report.runs:
         summary = run.summary
         name = run.policy if len(report.seeds) == 1 else f"{run.policy} #{run.seed}"
         built.add_row(
             name,
-            milliseconds(summary.ttft_mean_s),
-            milliseconds(summary.ttft_p50_s),
-            milliseconds(summary.ttft_p90_s),
-            milliseconds(summary.ttft_p99_s),
-            milliseconds(summary.total_mean_s),
-            ratio(summary.hit_ratio),
             thousands(summary.num_recomputed_tokens),
+            ratio(summary.hit_ratio),
+            duration(summary.ttft_mean_s),
+            duration(summary.ttft_p50_s),
+            duration(summary.ttft_p90_s),
+            duration(summary.ttft_p99_s),
+            duration(summary.total_mean_s),
             f"{run.imbalance:.2f} x",
         )
-    built.add_row("unlimited cache", *[""] * 6, f"≥ {thousands(report.least_tokens)}", "")
+    built.add_row("unlimited cache", f"≥ {thousands(report.least_tokens)}", *[""] * 7)
     return built
 
 
 def words(report: Report) -> list[str]:
     """Describe what was measured and what limits it, one paragraph each."""
     said = [*paragraphs(report.comparisons), *_caveats(report)]
-    speed = report.workload.speed
     if report.comparisons:
         said.append("In brackets: 95 % intervals, by session; with several seeds, each is a round.")
     said.append(
-        f"Replicas are emulated and time is scaled: the modelled GPUs' clock runs {speed:g} times "
-        f"as fast, so 100 ms here stand for {speed * 0.1:g} s there; one token stands for "
-        f"{TOKENS_PER_TOKEN}. Router and driver run in real time: theirs weighs {speed:g} times "
-        "as much as in front of GPUs. The session id goes along in every run; only session_* "
-        "policies read it."
+        "Time is virtual: a busy machine changes no figure. Replicas are emulated: a step takes as "
+        f"long as data sheets say, and one token stands for {TOKENS_PER_TOKEN}. Router and network "
+        "take no time. The session id is sent in every run; only session_* policies read it."
     )
     return said
 
 
 def show(report: Report, console: Console) -> None:
-    """Print table and words."""
+    """Print the verdict, the table and the words."""
+    console.print(Text(f"{report.headline}.", style="bold"))
     console.print()
     console.print(table(report))
     console.print(Group(Text(), bullets(words(report))))
@@ -184,60 +199,43 @@ def show(report: Report, console: Console) -> None:
 
 def _report_run(run: Run) -> RunReport:
     good = [turn for turn in run.results if turn.error is None]
-    loads = run.samples[-1].loads if run.samples else ()
-    first = run.samples[0].loads if run.samples else ()
-    recomputed = tuple(
-        load.num_recomputed_tokens - before.num_recomputed_tokens
-        for load, before in zip(loads, first, strict=True)
-    )
-    mean = sum(recomputed) / len(recomputed) if recomputed else 0
+    recomputed: Counter[str] = Counter(dict.fromkeys(run.ended.cache_views, 0))
+    for turn in good:
+        recomputed[turn.replica or "?"] += turn.num_recomputed_tokens
+    total = sum(recomputed.values())
     predicted = [turn for turn in good if turn.predicted is not None]
     exact = sum(
         turn.predicted is not None and turn.predicted.gpu == turn.num_cached_tokens
         for turn in predicted
     )
-    router_ms = sorted(turn.router_ms for turn in good if turn.router_ms is not None)
     return RunReport(
         policy=run.policy,
         seed=run.seed,
         summary=summarize(run.results),
-        recomputed_tokens=recomputed,
-        imbalance=max(recomputed) / mean if mean else 1.0,
+        recomputed_tokens=dict(recomputed),
+        imbalance=max(recomputed.values()) / total * len(recomputed) if total else 1.0,
         prediction_exact_ratio=exact / len(predicted) if predicted else None,
-        cache_views=run.cache_views,
-        router_ms_p50=router_ms[len(router_ms) // 2] if router_ms else None,
-        driver_lag_p99_s=run.driver_lag_p99_s,
-        start_up_s=run.start_up_s,
-        elapsed_s=run.elapsed_s,
-        cpu_s=run.cpu_s,
-        samples=run.samples,
+        cache_views=run.ended.cache_views,
+        elapsed_s=run.ended.elapsed_s,
     )
 
 
 def _compare_all(runs: Sequence[Run]) -> list[Comparison]:
     policies = list(dict.fromkeys(run.policy for run in runs))
-    ours = _OURS if _OURS in policies else policies[-1]
+    ours = _ours(policies)
     compared: list[Comparison] = []
     for baseline in policies:
         if baseline == ours:
             continue
-        pairs = [
-            (mine, theirs)
+        rounds = [
+            Round(ours=mine.results, theirs=theirs.results)
             for mine in runs
             for theirs in runs
             if (mine.policy, theirs.policy) == (ours, baseline) and mine.seed == theirs.seed
         ]
-        late = any(run.driver_lag_p99_s > _LATE_S for pair in pairs for run in pair)
-        rounds = [Round(ours=mine.results, theirs=theirs.results) for mine, theirs in pairs]
         for measure in (MEASURES[name] for name in _COMPARED):
-            found = compare(
-                measure,
-                ours,
-                baseline,
-                rounds,
-                same_sessions=False,  # every seed draws its own
-                blurred="the driver was late" if late and measure.is_time else "",
-            )
+            # Every seed draws its own sessions.
+            found = compare(measure, ours, baseline, rounds, same_sessions=False)
             if found is not None:
                 compared.append(found)
     return compared
@@ -253,16 +251,6 @@ def _caveats(report: Report) -> list[str]:
         said.append(
             f"{report.num_differing_prompts} turns had another prompt under another policy: "
             "the runs are not strictly comparable."
-        )
-    late = max((run.driver_lag_p99_s for run in report.runs), default=0.0)
-    if late > _LATE_S:
-        load = report.machine.load_average
-        busy = (
-            "" if load is None else f", load average {load:.1f} on {report.machine.num_cpus} CPUs"
-        )
-        said.append(
-            f"This machine was busy: the driver itself was up to {milliseconds(late)} late "
-            f"(p99{busy}). Token counts hold, times do not."
         )
     unsure = sorted(
         {
@@ -286,6 +274,5 @@ def settings(workload: Workload, plan: Plan) -> list[str]:
         f"{plan.num_turns} turns (the longest session {plan.longest_turns}), seed {workload.seed}",
         f"{NUM_REPLICAS} emulated replicas (Llama 3.1 70B on 4 x H100 each), caches of "
         f"{thousands(cache)} tokens; the agents write {thousands(written)}",
-        f"scaled: clock {workload.speed:g}:1, tokens {TOKENS_PER_TOKEN}:1; same sessions and cold "
-        "caches for every policy",
+        f"virtual time, tokens {TOKENS_PER_TOKEN}:1; same sessions and cold caches for each policy",
     ]

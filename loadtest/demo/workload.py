@@ -1,15 +1,11 @@
 """What the demo runs, and why these numbers. None was chosen by which policy it favours: sizes
-and speed by what two cores do in two minutes, caches by the rule below.
+by what two cores do in half a minute, caches by the rule below.
 
 The replicas stand for three servers of four H100 with Llama 3.1 70B each (the emulator's preset
-`h100x4-70b`, from data sheets). To fit two cores and two minutes, two things are scaled:
-
-    tokens 4:1   One emulated token stands for four, in the prompts, in the replies, in the caches
-                 and in the cost of computing it. Text is a quarter as long, and a step costs what
-                 the step over the full text would: linear terms x 4, (token, context) pairs x 16.
-    clock 25:1   Steps, tool waits and ramp take a twenty-fifth of their time. What is not scaled
-                 (router, driver, sockets: real milliseconds) weighs 25 times as much as it would
-                 in front of GPUs.
+`h100x4-70b`, from data sheets). One emulated token stands for four: in the prompts, in the replies,
+in the caches and in the cost of computing it. Text is a quarter as long, and a step costs what the
+step over the full text would: linear terms x 4, (token, context) pairs x 16. Seconds are those of
+the full text: a first token that takes 0.6 s here takes 0.6 s there.
 
 Sessions are `loadtest.agents` after 610 Codex traces, with fewer turns (median 8, not 30; spread
 0.4, not 0.5: one straggler would double the run) and quicker tools (median wait 2.6 s, not 5.2).
@@ -30,9 +26,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadtest.agents import Profile, Session, make_sessions
+from loadtest.emulator.options import EmulatorOptions
+from loadtest.emulator.time_model import PRESETS, TimeModel
 
 TOKENS_PER_TOKEN: Final = 4
-SPEED: Final = 25.0
 NUM_REPLICAS: Final = 3
 BLOCK_SIZE: Final = 16  # emulated tokens; 64 real ones
 CACHE_RATIO: Final = 0.5  # all caches : what the agents write, each text once
@@ -42,13 +39,17 @@ _CHARS_PER_TOKEN: Final = 3.9  # of loadtest.agent_text's sources
 _MARKUP_TOKENS: Final = 30  # a message's role, and a tool call's JSON
 _ROOM: Final = 1.5  # even alone, the longest session fits its replica
 
-# Preset h100x4-70b of loadtest.emulator.time_model, for tokens that stand for four: a step of
-# 1 emulated token is 4 decode steps (base x 4), reads 4 x the context 4 times (x 16).
-_BASE_MS: Final = 13.0
-_MS_PER_PREFILL_TOKEN: Final = 0.071
-_MS_PER_MTOKEN2: Final = 1.7
-_MS_PER_DECODE: Final = 0.04
-_MS_PER_MTOKEN_CONTEXT: Final = 31.0
+# For tokens that stand for four: a step of 1 emulated token is 4 decode steps (base x 4), reads
+# 4 x the context 4 times (x 16).
+_PRESET: Final = PRESETS["h100x4-70b"]
+_TIMES: Final = TimeModel(
+    base_ms=_PRESET.base_ms * TOKENS_PER_TOKEN,
+    ms_per_prefill_token=_PRESET.ms_per_prefill_token * TOKENS_PER_TOKEN,
+    ms_per_mtoken2=_PRESET.ms_per_mtoken2 * TOKENS_PER_TOKEN**2,
+    ms_per_decode=_PRESET.ms_per_decode * TOKENS_PER_TOKEN,
+    ms_per_mtoken_context=_PRESET.ms_per_mtoken_context * TOKENS_PER_TOKEN**2,
+)
+_TICK_MS: Final = 100.0  # a first token is at most this late; fewer wake-ups
 
 
 class Workload(Struct, frozen=True, kw_only=True):
@@ -58,7 +59,6 @@ class Workload(Struct, frozen=True, kw_only=True):
     num_sessions: int
     num_turns: int  # median
     seed: int = 1
-    speed: float = SPEED
 
     def profile(self) -> Profile:
         """Return what the sessions look like."""
@@ -66,7 +66,6 @@ class Workload(Struct, frozen=True, kw_only=True):
             num_sessions=self.num_sessions,
             num_turns=self.num_turns,
             scale_tokens=1 / TOKENS_PER_TOKEN,
-            scale_time=1 / self.speed,
             turns_sigma=0.4,
             tool_wait_s=2.6,
             ramp_s=60.0,
@@ -78,31 +77,24 @@ class Workload(Struct, frozen=True, kw_only=True):
         """Build the sessions anew: same seed, same sessions."""
         return make_sessions(self.profile())
 
-    def replica_flags(self, num_gpu_blocks: int) -> list[str]:
-        """Write the options of `warmroute emulate` for one replica.
+    def replica_options(self, num_gpu_blocks: int) -> EmulatorOptions:
+        """Describe one replica.
 
         The same seed on all: the same prompt gets the same reply wherever it goes, so every
         policy sees the same conversations.
         """
-        n = TOKENS_PER_TOKEN
-        options = {
-            "block-size": BLOCK_SIZE,
-            "num-gpu-blocks": num_gpu_blocks,
-            "max-num-batched-tokens": 8192 // n,
-            "base-ms": _BASE_MS * n,
-            "ms-per-prefill-token": _MS_PER_PREFILL_TOKEN * n,
-            "ms-per-mtoken2": _MS_PER_MTOKEN2 * n * n,
-            "ms-per-decode": _MS_PER_DECODE * n,
-            "ms-per-mtoken-context": _MS_PER_MTOKEN_CONTEXT * n * n,
-            "speed": self.speed,
-            "tick-ms": 5.0,  # a first token is at most this late; fewer wake-ups
-            "seed": self.seed,
-        }
-        return [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        return EmulatorOptions(
+            block_size=BLOCK_SIZE,
+            num_gpu_blocks=num_gpu_blocks,
+            max_num_batched_tokens=8192 // TOKENS_PER_TOKEN,
+            time_model=_TIMES,
+            tick_ms=_TICK_MS,
+            seed=self.seed,
+        )
 
 
-FULL: Final = Workload(name="full", num_sessions=32, num_turns=8)
-SHORT: Final = replace(FULL, name="short", num_sessions=14, num_turns=4, speed=50.0)  # for CI
+FULL: Final = Workload(name="full", num_sessions=24, num_turns=8)
+SHORT: Final = replace(FULL, name="short", num_sessions=14, num_turns=4)  # for CI
 
 
 class Plan(Struct, frozen=True, kw_only=True):

@@ -85,15 +85,6 @@ class Child:
             self._send(signal.SIGKILL)
             await self._process.wait()
 
-    def cpu_s(self) -> float | None:
-        """Read the processor time used so far; None where the system has no /proc."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return None
-        fields = stat.rpartition(")")[2].split()  # after the name, from the third field on
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def _send(self, number: signal.Signals) -> None:
         try:
             self._process.send_signal(number)

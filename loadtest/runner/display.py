@@ -1,7 +1,7 @@
 """What is to be seen while runs go on: a table on a terminal, lines where there is none.
 
-One row for each label (a policy, a target, an arm) with its latest run, and the run that goes on
-below: what was measured of late, and the load of its replicas where it is known.
+One row for each label (a policy, a target, an arm) with its latest run, and below the run that goes
+on: what was measured recently.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.runner.tally import RECENT_S, ReplicaLoad, Tally, percentile
+from loadtest.runner.tally import RECENT_S, Tally, percentile
 from loadtest.words import clock, duration, ratio, thousands
 
 _LINE_EVERY_S: Final = 5.0
 _REFRESH_S: Final = 0.25
 _BAR_WIDTH: Final = 18
-_LOAD_CELLS: Final = 24
 _SHARES: Final = (0.5, 0.9, 0.99)
 
 
@@ -103,11 +102,8 @@ def progress_line(tally: Tally) -> str:
         "TTFT " + " ".join(_percentiles(tally)),
         f"hit {ratio(tally.hit_ratio)}",
     ]
-    if tally.loads:
-        parts.append("load " + " ".join(f"{x.num_running}+{x.num_waiting}" for x in tally.loads))
-    else:
-        parts.append(f"late p99 {duration(tally.late_s(0.99))}")
-    if tally.num_in_flight and not tally.loads:
+    parts.append(f"late p99 {duration(tally.late_s(0.99))}")
+    if tally.num_in_flight:
         parts.append(f"{tally.num_in_flight} in flight")
     if tally.errors:
         parts.append(f"FAILED {error_counts(tally.errors)}")
@@ -204,11 +200,10 @@ class LiveDisplay:
         tally = self._tally
         if tally is None:
             return Group()
-        loads = [_load_line(number, load) for number, load in enumerate(tally.loads, 1)]
         errors = []
         if tally.errors:
             errors.append(Text(f"errors: {error_counts(tally.errors)}", style="bold red"))
-        return Group(_state(tally), *errors, *loads)
+        return Group(_state(tally), *errors)
 
 
 def _state(tally: Tally) -> Text:
@@ -220,20 +215,6 @@ def _state(tally: Tally) -> Text:
     left_s = tally.left_s()
     if left_s is not None:
         line.append(f"   about {clock(left_s)} left")
-    return line
-
-
-def _load_line(number: int, load: ReplicaLoad) -> Text:
-    running = min(load.num_running, _LOAD_CELLS)
-    waiting = min(load.num_waiting, _LOAD_CELLS - running)
-    line = Text(f"r{number}  ")
-    line.append("█" * running, style="green")
-    line.append("█" * waiting, style="yellow")
-    line.append("·" * (_LOAD_CELLS - running - waiting), style="dim")
-    line.append(
-        f"  {load.num_running:>2} running  {load.num_waiting:>2} waiting"
-        f"  {thousands(load.num_recomputed_tokens):>6} prompt tokens computed"
-    )
     return line
 
 

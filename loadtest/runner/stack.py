@@ -31,51 +31,12 @@ _WARM_UP: Final[dict[str, Any]] = {
 }
 
 
-class Stack(Struct, frozen=True, kw_only=True):
-    """What runs: base URLs and processes; replica i is `r{i + 1}` to the router."""
-
-    router_url: str
-    admin_url: str
-    replica_urls: tuple[str, ...]
-    replicas: tuple[Child, ...]
-    router: Child
-
-
 class Router(Struct, frozen=True, kw_only=True):
     """One router."""
 
     url: str
     admin_url: str
     child: Child
-
-
-@asynccontextmanager
-async def start(
-    flags: Sequence[str], num_replicas: int, policy: str, log_dir: Path, *, port: int = 0
-) -> AsyncIterator[Stack]:
-    """Run replicas and router, ready for requests, for as long as the context lasts.
-
-    Args:
-        flags: Of `warmroute emulate`, for every replica.
-        log_dir: Exists; gets one log per process.
-        port: The router's; 0: any free one.
-
-    Raises:
-        ChildDied: one of them did not start.
-    """
-    async with AsyncExitStack() as stack:
-        replicas = await stack.enter_async_context(start_replicas(flags, num_replicas, log_dir))
-        urls = tuple(replica.announced[1] for replica in replicas)
-        router = await stack.enter_async_context(
-            start_router(urls, ["--policy", policy], log_dir, port=port)
-        )
-        yield Stack(
-            router_url=router.url,
-            admin_url=router.admin_url,
-            replica_urls=urls,
-            replicas=replicas,
-            router=router.child,
-        )
 
 
 @asynccontextmanager

@@ -7,35 +7,19 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import Struct
-
 from loadtest import results
 from loadtest.results import TurnResult
 
 RECENT_S: Final = 10.0
 
 
-class ReplicaLoad(Struct, frozen=True, kw_only=True):
-    """What a replica's own `/metrics` said at one moment; token counts since its start."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_prompt_tokens: int = 0  # looked up in its cache
-    num_cached_tokens: int = 0  # found there
-
-    @property
-    def num_recomputed_tokens(self) -> int:
-        return self.num_prompt_tokens - self.num_cached_tokens
-
-
 class Tally:
     """Counts turns as they are sent and done. Warm-up turns are counted, but not timed.
 
-    Set by the run: `elapsed_s`, `span_s` (when an open loop's last turn is due), and `loads`, where
-    it asks the replicas.
+    Set by the run: `elapsed_s`, and `span_s` (when an open loop's last turn is due).
     """
 
-    __slots__ = ("_lates", "_recent", "_ttfts", "elapsed_s", "errors", "label", "loads",
+    __slots__ = ("_lates", "_recent", "_ttfts", "elapsed_s", "errors", "label",
                  "num_cached_tokens", "num_done", "num_prompt_tokens", "num_sent", "span_s",
                  "total_turns")  # fmt: skip
 
@@ -49,7 +33,6 @@ class Tally:
         self.num_prompt_tokens = 0  # of turns whose cached tokens are known
         self.num_cached_tokens = 0
         self.elapsed_s = 0.0
-        self.loads: tuple[ReplicaLoad, ...] = ()
         self._ttfts: list[float] = []
         self._lates: list[float] = []
         self._recent: deque[tuple[float, float]] = deque()  # when done, first-token time

@@ -1,10 +1,9 @@
-"""Made-up runs for the demo's tests: no process, no clock."""
+"""Made-up runs for the demo's tests: no process."""
 
 from __future__ import annotations
 
-from loadtest.demo.run import Run, Sample
+from loadtest.demo.run import Ended, Run
 from loadtest.results import Predicted, TurnResult
-from loadtest.runner.tally import ReplicaLoad
 
 
 def turn(
@@ -30,7 +29,7 @@ def turn(
         num_cached_tokens=None if error else cached,
         num_output_tokens=None if error else output,
         predicted=None if predicted is None else Predicted(gpu=predicted),
-        router_ms=1.5,
+        replica=None if error else f"r{1 + int(session_id[1:].partition('.')[0]) % 3}",
     )
 
 
@@ -52,28 +51,15 @@ def made_run(
     ]
     if failed:
         results[-1] = turn(f"s{num_sessions - 1}", 2, error="http_503")
-    samples = [
-        Sample(
-            at_s=float(at),
-            loads=tuple(
-                ReplicaLoad(
-                    num_running=r,
-                    num_prompt_tokens=(r + 1) * 4000 * at,
-                    num_cached_tokens=(r + 1) * 3000 * at,
-                )
-                for r in range(3)
-            ),
-        )
-        for at in range(10)
-    ]
     return Run(
         policy=policy,
         seed=seed,
         results=results,
-        samples=samples,
-        cache_views={"r1": "exact", "r2": view, "r3": "exact"},
-        driver_lag_p99_s=0.002,
-        start_up_s=3.0,
-        elapsed_s=9.0,
-        cpu_s={"router": 1.0, "driver": 0.5},
+        ended=Ended(
+            cache_views={"r1": "exact", "r2": view, "r3": "exact"},
+            elapsed_s=9.0,
+            router_url="http://127.0.0.1:1",
+            admin_url="http://127.0.0.1:2",
+            replica_urls=("http://127.0.0.1:3", "http://127.0.0.1:4", "http://127.0.0.1:5"),
+        ),
     )

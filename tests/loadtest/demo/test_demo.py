@@ -1,4 +1,7 @@
-"""The demo as a whole, as small as it gets: real processes, one policy, a few turns."""
+"""The demo as a whole, as small as it gets: real processes, few policies, a few turns.
+
+No forks of the tests' server: their modules took the real clock with them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import httpx
@@ -18,22 +22,12 @@ from click.testing import CliRunner
 from loadtest.demo.cli import demo, parse_policies
 from loadtest.runner.stack import child_environment
 
-pytestmark = pytest.mark.usefixtures("forked_children")
-
-REAL_PYTHON = sys.executable
-TINY = ["--short", "--sessions", "3", "--turns", "2", "--speed", "200"]
-# A process of its own: its children, which are forks, are asked for by its number.
-PROGRAM = """
-import sys
-python, *sys.argv[1:] = sys.argv[1:]
-sys.executable = python
-from loadtest.demo.cli import demo
-demo()
-"""
+TINY = ["--short", "--sessions", "3", "--turns", "2"]
+PROGRAM = "from loadtest.demo.cli import demo; demo()"
 
 
 def _all_end(pids: list[int], *, within_s: float) -> bool:
-    """Wait for processes to be gone; one forked as the signal came is ended by its leash."""
+    """Wait for processes to be gone; one started as the signal came is ended by its leash."""
     until_s = time.monotonic() + within_s
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         if time.monotonic() >= until_s:
@@ -49,7 +43,7 @@ def _children_of(pid: int) -> list[int]:
 
 def _start(*args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [REAL_PYTHON, "-c", PROGRAM, sys.executable, *TINY, *args],
+        [sys.executable, "-c", PROGRAM, *TINY, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -103,7 +97,9 @@ def test_kept_demo_answers_and_ends_with_everything_it_started(tmp_path: Path) -
     assert answer.status_code == 200
     assert answer.headers["x-warmroute-policy"] == "kv_aware"
     assert status == 130
-    assert len(children) == 4
+    assert "warmroute check --replica" in said
+    assert "warmroute serve --replica" in said
+    assert len(children) == 1
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["num_errors"] == 0
@@ -131,14 +127,35 @@ def test_interrupt_while_starting_ends_everything(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_child_killed_at_work_is_reported_with_its_log(tmp_path: Path) -> None:
-    """A replica that dies ends the demo with status 1 and says which one."""
-    with _start("--policies", "random", "--speed", "1", "--out", str(tmp_path)) as process:
-        _read_until(process, "TTFT")
-        os.kill(_children_of(process.pid)[1], signal.SIGKILL)
+    """A run that dies ends the demo with status 1, and its message says which one."""
+    with _start("--policies", "random", "--out", str(tmp_path)) as process:
+        _read_until(process, "starting replicas")
+        children: list[int] = []
+        while not children:
+            children = _children_of(process.pid)
+        os.kill(children[0], signal.SIGKILL)
         assert process.stdout is not None
         rest = process.stdout.read()
         status = process.wait(60)
 
     assert status == 1
-    assert "replica r2 ended with signal SIGKILL" in rest
-    assert "emulating tiny" in rest
+    assert "the run of random ended with signal SIGKILL" in rest
+    assert "random-1.log" in rest
+
+
+@pytest.mark.timeout(180)
+def test_a_run_repeats_to_the_last_digit(tmp_path: Path) -> None:
+    """The machine has no part in it: every time and token is the same again."""
+    played: list[list[dict[str, Any]]] = []
+    for number in range(2):
+        out = tmp_path / str(number)
+        with _start("--policies", "session_sticky,kv_aware", "--out", str(out)) as process:
+            assert process.wait(120) == 0
+        files = (out / "turns-session_sticky-1.jsonl", out / "turns-kv_aware-1.jsonl")
+        turns = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        for turn in turns:
+            del turn["request_id"]
+        played.append(turns)
+
+    assert played[0] == played[1]
+    assert all(turn["ttft_s"] > 0 for turn in played[0])

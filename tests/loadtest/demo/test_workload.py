@@ -15,7 +15,6 @@ from loadtest.demo.workload import (
     Workload,
     plan,
 )
-from loadtest.emulator.cli import emulate
 from loadtest.emulator.time_model import PRESETS
 
 
@@ -72,18 +71,18 @@ def test_session_lengths_are_skewed() -> None:
     assert plan(FULL).longest_turns >= 2 * FULL.num_turns
 
 
-def test_emulator_understands_the_replicas_flags() -> None:
-    """The flags are the emulator's own, and scaled from its preset as the docstring says."""
-    context = emulate.make_context("emulate", FULL.replica_flags(1000))
+def test_replicas_are_scaled_from_their_preset() -> None:
+    """One token stands for four: linear costs grow by four, costs of pairs by sixteen."""
+    options = FULL.replica_options(1000)
 
     preset = PRESETS["h100x4-70b"]
     n = TOKENS_PER_TOKEN
-    given = context.params
-    assert given["num_gpu_blocks"] == 1000
-    assert given["block_size"] == BLOCK_SIZE
-    assert given["speed"] == FULL.speed
-    assert given["base_ms"] == pytest.approx(n * preset.base_ms)
-    assert given["ms_per_prefill_token"] == pytest.approx(n * preset.ms_per_prefill_token)
-    assert given["ms_per_mtoken2"] == pytest.approx(n * n * preset.ms_per_mtoken2)
-    assert given["ms_per_decode"] == pytest.approx(n * preset.ms_per_decode)
-    assert given["ms_per_mtoken_context"] == pytest.approx(n * n * preset.ms_per_mtoken_context)
+    times = options.time_model
+    assert options.num_gpu_blocks == 1000
+    assert options.block_size == BLOCK_SIZE
+    assert options.speed == 1.0
+    assert times.base_ms == pytest.approx(n * preset.base_ms)
+    assert times.ms_per_prefill_token == pytest.approx(n * preset.ms_per_prefill_token)
+    assert times.ms_per_mtoken2 == pytest.approx(n * n * preset.ms_per_mtoken2)
+    assert times.ms_per_decode == pytest.approx(n * preset.ms_per_decode)
+    assert times.ms_per_mtoken_context == pytest.approx(n * n * preset.ms_per_mtoken_context)

@@ -46,15 +46,13 @@ def _await_gone(pid: int) -> bool:
 async def test_child_is_ready_when_its_log_says_so_and_gone_after_its_context(
     tmp_path: Path,
 ) -> None:
-    """What it announced can be read; its processor time too; then it ends."""
+    """What it announced can be read; then it ends."""
     async with running("r1", ["-c", WAITS], log=tmp_path / "log", env=ENV) as child:
         await child.wait_announced(READY, 30.0)
         assert child.announced[1] == "7"
-        assert (child.cpu_s() or 0.0) >= 0.0
         pid = child.pid
 
     assert _is_gone(pid)
-    assert child.cpu_s() is None
 
 
 async def test_child_that_dies_at_start_is_reported_with_the_reason(tmp_path: Path) -> None:

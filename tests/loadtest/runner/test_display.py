@@ -10,7 +10,7 @@ from rich.console import Console
 
 from loadtest.results import TurnResult
 from loadtest.runner.display import LiveDisplay, PlainDisplay, make_display, progress_line
-from loadtest.runner.tally import ReplicaLoad, Tally
+from loadtest.runner.tally import Tally
 
 POLICIES = ["round_robin", "session_sticky", "kv_aware"]
 
@@ -122,10 +122,9 @@ def test_runs_of_several_labels_are_named_and_counted() -> None:
 
 
 def test_lines_fit_a_hundred_columns() -> None:
-    """A line of a log with the load of three replicas."""
+    """A line of a log with many turns."""
     tally = filled(total_turns=700)
     tally.num_done, tally.errors = 690, {}
-    tally.loads = (ReplicaLoad(num_running=18, num_waiting=9),) * 3
 
     assert len(f"session_sticky  {progress_line(tally)}") <= 100
 
@@ -142,7 +141,6 @@ def test_table_shows_what_ran_what_runs_and_what_comes() -> None:
     """One row per label in its state; the run that goes on below; never wider than 100 columns."""
     display = LiveDisplay(log(), POLICIES)
     ran, runs = filled("round_robin"), filled("session_sticky")
-    runs.loads = (ReplicaLoad(num_running=30, num_waiting=4), ReplicaLoad(), ReplicaLoad())
 
     display.starting("round_robin")
     assert "starting" in text_of(display.render())
@@ -153,7 +151,7 @@ def test_table_shows_what_ran_what_runs_and_what_comes() -> None:
     display.update(runs)
     shown = text_of(display.render())
 
-    for words in ("5/10 1 failed", "30 running   4 waiting", "to come", "last 10 s: TTFT 700 ms",
+    for words in ("5/10 1 failed", "to come", "last 10 s: TTFT 700 ms",
                   "about 0:16 left", "errors: timeout 1"):  # fmt: skip
         assert words in shown
     assert max(map(len, shown.splitlines())) <= 100
