@@ -132,7 +132,6 @@ def build_pipeline(parts: Parts) -> Pipeline:
             parts.threads.outliner,
             fleet=parts.fleet,
             withheld=parts.withheld,
-            continues_streams=config.forward.continue_streams,
             session_headers=config.session.headers,
         ),
         models=parts.served_models,
@@ -158,7 +157,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
         ),
         forwarder=forwarder,
         retries=retries,
-        relay=Relay(tokenizer=tokenizer, retries=retries, admission=admission, metrics=metrics),
+        relay=Relay(retries=retries, admission=admission, metrics=metrics),
         observer=Observer(
             metrics=metrics,
             caches=parts.caches,

@@ -17,7 +17,6 @@ from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
-from router.data_path.terms import Terms
 from router.experiments.assignment import Assignment
 from router.index.block_index import BlockMatch
 from router.index.cache_view import Claim
@@ -79,7 +78,7 @@ class Job(Struct, kw_only=True):
     outline: Outline | None = None  # instead of what it says, where the body was not read whole
     extra: ExtraKeys = NO_EXTRA
     tokens: Tokens | None = None
-    way: str = "unknown"  # local | media | prefix | engine | unknown | continued: where from
+    way: str = "unknown"  # local | media | prefix | engine | unknown: where from
     num_tokens: int = 0
     num_rest_tokens: int = 0  # of these, estimated behind what is known of the prompt's
     num_more_tokens: int = 0  # of a batch's prompts behind the first
@@ -103,9 +102,6 @@ class Job(Struct, kw_only=True):
     tried: set[str] = set()  # replicas that it may not go to (again)
     is_excused: bool = False  # its last failure says nothing about the replica
     charge: Charge | None = None  # for its uncached tokens; None: not placed yet, or no tenant
-    terms: Terms | str = "api"  # for going on with its stream elsewhere; text: why that cannot be
-    is_continuation: bool = False  # it goes on with the stream of a try that broke off
-    num_continued_tokens: int = 0  # of its prompt, what that stream's engines generated
     kind: Kind | None = None  # how its prompt is made; None: its ids are not handed over
     handed: bytes | None = None  # the body with its ids, while it is sent
     is_handed_over: bool = False  # its last try was

@@ -62,7 +62,7 @@ class Observer:
     ) -> None:
         """Note the end of a request that was placed; `first_s` None: no byte of an answer came."""
         ttft_ms = None
-        if first_s is not None and job.streams and status == 200 and not job.is_continuation:
+        if first_s is not None and job.streams and status == 200:
             ttft_ms = (first_s - job.placed_s) * 1000
         record = _record_of(
             job,
@@ -353,7 +353,6 @@ def _record_of(
         num_predicted_cached_tokens=num_cached_tokens,
         num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
-        num_continued_tokens=job.num_continued_tokens,
         router_ms=router_s * 1000 - job.waited_ms,
         service_class=job.service_class,
         deadline_ms=job.deadline_ms,

@@ -562,21 +562,6 @@ class Prompter:
         self.trust.start_anew()
         return True
 
-    def encode_behind(
-        self, before: Sequence[int], text: str, *, skip_special_tokens: bool
-    ) -> TokenIds | None:
-        """See `TextEncoder.encode_behind`.
-
-        Raises:
-            NeedsEngine: the tokenizer cannot be used here.
-        """
-        encoder = self._usable_encoder()
-        return encoder.encode_behind(before, text, skip_special_tokens=skip_special_tokens)
-
-    def ends_in_text(self, ids: Sequence[int]) -> bool:
-        """See `TextEncoder.ends_in_text`; raises as `encode_behind`."""
-        return self._usable_encoder().ends_in_text(ids)
-
     def _roots_of(self, owner: str) -> _Roots:
         """Find where an owner's prompts begin; never part of the tree's budget, so bounded."""
         roots = self._roots.get(owner)
