@@ -31,7 +31,6 @@ from router.scheduling.classes import ServiceClass
 from router.tenants import Charge, Tenant
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind
-from router.tokens.media_learner import Unseen
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
@@ -84,16 +83,11 @@ class Job(Struct, kw_only=True):
     num_more_tokens: int = 0  # of a batch's prompts behind the first
     num_head_tokens: int = 0  # in front of the first image or sound, where that is known
     num_named_tokens: int = 0  # in front of the first of which no engine's name is known
-    unseen: Unseen | None = None  # items of which no event has shown the name; None: none
-    learns_as: str | None = None  # the session as engines get it, while that is learned
     has_media: bool = False  # it is not text alone
     has_named_media: bool = False  # the client named an image itself: it may name two alike
     num_counted_tokens: int | None = None  # the answer, where it asked for that; None: not known
     chains: dict[HashContract, Sequence[BlockKey]] = {}  # of the tokens; see `keys`
     found: dict[CandidateId, BlockMatch] = {}  # in Redis, where it is asked
-    traced: frozenset[CandidateId] = frozenset()  # matched by what its session stored, lastly
-    engine_session: str | None = None  # engines go by this name in its body, not by our digest
-    num_guessed_tokens: int = 0  # of a prompt that is not known to its end, by its bytes alone
     assigned: Assignment | None = None  # its arm of an experiment; None: in none
     is_refused_here: bool = False  # by our chat template; the engine has the last word
     has_side_effects: bool = False  # sending it twice is not the same as sending it once
@@ -129,13 +123,15 @@ class Job(Struct, kw_only=True):
         return self.tokens is not None and not self.num_rest_tokens
 
     @property
+    def is_matchable(self) -> bool:
+        """Whether every block of the prompt has a name: its tokens and its media are known."""
+        is_cut = self.has_media and self.num_named_tokens < self.num_tokens
+        return self.is_known and not is_cut
+
+    @property
     def num_prompts(self) -> int:
         """Count the prompts of a request: several if it is a batch of completions."""
         return len(self.completion.prompts) if self.completion is not None else 1
-
-    def is_predicted(self, candidate: CandidateId) -> bool:
-        """Return whether what a candidate reuses of the prompt is more than a guess."""
-        return self.tokens is not None or candidate in self.traced
 
     @property
     def num_needed_tokens(self) -> int:
@@ -263,6 +259,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     pools: Mapping[CandidateId, PoolMatch]  # of candidates in a pool that is counted on
     assignment: AssignmentRecord | None = None
     plan: PrefillPlan[Choice] | None = None  # None: the candidate computes prompts, too
+    is_guess: bool = False  # what the candidate holds is not known from its blocks
 
     def costs(self) -> tuple[CandidateCost, ...]:
         return costs_of(self.decision, self.snapshot)
@@ -339,6 +336,7 @@ class Placement(Struct, kw_only=True):
     num_in_pool: int | None = None  # leading tokens in the pool when it was booked; None: not known
     state: str  # exact | degraded | blind
     plan: PrefillPlan[Choice] | None = None  # as of the choice
+    is_guess: bool = False  # nothing is predicted
     prefill: Placement | None = None  # where its prompt is computed, if elsewhere
 
     @property

@@ -157,8 +157,6 @@ class Reader:
 
     def _set_session(self, job: Job, body: dict[str, Any] | None) -> None:
         inbound = job.inbound
-        named = body.get("session_id") if body is not None else None
-        job.engine_session = named if isinstance(named, str) and named else None
         session = session_of(inbound.headers, body, self._session_headers, inbound.path)
         if session is None:
             return

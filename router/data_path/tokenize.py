@@ -33,7 +33,6 @@ from router.metrics import Metrics
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.conversation import has_media, mark_media, media_items
 from router.tokens.media_book import KnownMedia, MediaBook
-from router.tokens.media_learner import Unseen
 from router.tokens.media_names import MediaItem
 from router.tokens.panics import is_failure
 from router.tokens.prompter import EncodePlan
@@ -289,8 +288,6 @@ class Tokenizer:
         tokens = prompter.commit(plan, await self._encoded(plan))
         job.num_head_tokens = tokens.num_before_media
         job.num_named_tokens = _num_named_tokens(tokens, known)
-        unseen = {item.name: item for item in known if item.unseen}
-        job.unseen = Unseen(book, unseen) if unseen else None
         num_unknown = len(texts) - 1 - len(known)
         if not num_unknown:
             return tokens, "media"

@@ -114,16 +114,6 @@ class Tokens:
                 spans.append(MediaSpan(segment.media, start, end))
         return spans
 
-    def ids_between(self, start: int, end: int) -> TokenIds:
-        """List the token ids [start, end)."""
-        found: TokenIds = array("I")
-        position = 0
-        for segment in self._path:
-            if position < end and position + len(segment.ids) > start:
-                found += segment.ids[max(0, start - position) : end - position]
-            position += len(segment.ids)
-        return found
-
     def before_tail(self) -> Tokens:
         """Return the tokens that are the same whatever follows the text."""
         return Tokens(self._tree, self._path[:-1], len(self._path) - 1)
