@@ -248,9 +248,8 @@ def _kills(kills: Sequence[Killed]) -> str:
         "tools; one replica is killed when a third of the turns is done. A failed turn ends its "
         f"agent, so more turns are missing than failed (seeds {seeds}).\n\n"
         f"{table(header, rows)}\n\n"
-        "An agent's stream that has begun cannot be [continued](../operate/failures.md"
-        "#streams-that-are-continued) where it has tools; its client gets an error event. Who has "
-        "sent little to the replica that dies loses little: it may have sent all to another one."
+        "A stream that has begun cannot move to another replica; its client gets an error event. "
+        "A router that had sent little to the killed replica loses little."
     )
 
 

@@ -16,6 +16,7 @@ from policies.naming import split
 from router.config import yaml_file
 from router.config.checks import check
 from router.config.redis import REDIS_PASSWORD
+from router.config.removed import REMOVED
 from router.config.tree import Config, Option, options
 from router.errors import ConfigError
 from router.experiments.definition import Experiment
@@ -191,8 +192,10 @@ def explained(message: str, root: type[Struct] = Config) -> ConfigError:
         if text.startswith("Invalid enum value") and choices:
             text += f". Known here: {', '.join(choices)}"
         return ConfigError(f"{path or 'configuration'}: {text}", param=path or None)
-    allowed = [field.name for field in msgspec.structs.fields(section)]
     key = f"{path}.{unknown[1]}" if path else unknown[1]
+    if key in REMOVED:
+        return ConfigError(f"{key} was removed: {REMOVED[key]}", param=key)
+    allowed = [field.name for field in msgspec.structs.fields(section)]
     near = difflib.get_close_matches(unknown[1], allowed, n=1)
     hint_text = f"did you mean {near[0]!r}? " if near else ""
     return ConfigError(

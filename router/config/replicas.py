@@ -253,13 +253,6 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         float,
         Meta(ge=0, description="longest pause before the second try; drawn, doubled for a third"),
     ] = 0.05
-    continue_streams: Annotated[
-        bool,
-        Meta(
-            description="whether a stream whose engine dies goes on at another replica, where "
-            "that gives the same answer (docs/operate/failures.md)"
-        ),
-    ] = True
     keepalive_s: Annotated[
         Seconds,
         Meta(description="idle time of pooled connections; below the engine's own 5 s"),

@@ -122,7 +122,7 @@ class WaitingRoom:
         """Return whether a request has to wait here before it is placed."""
         if job.owner is not None or not self.is_on(job):
             return False
-        return job.released is None and not job.tries and not job.is_continuation
+        return job.released is None and not job.tries
 
     def read(self, job: Job) -> None:
         """Read a prompt's class and deadline.

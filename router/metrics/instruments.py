@@ -64,10 +64,8 @@ class Metrics:
     absolved: Annotated[Counter, Spec("warmroute_failures_absolved", "why",
         "Failures that did not count against a replica, by why: same_elsewhere (the request "
         "failed at two replicas in the same way), unproven (no budget to try another)")]
-    continuations: Annotated[Counter, Spec("warmroute_continuations", "result reason",
-        "Streams whose engine broke off, by what became of them: continued at another replica or "
-        "concluded here (reason: what had gone wrong), refused (reason: why the client got an "
-        "error event)")]
+    broken_streams: Annotated[Counter, Spec("warmroute_broken_streams", "reason",
+        "Streams that broke off after their first byte, by reason; the client got an error event")]
     responses_found: Annotated[Counter, Spec("warmroute_responses_found", "result",
         "Requests about an earlier response, by who knew the replica that issued it: here (this "
         "router), redis, unknown; gone: that replica is not there any more")]

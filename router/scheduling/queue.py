@@ -616,7 +616,6 @@ class Queue(Generic[C]):
     def _put(self, waiting: Waiting, choice: C) -> None:
         """Note where a request would go now, and how long it would take there."""
         view = choice.view
-        waiting.candidate = view.id
         waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
         step = step_of(waiting.compute_ms + read_ms(choice))
         in_time, lives_there = waiting.group.in_time, self._lives_at(waiting, view.id)

@@ -454,6 +454,11 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
             "unknown key 'listen.prot': did you mean 'port'",
         ),
         (["log: {}", "lissen: {}"], 2, "unknown key 'lissen': did you mean 'listen'"),
+        (
+            ["forward: {continue_streams: true}"],
+            1,
+            "forward.continue_streams was removed: a broken stream ends with an error event",
+        ),
         (["listen:", "  # a comment", "  port: 99999"], 3, "listen.port: Expected `int` <= 65535"),
         (["listen:", "  port: many"], 2, "listen.port: Expected `int`, got `str`"),
         (["replicas:", "  - http://a:1", "  - url: http://b:1", "    evnts: []"], 4, "'events'"),

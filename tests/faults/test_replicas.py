@@ -148,6 +148,25 @@ async def test_a_stream_whose_owner_dies_ends_with_an_error_event(path: str) -> 
         assert stage.metric("warmroute_refused_total", code="upstream_broken") == 1
 
 
+async def test_an_engines_own_error_inside_a_stream_is_passed_on() -> None:
+    """The client reads the engine's own words, as without a router."""
+    error = b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\n'
+
+    async def fails(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n')
+        await asyncio.sleep(0.02)
+        await response.write(error)
+        return response
+
+    async with FakeEngine(fails) as engine, on_stage(engine) as stage:
+        reply = await stage.ask(streamed(chat("a")))
+
+        assert reply.status == 200
+        assert reply.body.endswith(error)
+
+
 @pytest.mark.parametrize("fault", ["die_after", "kill", "restart"])
 async def test_a_client_learns_of_an_engine_that_dies_in_its_stream(fault: str) -> None:
     """Whatever it was that ended it."""

@@ -550,22 +550,3 @@ def test_the_reader_says_whether_there_is_a_replay() -> None:
     assert talk.stream.has_history
     talk.stream.connected()
     assert talk.stream.wanted_replay is None
-
-
-@pytest.mark.parametrize("num_before", [0, 40])
-def test_blocks_of_media_are_handed_on_with_their_session(num_before: int) -> None:
-    """Whether tokens are still read or not; only what was computed for a named session."""
-    seen: list[tuple[Any, ...]] = []
-    talk = Talk(media_stored=lambda *event: seen.append(event)).join()
-    talk.say(*[batch(stored(prompt(number))) for number in range(num_before)])
-    names = [None, [["a" * 64, 3]]]
-    for more in (
-        {"session_id": "s", "extra_keys": names},
-        {"session_id": "s"},
-        {"extra_keys": names},
-        {"session_id": "s", "extra_keys": names, "medium": "CPU"},
-    ):
-        event = BlockStored(block_hashes=[1, 2], parent_block_hash=7, block_size=BLOCK_SIZE)
-        talk.say(batch(msgspec.structs.replace(event, **more)))
-
-    assert seen == [("s", 7, [1, 2], names)]
