@@ -120,7 +120,7 @@ def _experiment_tables() -> str:
     parts = [f"A definition is a mapping of:\n\n{_field_table(Experiment)}"]
     for name, struct in (("arms", Arm), ("ramp", Step)):
         parts.append(f"Each of its `{name}`:\n\n{_field_table(struct)}")
-    parts.append(f"The `queue` of an arm:\n\n{_field_table(ArmQueue)}")
+    parts.append(f"The `queue` of a variant:\n\n{_field_table(ArmQueue)}")
     parts.append(f"Its `guardrails`:\n\n{_field_table(Guardrails)}")
     return "\n\n".join(parts)
 

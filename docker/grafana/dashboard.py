@@ -320,20 +320,20 @@ ROWS = [
                 [Query(rate("shadow_tokens_total", "shadow, choice", kind="recomputed") + OR_NONE, "{{shadow}}: {{choice}}")], "tokens/s",
             ),
             Panel(
-                "Requests by arm", "Those that count.",
+                "Requests by variant", "Those that count.",
                 [Query(rate("arm_requests_total", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "reqps", width=6,
             ),
             Panel(
-                "TTFT by arm, P90", "Both arms share caches and queues, unless the design parts them: see the report before you conclude.",
+                "TTFT by variant, P90", "Both variants share caches and queues, unless the design parts them: see the report before you conclude.",
                 [Query(quantile(0.9, "arm_ttft_seconds", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "s", width=6,
             ),
             Panel(
-                "Share recomputed, by arm", "Of the arm's prompt tokens.",
+                "Share recomputed, by variant", "Of the variant's prompt tokens.",
                 [Query(f'{rate("arm_tokens_total", "experiment, arm", kind="recomputed")} / ({rate("arm_tokens_total", "experiment, arm", kind="prompt")} > 0){OR_NONE}', "{{experiment}} {{arm}}")],
                 "percentunit", maximum=1, width=6,
             ),
             Panel(
-                "Evidence against an arm", "Of what a guardrail needs to stop it: at 1 it is stopped.",
+                "Evidence against a variant", "Of what a guardrail needs to stop it: at 1 it is stopped.",
                 [Query(gauge("experiment_evidence_ratio", "experiment, arm, guardrail") + OR_NONE, "{{experiment}} {{arm}}: {{guardrail}}")],
                 "percentunit", width=6, steps=((None, GREEN), (0.5, YELLOW), (1, RED)),
             ),

@@ -52,8 +52,8 @@ def compare(
 ) -> None:
     """Compare policies or routers on one workload.
 
-    All arms run the same workload, from cold caches, in interleaved rounds; differences come with
-    intervals, and with what speaks against them. WORKLOAD is --trace FILE or --generate NAME.
+    All variants run the same workload, from cold caches, in interleaved rounds; differences come
+    with intervals, and with what speaks against them. WORKLOAD is --trace FILE or --generate NAME.
 
     \b
     Simulated:         warmroute compare WORKLOAD --simulate --policies kv_aware,least_loaded

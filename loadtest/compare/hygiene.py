@@ -123,7 +123,7 @@ def _common_turns(case: _Case) -> Check:
             worst = share, found
     if worst is None:
         return Check(
-            name="turns in common", outcome="warned", figure="no turn succeeded in two arms"
+            name="turns in common", outcome="warned", figure="no turn succeeded in two variants"
         )
     share, found = worst
     return Check(
@@ -142,7 +142,7 @@ def _same_tokens(case: _Case) -> Check:
     prompts, replies = num_differing_tokens([run.turns for run in case.runs])
     meaning = ""
     if prompts:
-        meaning = "prompts differ in length: the arms did not do the same work"
+        meaning = "prompts differ in length: the variants did not do the same work"
     elif replies:
         meaning = "replies differ in length: later prompts and whole turns are not quite the same"
     return Check(
@@ -234,7 +234,7 @@ def _drift_within(case: _Case) -> Check:
         name=name,
         outcome="warned" if apart > _DRIFT_APART else "passed",
         figure=f"median TTFT, last third : first third: {figure}",
-        meaning="the arms go different ways as the run goes on (queues grow, caches warm): "
+        meaning="the variants go different ways as the run goes on (queues grow, caches warm): "
         "a longer run would show another ratio"
         if apart > _DRIFT_APART
         else "",
@@ -261,7 +261,7 @@ def _drift_between(case: _Case) -> Check:
         outcome="warned" if warned else "passed",
         figure=f"mean TTFT × {trend.change:.2f} from the first run to the last"
         f"{'' if trend.is_sure else ', no more than chance'}",
-        meaning="something warmed up or wore out meanwhile; the order of the arms makes up for "
+        meaning="something warmed up or wore out meanwhile; the order of the variants makes up for "
         "what is linear of it"
         if warned
         else "",
@@ -278,10 +278,10 @@ def _repetitions(case: _Case) -> Check:
     return Check(
         name="repetitions",
         outcome="passed" if num_rounds >= _MIN_ROUNDS else "warned",
-        figure=f"{num_rounds} complete round{'s' if num_rounds != 1 else ''} of every arm",
+        figure=f"{num_rounds} complete round{'s' if num_rounds != 1 else ''} of every variant",
         meaning=""
         if num_rounds >= _MIN_ROUNDS
-        else "how far an arm differs from itself is unknown",
+        else "how far a variant differs from itself is unknown",
     )
 
 
@@ -295,8 +295,8 @@ def _balance(case: _Case) -> Check:
     return Check(
         name=name,
         outcome="passed" if apart < 0.5 else "warned",
-        figure=f"mean places of the arms differ by {apart:.1f} of {len(case.runs)}",
-        meaning="" if apart < 0.5 else "a drift favours some arms; an even number of rounds "
+        figure=f"mean places of the variants differ by {apart:.1f} of {len(case.runs)}",
+        meaning="" if apart < 0.5 else "a drift favours some variants; an even number of rounds "
         "balances them",
     )  # fmt: skip
 
@@ -366,7 +366,7 @@ def _policies(case: _Case) -> Check:
     return Check(
         name=name,
         outcome="warned" if wrong else "passed",
-        figure=f"{wrong} of {len(known)} answers were by another policy than the arm's",
+        figure=f"{wrong} of {len(known)} answers were by another policy than the variant's",
     )
 
 

@@ -1,4 +1,4 @@
-"""One arm against the baseline: the effect, an interval that holds at every look, its growth."""
+"""One variant against the baseline: the effect and an interval that holds at every look."""
 
 from __future__ import annotations
 

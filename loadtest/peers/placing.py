@@ -1,4 +1,4 @@
-"""How much each router lets two real engines compute again: the real grid with others as arms.
+"""How much each router lets two real engines compute again: the real grid with others as variants.
 
 warmroute stands there with its default, that without its queue, and its other policies.
 """

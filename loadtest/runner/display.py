@@ -1,6 +1,6 @@
 """What is to be seen while runs go on: a table on a terminal, lines where there is none.
 
-One row for each label (a policy, a target, an arm) with its latest run, and the run that goes on
+One row for each label (a policy, a target, a variant) with its latest run, and the run that goes on
 below: what was measured of late, and the load of its replicas where it is known.
 """
 

@@ -1,4 +1,4 @@
-"""One run of the grid: a cell's sessions under one arm, on real engines or simulated."""
+"""One run of the grid: a cell's sessions under one variant, on real engines or simulated."""
 
 from __future__ import annotations
 

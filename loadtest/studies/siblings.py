@@ -4,7 +4,7 @@
 
 In a burst so many requests come at once, as when an agent starts its sub-agents: they share a long
 prefix that no cache has, and each has a part of its own. The next burst comes when all are
-answered. Every arm gets the same prompts from cold caches; who goes first alternates. The first
+answered. Every variant gets the same prompts from cold caches; who goes first alternates. The first
 bursts do not count: from them a router learns how quick its engines are and, in a pause, that such
 conversations do not go on. Real engines need tests/engines/install.sh.
 """

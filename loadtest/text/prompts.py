@@ -5,8 +5,8 @@ it stands, in every process. So two prompts have equal tokens as far as their id
 an engine's own block hashes, of whatever block size, repeat as far. The last block of a prompt may
 be partial; then it is the beginning of what its id stands for.
 
-Another salt gives tokens that no cache has seen, for the same workload: arms of a comparison each
-need one of their own to start cold.
+Another salt gives tokens that no cache has seen, for the same workload: variants of a comparison
+each need one of their own to start cold.
 """
 
 from __future__ import annotations

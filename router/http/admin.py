@@ -4,11 +4,11 @@ GET    /admin/replicas                every replica as the router sees it
 POST   /admin/replicas                add one: {"url", "name"?, "events"?, "replay"?}
 DELETE /admin/replicas/NAME[?now=1]   let one go, when its answers in flight are done, or now
 POST   /admin/replicas/NAME/drain     {"draining": true|false}
-GET    /admin/experiments             every experiment: arms, shares, guardrails, slot
+GET    /admin/experiments             every experiment: variants, shares, guardrails, slot
 POST   /admin/experiments             start one: its definition
 GET    /admin/experiments/NAME        one of them
 POST   /admin/experiments/NAME/ramp   {"shares": {ARM: SHARE, …}}
-POST   /admin/experiments/NAME/stop   {"arm"?, "reason"?}: an arm, or the whole experiment
+POST   /admin/experiments/NAME/stop   {"arm"?, "reason"?}: a variant, or the whole experiment
 DELETE /admin/experiments/NAME        end and forget it
 GET    /admin/pool                    what is known of the shared pools
 POST   /admin/explain[?tokens=1][&tenant=NAME]   dry run of a request: every candidate's costs

@@ -147,10 +147,10 @@ EXPERIMENT: Final[list[Family[ExperimentState]]] = [
         "1 while an experiment takes requests",
         lambda e: [((e.name, e.design), e.is_running)]),
     Family("warmroute_experiment_share_ratio", "experiment arm",
-        "Share of its traffic that an arm is to get now",
+        "Share of its traffic that a variant is to get now",
         lambda e: _each(e.shares, e.name)),
     Family("warmroute_experiment_evidence_ratio", "experiment arm guardrail",
-        "What speaks against an arm, of what is needed to stop it (logarithms): stopped at 1",
+        "What speaks against a variant, of what is needed to stop it (logarithms): stopped at 1",
         lambda e: [((e.name, *key), value) for key, value in e.evidence.items()]),
 ]
 # fmt: on

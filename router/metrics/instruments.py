@@ -200,16 +200,16 @@ class Metrics:
     shadows_dropped: Annotated[Counter, Spec("warmroute_shadow_dropped", "",
         "Decisions that were to be put to the shadows and were not: they are behind")]
     arm_requests: Annotated[Counter, Spec("warmroute_arm_requests", "experiment arm outcome",
-        "Requests of an experiment's arm that count, by outcome")]
+        "Requests of an experiment's variant that count, by outcome")]
     arm_not_counted: Annotated[Counter, Spec("warmroute_arm_not_counted", "experiment arm reason",
-        "Requests of an arm that do not count: wash_out, clock_step, stopped, beyond_partition")]
+        "Requests of a variant that do not count: wash_out, clock_step, stopped, beyond_partition")]
     arm_ttft: Annotated[Histogram, Spec("warmroute_arm_ttft_seconds", "experiment arm",
-        "From arrival to the first byte of a stream, by arm", _TTFT_BUCKETS)]
+        "From arrival to the first byte of a stream, by variant", _TTFT_BUCKETS)]
     arm_tokens: Annotated[Counter, Spec("warmroute_arm_tokens", "experiment arm kind",
-        "Prompt tokens by arm: prompt, of these recomputed (as reported, else predicted)")]
+        "Prompt tokens by variant: prompt, of these recomputed (as reported, else predicted)")]
     experiment_stops: Annotated[Counter, Spec(
         "warmroute_experiment_stops", "experiment arm guardrail",
-        "Arms that a guardrail stopped at this router: errors, ttft, ttft_ratio")]
+        "Variants that a guardrail stopped at this router: errors, ttft, ttft_ratio")]
     # fmt: on
 
     def __init__(self) -> None:
