@@ -531,7 +531,7 @@ def alert_sections() -> str:
 def _alert(rule: Mapping[str, Any]) -> str:
     notes = rule["annotations"]
     summary = re.sub(
-        r"\{\{ \$(?:labels\.)?(\w+)(?: \| \w+)? \}\}", lambda of: f"*{of[1]}*", notes["summary"]
+        r"\{\{ \$(?:labels\.)?(\w+)(?: \| \w+)? \}\}", lambda of: f"`{of[1]}`", notes["summary"]
     )
     lasting = f" after {rule['for']}" if "for" in rule else ""
     return (

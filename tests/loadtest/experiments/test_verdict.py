@@ -171,5 +171,5 @@ def test_wrong_arms_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(RecordsError, match=r"no variant 'contrl'; did you mean 'control'\?"):
         reported(tmp_path, made, baseline="contrl")
-    with pytest.raises(RecordsError, match="all records are of one arm, control"):
+    with pytest.raises(RecordsError, match="all records are of one variant, control"):
         reported(tmp_path, alone)
