@@ -49,8 +49,9 @@ def caveats(report: Report) -> list[str]:
 def limits(report: Report) -> list[str]:
     """List what no report of this kind can know."""
     said = [
-        "Intervals are of 95 % each: the hull of what drawing sessions anew gives and of how far "
-        "rounds differ. With many measures and variants, some will look different that are not.",
+        "Intervals are of 95 % each. Each covers both the intervals from resampled sessions and "
+        "the differences between rounds. With many measures and variants, some will look different "
+        "that are not.",
         "Each variant had the fleet to itself. What two policies would do to each other in one "
         "fleet is another question (see docs/evaluate/compare.md).",
     ]

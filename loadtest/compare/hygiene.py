@@ -92,7 +92,7 @@ def _completeness(case: _Case) -> Check:
 
 
 def _errors(case: _Case) -> Check:
-    """Warn if a turn failed; by arm and kind."""
+    """Warn if a turn failed; by variant and kind."""
     summaries = [(run, summarize(run.turns)) for run in case.runs]
     total = sum(found.num_errors for _, found in summaries)
     num_turns = sum(found.num_turns for _, found in summaries)
@@ -115,7 +115,7 @@ def _errors(case: _Case) -> Check:
 
 
 def _common_turns(case: _Case) -> Check:
-    """Warn if more than 1 % of the turns of two arms have no counterpart that succeeded."""
+    """Warn if more than 1 % of the turns of two variants have no counterpart that succeeded."""
     worst: tuple[float, Comparison] | None = None
     for found in case.comparisons:
         share = found.num_turns / (found.num_turns + found.num_left_out)
@@ -214,7 +214,7 @@ def _on_time(case: _Case) -> Check:
 
 def _drift_within(case: _Case) -> Check:
     """Warn if median first-token times of the last third to the first third of a run are 30 %
-    apart between arms (only trends that a rank test finds at 1 %).
+    apart between variants (only trends that a rank test finds at 1 %).
     """
     name = "drift within runs"
     changes: dict[str, float] = {}
@@ -242,7 +242,7 @@ def _drift_within(case: _Case) -> Check:
 
 
 def _drift_between(case: _Case) -> Check:
-    """Warn if mean first-token times rise or fall by 10 % over the rounds, whatever the arm
+    """Warn if mean first-token times rise or fall by 10 % over the rounds, in all variants
     (only trends that a fit finds at 1 %).
     """
     name = "drift between rounds"
@@ -269,7 +269,7 @@ def _drift_between(case: _Case) -> Check:
 
 
 def _repetitions(case: _Case) -> Check:
-    """Warn if an arm has fewer than two complete rounds."""
+    """Warn if a variant has fewer than two complete rounds."""
     num_rounds = min(
         (sum(run.info.label == label and run.info.is_complete for run in case.runs)
          for label in case.setting.labels),
@@ -286,7 +286,7 @@ def _repetitions(case: _Case) -> Check:
 
 
 def _balance(case: _Case) -> Check:
-    """Warn if the mean places of two arms in the order differ by half a run."""
+    """Warn if the mean places of two variants in the order differ by half a run."""
     name = "order balanced"
     if not case.is_live:
         return Check(name=name, outcome="does not apply", figure="simulated runs know no order")
@@ -351,7 +351,7 @@ def _slo(case: _Case) -> Check:
 
 
 def _policies(case: _Case) -> Check:
-    """Warn if an answer names another policy than its arm's."""
+    """Warn if an answer names another policy than its variant's."""
     name = "policies as asked"
     wanted = {arm.label: arm.policy for arm in case.setting.arms}
     known = [

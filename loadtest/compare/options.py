@@ -60,7 +60,7 @@ _COMPARISON: Final = (
         "--slo-tbt",
         type=_POSITIVE,
         metavar="S",
-        help="For goodput: time between tokens within, in the mean of a turn.",
+        help="For goodput: highest mean inter-token latency of a turn.",
     ),
     click.option("--out", type=_DIRECTORY, help="Keep runs, report.html and report.json there."),
     click.option(

@@ -134,7 +134,7 @@ def _arms(report: Report, runs: Sequence[Run]) -> Iterable[Part]:
         absent="Answers do not name the replica they came from: load per replica is not known.",
     )
     yield Table(
-        head=("arm", "turns", "failed", "mean TTFT", "over rounds", "P50", "P90", "P99", "mean TBT",
+        head=("arm", "turns", "failed", "mean TTFT", "over rounds", "P50", "P90", "P99", "mean ITL",
               "mean turn", "hit", "recomputed / turn", "predicted exactly", "busiest : mean",
               "within SLO", "good / s"),
         rows=tuple(

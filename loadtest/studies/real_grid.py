@@ -168,7 +168,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shared", nargs="+", choices=grid.SHARED, default=grid.SHARED)
     made.add_argument(
         "--prefill", nargs="+", choices=grid.PREFILLS, default=grid.PREFILLS[:1],
-        help="dear: another random model, a computed token costs about five times as much",
+        help="dear: slow prefill; another random model, whose computed tokens cost about five "
+        "times as much",
     )  # fmt: skip
     seeds = made.add_mutually_exclusive_group()
     seeds.add_argument("--seeds", nargs="+", type=int, default=TUNING_SEEDS)
