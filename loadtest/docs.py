@@ -164,7 +164,7 @@ def description_of(struct: type[Struct], name: str) -> str:
 
 def command_tables() -> str:
     """Describe every command of `warmroute` in one line, in the groups of its help."""
-    context = click.Context(warmroute, info_name="warmroute")
+    context = click.Context(warmroute, info_name="warmroute", **warmroute.context_settings)
     parts = []
     for heading, names in GROUPS.items():
         rows: list[tuple[str, str]] = []

@@ -34,7 +34,7 @@ def make_page(report: Report, runs: Sequence[Run]) -> Page:
         sections=(
             Section(title="Differences", parts=tuple(_differences(report))),
             Section(title="The variants", parts=tuple(_arms(report, runs))),
-            Section(title="Can it be believed?", parts=tuple(_belief(report))),
+            Section(title="Can it be trusted?", parts=tuple(_belief(report))),
             Section(title="What was run", parts=tuple(map(_plain, answer.describe(report)))),
             Section(title="What this cannot say", parts=tuple(map(_plain, answer.limits(report)))),
         ),

@@ -90,10 +90,10 @@ def _shared_replicas(arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
         "interference",
         f"the variants share {len(shared)} replicas, their caches and queues: each waits behind "
         "the work that the other causes, and reuses what the other computed. What one policy saves "
-        "or wastes, both feel, so the difference shown is usually smaller than that between the "
-        "whole fleet under one policy and under the other (bias towards no difference); a policy "
-        "that lives on the other's caches or idle replicas may even look better than it is. For "
-        "the size of the effect use switchback or partition",
+        "or wastes affects both. The difference shown is usually smaller than that of two fleets, "
+        "one under each policy (bias towards no difference). A policy that profits from the "
+        "other's caches or idle replicas may even look better than it is. For the size of the "
+        "effect use switchback or partition",
     )
 
 

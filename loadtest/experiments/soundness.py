@@ -66,7 +66,7 @@ def _ratio(observations: Observations, ratio: RatioCheck) -> Iterator[Finding]:
         yield broken(
             "sample_ratio",
             f"sample ratio: {said}. One variant loses {noun} (crashes, lost records, clients that "
-            "retry elsewhere), so what is left in the variants is not alike",
+            "retry elsewhere), so the rest of the variants is not comparable",
         )
 
 
@@ -120,7 +120,7 @@ def _missing(
         text = (
             f"missing outcomes differ: {percent(by_name[name].missing_ratio)} of {name}'s requests "
             f"have no first-token time, {percent(base.missing_ratio)} of {baseline}'s. Times are "
-            "compared among those that have one, which are then not alike"
+            "compared among those that have one, which then differ between variants"
         )
         yield (broken if difference > _BREAKS else warning)("missing_outcomes", text)
 

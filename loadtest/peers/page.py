@@ -155,10 +155,10 @@ def _placing(runs: Sequence[GridRun]) -> str:
 
 _NO_RIVALS: Final = (DEFAULT, WITHOUT_QUEUE)
 _GROUPS: Final[tuple[tuple[str, Prefill, bool], ...]] = (
-    ("Slow prefill", "dear", False),
-    ("Fast prefill", "cheap", False),
-    ("Slow prefill, with a Mooncake pool over TCP", "dear", True),
-    ("Fast prefill, with a Mooncake pool over TCP", "cheap", True),
+    ("Slow prefill", "slow", False),
+    ("Fast prefill", "fast", False),
+    ("Slow prefill, with a Mooncake pool over TCP", "slow", True),
+    ("Fast prefill, with a Mooncake pool over TCP", "fast", True),
 )
 
 

@@ -43,7 +43,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     """
 
     think: Think = "short"
-    prefill: Prefill = "dear"
+    prefill: Prefill = "slow"
     slo_ttft_s: float = 2.0
 
 

@@ -168,7 +168,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shared", nargs="+", choices=grid.SHARED, default=grid.SHARED)
     made.add_argument(
         "--prefill", nargs="+", choices=grid.PREFILLS, default=grid.PREFILLS[:1],
-        help="dear: slow prefill; another random model, whose computed tokens cost about five "
+        help="slow: another random model, whose computed tokens cost about five "
         "times as much",
     )  # fmt: skip
     seeds = made.add_mutually_exclusive_group()

@@ -1,4 +1,4 @@
-"""How soon bursts of siblings have their first tokens, on two real engines where prefill is dear.
+"""How soon bursts of siblings have their first tokens, on two real engines with slow prefill.
 
     python -m loadtest.studies.siblings --seeds 5 6 7 8
 
@@ -160,7 +160,7 @@ def run_all(
             not answer.
     """
     with tempfile.TemporaryDirectory(prefix="siblings-") as folder:
-        with running(Path(folder), has_pool=False, prefill="dear") as pair:
+        with running(Path(folder), has_pool=False, prefill="slow") as pair:
             for round_, seed in enumerate(seeds):
                 bursts = shape.draw(seed)
                 for label in arms if round_ % 2 == 0 else arms[::-1]:

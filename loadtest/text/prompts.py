@@ -61,7 +61,7 @@ class Prompts:
         bits = block_size * math.log2(max(1, len(vocabulary)))
         if bits < _MIN_BITS:
             raise ValueError(
-                f"blocks of {block_size} tokens out of {len(vocabulary)} are too alike; "
+                f"blocks of {block_size} tokens out of {len(vocabulary)} are too similar; "
                 f"{_MIN_BITS} bits are needed, these have {bits:.0f}"
             )
         self.block_size = block_size

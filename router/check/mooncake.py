@@ -221,24 +221,24 @@ def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     if seen.clashing:
         yield pool.error(
             "layouts",
-            f"{' and '.join(seen.clashing)} name some objects alike: engines of one find objects "
-            "of another, cannot read them, and may try for ever",
+            f"{' and '.join(seen.clashing)} use the same names for some objects, so engines find "
+            "objects that they cannot read, and may try for ever",
             '"cache_prefix" for each kind of replica, or the same "store_tp_size" for all, in '
             "kv_connector_extra_config",
         )
     for name, dtypes in seen.mixed:
         yield pool.error(
             "data types",
-            f"{name}: replicas with KV caches of {dtypes} name their objects alike: engines find "
-            "what they cannot read, and may try for ever; none is credited with any",
+            f"{name}: replicas with KV caches of {dtypes} use the same object names, so engines "
+            "find objects that they cannot read, and may try for ever; none is credited",
             'one --kv-cache-dtype for all, or a "cache_prefix" for each in '
             "kv_connector_extra_config",
         )
     for name, field, values in seen.weights:
         yield pool.error(
             "weights",
-            f"{name}: replicas whose weights differ in {field}, {values}, name their objects "
-            "alike: engines read KV that another model computed, and answer by it",
+            f"{name}: replicas whose weights differ in {field}, {values}, use the same "
+            "object names, so engines answer from KV blocks that another model computed",
             'the same weights for all, or a "cache_prefix" for each in kv_connector_extra_config',
         )
     yield from _members(seen, replicas)

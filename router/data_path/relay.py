@@ -138,7 +138,7 @@ class Relay:
                 passage.first_s = answer.first_s = monotonic()
                 self._admission.answered(job, passage.placement, answer)
             tail.extend(chunk)
-            if len(tail) > _MOST_TAIL_BYTES:  # now and then: moving it for each event is dear
+            if len(tail) > _MOST_TAIL_BYTES:  # now and then: moving it for each event is slow
                 del tail[:-TAIL_BYTES]
             return is_taken
 

@@ -44,7 +44,7 @@ class StreamReason(StrEnum):
     UNREACHABLE = "publisher unreachable"
     LOST = "event stream lost"
     PARTIAL = "history before we joined is lost"
-    RESUMING = "resuming: believed as it was, until a replay has proven it"
+    RESUMING = "resuming: used as it was, until a replay confirms it"
     READING = "event history is being read"
     TRANSLATED = "hashes cannot be computed, translated"
     UNVERIFIED = "hash contract not verified yet"

@@ -556,7 +556,7 @@ async def test_a_reader_left_behind_loads_anew(start_redis: Start) -> None:
             redis.client.hincrby(BASE + "meta", "log", 5)
             await both(stages, lambda s: s.metric("warmroute_sharing_total", kind="gaps") >= 1)
         await as_before(stages, engines)
-        assert "redis log: entries were lost, loading anew" in stages[0].log
+        assert "redis log: entries were lost, loading again" in stages[0].log
 
 
 async def test_a_stolen_lease_ends_publishing(start_redis: Start) -> None:

@@ -21,7 +21,7 @@ from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, s
 R1 = CandidateId("r1")
 OTHER = HashContract(algorithm="sha256_cbor", block_size=BLOCK_SIZE)
 RANDOM = HashContract(algorithm="xxhash", block_size=BLOCK_SIZE, seed="drawn at random")
-RESUMING = "resuming: believed as it was, until a replay has proven it"
+RESUMING = "resuming: used as it was, until a replay confirms it"
 
 
 class Engine:

@@ -110,7 +110,7 @@ def test_a_mismatch_breaks_the_verdict(tmp_path: Path) -> None:
     report = reported(tmp_path, made)
 
     assert report.verdicts[0].kind == "broken"
-    assert report.verdicts[0].text.startswith("broken: do not believe any difference")
+    assert report.verdicts[0].text.startswith("broken: do not trust any difference")
     assert codes(report, "broken") == {"sample_ratio"}
     assert not report.is_sound
 
