@@ -66,8 +66,8 @@ def check_roles(
         key = f"replicas[{i}]"
         if replica.bootstrap is not None and (replica.role, transfer) != ("prefill", "mooncake"):
             raise ConfigError(
-                f"{key}.bootstrap: only a replica of role prefill and transfer mooncake has one "
-                f"(this one: {replica.role}, {transfer})",
+                f"{key}.bootstrap: only for role prefill and transfer mooncake (this replica: "
+                f"{replica.role}, {transfer})",
                 param=f"{key}.bootstrap",
             )
         if may_grow or replica.role == "both":

@@ -111,7 +111,7 @@ def check_redis(redis: RedisConfig) -> None:
             )
     if bool(redis.sentinels) != (redis.sentinel_service is not None):
         raise ConfigError(
-            "redis.sentinels and redis.sentinel_service need each other",
+            "redis.sentinels and redis.sentinel_service: set both or none",
             param="redis.sentinel_service",
         )
 
@@ -126,8 +126,8 @@ def _check_redis_url(text: str) -> None:
         has_user, host, url = "@" in text, None, urlsplit("")
     if has_user or "password=" in url.query:
         raise ConfigError(
-            f"{key}: no user or password allowed here; put the password into "
-            f"{REDIS_PASSWORD} or the file redis.password_file names, the user into redis.username",
+            f"{key}: no user or password allowed; set the password in {REDIS_PASSWORD} or "
+            "redis.password_file, and the user in redis.username",
             param=key,
         )
     if url.scheme == "unix":

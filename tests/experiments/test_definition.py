@@ -48,7 +48,7 @@ def load(**fields: Any) -> Experiment:
         ({"arms": [A | {"queue": {"mode": "on"}}, B]}, "arms[0].queue: only designs switchback"),
         ({"arms": [A, B | {"queue": {"window": -1}}]}, "arms[1].queue.window: Expected `int` >= 0"),
         ({"control": "c"}, "control: 'c' is no variant: a, b"),
-        ({"desing": "split"}, "did you mean 'design'? Known here: name, arms"),
+        ({"desing": "split"}, "did you mean 'design'? Allowed: name, arms"),
         ({"design": "ab"}, "design: Invalid enum value 'ab'"),
         ({"holdout": 1}, "holdout: Expected `float` <= 0.99"),
         ({"ramp": [{"after_s": 1, "shares": {"c": 1}}]}, "ramp[0].shares.c: no such variant"),
