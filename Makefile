@@ -44,6 +44,7 @@ lint: $(STAMP)            ## side by side: none of the three uses two cores
 style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.language
 
 types:
 	$(BIN)/mypy
