@@ -283,7 +283,7 @@ class Relay:
     def _note_continuation(self, result: str, passage: Passage, error: UpstreamError) -> None:
         self._metrics.continuations.labels(result, error.code).inc()
         logger.warning(
-            "went on with a stream that broke off",
+            "continued a failed stream",
             extra={
                 "request": passage.job.request_id,
                 "replica": passage.placement.candidate.replica.name,
