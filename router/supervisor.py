@@ -68,14 +68,14 @@ async def keep_running(
         if reason != logged:
             logged = reason
             logger.error(
-                "follower failed: it starts again",
+                "task failed: it is restarted",
                 extra={"follower": follower, **(subject or {}), "reason": reason},
             )
         try:
             on_failure(reason)
         except Exception as exc:
             logger.error(
-                "follower failed: what depends on it could not be informed",
+                "task failed: its dependents could not be informed",
                 extra={"follower": follower, "reason": described(exc)},
             )
         if _num_cancelled() > num_cancelled:

@@ -357,7 +357,8 @@ def resent(logs: Iterable[Path]) -> Counter[str]:
     found: Counter[str] = Counter()
     for log in logs:
         for line in log.read_bytes().split(b"\n"):
-            if b'"moved on before' in line and not any(why in line for why in _NOT_WORKED_ON):
+            is_retry = b'"retried on another replica before' in line
+            if is_retry and not any(why in line for why in _NOT_WORKED_ON):
                 found[orjson.loads(line)["request"]] += 1
     return found
 

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = (0.1, 1.0)  # first and longest between attempts
 
-_GONE: Final = "redis gone: this router is on its own"
-_REFUSED: Final = "redis refused: this router is on its own"
+_GONE: Final = "redis is unreachable: this router shares nothing"
+_REFUSED: Final = "redis refused: this router shares nothing"
 
 
 class Link:
@@ -48,7 +48,7 @@ class Link:
         self._said.clear()
         if not self._is_said_up:
             self._is_said_up = True
-            logger.info("redis up: state is shared")
+            logger.info("redis is connected: state is shared")
 
     def went_down(self, error: StoreError | str) -> None:
         """Note that Redis cannot be used: until it is up again, every router is on its own."""

@@ -169,7 +169,7 @@ class DeltaWriter:
             case _:
                 if result is Written.LOST and not self.is_full:  # full: half of a large delta
                     logger.warning(
-                        "redis lost what was written", extra={"candidate": member.candidate}
+                        "redis lost written entries", extra={"candidate": member.candidate}
                     )
                 self._memberships.step_down(member)
 
@@ -177,13 +177,13 @@ class DeltaWriter:
         """Note that Redis is full, or that it took what needs room."""
         if Written.NO_ROOM in results:
             if not self.is_full:
-                logger.error("redis is full: the shared index is not kept up (see maxmemory)")
+                logger.error("redis is full: the shared index is not updated; raise maxmemory")
             self.is_full = True
         elif self.is_full and any(
             result is Written.OK and any(change.stored for change in delta.changes)
             for delta, result in zip(deltas, results, strict=True)
         ):
-            logger.info("redis has room again")
+            logger.info("redis accepts writes again")
             self.is_full = False
 
 

@@ -145,7 +145,7 @@ class Memberships:
                     all_led &= member.catch_up.is_done and self._lead(member, head)
             elif member.role is Role.LEADING:
                 logger.info(
-                    "another router leads this candidate", extra={"candidate": member.candidate}
+                    "another router leads the replica", extra={"candidate": member.candidate}
                 )
                 self.step_down(member)
                 self._want_to_follow(member)
@@ -189,7 +189,7 @@ class Memberships:
             is_rewrite = True
             self.rewrite(member, number)
         logger.info(
-            "we lead this candidate",
+            "this router leads the replica",
             extra={"candidate": member.candidate, "rewrite": is_rewrite},
         )
         member.become(Role.LEADING)

@@ -215,7 +215,7 @@ class Outbox:
         self._num_bytes += num_bytes
         if len(self._notes) > self._max_notes or self._num_bytes > self._max_bytes:
             logger.warning(
-                "notes dropped: redis does not take them", extra={"num": len(self._notes)}
+                "notes dropped: redis does not accept them", extra={"num": len(self._notes)}
             )
             self.resend()
         else:

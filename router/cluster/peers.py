@@ -182,7 +182,7 @@ class Peers:
         for router in silent:
             self._metrics.peers_forgotten.inc()
             logger.warning(
-                "router forgotten: it is silent",
+                "router removed: it is silent",
                 extra={"router": router, "leases": len(self._peers[router].work.open)},
             )
             self.forget(router, now_s)

@@ -48,7 +48,9 @@ class PoolShare:
         if is_lister != self._follower.is_lister:
             self._follower.is_lister = is_lister
             self._pool.wants_listing = True
-            logger.info("we list the pool" if is_lister else "another router lists the pool")
+            logger.info(
+                "this router lists the pool" if is_lister else "another router lists the pool"
+            )
 
     def came_up(self) -> None:
         """Redis is there (again): begin to note what we learn."""

@@ -13,7 +13,7 @@ from router.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 _PASSING: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "BUSY")
 
 HINTS: Final = {
-    "NOAUTH": "it wants a password: WARMROUTE_REDIS_PASSWORD or redis.password_file",
+    "NOAUTH": "it requires a password: set WARMROUTE_REDIS_PASSWORD or redis.password_file",
     "WRONGPASS": "wrong password, or user: see WARMROUTE_REDIS_PASSWORD, redis.password_file and "
     "redis.username",
     "NOPERM": "the ACL user lacks a right: it needs ~{wr:*, and +@read +@write +@scripting "
@@ -21,7 +21,7 @@ HINTS: Final = {
     "READONLY": "this is a replica: name its master in redis.url, or use redis.sentinels",
     "OOM": "it is full: raise maxmemory (its policy should be noeviction)",
     "MISCONF": "it cannot save to disk and therefore refuses writes: see its log",
-    "WRONGTYPE": "something else lies under a key of ours: choose another redis.namespace or "
+    "WRONGTYPE": "a key of the namespace has other contents: choose another redis.namespace or "
     "database, or delete that key",
 }
 

@@ -49,7 +49,7 @@ def other_schema(found: bytes, base: str, namespace: str) -> StoreRefused:
     elif text.isdigit():
         advice = "update this router, or choose another"
     else:
-        advice = "the key is not ours: choose another"
+        advice = "another program uses the key: choose another"
     return StoreRefused(
         f"namespace {namespace!r} in Redis has schema {text}, this router has {SCHEMA}: "
         f"{advice} redis.namespace"

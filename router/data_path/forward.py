@@ -154,7 +154,7 @@ class Forwarder:
         """Log, once for each replica, that what answers there compresses without being asked."""
         if replica not in self._compress:
             self._compress.add(replica)
-            hint = "streams are passed on unread: no usage, no other replica after the first byte"
+            hint = "streams are not read: no usage, and no other replica after the first byte"
             logger.warning("answers come compressed", extra={"replica": replica, "hint": hint})
 
     async def _hold(self, job: Job, answer: Answer) -> None:

@@ -124,7 +124,7 @@ class Observer:
             self._metrics.tenant_requests.labels(job.tenant.label, record.outcome).inc()
             self._metrics.tenant_waits.labels(job.tenant.label).inc(job.waited_ms / 1000)
         logger.info(
-            "left while it waited",
+            "client left the queue",
             extra={
                 "request": job.request_id,
                 "client": job.inbound.client.address if job.inbound.client else None,
@@ -240,7 +240,7 @@ class Observer:
             )
             if changed is not None:
                 self._metrics.last_block_changes.labels(name).inc()
-                text = "its answers show what becomes of the last block of a hit (EAGLE, MTP)"
+                text = "its answers show whether it drops the last block of a hit (EAGLE, MTP)"
                 logger.warning(
                     text + (": set replicas[].eagle" if changed.is_open else ""),
                     extra={

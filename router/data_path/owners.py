@@ -86,7 +86,7 @@ class Owners:
         try:
             identity = await self._store.records.response_owner(key)
         except StoreError as exc:
-            logger.debug("response not looked up", extra={"reason": exc.message})
+            logger.debug("look-up of a response failed", extra={"reason": exc.message})
             return None
         if identity is not None:
             self._known.learn(key, identity)

@@ -211,7 +211,7 @@ class Prefill:
         """Send a request whose prompt is computed, or is to be where it is decoded."""
         if placement.prefill is not None and not await self._go_on(job, placement, record):
             name = placement.candidate.replica.name
-            error = UpstreamUnreachable(name, f"replica {name} is gone")
+            error = UpstreamUnreachable(name, f"replica {name} was removed")
             return Attempt(error=error, failure=error.code)
         return await self._forwarder.send(job, placement)
 

@@ -144,7 +144,7 @@ class Realtime:
             raise Overloaded(f"{self._limits.websockets} WebSockets are open (limits.websockets)")
         if inbound.tenant is not None and inbound.tenant.salt is not None:
             raise UnsupportedBody(
-                "audio has no `cache_salt`: not for tenants with a cache of their own"
+                "audio has no `cache_salt`, so tenants with their own cache cannot use it"
             )
         self._num_open += 1
         self._metrics.websockets.inc()
@@ -241,7 +241,7 @@ class Realtime:
             async with asyncio.timeout(self._limits.websocket_idle_s):
                 return await self._named(client, inbound, request_id, held)
         except TimeoutError:
-            await self._refuse(client, "idle", _GOING_AWAY, "no model was named in time")
+            await self._refuse(client, "idle", _GOING_AWAY, "the client named no model in time")
         except RouterError as error:
             code = _LATER if error.status >= 500 else _POLICY
             await self._refuse(client, error.code, code, error.message)
@@ -381,7 +381,7 @@ async def _close(client: Socket, engine: Socket, end: _End) -> Outcome:
     """End both sides as one of them did; return how that looks from the replica."""
     frame = end.frame
     if end.by == "idle":
-        text = "nothing was said for too long (limits.websocket_idle_s)"
+        text = "the connection was idle for too long (limits.websocket_idle_s)"
         await client.close(_GOING_AWAY, text, last=realtime.error_text(text, "idle"))
         await engine.close(_GOING_AWAY)
         return Outcome.OK
@@ -396,7 +396,7 @@ async def _close(client: Socket, engine: Socket, end: _End) -> Outcome:
         await client.close(code, frame.reason)
         return Outcome.CLIENT_GONE if frame.code is None else Outcome.OK
     if frame.code is None:
-        text = "the replica broke off; begin the session again"
+        text = "the replica failed; start the session again"
         await client.close(_FAILED, text, last=realtime.error_text(text, "upstream_broken"))
         await engine.close(_GOING_AWAY)
         return Outcome.REPLICA_FAILED

@@ -177,7 +177,7 @@ class Retries:
         name, failure = placement.candidate.replica.name, failed[-1][1]
         self._metrics.failovers.labels(name, failure).inc()
         logger.warning(
-            "moved on before the first byte",
+            "retried on another replica before the first byte",
             extra={"request": job.request_id, "replica": name, "reason": failure},
         )
         if failure in _NOT_SENT:

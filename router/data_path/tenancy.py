@@ -55,8 +55,7 @@ def apply(job: Job, body: Mapping[str, Any] | None) -> None:
         if tenant.salt is None:
             return
         raise UnsupportedBody(
-            "the body must be a JSON object, not compressed: tenants with a cache of their own "
-            "can send no other"
+            "the body must be an uncompressed JSON object, because the tenant has its own cache"
         )
     salt = tenant.salted(body.get(_SALT))
     if salt is None:

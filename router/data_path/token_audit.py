@@ -126,7 +126,7 @@ class TokenAudit:
         if was_known and ended == prompter.trust.reason:
             return
         logger.error(
-            "an engine stored other blocks than a prompt has here, with as many tokens",
+            "engine stored other blocks for a prompt than the router computed",
             extra={
                 "model": expected.model,
                 "replica": replica.name,
@@ -147,7 +147,7 @@ class TokenAudit:
             self._metrics.token_mismatches.labels(job.model or "", "media").inc()
         if not is_same and not job.has_named_media:
             logger.error(
-                "prompts with media are not the engine's; what follows an item is not matched",
+                "prompts with media differ from the engine's; tokens after an item are not matched",
                 extra={"model": job.model, "request": job.request_id},
             )
 
@@ -232,7 +232,7 @@ class TokenAudit:
     def _note_fallback(self, job: Job, reason: str, detail: str) -> None:
         self._metrics.encoder_fallbacks.labels(job.model or "", reason).inc()
         logger.error(
-            "fastokens is given up for tokenizers", extra={"model": job.model, "reason": detail}
+            "fastokens is replaced by tokenizers", extra={"model": job.model, "reason": detail}
         )
 
     def _mismatch(
@@ -251,7 +251,7 @@ class TokenAudit:
         reason = prompter.trust.reason
         if reason is not None:
             logger.error(
-                "our tokens are not the engine's; the engine tokenizes for a while",
+                "tokens differ from the engine's; the engine tokenizes for a while",
                 extra={**said, "reason": reason, "hint": FLAGS},
             )
         elif is_new:

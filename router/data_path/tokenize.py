@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
 _TOKENS_PER_ITEM: Final = 1_000  # a screenshot has some, where it is not known
-_MEDIA_MARK: Final = "what this message says is not known here"
+_MEDIA_MARK: Final = "this message is unknown to the router"
 _MAX_BYTES_PER_TOKEN: Final = 8  # in the mean of a whole prompt; text has about 4
 _MAX_TOKENS: Final = 1_000_000  # where the engine does not say what it takes at most
 _HEAVY_BYTES: Final = 1 << 20  # of a body or of new text: not in the way of others' prompts
@@ -321,7 +321,7 @@ class Tokenizer:
         """Log where it happened, but not what it says: that may quote the prompt."""
         where = traceback.extract_tb(bug.__traceback__, limit=-1)[0]
         logger.error(
-            "a prompt was not tokenized",
+            "prompt was not tokenized",
             extra={
                 "model": job.model,
                 "request": job.request_id,

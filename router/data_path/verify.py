@@ -237,7 +237,7 @@ class PoolVerifier:
             num_reported=num_reported,
         )
         if belief is True:
-            logger.info("replica reads the pool after all", extra={"candidate": candidate})
+            logger.info("replica does read the pool", extra={"candidate": candidate})
         elif belief is False:
             logger.warning(
                 "replica does not read the pool: set replicas[].pool if it should",

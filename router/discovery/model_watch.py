@@ -150,7 +150,7 @@ class ModelWatch:
         self._count_other_ids(model)
         is_ended = prompter.trust.reason is not None
         logger.error(
-            "token ids are not the engine's: none are handed over"
+            "token ids differ from the engine's: none are sent"
             + (", and the engine tokenizes" if is_ended else " to this replica"),
             extra={**fields, "difference": difference.what, "hint": difference.hint},
         )

@@ -96,7 +96,7 @@ class Probes:
                 return False
             if load.rank_numbers and load.rank_numbers != facts.rank_numbers:
                 fields = {"replica": name, "ranks": len(load.rank_numbers)}
-                logger.warning("replica has other ranks now", extra=fields)
+                logger.warning("ranks of the replica changed", extra=fields)
                 return False  # scaled: ranks that went are dropped, those that came are found
             if load.sleep is not None:
                 self._sleepers.note(name, load.sleep, asked_s)

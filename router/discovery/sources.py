@@ -169,7 +169,7 @@ class Sources:
         state = self._states[source]
         if state.reason != reason:
             logger.warning(
-                "a source of replicas is not followed; those it named last stay",
+                "source of replicas is not followed; its last replicas stay",
                 extra={"source": source, "reason": reason},
             )
         self._states[source] = replace(state, reason=reason)
@@ -184,9 +184,9 @@ class Sources:
         for url, reason in not_followed.items():
             if state.not_followed.get(url) != reason:
                 extra = {"source": source, "url": url, "reason": reason}
-                logger.warning("what a source names is not followed", extra=extra)
+                logger.warning("replica of a source is not followed", extra=extra)
         if state.reason:
-            logger.info("a source of replicas is followed again", extra={"source": source})
+            logger.info("source of replicas is followed again", extra={"source": source})
         self._states[source] = replace(
             state, num_replicas=len(found), reason="", not_followed=not_followed
         )

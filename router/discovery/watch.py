@@ -178,7 +178,7 @@ class ReplicaWatch:
             )
         if replica.event_ports is not None and (why := replica.event_ports.why_doubtful()):
             logger.warning(
-                "event endpoint differs from what the engine reports: is it another engine's?",
+                "event endpoint differs from the one the engine reports: is it another engine's?",
                 extra={"replica": name, "reason": why},
             )
         if facts.prefix_caching is False:

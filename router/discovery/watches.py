@@ -160,7 +160,7 @@ class Watches:
             reason = self._registry.refused(identity, record)
             if reason is not None and identity not in self._refused:
                 self._refused.add(identity)
-                logger.warning("record of a replica not followed", extra={"reason": reason})
+                logger.warning("record of a replica is ignored", extra={"reason": reason})
         for entry in self._registry.apply(records):
             logger.info(
                 "replica ordered elsewhere",

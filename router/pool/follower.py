@@ -124,7 +124,7 @@ class PoolFollower:
 
     def _note_leader(self) -> None:
         """Begin anew with another master: what the last one held may be lost."""
-        logger.warning("another Mooncake master leads now", extra={"master": self._api.url})
+        logger.warning("another Mooncake master is the leader now", extra={"master": self._api.url})
         self._figures = None
         self._list_again_s = 0.0
         if self.is_lister:
@@ -291,7 +291,7 @@ class PoolFollower:
             )
         else:
             logger.warning(
-                "pool lost: nothing is counted on there",
+                "pool lost: its contents are not used",
                 extra={"master": self._api.url, "reason": said},
             )
 

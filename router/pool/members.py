@@ -44,7 +44,7 @@ class PoolMembers:
             )
         elif self._pools and said is not False:
             logger.warning(
-                "replica names no pool: it is taken to read none; set replicas[].pool",
+                "replica names no pool, so it counts as reading none; set replicas[].pool",
                 extra={"replica": replica.name, "pools": ",".join(self._pools)},
             )
         for candidate in candidates_of(replica):

@@ -158,6 +158,6 @@ class Speed:
         self.cost_class = to
         to.members.append(self)
         logger.info(
-            "replica has another speed than its class",
+            "replica differs in speed from its class",
             extra={"replica": self.replica, "class": before.name, "goes_to": to.name},
         )

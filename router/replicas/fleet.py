@@ -585,8 +585,7 @@ class Fleet:
         ]
         if replicas and all(replica.role == "prefill" for replica in replicas):
             raise NoReplicaAvailable(
-                "Every replica found has role prefill: none can answer. "
-                "Set role: decode for those that can."
+                "Every replica has role prefill, so none can answer. Set role: decode for some."
             )
         if not self.is_split and (halves := _producers(replicas)):
             raise NoReplicaAvailable(

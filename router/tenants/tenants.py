@@ -142,13 +142,13 @@ class Tenants:
         if isinstance(found, ConfigError):
             self._on_reload("bad")
             logger.error(
-                "the tenants' file cannot be used; the last one stays in force",
+                "tenants file is invalid; the last one stays in force",
                 extra={"reason": found.message},
             )
             return
         self._apply(found, now_s)
         self._on_reload("ok")
-        logger.info("tenants read again", extra={"tenants": len(self)})
+        logger.info("tenants file read again", extra={"tenants": len(self)})
 
     def _apply(self, file: TenantsFile, now_s: float) -> None:
         self.accounts.follow({entry.name: entry for entry in file.tenants}, now_s)

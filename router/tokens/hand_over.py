@@ -134,7 +134,7 @@ class HandOver:
         pause_s = state.suspension.begin(now_s)
         self._on_suspended(base, reason)
         logger.error(
-            "token ids are not handed over for a while",
+            "token ids are not sent for a while",
             extra={"model": base, "reason": reason, "seconds": pause_s},
         )
 
@@ -154,7 +154,7 @@ class HandOver:
         """Note what a replica did with ids."""
         self._takes[replica, model, path] = takes
         logger.info(
-            "token ids are handed over" if takes else "the replica does not take token ids",
+            "token ids are sent" if takes else "the replica does not take token ids",
             extra={"replica": replica, "model": model, "path": path},
         )
 

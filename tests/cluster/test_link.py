@@ -22,8 +22,8 @@ def test_a_reason_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         link.went_down(error)
 
     assert said(caplog) == [
-        "redis gone: this router is on its own",
-        "redis refused: this router is on its own",
+        "redis is unreachable: this router shares nothing",
+        "redis refused: this router shares nothing",
     ]
     assert (link.is_up, link.reason, link.num_outages) == (False, "wrong password", 0)
     assert link.settled.is_set()
@@ -42,10 +42,10 @@ def test_up_is_said_at_once_at_first(caplog: pytest.LogCaptureFixture) -> None:
     link.went_down("gone")
 
     assert [line.partition(":")[0] for line in said(caplog)] == [
-        "redis up",
-        "redis gone",
-        "redis up",
-        "redis gone",
+        "redis is connected",
+        "redis is unreachable",
+        "redis is connected",
+        "redis is unreachable",
     ]
     assert link.num_outages == 2
 
@@ -58,5 +58,8 @@ def test_what_fails_whenever_it_is_up_is_said_once(caplog: pytest.LogCaptureFixt
         link.came_up()
         link.went_down(GONE)
 
-    assert [line.partition(":")[0] for line in said(caplog)] == ["redis up", "redis gone"]
+    assert [line.partition(":")[0] for line in said(caplog)] == [
+        "redis is connected",
+        "redis is unreachable",
+    ]
     assert link.num_outages == 5

@@ -195,8 +195,8 @@ async def test_a_full_redis_is_said_once(
         assert second.node.held() == first.node.held()
         logged = [record for record in caplog.records if record.name == "router.cluster.loops"]
         assert [record.getMessage() for record in logged] == [
-            "redis is full: the shared index is not kept up (see maxmemory)",
-            "redis has room again",
+            "redis is full: the shared index is not updated; raise maxmemory",
+            "redis accepts writes again",
         ]
 
 

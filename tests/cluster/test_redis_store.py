@@ -719,7 +719,11 @@ async def test_something_else_under_a_key_is_refused(
 
 @pytest.mark.parametrize(
     ("schema", "said"),
-    [(SCHEMA - 1, "delete the keys"), (SCHEMA + 1, "update this router"), ("x", "is not ours")],
+    [
+        (SCHEMA - 1, "delete the keys"),
+        (SCHEMA + 1, "update this router"),
+        ("x", "another program uses the key"),
+    ],
 )
 async def test_another_schema_is_refused(
     shared_redis: RedisServer, namespace: str, schema: object, said: str

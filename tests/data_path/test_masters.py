@@ -46,6 +46,6 @@ async def test_a_leader_that_dies_is_followed_by_the_next_and_fails_no_request()
 
             assert [reply.status for reply in replies] == [200] * 8
             assert stage.router.pools[""].master.url == new.url
-            assert "another Mooncake master leads now" in stage.log
+            assert "another Mooncake master is the leader now" in stage.log
             assert {first.replica, second.replica} == {"r1", "r2"}
             assert second.predicted == second.reported > 0

@@ -173,7 +173,7 @@ async def test_one_without_a_pool_s_name_reads_none() -> None:
             assert "unknown pool 'c'; write a, b, or false" in wrong.error["message"]
             assert found["new"] == (None, None)
             assert found["r1"][1]
-            assert "it is taken to read none" in stage.log
+            assert "it counts as reading none" in stage.log
 
 
 async def test_routers_share_each_pool_s_directory(shared_redis: RedisServer) -> None:

@@ -42,7 +42,7 @@ def test_it_has_the_shape_of_the_configurations_list(text: str) -> None:
         ("- {name: a}", r"replicas\[0\].*url"),
         ("- http://a:1\n- 7", r"replicas\[1\]"),
         ("- http://a:1\n- ftp://b", r"replicas\[1\].url: 'ftp://b' is not a base URL"),
-        ("- http://a:1\n- http://a:1/", r"replicas\[1\].url: is replicas\[0\].url, too"),
+        ("- http://a:1\n- http://a:1/", r"replicas\[1\].url: is already replicas\[0\].url"),
         ("[{url: 'http://a', name: x}, {url: 'http://b', name: x}]", r"replicas\[1\].name: 'x'"),
         ("", "write a list of replicas"),
         ("half", "write a list of replicas"),
@@ -90,7 +90,7 @@ async def test_a_file_is_followed_while_the_router_serves(tmp_path: Path) -> Non
             await stage.until(lambda: urls(stage) == {b.url})
             assert stage.metric(failing[0], source=failing[1]) == 0
             assert (await stage.ask(chat(words(1)))).status == 200
-            assert stage.log.count("those it named last stay") == 2  # in two log forms
+            assert stage.log.count("its last replicas stay") == 2  # in two log forms
 
 
 async def test_the_links_of_a_config_map_are_followed(tmp_path: Path) -> None:

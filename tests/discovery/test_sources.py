@@ -112,7 +112,7 @@ def test_a_failure_changes_nothing_and_is_said_once(caplog: pytest.LogCaptureFix
     subject.take(found("a"))
 
     assert [record.message for record in caplog.records].count(
-        "a source of replicas is not followed; those it named last stay"
+        "source of replicas is not followed; its last replicas stay"
     ) == 2
     assert (subject.reason, subject.results) == ("", ["failed"] * 3 + ["ok"])
 

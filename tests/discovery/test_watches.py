@@ -89,7 +89,7 @@ async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) 
 
         assert (await stage.ask(chat(words(1)))).status == 200
         assert "r1" not in stage.router.waiting
-        assert "follower failed: it starts again follower=replica replica=r1" in stage.log
+        assert "task failed: it is restarted follower=replica replica=r1" in stage.log
 
 
 async def test_an_added_replica_takes_its_share() -> None:
@@ -247,7 +247,7 @@ async def test_records_of_no_replica_are_logged_once() -> None:
         for _ in range(2):
             stage.router.watches.apply({"a b": ReplicaRecord(url="http://127.0.0.1:9")})
 
-        assert stage.log.count("record of a replica not followed") == 2  # in two log forms
+        assert stage.log.count("record of a replica is ignored") == 2  # in two log forms
         assert len(stage.router.registry.entries) == 1
 
 

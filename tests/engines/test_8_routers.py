@@ -314,7 +314,7 @@ async def kill_router(load: Load, dying: int, left: Router) -> None:
     await load.more(4)
 
     assert left.metric("warmroute_peers_forgotten_total") >= 1
-    assert "we lead this candidate" in left.log_path.read_text()
+    assert "this router leads the replica" in left.log_path.read_text()
 
 
 async def kill_redis(load: Load, redis: RedisServer) -> None:
@@ -329,8 +329,8 @@ async def kill_redis(load: Load, redis: RedisServer) -> None:
     for router in load.routers:
         assert router.metric("warmroute_sharing_total", kind="outages") >= 1
         log = router.log_path.read_text()
-        assert "redis gone: this router is on its own" in log
-        assert log.count("redis up: state is shared") >= 2
+        assert "redis is unreachable: this router shares nothing" in log
+        assert log.count("redis is connected: state is shared") >= 2
 
 
 async def kill_master(load: Load, master: Master) -> None:
@@ -345,7 +345,7 @@ async def kill_master(load: Load, master: Master) -> None:
 
     for router in load.routers:
         assert router.metric("warmroute_pool_failures_total", code="pool_gone") > 0
-        assert "pool lost: nothing is counted on there" in router.log_path.read_text()
+        assert "pool lost: its contents are not used" in router.log_path.read_text()
 
 
 async def kill_engine(load: Load, engine: Engine) -> None:

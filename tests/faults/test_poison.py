@@ -125,5 +125,5 @@ async def test_a_follower_that_fails_knows_nothing_and_begins_again(
         replies = [await stage.ask(chat(words(number))) for number in range(2)]
 
         assert "ZeroDivisionError in router/" not in stage.log or "wr-s3cret" not in stage.log
-        assert "follower failed" in stage.log
+        assert "task failed" in stage.log
         assert all(reply.status == 200 for reply in replies)

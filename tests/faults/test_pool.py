@@ -135,7 +135,7 @@ async def test_a_master_in_trouble_fails_no_request(trouble: Trouble) -> None:
         assert pool_tokens(again) == again.reported > 0
         failures = it.stage.router.metrics.render().decode()
         assert "warmroute_pool_failures_total{" in failures
-        assert "pool lost: nothing is counted on there" in it.stage.log
+        assert "pool lost: its contents are not used" in it.stage.log
 
 
 async def test_a_master_that_is_gone_fails_no_request() -> None:

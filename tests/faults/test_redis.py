@@ -131,7 +131,7 @@ async def test_redis_is_killed_and_comes_back_empty(start_redis: Start, version:
             redis.start()
             await both(stages, lambda s: s.metric("warmroute_redis_up") == 1)
         await as_before(stages, engines)
-        assert stages[0].log.count("redis gone: this router is on its own") <= 8
+        assert stages[0].log.count("redis is unreachable: this router shares nothing") <= 8
 
 
 async def test_a_hung_redis_is_left_alone(start_redis: Start) -> None:
@@ -203,7 +203,7 @@ async def test_a_router_that_ends_as_redis_fails_ends(
         async with on_stage(engine, redis=redis) as stage:
             await together([stage], engine)
 
-        assert "redis gone" in stage.log
+        assert "redis is unreachable" in stage.log
 
 
 async def test_a_flushed_redis_is_filled_again(start_redis: Start) -> None:
@@ -312,7 +312,7 @@ def meta(**fields: object) -> Callable[[RedisServer], None]:
 
 
 REFUSED = {
-    "no password given": ({"requirepass": "x"}, {}, None, "it wants a password"),
+    "no password given": ({"requirepass": "x"}, {}, None, "it requires a password"),
     "wrong password": (
         {"requirepass": "x"},
         {"redis_password": "y"},
@@ -327,7 +327,7 @@ REFUSED = {
         "stop the older routers and delete the keys {wr:default}:*",
     ),
     "a newer schema": ({}, {}, meta(schema=SCHEMA + 1, incarnation="x"), "update this router"),
-    "no schema of ours": ({}, {}, meta(schema="abc"), "the key is not ours"),
+    "no schema of ours": ({}, {}, meta(schema="abc"), "another program uses the key"),
     "evicts": (
         {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"},
         {},
@@ -356,7 +356,7 @@ async def test_a_redis_that_will_not_do_is_named(start_redis: Start, case: str) 
 
         assert state["state"] == "degraded"
         assert reason in state["reason"]
-        assert stage.log.count("redis refused: this router is on its own") == 2  # text and JSON
+        assert stage.log.count("redis refused: this router shares nothing") == 2  # text and JSON
         assert stage.metric("warmroute_redis_up") == 0
         assert stage.state("r1") == "exact"
 
@@ -440,7 +440,7 @@ async def test_nothing_at_its_address_is_named() -> None:
         async with Engines(1) as (engine,), on_stage(engine, redis__url=url) as stage:
             await attempts(stage, 4)
 
-            assert stage.log.count("redis gone: this router is on its own") == 2
+            assert stage.log.count("redis is unreachable: this router shares nothing") == 2
 
 
 KEYS = {
@@ -461,8 +461,8 @@ async def test_foreign_keys_are_named(start_redis: Start, case: str) -> None:
         assert (await stage.ask(chat(words(1)))).status == 200
         await stage.knows(engine)
         await attempts(stage, 4)
-        assert stage.log.count("something else lies under a key of ours") == 2  # text and JSON
-        assert stage.log.count("redis up") <= 2
+        assert stage.log.count("a key of the namespace has other contents") == 2  # text and JSON
+        assert stage.log.count("redis is connected") <= 2
         for key in KEYS[case]:
             redis.client.delete(BASE + key)
         await together([stage], engine)
@@ -537,7 +537,7 @@ async def test_a_full_redis_is_named_and_survived(start_redis: Start) -> None:
         assert 2 <= stages[0].log.count("redis is full") <= 2 * len(stages)
         redis.client.config_set("maxmemory", 0)
         await as_before(stages, engines)
-        assert "redis has room again" in stages[0].log
+        assert "redis accepts writes again" in stages[0].log
 
 
 def nothing_too_much(stage: Stage, engines: Sequence[Emulator]) -> bool:

@@ -227,7 +227,7 @@ async def test_a_router_killed_leaves_nothing_behind(start_redis: Start, tmp_pat
             assert [task.result().status for task in kept] == [200] * 3
             assert stage.metric("warmroute_feeds", role="leading") == 2
             assert stage.metric("warmroute_sharing_total", kind="rewrites") == 0
-            assert stage.log.count("router forgotten: it is silent") == 2  # text and JSON
+            assert stage.log.count("router removed: it is silent") == 2  # text and JSON
             assert exact([await stage.ask(chat(words(n))) for n in range(4, 7)])
             assert not [key for key in redis.client.keys("*:load:*") if process.pid in key]
 
@@ -251,7 +251,7 @@ async def test_a_router_that_ends_gives_its_leases_back(start_redis: Start) -> N
             assert exact([await other.ask(chat(words(1)))])
             await other.until(lambda: "router left" in other.log)
             assert other.metric("warmroute_peers_forgotten_total") == 0
-            assert "router forgotten" not in other.log
+            assert "router removed" not in other.log
 
 
 @pytest.mark.parametrize("down_s", [0.0, 0.3])

@@ -128,7 +128,7 @@ async def test_events_of_another_replica_are_not_followed() -> None:
             assert said["r1"] == "exact: "
             assert said["r2"].startswith("blind: events[0]: localhost:")
             assert said["r2"].endswith(" is an event endpoint of r1, too")
-            assert "event endpoint differs from what the engine reports" in stage.log
+            assert "event endpoint differs from the one the engine reports" in stage.log
 
 
 async def test_exchanged_event_endpoints_are_not_followed() -> None:
@@ -165,4 +165,4 @@ async def test_a_port_that_the_engine_does_not_report_is_a_warning() -> None:
             listed = (await stage.admin("/admin/replicas")).json()["replicas"]
 
         assert "and its engine reports port" in listed[0]["warning"]
-        assert "event endpoint differs from what the engine reports" in stage.log
+        assert "event endpoint differs from the one the engine reports" in stage.log

@@ -286,7 +286,7 @@ async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCapture
         assert logged == [
             "pool keys known",
             "pool found",
-            "pool lost: nothing is counted on there",
+            "pool lost: its contents are not used",
             "pool found",
         ]
 

@@ -96,7 +96,7 @@ async def test_failover_empties_the_directories_and_lists_the_new_leader(
         two.pool.put(names(1, 2))
         await follower.step()
         assert pool.match("tiny", chain) == 2
-        assert "another Mooncake master leads now" in caplog.text
+        assert "another Mooncake master is the leader now" in caplog.text
 
 
 async def test_a_standby_alone_is_named_so() -> None:

@@ -69,7 +69,7 @@ tenants:
         (file_of("{name: a, limit: 5}"), "unknown key 'tenants[0].limit'"),
         (file_of("{name: a, model: [x]}"), "did you mean 'models'"),
         (file_of("{name: a, name: b}"), "given twice"),
-        (file_of("{name: a, 5: b}"), "no text"),
+        (file_of("{name: a, 5: b}"), "must be text"),
         (file_of("{keys: []}"), "missing required field `name`"),
         (file_of("{name: 'a b'}"), "tenants[0].name: 1 to 64 letters"),
         (file_of("{name: ''}"), "tenants[0].name"),

@@ -114,8 +114,10 @@ def test_what_failed_at_two_replicas_could_not_be_saved(tmp_path: Path) -> None:
     """A third would be asked to do what two have begun to do; a refused connection is no try."""
     log = tmp_path / "a.log"
     log.write_text(
-        '{"message":"moved on before the first byte","request":"x-1","reason":"upstream_broken"}\n'
-        '{"message":"moved on before the first byte","request":"x-2","reason":"status_503"}\n'
+        '{"message":"retried on another replica before the first byte",'
+        '"request":"x-1","reason":"upstream_broken"}\n'
+        '{"message":"retried on another replica before the first byte",'
+        '"request":"x-2","reason":"status_503"}\n'
     )
     sent_twice = resent([log])
 
