@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compi
 # Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo package quick test linted tested lint style types floors test-engines lower-bounds compose-check compose-real chaos fuzz prove compat bench docs site lock audit sbom clean
+.PHONY: demo package quick test linted tested lint style types floors test-engines lower-bounds compose-real chaos fuzz prove compat bench docs site lock audit sbom clean
 
 demo: $(DEMO)             ## 24 agents, three emulated replicas, three policies: a verdict, a table, a picture
 	$(BIN)/warmroute demo $(ARGS)
@@ -44,6 +44,7 @@ lint: $(STAMP)            ## side by side: none of the three uses two cores
 style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.language
 
 types:
 	$(BIN)/mypy
@@ -62,9 +63,6 @@ lower-bounds:             ## the oldest releases that pyproject.toml allows, in 
 
 package:                  ## wheel and sdist into build/dist; the wheel, used in a bare environment
 	$(PYTHON) tests/package/check.py $(ARGS)
-
-compose-check: $(STAMP)   ## the compose stack as processes; what each query of the dashboard returns
-	$(BIN)/python -m tests.compose.queries
 
 compose-real: $(STAMP)    ## the image and the compose files in containers; starts a Docker daemon if need be
 	bash tests/containers/daemon.sh run $(BIN)/python -m pytest tests/containers -o timeout=300 $(ARGS)
@@ -93,6 +91,7 @@ bench: $(STAMP)           ## every budget; writes docs/research/benchmarks.md
 docs: $(STAMP)            ## regenerate what is made from the code
 	$(BIN)/python -m loadtest.docs
 	$(BIN)/python docker/grafana/dashboard.py
+	$(BIN)/python docker/helm/generate.py
 
 site: $(STAMP)            ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -120,7 +120,7 @@ def _experiment_tables() -> str:
     parts = [f"A definition is a mapping of:\n\n{_field_table(Experiment)}"]
     for name, struct in (("arms", Arm), ("ramp", Step)):
         parts.append(f"Each of its `{name}`:\n\n{_field_table(struct)}")
-    parts.append(f"The `queue` of an arm:\n\n{_field_table(ArmQueue)}")
+    parts.append(f"The `queue` of a variant:\n\n{_field_table(ArmQueue)}")
     parts.append(f"Its `guardrails`:\n\n{_field_table(Guardrails)}")
     return "\n\n".join(parts)
 
@@ -164,7 +164,7 @@ def description_of(struct: type[Struct], name: str) -> str:
 
 def command_tables() -> str:
     """Describe every command of `warmroute` in one line, in the groups of its help."""
-    context = click.Context(warmroute, info_name="warmroute")
+    context = click.Context(warmroute, info_name="warmroute", **warmroute.context_settings)
     parts = []
     for heading, names in GROUPS.items():
         rows: list[tuple[str, str]] = []
@@ -531,7 +531,7 @@ def alert_sections() -> str:
 def _alert(rule: Mapping[str, Any]) -> str:
     notes = rule["annotations"]
     summary = re.sub(
-        r"\{\{ \$(?:labels\.)?(\w+)(?: \| \w+)? \}\}", lambda of: f"*{of[1]}*", notes["summary"]
+        r"\{\{ \$(?:labels\.)?(\w+)(?: \| \w+)? \}\}", lambda of: f"`{of[1]}`", notes["summary"]
     )
     lasting = f" after {rule['for']}" if "for" in rule else ""
     return (

@@ -40,7 +40,7 @@ class TurnResult(Struct, frozen=True, kw_only=True):
     number: int  # of the turn in its session, from 0
     start_s: float  # when it was sent, from the start of the run
     total_s: float  # until its answer ended, from `due_s` where there is one, else `start_s`
-    ttft_s: float | None = None  # until its first token, likewise
+    ttft_s: float | None = None  # until its first token, from the same start
     status: int | None = None  # of HTTP
     error: str | None = None  # its kind; null: none
     error_message: str | None = None  # what the target or the network said
@@ -51,13 +51,13 @@ class TurnResult(Struct, frozen=True, kw_only=True):
     prefill: str | None = None  # the replica that computed its prompt, if another one
     predicted: Predicted | None = None  # `x-warmroute-cached`: gpu, cpu and pool tokens
     policy: str | None = None  # `x-warmroute-policy`
-    arm: str | None = None  # side of an experiment, as the router says
+    arm: str | None = None  # variant of an experiment, as the router says
     request_id: str | None = None  # `x-warmroute-request-id`
     router_ms: float | None = None  # `x-warmroute-ms`: time spent in the router
     due_s: float | None = None  # open loop: when it was to be sent; null: closed loop
     late_s: float = 0.0  # how late the driver was
-    tbt_mean_s: float | None = None  # time between tokens; null: fewer than two events
-    tbt_tail_s: float | None = None  # mean of its longest tenth (FAST'25 Mooncake's TBT)
+    tbt_mean_s: float | None = None  # mean inter-token latency; null: fewer than two events
+    tbt_tail_s: float | None = None  # mean of the longest tenth of inter-token latencies
     is_warm_up: bool = False  # sent, but not to be counted
 
     @property
@@ -73,7 +73,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """What a run was; the first line of its file, the turns follow."""
 
     schema: str = RUN_SCHEMA  # family and version of the file
-    label: str  # the arm: a policy, a target
+    label: str  # the variant: a policy, a target
     target: str  # base URL, or "simulated"
     workload: str  # its name: a file, a generator and its parameters
     loop: str  # open | closed

@@ -19,11 +19,12 @@ MAX_BUSY = 0.95
 
 
 class MinTtft(Policy, frozen=True, kw_only=True):
-    """The soonest first token: lowest `ttft = queue + fetch + prefill`. `queue` is the time until
-    the prefills ahead are done, `fetch` reads what the candidate's cpu tier or the shared pool
-    holds beyond its GPU match, `prefill(u, c)` computes the u uncached tokens behind the c cached
-    ones, all by the candidate's learned cost model. Greedy: right for this request, blind to what
-    its work does to the next ones."""
+    """Choose the soonest first token: the lowest `ttft = queue + fetch + prefill`. `queue` is the
+    time until the prefills ahead are done. `fetch` reads what the candidate's CPU tier or the
+    shared pool holds beyond its GPU match. `prefill(u, c)` computes the u uncached tokens behind
+    the c cached ones. All three come from the candidate's learned cost model. The policy is greedy:
+    it ignores what the request costs later ones.
+    """
 
     name: ClassVar[str] = "min_ttft"
 
@@ -32,15 +33,15 @@ class MinTtft(Policy, frozen=True, kw_only=True):
 
 
 class KvAware(Policy, frozen=True, kw_only=True):
-    """The lowest cost to all requests: `ttft + alpha x work x arrivals x (queue + work / 2) / (1 -
-    busy)`. The first part is the request's own wait, as `min_ttft` predicts it. The second is what
-    it makes others wait: its `work` (the prefill without its constant part) delays each request
-    that comes to the candidate before the queue there, this one included, is done; the requests of
-    those make that later still (`busy`: the share of the last minute with a prefill at work).
-    `arrivals` are requests a second: the fleet's, of which a candidate gets the share that it has
-    of the conversations that live in the fleet, this request's own left out. So a prompt stays at
-    its cache until the queue there costs more than computing it anew costs everybody, and a new
-    conversation goes where fewer live. alpha = 0 is `min_ttft`."""
+    """Choose the lowest cost to all requests: `ttft + alpha x work x arrivals x (queue + work / 2)
+    / (1 - busy)`. The first part is the request's own wait, as in `min_ttft`. The second part is
+    the delay for others. `work` (the prefill without its constant part) delays each request that
+    arrives before the queue is done, and those delay later ones. `busy` is the share of the last
+    minute with a prefill at work. `arrivals` are the fleet's requests per second, times the
+    candidate's share of the live conversations, without this request's. So a prompt stays at its
+    cache until the queue there costs more than recomputing it costs all requests. A new
+    conversation goes where fewer live. alpha = 0 is `min_ttft`.
+    """
 
     name: ClassVar[str] = "kv_aware"
 

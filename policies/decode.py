@@ -20,13 +20,14 @@ from policies.view import CandidateCost, Decision, ReplicaView, Snapshot
 
 
 class DecodeLoad(Policy, frozen=True, kw_only=True):
-    """For replicas of role decode: the lowest `queue + KV + answer_tokens x TBT`, of those that
-    have free KV for prompt and answer if there are any: an engine that runs out computes a request
-    anew. `KV` is the time to have the prompt's: to read what the replica lacks; or to compute it,
-    and as much for each answer that runs there and waits meanwhile, where that is less. `TBT` is
-    the time between tokens with one request more, as learned from what engines report; until it is
-    known of all, `request_ms x requests` stands for the answer's time. So a session stays where its
-    last answer is until that replica is so much slower than another as its KV is worth."""
+    """Choose among replicas of role decode: the lowest `queue + KV + answer_tokens x ITL`.
+    Candidates with free KV blocks for prompt and answer go first, because an engine that runs out
+    of blocks recomputes a request. `KV` is the lower of two times: to read the blocks that the
+    replica lacks, or to compute them, plus that time again for each answer that waits meanwhile.
+    `ITL` is the inter-token latency with one more request, learned from engine metrics. Until it is
+    known for all candidates, `request_ms x requests` stands for the answer. So a session stays with
+    its replica until another one is faster by more than its KV blocks are worth.
+    """
 
     name: ClassVar[str] = "decode_load"
 

@@ -39,8 +39,9 @@ def load_text(replica: ReplicaView) -> str:
 
 
 class Random(Policy, frozen=True, kw_only=True):
-    """Each candidate with the same probability: `splitmix64(seed, number) mod n`. Knows neither
-    load nor caches; the floor that everything else is measured against."""
+    """Choose each candidate with the same probability: `splitmix64(seed, number) mod n`. It ignores
+    load and caches, and is the lower bound for all other policies.
+    """
 
     name: ClassVar[str] = "random"
 
@@ -50,8 +51,9 @@ class Random(Policy, frozen=True, kw_only=True):
 
 
 class RoundRobin(Policy, frozen=True, kw_only=True):
-    """One candidate after the other: `number mod n`, with the decision number as the only state.
-    Equal counts, not equal work: long prompts queue behind each other by chance."""
+    """Choose one candidate after the other: `number mod n`, with the decision number as the only
+    state. Requests are spread evenly, work is not: long prompts may queue behind each other.
+    """
 
     name: ClassVar[str] = "round_robin"
 
@@ -64,9 +66,10 @@ class RoundRobin(Policy, frozen=True, kw_only=True):
 
 
 class LeastLoaded(Policy, frozen=True, kw_only=True):
-    """The candidate where a first token waits least: lowest `queue_ms + ms_per_running x
-    decoding`, then fewest requests in flight, then drawn. Blind to caches; the baseline that a
-    cache-aware policy has to beat."""
+    """Choose the candidate with the shortest wait for a first token: the lowest `queue_ms +
+    ms_per_running x decoding`, then the fewest requests in flight, then at random. It ignores
+    caches, and is the baseline that a cache-aware policy has to beat.
+    """
 
     name: ClassVar[str] = "least_loaded"
 
@@ -76,8 +79,9 @@ class LeastLoaded(Policy, frozen=True, kw_only=True):
 
 
 class PowerOfTwo(Policy, frozen=True, kw_only=True):
-    """The less loaded of two candidates drawn at random. Nearly as even as `least_loaded`, and
-    robust where load figures are old: several routers never all run to the same candidate."""
+    """Choose the less loaded of two random candidates. It is nearly as even as `least_loaded`, and
+    robust if load figures are old: several routers never all choose the same candidate.
+    """
 
     name: ClassVar[str] = "power_of_two"
 

@@ -13,25 +13,11 @@ from policies.view import CandidateCost, Decision, ReplicaView, Snapshot
 
 class Mooncake(Policy, frozen=True, kw_only=True):
     """Algorithm 1 of Mooncake (arXiv 2407.00079 and FAST'25), "KVCache-centric" scheduling. Each
-    candidate's TTFT is estimated in one of two ways and the lowest wins. Where its own prefix is
-    nearly the best there is, `best <= threshold x own`, it is to compute the rest: `queue +
-    prefill(prompt, own)`. Elsewhere it is to get what it lacks of the best prefix first: `transfer
-    + queue + prefill(prompt, best)`.
-
-    What the papers leave open, decided here. The best prefix is the longest that any candidate or
-    the pool holds. A transfer is the candidate's own read from the shared pool, so it brings what
-    the pool has, at most, and is priced by the learned time of a read and its tokens, and by how
-    far such predictions are off: a prompt leaves its cache for more than that. Without a pool, or
-    for a candidate that does not read it, nothing can be transferred, and that branch prices
-    recomputing (the rule is then `min_ttft` without its ties). Equality computes locally, as in
-    FAST'25 (the arXiv version estimates a transfer there and then makes none). With no own prefix
-    the ratio is infinite: transfer; with no prefix anywhere there is nothing to transfer. Tokens in
-    the candidate's cpu tier are its own prefix and cost their reading. Hot-spot migration, the
-    algorithm's last step, is what the read does: it leaves a copy with the reader. Selection of a
-    decode instance and rejection by SLO have no counterpart here; decodes running at a candidate
-    count as queue. Equal estimates are drawn. No value of the threshold is published ("adjusted
-    manually"); it changes nothing but the estimate: an engine with a connector reads the pool
-    regardless of the estimates."""
+    candidate's TTFT is estimated in one of two ways, and the lowest wins. If its own prefix is
+    nearly the best one, `best <= threshold x own`, it computes the rest: `queue + prefill(prompt,
+    own)`. Otherwise it first fetches what it lacks of the best prefix: `transfer + queue +
+    prefill(prompt, best)`.
+    """
 
     name: ClassVar[str] = "mooncake"
 

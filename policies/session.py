@@ -11,9 +11,11 @@ from policies.view import Decision, Snapshot
 
 
 class SessionHash(Policy, frozen=True, kw_only=True):
-    """Rendezvous hash of the session: `argmax over candidates of mix(hash(candidate) xor
-    session)`; without a session the hash of the prompt's first blocks, without tokens a draw. No
-    state, and every router agrees, but a hot candidate stays hot: load cannot move a session."""
+    """Choose by a rendezvous hash of the session: `argmax over candidates of mix(hash(candidate)
+    xor session)`. Without a session it hashes the prompt's first blocks, without tokens it draws.
+    There is no state, and every router agrees. But an overloaded candidate stays overloaded: load
+    cannot move a session.
+    """
 
     name: ClassVar[str] = "session_hash"
 
@@ -30,9 +32,10 @@ class SessionHash(Policy, frozen=True, kw_only=True):
 
 
 class SessionSticky(Policy, frozen=True, kw_only=True):
-    """Where the session's last turn ran, as long as that candidate is eligible; a new session
-    (or a request without one) goes to the least loaded. Sessions start evenly but do not stay
-    even: long ones pile up where they happened to start."""
+    """Choose the replica of the session's last turn, as long as that replica is eligible. A new
+    session (or a request without one) goes to the least loaded. Sessions start evenly but do not
+    stay even, because long sessions pile up where they started.
+    """
 
     name: ClassVar[str] = "session_sticky"
 

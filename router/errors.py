@@ -121,7 +121,7 @@ class QueueFull(ClientError):
     type = "RateLimitError"
 
     def __init__(self, *, retry_after_s: float) -> None:
-        super().__init__("Too many requests are waiting; send it again later.")
+        super().__init__("Too many requests are waiting; try again later.")
         self.retry_after_s = retry_after_s
 
 
@@ -134,7 +134,7 @@ class DeadlineUnmet(ClientError):
 
     def __init__(self, *, retry_after_s: float) -> None:
         # No prediction in it: that would say what is cached.
-        super().__init__("The first token would come after the deadline; send it again later.")
+        super().__init__("The first token would come after the deadline; try again later.")
         self.retry_after_s = retry_after_s
 
 
@@ -146,7 +146,7 @@ class TbtUnmet(ClientError):
     type = "RateLimitError"
 
     def __init__(self, *, retry_after_s: float) -> None:
-        super().__init__("The answer would come too slowly; send it again later.")
+        super().__init__("The answer would be too slow; try again later.")
         self.retry_after_s = retry_after_s
 
 
@@ -208,8 +208,8 @@ class RequestKills(ClientError):
         )
         super().__init__(
             f"{which} while processing this request, so it is refused for another "
-            f"{math.ceil(left_s)} s. Change the request, or ask the operator of the router to "
-            "allow it again."
+            f"{math.ceil(left_s)} s. Change the request, or ask the router's operator to allow it "
+            "again."
         )
 
 
@@ -392,7 +392,7 @@ class StoreUnavailable(StoreError):
     code = "store_unavailable"
 
 
-EMPTIED: Final = "Redis was emptied, or is another one now"
+EMPTIED: Final = "Redis was emptied or replaced"
 """The message of StoreUnavailable where the index that this router knew is gone from it."""
 
 

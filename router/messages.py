@@ -314,8 +314,8 @@ class SessionState(Struct, frozen=True, array_like=True):
     """A session's last turn, as routers share it."""
 
     stream_id: _StreamId
-    num_turns: Count
-    gap_s: Seconds | None
+    unused_turns: Count = 1  # routers of version 0.2 and before read both
+    unused_gap_s: Seconds | None = None
     num_tokens: Count = 0  # of its last prompt
 
 

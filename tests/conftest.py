@@ -104,7 +104,7 @@ def _import_a_share(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as slow what has a deadline of its own or uses the compose stack.
+    """Mark as slow what has a deadline of its own.
 
     In a run of all, files with slow tests are spread over the first two thirds of the files:
     neither do several of them fight for the processor, nor does the last of them run alone.
@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow: set[Path] = set()
     for item in items:
         files.setdefault(item.path, []).append(item)
-        if item.get_closest_marker("timeout") or "stack" in getattr(item, "fixturenames", ()):
+        if item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.slow)
             slow.add(item.path)
     if hasattr(config, "workerinput") and slow:

@@ -15,7 +15,8 @@ A file's tests are found by its name:
     *.md                                tests/test_docs.py
 
 Slow tests, those with a deadline of their own (`pytest.mark.timeout`), and tests of real engines
-are left out: `make test` and `make test-engines` run them, and so does their name.
+and containers are left out: `make test`, `make test-engines` and `make compose-real` run them, and
+so does their name.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _tests_of(path: PurePath, root: Path) -> Iterator[PurePath]:
         yield tests / "compose"
     elif package == "policies":
         yield tests / "policies"
-    elif path.parts[:2] == ("tests", "engines"):
+    elif path.parts[:2] in (("tests", "engines"), ("tests", "containers")):
         return
     elif package == "tests" and path.name.startswith("test_"):
         yield path

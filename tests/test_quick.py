@@ -9,7 +9,7 @@ import pytest
 from tests.quick import ROOT, choose
 
 FILES = (
-    "tests/compose/test_stack.py",
+    "tests/compose/test_files.py",
     "tests/emulator/test_app.py",
     "tests/engines/test_1_engine.py",
     "tests/loadtest/replay/test_driver.py",
@@ -52,6 +52,7 @@ def root(tmp_path: Path) -> Path:
         ("tests/policies/snapshots.py", ["tests/policies"]),
         ("tests/docs_blocks.py", ["tests/test_docs.py"]),
         ("tests/engines/harness.py", []),
+        ("tests/containers/stack.py", []),
         ("tests/test_that_went.py", []),
         ("Makefile", []),
     ],

@@ -4,7 +4,7 @@
     python docker/grafana/dashboard.py --check    status 1 if it is old
 
 A panel is a question in one sentence (its description) and the queries that answer it. Every query
-is run against a real Prometheus in tests/compose, and must return data there.
+is run against a real Prometheus in tests/containers, and must return data there.
 """
 
 from __future__ import annotations
@@ -95,28 +95,28 @@ ROWS = [
                 "reqps", "stat", width=3, height=4,
             ),
             Panel(
-                "TTFT, median", "Half of all requests got their first byte within this time, from arrival at the router.",
+                "TTFT, median", "Half of all requests got their first byte within this time after they arrived at the router.",
                 [Query(quantile(0.5, "ttft_seconds"))], "s", "stat", width=3, height=4,
             ),
             Panel(
-                "TTFT, P99", "One request in a hundred waited longer than this for its first byte.",
+                "TTFT, P99", "1 % of requests waited longer than this for their first byte.",
                 [Query(quantile(0.99, "ttft_seconds"))], "s", "stat", width=3, height=4,
                 steps=((None, GREEN), (10, YELLOW), (30, RED)),
             ),
             Panel(
-                "Tokens from a cache", "Of all prompt tokens, those that engines said they did not compute again.",
+                "Tokens from a cache", "Share of prompt tokens that engines reported as cached.",
                 [Query(share(tokens("reported_cached"), tokens("prompt")))],
                 "percentunit", "stat", width=3, height=4, maximum=1,
                 steps=((None, RED), (0.3, YELLOW), (0.6, GREEN)),
             ),
             Panel(
-                "Right predictions", "Predictions of cached tokens that were right when they were made, of all that an engine's usage was held against.",
+                "Right predictions", "Share of audited predictions of cached tokens that were right when they were made.",
                 [Query(share(rate("audited_total", "", result="exact|evicted"), rate("audited_total", "")))],
                 "percentunit", "stat", width=3, height=4, maximum=1,
                 steps=((None, RED), (0.9, YELLOW), (0.98, GREEN)),
             ),
             Panel(
-                "Failed", "Requests that clients saw fail through no fault of theirs, of all.",
+                "Failed", "Share of requests that failed without a mistake of the client.",
                 [Query(share(f'sum(rate(warmroute_requests_total{{{ROUTER},outcome=~"replica_failed|replica_unreachable"}}{R}))', f"sum(rate(warmroute_requests_total{{{ROUTER}}}{R}))"))],
                 "percentunit", "stat", width=3, height=4,
                 steps=((None, GREEN), (0.001, YELLOW), (0.01, RED)),
@@ -145,7 +145,7 @@ ROWS = [
                 [Query(quantile(q, "ttft_seconds"), f"P{int(q * 100)}") for q in (0.5, 0.9, 0.99)], "s",
             ),
             Panel(
-                "Refused and moved on", "Answered with an error by the router itself, by code; and tries that failed before the first byte and went to another replica, which clients do not see.",
+                "Refused and moved on", "Refused: the router answered with an error, by code. Moved on: a try failed before the first byte and another replica answered, which clients do not see.",
                 [
                     Query(rate("refused_total", "code") + OR_NONE, "refused {{code}}"),
                     Query(rate("failovers_total", "replica, reason") + OR_NONE, "moved on from {{replica}}: {{reason}}"),
@@ -157,7 +157,7 @@ ROWS = [
         "Where prompt tokens came from",
         [
             Panel(
-                "Tokens by origin", "As predicted when the replica was chosen: from its own GPU cache, from its own offload in main memory, fetched from the shared pool, or computed again.",
+                "Tokens by origin", "As predicted when the replica was chosen: from its GPU cache, from its offload in main memory, from the shared pool, or computed again.",
                 [
                     Query(f"clamp_min({tokens('predicted_cached')} - {tokens('predicted_cpu')} - {tokens('predicted_pool')}, 0)", "gpu"),
                     Query(tokens("predicted_cpu"), "cpu"),
@@ -166,12 +166,12 @@ ROWS = [
                 ], "tokens/s", stacked=True,
             ),
             Panel(
-                "Share from a cache, by replica", "What engines reported of the prompts that went to each replica.",
+                "Share from a cache, by replica", "Share of the prompt tokens that the engine of each replica reported as cached.",
                 [Query(f'{rate("tokens_total", "replica", kind="reported_cached")} / ({rate("tokens_total", "replica", kind="prompt")} > 0)', "{{replica}}")],
                 "percentunit", maximum=1,
             ),
             Panel(
-                "Predictions against usage", "over: less was cached than we said; under: more; evicted: right when made, but blocks went before the engine came to the request.",
+                "Predictions against usage", "over: fewer tokens were cached than predicted. under: more were. evicted: right when made, but blocks were evicted before the engine reached the request.",
                 [Query(rate("audited_total", "result"), "{{result}}")], "reqps", stacked=True,
             ),
         ],
@@ -179,13 +179,13 @@ ROWS = [
     Row(
         "Replicas",
         [
-            Panel("Requests by replica", "Who answered.", [Query(rate("requests_total", "replica"), "{{replica}}")], "reqps", stacked=True),
+            Panel("Requests by replica", "By the replica that answered.", [Query(rate("requests_total", "replica"), "{{replica}}")], "reqps", stacked=True),
             Panel(
-                "Requests in flight", "Of all routers, as the routers count them together.",
+                "Requests in flight", "Requests of all routers together.",
                 [Query(gauge("inflight_requests", "replica"), "{{replica}}")], "none",
             ),
             Panel(
-                "Queue ahead", "Predicted time until the prefills in flight are done: what a new request would wait.",
+                "Queue ahead", "Predicted time until the prefills in flight are done, which a new request would wait.",
                 [Query(gauge("queue_seconds", "replica"), "{{replica}}")], "s",
             ),
             Panel(
@@ -194,26 +194,26 @@ ROWS = [
             ),
             Panel("TTFT by replica, P90", "From arrival at the router to the first byte.", [Query(quantile(0.9, "ttft_seconds", "replica"), "{{replica}}")], "s"),
             Panel(
-                "Error of the cost model", "Mean absolute difference of predicted and observed time to first token. Compare with TTFT: far above it, decisions are guesses.",
+                "Error of the cost model", "Mean absolute difference of predicted and observed time to first token. If it is far above TTFT, decisions are guesses.",
                 [Query(gauge("cost_model_error_seconds", "replica"), "{{replica}}")], "s",
             ),
-            Panel("Waiting in the router", "Prompts that wait in the router's queue for room at an engine.", [Query(f"warmroute_waiting_requests{{{ROUTER}}}", "{{instance}}")], "none", width=6, height=5),
+            Panel("Waiting in the router", "Prompts in the router's queue.", [Query(f"warmroute_waiting_requests{{{ROUTER}}}", "{{instance}}")], "none", width=6, height=5),
             Panel("Waits, P90", "How long prompts waited in the router, by class.", [Query(quantile(0.9, "class_wait_seconds", "class") + OR_NONE, "{{class}}")], "s", width=6, height=5),
             Panel(
-                "Out of the queue", "Why prompts were let go: it fits (room), compute to spare (idle), queue.max_wait_s is over (waited_out); and why they were refused.",
+                "Out of the queue", "Why prompts left the queue: they fit (room), the engine was idle (idle), or queue.max_wait_s was over (waited_out). Refused: why they were refused.",
                 [
                     Query(rate("released_total", "why") + OR_NONE, "{{why}}"),
                     Query(rate("queue_refused_total", "class, reason") + OR_NONE, "refused {{class}}: {{reason}}"),
                 ], "reqps", width=6, height=5,
             ),
-            Panel("Live conversations, of the cache", "What conversations that are alive take of each cache: above 1 they throw out one another.", [Query(gauge("footprint_ratio", "replica"), "{{replica}}")], "percentunit", width=6, height=5),
+            Panel("Live conversations, of the cache", "Size of the live conversations, as a share of each cache. Above 1 they evict each other.", [Query(gauge("footprint_ratio", "replica"), "{{replica}}")], "percentunit", width=6, height=5),
             Panel(
-                "In use", "0: down, tripped, or draining, as any router sees it.",
+                "In use", "0: at least one router sees it down, tripped or draining.",
                 [Query(gauge("replica_healthy", "replica", "min"), "{{replica}}")], kind="state-timeline", width=12, height=5,
                 mappings={"0": ("out", RED), "1": ("in use", GREEN)},
             ),
             Panel(
-                "Engines: running and waiting", "What the engines say of themselves.",
+                "Engines: running and waiting", "As the engines report it.",
                 [
                     Query('sum by (instance) (vllm:num_requests_running{job="engine"})', "running {{instance}}"),
                     Query('sum by (instance) (vllm:num_requests_waiting{job="engine"})', "waiting {{instance}}"),
@@ -222,26 +222,26 @@ ROWS = [
         ],
     ),
     Row(
-        "What is known of their caches",
+        "What is known of the caches",
         [
             Panel(
-                "State", "How well each replica's cache is known, at the router that knows it least. BLIND before its first event, too.",
+                "State", "How well the router that knows least knows each cache. A replica is BLIND until its first event.",
                 [Query(f'{gauge("replica_state", "replica", state="degraded")} + 2 * {gauge("replica_state", "replica", state="blind")}', "{{replica}}")],
                 kind="state-timeline", width=12, height=5,
                 mappings={"0": ("EXACT", GREEN), "1": ("DEGRADED", YELLOW), "2": ("BLIND", RED), "3": ("BLIND", RED)},
             ),
             Panel(
-                "Decisions, by how well the chosen one's cache was known", "blind: by a guess of what was routed there.",
+                "Decisions by knowledge of the chosen cache", "blind: guessed from the requests that were routed there.",
                 [Query(rate("decisions_total", "state"), "{{state}}")], "reqps", stacked=True, width=6, height=5,
             ),
             Panel("Trust", "Share of recent audited predictions that were right, at the router that trusts it least.", [Query(gauge("trust_ratio", "replica", "min"), "{{replica}}")], "percentunit", width=6, height=5, maximum=1),
             Panel("Blocks known", "By replica and tier.", [Query(gauge("index_blocks", "replica, tier"), "{{replica}} {{tier}}")], "short"),
             Panel(
-                "Blocks stored and removed", "What the engines publish, through the routers that follow them.",
+                "Blocks stored and removed", "As the engines publish them.",
                 [Query(rate("kv_events_total", "replica, kind", kind="stored|removed"), "{{replica}} {{kind}}")], "short",
             ),
             Panel(
-                "Trouble in the event streams", "Gaps are replayed; what cannot be is truncated or failed. undecodable, unknown and untranslated events are not understood.",
+                "Trouble in the event streams", "Gaps are replayed; truncated and failed count gaps that could not be. undecodable, unknown and untranslated events are not understood.",
                 [Query(rate("kv_events_total", "kind", kind="gaps|truncated|failed_replays|restarts|undecodable|unknown_events|unknown_medium|untranslated|contract_misses"), "{{kind}}")], "ops",
             ),
         ],
@@ -249,11 +249,11 @@ ROWS = [
     Row(
         "Time spent in the router",
         [
-            Panel("Stages, median", "tokenize; place: hash, look up, decide; total: arrival to dispatch.", [Query(quantile(0.5, "stage_seconds", "stage"), "{{stage}}")], "s", width=6),
-            Panel("Stages, P99", "The same for the slowest in a hundred.", [Query(quantile(0.99, "stage_seconds", "stage"), "{{stage}}")], "s", width=6),
-            Panel("Lag of the event loop, P99", "How late timers woke: above 20 ms the router is short of CPU.", [Query(quantile(0.99, "loop_lag_seconds", "instance"), "{{instance}}")], "s", width=6, steps=((None, GREEN), (0.02, RED))),
+            Panel("Stages, median", "tokenize. place: hash, look up, decide. total: from arrival until the request is sent.", [Query(quantile(0.5, "stage_seconds", "stage"), "{{stage}}")], "s", width=6),
+            Panel("Stages, P99", "The same for the slowest 1 %.", [Query(quantile(0.99, "stage_seconds", "stage"), "{{stage}}")], "s", width=6),
+            Panel("Lag of the event loop, P99", "How late timers run. Above 20 ms the router is short of CPU.", [Query(quantile(0.99, "loop_lag_seconds", "instance"), "{{instance}}")], "s", width=6, steps=((None, GREEN), (0.02, RED))),
             Panel(
-                "Tokens", "Who turned prompts into tokens; and prompts whose tokens here were not the engine's.",
+                "Tokens", "by: who tokenized the prompts. wrong: prompts whose tokens differed from the engine's.",
                 [
                     Query(rate("tokenized_requests_total", "way"), "by: {{way}}"),
                     Query(rate("token_mismatches_total", "model, against") + OR_NONE, "wrong: {{model}}, against {{against}}"),
@@ -265,13 +265,13 @@ ROWS = [
         "Redis and other routers",
         [
             Panel(
-                "Shared through Redis", "0: this router is on its own.", [Query(f"warmroute_redis_up{{{ROUTER}}}", "{{instance}}")], kind="state-timeline", width=6,
+                "Shared through Redis", "0: this router shares nothing.", [Query(f"warmroute_redis_up{{{ROUTER}}}", "{{instance}}")], kind="state-timeline", width=6,
                 mappings={"0": ("alone", RED), "1": ("shared", GREEN)},
             ),
-            Panel("Routers that live", "As each router counts them.", [Query(f"warmroute_routers{{{ROUTER}}}", "{{instance}}")], "none", width=6),
-            Panel("Who follows the engines", "leading: for all routers; following: through another; direct: for itself alone.", [Query(f"warmroute_feeds{{{ROUTER}}}", "{{instance}} {{role}}")], "none", width=6),
+            Panel("Live routers", "As each router counts them.", [Query(f"warmroute_routers{{{ROUTER}}}", "{{instance}}")], "none", width=6),
+            Panel("Who follows the engines", "leading: for all routers. following: through another router. direct: only for itself.", [Query(f"warmroute_feeds{{{ROUTER}}}", "{{instance}} {{role}}")], "none", width=6),
             Panel(
-                "What happens there", "deltas: changes of caches; rewrites and snapshots: all of a replica's blocks; gaps, garbage, refused: lost or not ours.",
+                "Shared changes", "deltas: changes of caches. rewrites, snapshots: all blocks of a replica. gaps, garbage, refused: lost or foreign entries.",
                 [Query(rate("sharing_total", "kind"), "{{kind}}")], "ops", width=6,
             ),
         ],
@@ -279,19 +279,19 @@ ROWS = [
     Row(
         "Mooncake pool",
         [
-            Panel("Answers", "0: the master does not answer, nothing is counted on there.", [Query(f"warmroute_pool_up{{{ROUTER}}}", "{{instance}} {{pool}}")], kind="state-timeline", width=6, mappings={"0": ("gone", RED), "1": ("there", GREEN)}),
+            Panel("Answers", "0: the master does not answer, and the pool is not used.", [Query(f"warmroute_pool_up{{{ROUTER}}}", "{{instance}} {{pool}}")], kind="state-timeline", width=6, mappings={"0": ("gone", RED), "1": ("there", GREEN)}),
             Panel(
-                "Filled", "Bytes of objects, of what the segments have. The master evicts from a watermark on.",
+                "Filled", "Bytes of objects, and capacity of the segments. The master evicts above a watermark.",
                 [Query(gauge("pool_allocated_bytes", "pool"), "used {{pool}}"), Query(gauge("pool_capacity_bytes", "pool"), "capacity {{pool}}")], "bytes", width=6,
             ),
             Panel("Blocks known", "By model and pool.", [Query(gauge("pool_blocks", "pool, model"), "{{model}} {{pool}}")], "short", width=6),
-            Panel("Age of the last listing", "The keys are listed at the start, after a wrong answer, else every mooncake.list_s.", [Query(gauge("pool_listing_age_seconds", "pool", "min"), "age {{pool}}")], "s", width=6),
+            Panel("Age of the last listing", "The keys are listed at the start, after a wrong answer, and every mooncake.list_s.", [Query(gauge("pool_listing_age_seconds", "pool", "min"), "age {{pool}}")], "s", width=6),
             Panel(
-                "Verified before a fetch", "confirmed, less, more: the directory against the master; late, failed, unnamed: not verified.",
+                "Verified before a fetch", "confirmed, less, more: what the master has, compared with the directory. late, failed, unnamed: not verified.",
                 [Query(rate("pool_verifications_total", "result") + OR_NONE, "{{result}}")], "reqps",
             ),
             Panel(
-                "Time to verify", "What a request waits for the master, before it is sent. NaN without fetches.",
+                "Time to verify", "How long a request waits for the master before it is sent. NaN without fetches.",
                 [Query(quantile(q, "pool_verify_seconds") + OR_NONE, f"P{int(q * 100)}") for q in (0.5, 0.99)], "s",
             ),
             Panel(
@@ -309,7 +309,7 @@ ROWS = [
                 "percentunit", maximum=1,
             ),
             Panel(
-                "Regret", "Predicted time to first token of the live choice less the shadow's, mean: above 0 the shadow would have been sooner, as predicted.",
+                "Regret", "Mean predicted time to first token of the live choice, minus that of the shadow's choice. Above 0 the shadow is predicted to be faster.",
                 [Query(
                     f'({rate("shadow_ttft_seconds_total", "shadow", choice="live")} - {rate("shadow_ttft_seconds_total", "shadow", choice="shadow")})'
                     f' / ({rate("shadow_decisions_total", "shadow")} > 0){OR_NONE}', "{{shadow}}",
@@ -320,20 +320,20 @@ ROWS = [
                 [Query(rate("shadow_tokens_total", "shadow, choice", kind="recomputed") + OR_NONE, "{{shadow}}: {{choice}}")], "tokens/s",
             ),
             Panel(
-                "Requests by arm", "Those that count.",
+                "Requests by variant", "Requests that count for the experiment.",
                 [Query(rate("arm_requests_total", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "reqps", width=6,
             ),
             Panel(
-                "TTFT by arm, P90", "Both arms share caches and queues, unless the design parts them: see the report before you conclude.",
+                "TTFT by variant, P90", "Variants share caches and queues, unless the design separates them. Read the report before you decide.",
                 [Query(quantile(0.9, "arm_ttft_seconds", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "s", width=6,
             ),
             Panel(
-                "Share recomputed, by arm", "Of the arm's prompt tokens.",
+                "Share recomputed, by variant", "Share of the variant's prompt tokens.",
                 [Query(f'{rate("arm_tokens_total", "experiment, arm", kind="recomputed")} / ({rate("arm_tokens_total", "experiment, arm", kind="prompt")} > 0){OR_NONE}', "{{experiment}} {{arm}}")],
                 "percentunit", maximum=1, width=6,
             ),
             Panel(
-                "Evidence against an arm", "Of what a guardrail needs to stop it: at 1 it is stopped.",
+                "Evidence against a variant", "As a share of what a guardrail needs: at 1 it stops the variant.",
                 [Query(gauge("experiment_evidence_ratio", "experiment, arm, guardrail") + OR_NONE, "{{experiment}} {{arm}}: {{guardrail}}")],
                 "percentunit", width=6, steps=((None, GREEN), (0.5, YELLOW), (1, RED)),
             ),

@@ -1,6 +1,6 @@
 """`warmroute compare`: one workload at several policies or targets, in interleaved rounds.
 
-arms        what is compared; order: which arm runs when
+arms        the variants that are compared; order: which one runs when
 setting     what was asked for, kept beside the runs
 places      where runs happen: simulated, on emulated replicas, on engines, at targets
 study       goes through the rounds

@@ -18,7 +18,7 @@ def lead(report: Report) -> str:
     baseline = report.setting.baseline
     found = [c for c in report.comparisons if c.measure == "mean TTFT"]
     if not found:
-        return f"Nothing can be compared with {baseline}: no turn succeeded in two arms."
+        return f"Nothing can be compared with {baseline}: no turn succeeded in two variants."
     return f"Mean time to first token against {baseline}: " + "; ".join(map(_clause, found)) + "."
 
 
@@ -49,10 +49,11 @@ def caveats(report: Report) -> list[str]:
 def limits(report: Report) -> list[str]:
     """List what no report of this kind can know."""
     said = [
-        "Intervals are of 95 % each: the hull of what drawing sessions anew gives and of how far "
-        "rounds differ. With many measures and arms, some will look different that are not.",
-        "Each arm had the fleet to itself. What two policies would do to each other in one fleet "
-        "is another question (see docs/evaluate/compare.md).",
+        "Intervals are of 95 % each. Each covers both the intervals from resampled sessions and "
+        "the differences between rounds. With many measures and variants, some will look different "
+        "that are not.",
+        "Each variant had the fleet to itself. What two policies would do to each other in one "
+        "fleet is another question (see docs/evaluate/compare.md).",
     ]
     match report.setting.place:
         case "simulated":
@@ -77,7 +78,7 @@ def describe(report: Report) -> list[str]:
         f"workload: {setting.workload}"
         + (f", {setting.num_turns:,} turns" if setting.num_turns is not None else ""),
         f"where: {PLACES[setting.place]}",
-        f"arms: {', '.join(_describe_arms(setting.arms))}; baseline {setting.baseline}",
+        f"variants: {', '.join(_describe_arms(setting.arms))}; baseline {setting.baseline}",
         f"order: {' | '.join(' '.join(labels) for labels in setting.order)}; seed {setting.seed}",
     ]
     if setting.details:

@@ -152,20 +152,22 @@ def check_arms(arms: Sequence[Arm], baseline: str | None) -> tuple[tuple[Arm, ..
     if len(labels) < 2:
         named = f"only {labels[0]!r}" if labels else "none"
         raise click.UsageError(
-            f"a comparison needs two arms or more, there is {named}"
+            f"a comparison needs two variants or more, there is {named}"
             ": name policies with --policies A,B or targets with --target NAME=URL (repeatable)"
         )
     for label in labels:
         if labels.count(label) > 1:
             raise click.UsageError(
-                f"two arms are called {label!r}; to see how far equal arms differ (an A/A test), "
-                "write one policy with a parameter at its default, or give targets other names"
+                f"two variants are called {label!r}; to see how far equal variants differ (an A/A "
+                "test), write one policy with a parameter at its default, or give targets other "
+                "names"
             )
     if baseline is not None and baseline not in labels:
         near = get_close_matches(baseline, labels, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise click.UsageError(
-            f"the baseline {baseline!r} is none of the arms{meant} (they are: {', '.join(labels)})"
+            f"the baseline {baseline!r} is none of the variants{meant} (they are: "
+            f"{', '.join(labels)})"
         )
     return tuple(arms), baseline or labels[0]
 

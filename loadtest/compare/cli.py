@@ -52,8 +52,8 @@ def compare(
 ) -> None:
     """Compare policies or routers on one workload.
 
-    All arms run the same workload, from cold caches, in interleaved rounds; differences come with
-    intervals, and with what speaks against them. WORKLOAD is --trace FILE or --generate NAME.
+    All variants run the same workload, from cold caches, in interleaved rounds; differences come
+    with intervals, and with what speaks against them. WORKLOAD is --trace FILE or --generate NAME.
 
     \b
     Simulated:         warmroute compare WORKLOAD --simulate --policies kv_aware,least_loaded
@@ -127,7 +127,7 @@ def _finish(
     if note:
         done = sum(run.info.is_complete for run in runs)
         note = f"{note} after {done} of {setting.num_runs} runs; this is what there is by then"
-    with Console(stderr=True).status("drawing sessions anew"):
+    with Console(stderr=True).status("resampling sessions"):
         report = make_report(setting, runs, note=note)
         page = render(make_page(report, runs)) if out is not None else ""
     console.print()

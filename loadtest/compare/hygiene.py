@@ -92,7 +92,7 @@ def _completeness(case: _Case) -> Check:
 
 
 def _errors(case: _Case) -> Check:
-    """Warn if a turn failed; by arm and kind."""
+    """Warn if a turn failed; by variant and kind."""
     summaries = [(run, summarize(run.turns)) for run in case.runs]
     total = sum(found.num_errors for _, found in summaries)
     num_turns = sum(found.num_turns for _, found in summaries)
@@ -115,7 +115,7 @@ def _errors(case: _Case) -> Check:
 
 
 def _common_turns(case: _Case) -> Check:
-    """Warn if more than 1 % of the turns of two arms have no counterpart that succeeded."""
+    """Warn if more than 1 % of the turns of two variants have no counterpart that succeeded."""
     worst: tuple[float, Comparison] | None = None
     for found in case.comparisons:
         share = found.num_turns / (found.num_turns + found.num_left_out)
@@ -123,7 +123,7 @@ def _common_turns(case: _Case) -> Check:
             worst = share, found
     if worst is None:
         return Check(
-            name="turns in common", outcome="warned", figure="no turn succeeded in two arms"
+            name="turns in common", outcome="warned", figure="no turn succeeded in two variants"
         )
     share, found = worst
     return Check(
@@ -142,7 +142,7 @@ def _same_tokens(case: _Case) -> Check:
     prompts, replies = num_differing_tokens([run.turns for run in case.runs])
     meaning = ""
     if prompts:
-        meaning = "prompts differ in length: the arms did not do the same work"
+        meaning = "prompts differ in length: the variants did not do the same work"
     elif replies:
         meaning = "replies differ in length: later prompts and whole turns are not quite the same"
     return Check(
@@ -214,7 +214,7 @@ def _on_time(case: _Case) -> Check:
 
 def _drift_within(case: _Case) -> Check:
     """Warn if median first-token times of the last third to the first third of a run are 30 %
-    apart between arms (only trends that a rank test finds at 1 %).
+    apart between variants (only trends that a rank test finds at 1 %).
     """
     name = "drift within runs"
     changes: dict[str, float] = {}
@@ -234,7 +234,7 @@ def _drift_within(case: _Case) -> Check:
         name=name,
         outcome="warned" if apart > _DRIFT_APART else "passed",
         figure=f"median TTFT, last third : first third: {figure}",
-        meaning="the arms go different ways as the run goes on (queues grow, caches warm): "
+        meaning="the variants go different ways as the run goes on (queues grow, caches warm): "
         "a longer run would show another ratio"
         if apart > _DRIFT_APART
         else "",
@@ -242,7 +242,7 @@ def _drift_within(case: _Case) -> Check:
 
 
 def _drift_between(case: _Case) -> Check:
-    """Warn if mean first-token times rise or fall by 10 % over the rounds, whatever the arm
+    """Warn if mean first-token times rise or fall by 10 % over the rounds, in all variants
     (only trends that a fit finds at 1 %).
     """
     name = "drift between rounds"
@@ -261,7 +261,7 @@ def _drift_between(case: _Case) -> Check:
         outcome="warned" if warned else "passed",
         figure=f"mean TTFT × {trend.change:.2f} from the first run to the last"
         f"{'' if trend.is_sure else ', no more than chance'}",
-        meaning="something warmed up or wore out meanwhile; the order of the arms makes up for "
+        meaning="something warmed up or wore out meanwhile; the order of the variants makes up for "
         "what is linear of it"
         if warned
         else "",
@@ -269,7 +269,7 @@ def _drift_between(case: _Case) -> Check:
 
 
 def _repetitions(case: _Case) -> Check:
-    """Warn if an arm has fewer than two complete rounds."""
+    """Warn if a variant has fewer than two complete rounds."""
     num_rounds = min(
         (sum(run.info.label == label and run.info.is_complete for run in case.runs)
          for label in case.setting.labels),
@@ -278,15 +278,15 @@ def _repetitions(case: _Case) -> Check:
     return Check(
         name="repetitions",
         outcome="passed" if num_rounds >= _MIN_ROUNDS else "warned",
-        figure=f"{num_rounds} complete round{'s' if num_rounds != 1 else ''} of every arm",
+        figure=f"{num_rounds} complete round{'s' if num_rounds != 1 else ''} of every variant",
         meaning=""
         if num_rounds >= _MIN_ROUNDS
-        else "how far an arm differs from itself is unknown",
+        else "how far a variant differs from itself is unknown",
     )
 
 
 def _balance(case: _Case) -> Check:
-    """Warn if the mean places of two arms in the order differ by half a run."""
+    """Warn if the mean places of two variants in the order differ by half a run."""
     name = "order balanced"
     if not case.is_live:
         return Check(name=name, outcome="does not apply", figure="simulated runs know no order")
@@ -295,8 +295,8 @@ def _balance(case: _Case) -> Check:
     return Check(
         name=name,
         outcome="passed" if apart < 0.5 else "warned",
-        figure=f"mean places of the arms differ by {apart:.1f} of {len(case.runs)}",
-        meaning="" if apart < 0.5 else "a drift favours some arms; an even number of rounds "
+        figure=f"mean places of the variants differ by {apart:.1f} of {len(case.runs)}",
+        meaning="" if apart < 0.5 else "a drift favours some variants; an even number of rounds "
         "balances them",
     )  # fmt: skip
 
@@ -351,7 +351,7 @@ def _slo(case: _Case) -> Check:
 
 
 def _policies(case: _Case) -> Check:
-    """Warn if an answer names another policy than its arm's."""
+    """Warn if an answer names another policy than its variant's."""
     name = "policies as asked"
     wanted = {arm.label: arm.policy for arm in case.setting.arms}
     known = [
@@ -366,7 +366,7 @@ def _policies(case: _Case) -> Check:
     return Check(
         name=name,
         outcome="warned" if wrong else "passed",
-        figure=f"{wrong} of {len(known)} answers were by another policy than the arm's",
+        figure=f"{wrong} of {len(known)} answers were by another policy than the variant's",
     )
 
 

@@ -24,14 +24,14 @@ _COMPARISON: Final = (
         "--policies",
         multiple=True,
         metavar="A,B,…|all",
-        help="Arms: policies, each as NAME or NAME:PARAM=VALUE,…; repeatable.",
+        help="Policies to compare, each as NAME or NAME:PARAM=VALUE,…; repeatable.",
     ),
     click.option(
         "--target",
         "targets",
         multiple=True,
         metavar="NAME=URL",
-        help="An arm: a base URL of anything that speaks OpenAI's API; repeatable.",
+        help="A variant: a base URL of anything that speaks OpenAI's API; repeatable.",
     ),
     click.option("--simulate", is_flag=True, help="Simulate the fleet: no process, no waiting."),
     click.option(
@@ -44,11 +44,14 @@ _COMPARISON: Final = (
     ),
     click.option(
         "--baseline",
-        metavar="ARM",
+        metavar="VARIANT",
         help="What the others are held against.  [default: the first]",
     ),
     click.option(
-        "--rounds", type=_COUNT, default=4, help="Of all arms; an even number balances the order."
+        "--rounds",
+        type=_COUNT,
+        default=4,
+        help="Of all variants; an even number balances the order.",
     ),
     click.option(
         "--slo-ttft", type=_POSITIVE, metavar="S", help="For goodput: first token within."
@@ -57,7 +60,7 @@ _COMPARISON: Final = (
         "--slo-tbt",
         type=_POSITIVE,
         metavar="S",
-        help="For goodput: time between tokens within, in the mean of a turn.",
+        help="For goodput: highest mean inter-token latency of a turn.",
     ),
     click.option("--out", type=_DIRECTORY, help="Keep runs, report.html and report.json there."),
     click.option(

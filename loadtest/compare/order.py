@@ -1,8 +1,8 @@
-"""Which arm runs when: rounds of all arms, ordered so that drift cancels.
+"""Which variant runs when: rounds of all variants, ordered so that drift cancels.
 
 Rounds come in pairs, the second one in the reverse order of the first (ABBA): over a pair every
-arm has the same mean place, so a drift that is linear in time falls out of the comparison. Which
-order each pair has is drawn by the seed.
+variant has the same mean place, so a drift that is linear in time falls out of the comparison.
+Which order each pair has is drawn by the seed.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def make_page(report: Report, runs: Sequence[Run]) -> Page:
         lead=answer.lead(report),
         sections=(
             Section(title="Differences", parts=tuple(_differences(report))),
-            Section(title="The arms", parts=tuple(_arms(report, runs))),
-            Section(title="Can it be believed?", parts=tuple(_belief(report))),
+            Section(title="The variants", parts=tuple(_arms(report, runs))),
+            Section(title="Can it be trusted?", parts=tuple(_belief(report))),
             Section(title="What was run", parts=tuple(map(_plain, answer.describe(report)))),
             Section(title="What this cannot say", parts=tuple(map(_plain, answer.limits(report)))),
         ),
@@ -66,10 +66,10 @@ def _differences(report: Report) -> Iterable[Part]:
         yield Note(text=text)
     yield from _picture(
         lambda: pictures.forest(report.comparisons, report.setting.labels),
-        alt="Each measure of each arm as a ratio to the baseline, with its interval",
+        alt="Each measure of each variant as a ratio to the baseline, with its interval",
         caption="Full marks are differences; hollow ones are within the spread, grey ones have "
         "no verdict.",
-        absent="No two arms have turns in common: there is nothing to compare.",
+        absent="No two variants have turns in common: there is nothing to compare.",
     )
     yield Table(
         head=("measure", "arm", report.setting.baseline, "arm's", "effect", "95 %",
@@ -109,7 +109,7 @@ def _arms(report: Report, runs: Sequence[Run]) -> Iterable[Part]:
     arms = turns_by_arm(report.setting, runs)
     yield from _picture(
         lambda: pictures.first_tokens(arms),
-        alt="Distribution of first-token times of each arm",
+        alt="Distribution of first-token times of each variant",
         caption="First-token times; faint lines are single rounds.",
         absent="No turn has a first-token time.",
     )
@@ -129,12 +129,12 @@ def _arms(report: Report, runs: Sequence[Run]) -> Iterable[Part]:
     yield from _picture(
         lambda: pictures.load(arms),
         alt="Requests in flight at each replica over time",
-        caption="Requests in flight per replica, in each arm's first whole round; beside the name "
-        "how the replica that computed most compares with the mean.",
+        caption="Requests in flight per replica, in each variant's first whole round. A name's "
+        "figure compares the replica that computed most with the mean.",
         absent="Answers do not name the replica they came from: load per replica is not known.",
     )
     yield Table(
-        head=("arm", "turns", "failed", "mean TTFT", "over rounds", "P50", "P90", "P99", "mean TBT",
+        head=("arm", "turns", "failed", "mean TTFT", "over rounds", "P50", "P90", "P99", "mean ITL",
               "mean turn", "hit", "recomputed / turn", "predicted exactly", "busiest : mean",
               "within SLO", "good / s"),
         rows=tuple(
@@ -160,7 +160,7 @@ def _arms(report: Report, runs: Sequence[Run]) -> Iterable[Part]:
             for arm in report.arms
         ),
         numeric=tuple(range(1, 16)),
-        caption="Over all turns that succeeded in the arm, whatever became of them in others.",
+        caption="Over all turns that succeeded in the variant, whatever became of them in others.",
     )  # fmt: skip
     yield _rounds(report)
 

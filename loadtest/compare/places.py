@@ -1,4 +1,4 @@
-"""Where runs happen. Each place takes an arm and the number of a round and returns a run.
+"""Where runs happen. Each place takes a variant and the number of a round and returns a run.
 
     simulated    the simulator; every run has caches of its own
     emulated     fresh emulated replicas and a fresh router for every run

@@ -153,7 +153,7 @@ def _compare(
 def _blur(measure: Measure, both: Sequence[tuple[Run, Run]]) -> str:
     """Return why there can be no verdict; "": there can."""
     if len(both) < 2:
-        return "a single round: how far an arm differs from itself is unknown"
+        return "a single round: how far a variant differs from itself is unknown"
     return lateness([run for pair in both for run in pair]) if measure.is_time else ""
 
 

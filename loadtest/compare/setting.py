@@ -14,8 +14,8 @@ Place = Literal["simulated", "emulated", "engines", "targets", "files"]
 
 PLACES: Final[dict[Place, str]] = {
     "simulated": "simulated",
-    "emulated": "live, on emulated replicas that were started anew for every run",
-    "engines": "live, on given engines behind a router that was started anew for every run",
+    "emulated": "live, on emulated replicas that are restarted for every run",
+    "engines": "live, on given engines behind a router that is restarted for every run",
     "targets": "live, at given base URLs",
     "files": "from run files made elsewhere",
 }

@@ -118,7 +118,7 @@ def _check_same_workload(
             )
         if setting and run.info.label not in setting.labels:
             raise StoreError(
-                f"{path}, line 1, label: {run.info.label!r} is no arm of this comparison "
+                f"{path}, line 1, label: {run.info.label!r} is no variant of this comparison "
                 f"(they are: {', '.join(setting.labels)})"
             )
     seen: dict[tuple[str, int], Path] = {}

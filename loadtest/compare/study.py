@@ -1,4 +1,4 @@
-"""Go through the rounds: every arm at its place in the order, kept as soon as it is done."""
+"""Go through the rounds: every variant at its place in the order, kept as soon as it is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report for the terminal: the answer, a table of arms, a table of differences, the checks."""
+"""A report for the terminal: answer, table of variants, table of differences, checks."""
 
 from __future__ import annotations
 

@@ -161,6 +161,8 @@ class PoolMaster:
     def _text(self, request: web.Request) -> str:
         pool = self.pool if self.ha_status == "serving" else EmulatedPool()
         match request.path:
+            case "/health":
+                return '{"status":"ok"}'  # of mooncake_master 0.3.13, which says more
             case "/ha_status":
                 return self.ha_status
             case "/role":

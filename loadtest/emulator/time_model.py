@@ -86,8 +86,8 @@ PRESETS: Final[dict[str, TimeModel]] = {
         ms_per_mtoken2=3.4,
         ms_per_decode=0.8,
     ),
-    # The same with the larger model of `loadtest.studies.pair` (dear prefill).
-    "cpu-dear": TimeModel(
+    # The same with the larger model of `loadtest.studies.pair` (slow prefill).
+    "cpu-slow": TimeModel(
         base_ms=3.2,
         ms_per_prefill_token=0.025,
         ms_per_mtoken2=12.9,

@@ -1,14 +1,15 @@
 """What a live experiment says, read from the decision records of all routers.
 
 What must live here: reading records, and a verdict that may be asked for at any time. What must
-not: formulas (loadtest.statistics), assigning arms, stopping them (that is the router's), pictures.
+not: formulas (loadtest.statistics), assigning variants, stopping them (that is the router's),
+pictures.
 
 The way of a report, top to bottom:
 
     records        read by DuckDB, bad lines named           bad_lines
     observations   which requests count, for which unit      metrics
     evidence       effects and their intervals at every look
-    arms           figures of each arm, for the tables
+    arms           figures of each variant, for the tables
     findings       what limits or breaks the claim           ratio_check, soundness, trials,
                                                              design_limits, surroundings
     verdict        the answer in words

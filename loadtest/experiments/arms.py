@@ -1,4 +1,4 @@
-"""What each arm did, with intervals that hold at one look; and against the baseline."""
+"""What each variant did, with intervals that hold at one look; and against the baseline."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--baseline",
-    metavar="ARM",
-    help="The arm that others are held against; default: the control arm of its definition.",
+    metavar="VARIANT",
+    help="Variant that the others are compared with; default: the experiment's control.",
 )
 @click.option(
     "--effect",
@@ -101,7 +101,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
     type=_Share(),
     default="5%",
     show_default=True,
-    help="A difference too small to matter; within it arms are called equivalent.",
+    help="A difference too small to matter; within it variants are called equivalent.",
 )
 @click.option(
     "--alpha",
@@ -150,7 +150,7 @@ def report(
     html_file: Path | None,
     json_file: Path | None,
 ) -> None:
-    """Report which arm of a live experiment is better.
+    """Report which variant of a live experiment is better.
 
     RECORDS are decision records (`log.decisions`) of all routers: files, globs or directories,
     plain or .gz. Look as often as you like, also while it runs: the verdict holds at every look.

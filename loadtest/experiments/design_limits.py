@@ -54,12 +54,13 @@ def _few(observations: Observations, comparisons: tuple[Evidence, ...]) -> Itera
     if least < MIN_UNITS:
         yield warning(
             "few_units",
-            f"{least} {noun} in an arm: below {MIN_UNITS} nothing is decided, whatever the numbers",
+            f"{least} {noun} in a variant: below {MIN_UNITS} nothing is decided, whatever the "
+            "numbers",
         )
     elif least < enough:
         yield warning(
             "few_units",
-            f"few {noun} ({least} in an arm): their spread is poorly known, intervals are wide",
+            f"few {noun} ({least} in a variant): their spread is poorly known, intervals are wide",
         )
     for evidence in comparisons:
         effective = evidence.num_effective_units
@@ -77,7 +78,7 @@ def _few(observations: Observations, comparisons: tuple[Evidence, ...]) -> Itera
         yield warning(
             "no_sessions",
             "nearly every session has one request: do clients send a session id? Without one, "
-            "turns of one agent may be in both arms",
+            "turns of one agent may be in both variants",
         )
 
 
@@ -87,12 +88,12 @@ def _shared_replicas(arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
         return
     yield warning(
         "interference",
-        f"the arms share {len(shared)} replicas, their caches and queues: each waits behind the "
-        "work that the other causes, and reuses what the other computed. What one policy saves "
-        "or wastes, both feel, so the difference shown is usually smaller than that between the "
-        "whole fleet under one policy and under the other (bias towards no difference); a policy "
-        "that lives on the other's caches or idle replicas may even look better than it is. For "
-        "the size of the effect use switchback or partition",
+        f"the variants share {len(shared)} replicas, their caches and queues: each waits behind "
+        "the work that the other causes, and reuses what the other computed. What one policy saves "
+        "or wastes affects both. The difference shown is usually smaller than that of two fleets, "
+        "one under each policy (bias towards no difference). A policy that profits from the "
+        "other's caches or idle replicas may even look better than it is. For the size of the "
+        "effect use switchback or partition",
     )
 
 
@@ -105,7 +106,7 @@ def _slots(records: Records, observations: Observations) -> Iterator[Finding]:
         yield warning(
             "no_wash_out",
             "no wash-out: the first requests of a slot meet the caches and queues of the other "
-            "arm, which makes the arms look alike (bias towards no difference)",
+            "variant, which makes the variants look similar (bias towards no difference)",
         )
     else:
         share = float(np.mean(observations.is_wash_out))
@@ -114,14 +115,14 @@ def _slots(records: Records, observations: Observations) -> Iterator[Finding]:
         yield warning(
             "short_slots",
             f"slots of {time_span(slot_s)} are short: one request in ten takes longer than "
-            f"{time_span(total_s)}, so much of a slot runs beside the other arm's work (bias "
+            f"{time_span(total_s)}, so much of a slot runs beside the other variant's work (bias "
             "towards no difference). Make them at least ten times as long",
         )
     if observations.blocks() is not None:
         yield note(
             "paired_slots",
-            "each two slots in a row have both arms: pairs are compared, and what the hour does "
-            "to both cancels",
+            "each two slots in a row have both variants: pairs are compared, and what the hour "
+            "does to both cancels",
         )
     if slot_s is not None and len(observations.arms) == 2:
         yield from _carry_over(observations, float(slot_s))
@@ -146,8 +147,8 @@ def _carry_over(observations: Observations, slot_s: float) -> Iterator[Finding]:
         yield warning(
             "carry_over",
             f"within slots the difference changes: a ratio of {np.exp(early.value):.2f} in their "
-            f"first half, {np.exp(late.value):.2f} in their second. The other arm's caches still "
-            "count: make the wash-out longer",
+            f"first half, {np.exp(late.value):.2f} in their second. The other variant's caches "
+            "still count: make the wash-out longer",
         )
 
 
@@ -164,19 +165,19 @@ def _partition(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Findi
         yield warning(
             "unequal_replicas",
             f"partition with unequal replicas ({sizes}): load per replica differs with the share, "
-            "too. The arm with fewer replicas for its share looks slower than its policy is",
+            "too. The variant with fewer replicas for its share looks slower than its policy is",
         )
     if speeds and max(speeds.values()) > (1 + _UNEQUAL) * min(speeds.values()):
         listed = ", ".join(f"{arm} {speed:.3g}" for arm, speed in sorted(speeds.items()))
         yield warning(
             "unequal_speeds",
             f"partition with unequal replicas: learned prefill times differ (ms per token: "
-            f"{listed}). The faster machines' arm looks better than its policy is",
+            f"{listed}). The faster machines' variant looks better than its policy is",
         )
     yield warning(
         "few_replicas",
         f"partition ({sizes} replicas): sessions are resampled, replicas are not. A slow machine "
-        "is an effect of its arm here, and is in no interval; swap the halves and run it again",
+        "is an effect of its variant here, and is in no interval; swap the halves and run it again",
     )
 
 

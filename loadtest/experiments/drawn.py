@@ -5,7 +5,7 @@ What must live here: how outcomes are drawn. What must not: how they are judged.
 Two designs. *Split*: sessions of heavy-tailed length (log-normal, a few of hundreds of turns) come
 over time and overlap; each has a level of its own (prompt, language, tools), requests vary around
 it, and the hour moves them all. *Switchback*: slots whose level wanders (autocorrelated), with
-requests that share the slot's queue. The effect multiplies an arm's outcomes.
+requests that share the slot's queue. The effect multiplies a variant's outcomes.
 """
 
 from __future__ import annotations

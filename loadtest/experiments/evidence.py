@@ -1,4 +1,4 @@
-"""One arm against the baseline: the effect, an interval that holds at every look, its growth."""
+"""One variant against the baseline: the effect and an interval that holds at every look."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_LOOKS: Final = 100
 """How often the growth of the verdict is drawn; looking as often is what the interval allows."""
 
 SCALE_OF_EFFECT: Final = 2.0
-"""The mixture's scale, in effects that one looks for. Too small a scale is dear (effects three
+"""The mixture's scale, in effects that one looks for. Too small a scale is expensive (effects three
 times as large need 1.5 times the units), too large a one is cheap (a third as large: 1.2 times)."""
 
 

@@ -56,7 +56,7 @@ METRICS: Final = {
         ),
         Metric(
             name="tbt",
-            title="time between tokens (estimate)",
+            title="inter-token latency (estimate)",
             unit="ms",
             numerator=f"CASE WHEN {_IS_OK} AND completion > 1 AND ttft_ms IS NOT NULL "
             "THEN greatest(0, total_ms - router_ms - ttft_ms) END",

@@ -1,13 +1,13 @@
 """An experiment's requests as arrays, each with the unit that was randomised and its weight.
 
-What must live here: which requests count, for which arm. What must not: statistics.
+What must live here: which requests count, for which variant. What must not: statistics.
 
 Rules:
 
 1. Wash-out does not count.
-2. A unit counts for the arm that it was in first, until it is seen in another one (a ramp moved
+2. A unit counts for the variant that it was in first, until it is seen in another one (a ramp moved
    it, or routers disagree).
-3. Arms are compared while both had traffic: after one was stopped, the other's later hours have
+3. Variants are compared while both had traffic: after one was stopped, the other's later hours have
    no counterpart.
 4. A request stands for 1 / share requests of the traffic, so that ramps bias nothing.
 """

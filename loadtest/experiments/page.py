@@ -86,27 +86,27 @@ def _experiment_sections(report: Report, times: Times) -> list[Section]:
             ),
         ),
         Section(
-            title="The arms",
+            title="The variants",
             parts=(
                 arm_table(report),
                 difference_table(report),
                 *_figure(
                     lambda: pictures.distributions(times.by_arm),
-                    alt="distribution of first-token times, a curve per arm",
+                    alt="distribution of first-token times, a curve per variant",
                     caption="First-token times of counted requests; further left is sooner.",
                 ),
                 *_figure(
                     lambda: pictures.sources({arm.name: arm.sources for arm in report.arms}),
-                    alt="prompt tokens per request by source, a bar per arm",
+                    alt="prompt tokens per request by source, a bar per variant",
                     caption="Where prompt tokens came from.",
                 ),
             ),
         ),
         Section(
-            title="Who was in which arm",
+            title="Who was in which variant",
             parts=_figure(
                 lambda: pictures.ratio(ratio.seen, ratio.expected, noun),
-                alt=f"{noun} per arm beside the expected number",
+                alt=f"{noun} per variant beside the expected number",
                 caption=f"p = {ratio.p_sequential:.2g} at every look, {ratio.p_once:.2g} at one.",
             ),
         ),

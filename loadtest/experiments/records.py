@@ -3,7 +3,7 @@
 What must live here: which lines count, which columns are read, and how. What must not: statistics.
 
 A record holds a snapshot of every candidate; of several gigabytes only the columns below are kept.
-A session's digest, an arm, a candidate are numbers here, their names are in lists beside.
+A session's digest, a variant, a candidate are numbers here, their names are in lists beside.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def make_report(
     def advance() -> None:
         nonlocal done
         done += 1
-        progress("comparing arms", done / num_steps)
+        progress("comparing variants", done / num_steps)
 
     arms = summarize(records, observations, chosen, advance=advance)
     others = [arm for arm in experiment.arms if arm != chosen]
@@ -178,8 +178,8 @@ def _baseline(experiment: Named, wanted: str | None) -> str:
     arms = experiment.arms
     if len(arms) < 2:
         raise RecordsError(
-            f"experiment {experiment.name!r}: all records are of one arm, {', '.join(arms)}; there "
-            "is nothing to compare it with (are the other routers' files here?)"
+            f"experiment {experiment.name!r}: all records are of one variant, {', '.join(arms)}; "
+            "there is nothing to compare it with (are the other routers' files here?)"
         )
     if wanted is None:
         return next((name for name in (experiment.control, *_BASELINES) if name in arms), arms[0])
@@ -187,7 +187,8 @@ def _baseline(experiment: Named, wanted: str | None) -> str:
         near = get_close_matches(wanted, arms, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise RecordsError(
-            f"experiment {experiment.name!r} has no arm {wanted!r}{meant} (arms: {', '.join(arms)})"
+            f"experiment {experiment.name!r} has no variant {wanted!r}{meant} (variants: "
+            f"{', '.join(arms)})"
         )
     return wanted
 
@@ -209,13 +210,13 @@ def _findings(
         *check_trials(observations.experiment, records.trials(observations.experiment.name)),
     ]
     if wanted is None and baseline not in (observations.experiment.control, *_BASELINES):
-        found.append(note("baseline", f"arms are held against {baseline}; --baseline ARM chooses"))
+        found.append(note("baseline", f"compared with {baseline}; --baseline NAME chooses another"))
     if len(others) > 1:
         found.append(
             note(
                 "several_arms",
-                f"{len(others)} arms are compared: each at a level of alpha / {len(others)}, so "
-                "that all verdicts together are wrong as seldom as was asked",
+                f"{len(others)} variants are compared: each at a level of alpha / {len(others)}, "
+                "so that all verdicts together are wrong as seldom as was asked",
             )
         )
     outside = records.num_records - len(observations.at_s)

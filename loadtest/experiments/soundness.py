@@ -1,7 +1,9 @@
-"""Is the assignment sound: ratio of units, units in two arms, missing outcomes, an arm that ended.
+"""Is the assignment sound: ratio of units, units in two variants, missing outcomes, a variant that
+ended.
 
-What must live here: what can make the arms unlike before any policy acted. What the design itself
-cannot carry is in `design_limits.py`, what the records and the fleet lack in `surroundings.py`.
+What must live here: what can make the variants unlike before any policy acted. What the design
+itself cannot carry is in `design_limits.py`, what the records and the fleet lack in
+`surroundings.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def _ratio(observations: Observations, ratio: RatioCheck) -> Iterator[Finding]:
         f"{arm} {ratio.seen[arm]:,} (expected {ratio.expected[arm]:,.0f})" for arm in ratio.seen
     )
     said = (
-        f"{noun} per arm: {counts}; p = {ratio.p_sequential:.2g} at every look, "
+        f"{noun} per variant: {counts}; p = {ratio.p_sequential:.2g} at every look, "
         f"{ratio.p_once:.2g} at one"
     )
     if not ratio.is_broken:
@@ -63,8 +65,8 @@ def _ratio(observations: Observations, ratio: RatioCheck) -> Iterator[Finding]:
     else:
         yield broken(
             "sample_ratio",
-            f"sample ratio: {said}. One arm loses {noun} (crashes, lost records, clients that "
-            "retry elsewhere), so what is left in the arms is not alike",
+            f"sample ratio: {said}. One variant loses {noun} (crashes, lost records, clients that "
+            "retry elsewhere), so the rest of the variants is not comparable",
         )
 
 
@@ -81,7 +83,7 @@ def _crossed(observations: Observations) -> Iterator[Finding]:
         )
         text = (
             f"routers disagree: {len(back):,} of {observations.num_units:,} {noun} went to and fro "
-            f"between arms: {names}. Do all routers have the same definition, shares and seed?"
+            f"between variants: {names}. Do all routers have the same definition, shares and seed?"
         )
         is_many = len(back) > _DISAGREEING * observations.num_units
         yield (broken if is_many else warning)("arms_disagree", text)
@@ -89,8 +91,8 @@ def _crossed(observations: Observations) -> Iterator[Finding]:
         example = next(unit for unit in crossed if not unit.is_back)
         yield note(
             "units_moved",
-            f"{len(crossed) - len(back):,} {noun} changed their arm once, such as {example.unit} "
-            f"({' and '.join(example.arms)}): counted in the first one until then",
+            f"{len(crossed) - len(back):,} {noun} changed their variant once, such as "
+            f"{example.unit} ({' and '.join(example.arms)}): counted in the first one until then",
         )
 
 
@@ -118,7 +120,7 @@ def _missing(
         text = (
             f"missing outcomes differ: {percent(by_name[name].missing_ratio)} of {name}'s requests "
             f"have no first-token time, {percent(base.missing_ratio)} of {baseline}'s. Times are "
-            "compared among those that have one, which are then not alike"
+            "compared among those that have one, which then differ between variants"
         )
         yield (broken if difference > _BREAKS else warning)("missing_outcomes", text)
 
@@ -156,7 +158,8 @@ def _window(records: Records, observations: Observations) -> Iterator[Finding]:
                 "arm_stopped",
                 f"{arm} got no {noun} of its own after {moment(end_s)}: {said} "
                 "It is compared until then. What it would have done to the rest is "
-                "unknown: an arm that is stopped for being bad is not a fair sample of being good",
+                "unknown: a variant that is stopped for being bad is not a fair sample of being "
+                "good",
             )
         if np.isfinite(begin_s):
             yield note("arm_late", f"{arm} is compared from {moment(begin_s)} on, when it began")
@@ -167,6 +170,6 @@ def _shares(observations: Observations) -> Iterator[Finding]:
     if changes:
         yield note(
             "ramp",
-            "shares changed on the way: every request is weighted by 1 / (its arm's share then), "
-            "so that no arm stands for other hours than the other",
+            "shares changed on the way: every request is weighted by 1 / (its variant's share "
+            "then), so that no variant stands for other hours than the other",
         )

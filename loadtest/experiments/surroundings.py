@@ -102,5 +102,5 @@ def _fleet(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
             "fleet_changed",
             f"the fleet changed: {percent((total - usual) / total)} of decisions had other replicas"
             f" to choose from than usual ({len(names)} in all). Replicas that come with cold "
-            "caches, or go, move both arms, and not always alike",
+            "caches, or go, move both variants, and not always equally",
         )

@@ -43,7 +43,7 @@ def arm_table(report: Report) -> Table:
     return Table(
         head=("", *(arm.name for arm in report.arms)),
         rows=tuple(rows),
-        caption=f"Per arm, with 95 % intervals by {noun} resampled; they hold for one look.",
+        caption=f"Per variant, with 95 % intervals by {noun} resampled; they hold for one look.",
         numeric=tuple(range(1, len(report.arms) + 1)),
     )
 

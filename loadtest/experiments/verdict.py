@@ -52,7 +52,7 @@ def _judged(
     if breaking:
         codes = ", ".join(finding.code.replace("_", " ") for finding in breaking)
         return "broken", (
-            f"broken: do not believe any difference between {arm} and {baseline} ({codes}). "
+            f"broken: do not trust any difference between {arm} and {baseline} ({codes}). "
             f"{breaking[0].text}"
         )
     value, low, high = evidence.value, evidence.low, evidence.high

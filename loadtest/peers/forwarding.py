@@ -106,7 +106,7 @@ async def observe(contestant: Contestant, folder: Path, log_dir: Path) -> Forwar
             if not arrived:
                 apis[path] = f"refused ({answer.status_code})"
             else:
-                apis[path] = "identical" if arrived[-1].body == body else "written anew"
+                apis[path] = "identical" if arrived[-1].body == body else "rewritten"
     chat = next((one for one in seen if one.path == CHAT), None)
     return Forwarded(
         name=contestant.name,

@@ -155,10 +155,10 @@ def _placing(runs: Sequence[GridRun]) -> str:
 
 _NO_RIVALS: Final = (DEFAULT, WITHOUT_QUEUE)
 _GROUPS: Final[tuple[tuple[str, Prefill, bool], ...]] = (
-    ("Slow prefill", "dear", False),
-    ("Fast prefill", "cheap", False),
-    ("Slow prefill, with a Mooncake pool over TCP", "dear", True),
-    ("Fast prefill, with a Mooncake pool over TCP", "cheap", True),
+    ("Slow prefill", "slow", False),
+    ("Fast prefill", "fast", False),
+    ("Slow prefill, with a Mooncake pool over TCP", "slow", True),
+    ("Fast prefill, with a Mooncake pool over TCP", "fast", True),
 )
 
 
@@ -182,11 +182,11 @@ def _costs(costs: Sequence[Cost]) -> str:
         f"{min(cost.added[i].direct_p50_ms for cost in costs):.2f}" for i in range(len(sizes))
     )
     return (
-        "Milliseconds added over direct, p50 / p99, by size of the body, one request in flight, "
-        "the same request again and again; then an agent's turns, each with 2,000 new tokens "
-        f"behind {CONTEXT_TOKENS:,}. Four fake replicas answer at once (direct p50: {direct} ms); "
-        "rendering costs them nothing, so what a router that asks replicas for tokens costs there "
-        "is not in its row.\n\n"
+        "Milliseconds added over direct, p50 / p99, by size of the body, with one request in "
+        "flight. First the same request is repeated. Then an agent's turns follow, each with 2,000 "
+        f"new tokens behind {CONTEXT_TOKENS:,}. Four fake replicas answer at once (direct p50: "
+        f"{direct} ms). Rendering costs them nothing, so the row of a router that asks replicas "
+        "for tokens lacks that cost.\n\n"
         f"{table(header, rows)}"
     )
 
@@ -248,9 +248,8 @@ def _kills(kills: Sequence[Killed]) -> str:
         "tools; one replica is killed when a third of the turns is done. A failed turn ends its "
         f"agent, so more turns are missing than failed (seeds {seeds}).\n\n"
         f"{table(header, rows)}\n\n"
-        "An agent's stream that has begun cannot be [continued](../operate/failures.md"
-        "#streams-that-are-continued) where it has tools; its client gets an error event. Who has "
-        "sent little to the replica that dies loses little: it may have sent all to another one."
+        "A stream that has begun cannot move to another replica; its client gets an error event. "
+        "A router that had sent little to the killed replica loses little."
     )
 
 

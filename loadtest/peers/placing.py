@@ -1,4 +1,4 @@
-"""How much each router lets two real engines compute again: the real grid with others as arms.
+"""How much each router lets two real engines compute again: the real grid with others as variants.
 
 warmroute stands there with its default, that without its queue, and its other policies.
 """
@@ -26,8 +26,8 @@ SEEDS: Final = (141,)  # nothing was tuned on it
 _OVERRUN: Final = tuple(size for size in cells.WORKING_SETS if size > 1.0)
 CELLS: Final = (
     *cells.cells(thinks=("short",), pools=(False,), shared=("small",), prefills=cells.PREFILLS),
-    *cells.cells(_OVERRUN, ("short",), (False,), ("large",), ("dear",)),
-    *cells.cells(_OVERRUN, ("short",), (True,), ("small",), ("dear",)),
+    *cells.cells(_OVERRUN, ("short",), (False,), ("large",), ("slow",)),
+    *cells.cells(_OVERRUN, ("short",), (True,), ("small",), ("slow",)),
 )
 """All sizes of working set; where caches are overrun a larger shared prompt, and a pool, too."""
 

@@ -1,4 +1,4 @@
-"""Pictures of a live experiment: how the verdict grew, what each arm's requests did, its units."""
+"""Pictures of a live experiment: how the verdict grew, each variant's requests and units."""
 
 from __future__ import annotations
 

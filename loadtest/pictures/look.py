@@ -1,7 +1,7 @@
 """One look for all pictures: colours, type, grid, labels, and the way to SVG.
 
 Colours are Okabe and Ito's, distinct in every kind of colour vision; yellow is left out (too
-faint for a line). Where there are more arms than colours, strokes are broken. A policy has the
+faint for a line). Where there are more variants than colours, strokes are broken. A policy has the
 same colour in every picture.
 """
 

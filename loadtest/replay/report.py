@@ -104,8 +104,8 @@ def make_report(
         hit_ratio=_hit_ratio(good),
         times=(
             _times("TTFT", (turn.ttft_s for turn in good)),
-            _times("time between tokens, mean", (turn.tbt_mean_s for turn in good)),
-            _times("time between tokens, longest tenth", (turn.tbt_tail_s for turn in good)),
+            _times("inter-token latency, mean", (turn.tbt_mean_s for turn in good)),
+            _times("inter-token latency, longest tenth", (turn.tbt_tail_s for turn in good)),
             _times("end to end", (turn.total_s for turn in good)),
         ),
         late_p99_s=late_p99_s,

@@ -1,7 +1,7 @@
 """What is to be seen while runs go on: a table on a terminal, lines where there is none.
 
-One row for each label (a policy, a target, an arm) with its latest run, and below the run that goes
-on: what was measured recently.
+One row for each label (a policy, a target, a variant) with its latest run. Below the table:
+what was measured recently in the run that goes on.
 """
 
 from __future__ import annotations

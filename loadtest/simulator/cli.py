@@ -115,7 +115,7 @@ _SETUP = Setup()
     type=_POSITIVE,
     default=1000 * _SETUP.slo_tbt_s,
     metavar="MS",
-    help="For goodput: mean of the longest tenth of a turn's times between tokens.",
+    help="For goodput: highest mean of the longest tenth of a turn's inter-token latencies.",
 )
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
               help="Write the figures there.")  # fmt: skip

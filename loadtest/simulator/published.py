@@ -85,10 +85,10 @@ def report(workload: Workload, advance: Advance = lambda num: None) -> str:
             _hit_table(hits),
             hit_verdict(hits),
             f"**Order of scheduling rules.** Mean time to first token. Ours: {setup.num_replicas} "
-            "prefill replicas with LLaMA3-70B on eight A800 each, 3M tokens of cache each, the "
-            "trace's own arrivals at a pace that offers 0.9 and 1.15 of what the fleet could do "
-            "without caches; `random`, `least_loaded`, `mooncake` without and `mooncake` with a "
-            f"pool that reads {POOL_SPEED:g} times faster than prefilling.",
+            "prefill replicas with LLaMA3-70B on eight A800 each, and 3M tokens of cache each. The "
+            "trace's own arrivals come at a pace that offers 0.9 and 1.15 of the fleet's capacity "
+            "without caches. The rules are `random`, `least_loaded`, `mooncake` without a pool, "
+            f"and `mooncake` with a pool that reads {POOL_SPEED:g} times faster than prefilling.",
             _order_table(ours),
             order_verdict(ours),
         ]

@@ -44,10 +44,10 @@ def tables_of(results: Sequence[Simulated]) -> list[Table]:
     """
     setup = results[0].setup
     times = _table(
-        ("mean s", "P50", "P90", "P99", "TBT ms", "good %", "good/s"),
+        ("mean s", "P50", "P90", "P99", "ITL ms", "good %", "good/s"),
         title=title_of(results[0]),
-        caption=f"good: TTFT within {setup.slo_ttft_s:g} s and the longest tenth of a turn's times "
-        f"between tokens within {1000 * setup.slo_tbt_s:g} ms in the mean",
+        caption=f"good: TTFT within {setup.slo_ttft_s:g} s and the longest tenth of a turn's "
+        f"inter-token latencies within {1000 * setup.slo_tbt_s:g} ms in the mean",
     )
     shares = _table(
         ("cache %", "pool %", "computed %", "busy %", "max/mean"),

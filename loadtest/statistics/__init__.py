@@ -1,8 +1,8 @@
 """What may be concluded from measurements: pairs, intervals, verdicts, trends.
 
-    measures, pairing, comparison   turns of two arms that ran the same workload, turn by turn
+    measures, pairing, comparison   turns of two variants that ran the same workload, turn by turn
     bootstrap                       intervals by drawing whole clusters anew, and by rounds
-    resampling                      the same for arms that have sessions of their own
+    resampling                      the same for variants that have sessions of their own
     effects, sequence, power        live experiments: intervals that hold at every look
     trend                           does a figure drift
     words                           estimates and comparisons as people read them

@@ -1,10 +1,11 @@
-"""Two arms and one measure: how much they differ, how sure that is, and what to call it.
+"""Two variants and one measure: how much they differ, how sure that is, and what to call it.
 
 A result hangs on luck of two kinds: which sessions came, and what befell a run as a whole (the
 machine's mood, where the first sessions happened to go). Sessions drawn anew know of the first
 kind only, for turns of one run share the second; rounds know of it. The interval given is the hull
 of both, and a difference is called one only if it leaves "no difference" out. By sessions alone,
-two equal arms whose runs vary by 10 % were called different in 35 % of comparisons of two rounds.
+two equal variants whose runs vary by 10 % were called different in 35 % of comparisons of two
+rounds.
 
 A single round has no interval by rounds: what is said then holds for that run. Times measured
 while the driver itself was late are no ground for a verdict at all.

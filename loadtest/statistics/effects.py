@@ -1,14 +1,14 @@
-"""The difference between two arms, its standard error, and how well that is known.
+"""The difference between two variants, its standard error, and how well that is known.
 
 What must live here: estimation from the sums of randomised units. What must not: where the sums
 come from, and what is concluded.
 
 A unit (a session, a time slot) contributes a sum of outcomes and a count; requests of one unit are
-alike, so the unit is what varies independently. An arm's value is the ratio of its sums, the mean
-per request, and a unit's influence on it is (sum - mean * count) / all counts. Source:
+alike, so the unit is what varies independently. A variant's value is the ratio of its sums, the
+mean per request, and a unit's influence on it is (sum - mean * count) / all counts. Source:
 linearisation of ratios, e.g. Deng, Knoblich, Lu 2018, "Applying the delta method in metric
-analytics". Units are weighted by 1 / (their arm's share when they came), so that an arm that was
-ramped up late is not compared with the other one's whole day (inverse probability weighting,
+analytics". Units are weighted by 1 / (their variant's share when they came), so that a variant that
+was ramped up late is not compared with the other one's whole day (inverse probability weighting,
 normalised: Hajek's estimator). The weights are in the sums.
 
 All arrays have units on the last axis; a study puts its repetitions on the axes before.

@@ -64,8 +64,8 @@ _ALL: Final = (
     Measure(name="TTFT P50", unit="s", value=lambda turn: turn.ttft_s, percentile=0.5),
     Measure(name="TTFT P90", unit="s", value=lambda turn: turn.ttft_s, percentile=0.9),
     Measure(name="TTFT P99", unit="s", value=lambda turn: turn.ttft_s, percentile=0.99),
-    Measure(name="mean TBT", unit="s", value=lambda turn: turn.tbt_mean_s),
-    Measure(name="TBT tail P90", unit="s", value=lambda turn: turn.tbt_tail_s, percentile=0.9),
+    Measure(name="mean ITL", unit="s", value=lambda turn: turn.tbt_mean_s),
+    Measure(name="ITL tail P90", unit="s", value=lambda turn: turn.tbt_tail_s, percentile=0.9),
     Measure(name="mean turn", unit="s", value=lambda turn: turn.total_s),
     Measure(name="recomputed tokens", unit="tokens", value=_recomputed, is_time=False),
 )

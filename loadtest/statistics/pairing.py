@@ -1,7 +1,7 @@
-"""Which turns of two arms belong together, and which sessions are drawn together.
+"""Which turns of two variants belong together, and which sessions are drawn together.
 
-Both arms ran the same workload, so a turn is paired with itself: same session, same number, same
-round. Only pairs whole in both count. Turns of a session hang together (one grows from the
+Both variants ran the same workload, so a turn is paired with itself: same session, same number,
+same round. Only pairs whole in both count. Turns of a session hang together (one grows from the
 other), and so do a session and its sub-agents: they are one cluster.
 """
 

@@ -1,7 +1,7 @@
-"""Arms that have units of their own: means and quantiles of each, and how far two are apart.
+"""Variants that have units of their own: means and quantiles of each, and how far two are apart.
 
-Units (sessions, slots) are drawn anew, arm by arm, as `bootstrap` draws clusters. These intervals
-hold for one look; those of `sequence` hold at every look.
+Units (sessions, slots) are drawn anew, variant by variant, as `bootstrap` draws clusters. These
+intervals hold for one look; those of `sequence` hold at every look.
 """
 
 from __future__ import annotations

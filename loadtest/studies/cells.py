@@ -4,7 +4,7 @@ working set     what the sessions hold at their ends, shared prompt once, over b
 think           seconds between an answer and the session's next turn
 pool            whether the engines share a Mooncake pool
 shared          tokens of system prompt and tools that all sessions begin with
-prefill         what a computed token costs: of the tiny model, or of one about five times as dear
+prefill         slow: a computed token costs about five times as much as with the tiny model (fast)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loadtest.agents import Profile
 
 Think = Literal["short", "long"]
 Shared = Literal["small", "large"]
-Prefill = Literal["cheap", "dear"]
+Prefill = Literal["fast", "slow"]
 
 BLOCK_SIZE: Final = 32  # the CPU attention wants a multiple of 32
 NUM_BLOCKS: Final = 1_200  # of one engine
@@ -30,7 +30,7 @@ WORKING_SETS: Final = (0.6, 1.0, 1.7, 3.0)
 THINKS: Final[tuple[Think, ...]] = ("short", "long")
 POOLS: Final = (False, True)
 SHARED: Final[tuple[Shared, ...]] = ("small", "large")
-PREFILLS: Final[tuple[Prefill, ...]] = ("cheap", "dear")
+PREFILLS: Final[tuple[Prefill, ...]] = ("fast", "slow")
 
 _THINK_S: Final[dict[Think, tuple[float, float, float]]] = {  # median, sigma, longest
     "short": (0.5, 0.5, 2.0),
@@ -47,20 +47,20 @@ class Cell(Struct, frozen=True, kw_only=True):
     think: Think = "short"
     has_pool: bool = False
     shared: Shared = "small"
-    prefill: Prefill = "cheap"
+    prefill: Prefill = "fast"
 
     @property
     def name(self) -> str:
         """Name the setting as tables and files do."""
         pool = "pool" if self.has_pool else "no pool"
-        dear = ", dear prefill" if self.prefill == "dear" else ""
+        slow = ", slow prefill" if self.prefill == "slow" else ""
         return (
-            f"{self.working_set:g}, {self.think} think, {pool}, {self.shared} shared prompt{dear}"
+            f"{self.working_set:g}, {self.think} think, {pool}, {self.shared} shared prompt{slow}"
         )
 
     @property
     def longest_wait_s(self) -> float:
-        """Bound a wait: where prefill is cheap, runs of one cell end within a minute."""
+        """Bound a wait: with fast prefill, runs of one cell end within a minute."""
         return _THINK_S[self.think][2]
 
     def profile(self, seed: int) -> Profile:

@@ -198,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--think", choices=THINKS, default="short")
     made.add_argument(
         "--prefill", choices=PREFILLS, default=SETTING.prefill,
-        help="dear: a computed token costs about five times as much",
+        help="slow: a computed token costs about five times as much",
     )  # fmt: skip
     made.add_argument(
         "--slo-ttft", type=float, default=SETTING.slo_ttft_s, metavar="SECONDS",

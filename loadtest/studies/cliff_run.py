@@ -1,4 +1,4 @@
-"""One point of the cliff: so many agent sessions alive at once, under one arm.
+"""One point of the cliff: so many agent sessions alive at once, under one variant.
 
 Simulated, or on two real engines. What must live here: the sessions, the fleet, what is counted.
 What must not: which points there are (cliff), the picture (cliff_map).
@@ -43,7 +43,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     """
 
     think: Think = "short"
-    prefill: Prefill = "dear"
+    prefill: Prefill = "slow"
     slo_ttft_s: float = 2.0
 
 

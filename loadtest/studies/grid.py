@@ -142,8 +142,8 @@ def verdict(cells: Sequence[Cell]) -> str:
             f"Nowhere is `kv_aware` worse than the best other policy by more than 3 %; "
             f"at worst {worst.ratio - 1:+.1%} ({_where(worst)})."
         )
-    where = "; ".join(f"{_where(cell)} {cell.ratio - 1:+.1%}" for cell in lost)
-    return f"Worse by more than 3 % in {len(lost)} of {len(cells)} cells: {where}."
+    where = "\n".join(f"- {_where(cell)}: {cell.ratio - 1:+.1%}" for cell in lost)
+    return f"Worse by more than 3 % in {len(lost)} of {len(cells)} cells:\n\n{where}"
 
 
 def _where(cell: Cell) -> str:

@@ -1,4 +1,4 @@
-"""One run of the grid: a cell's sessions under one arm, on real engines or simulated."""
+"""One run of the grid: a cell's sessions under one variant, on real engines or simulated."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from loadtest.studies.draw import Draw
 from policies import Policy
 
 SCHEMA: Final = "warmroute.grid/1"
-ENGINES: Final[dict[Prefill, str]] = {"cheap": "cpu-tiny", "dear": "cpu-dear"}
+ENGINES: Final[dict[Prefill, str]] = {"fast": "cpu-tiny", "slow": "cpu-slow"}
 MODEL: Final = "tiny"  # as the real engines serve it: sessions are hashed alike
 _BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaults, CPU, API server
 _BATCH_REQUESTS: Final = 128
-_POOL_SPEED: Final[dict[Prefill, float]] = {"cheap": 0.3, "dear": 2.5}
+_POOL_SPEED: Final[dict[Prefill, float]] = {"fast": 0.3, "slow": 2.5}
 """A fetched token over a computed one, attention left out; over TCP, fitted on 133, 130 to 132."""
 _POOL_PACE: Final = 1.15  # all takes so much longer: engines look up and write, too; likewise
 _EVENT_LAG_S: Final = 0.01
@@ -192,7 +192,7 @@ def setup_of(draw: Draw, repeat: int = 0, pace: float = 1.0) -> Setup:
 
 
 def fleet(
-    num_replicas: int, num_blocks: int, seed: int, prefill: Prefill = "cheap", pace: float = 1.0
+    num_replicas: int, num_blocks: int, seed: int, prefill: Prefill = "fast", pace: float = 1.0
 ) -> Setup:
     """Describe engines as the real ones were fitted, and sessions in a closed loop.
 

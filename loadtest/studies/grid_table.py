@@ -1,4 +1,4 @@
-"""Runs of the grid as Markdown: per cell and arm, and real beside simulated."""
+"""Runs of the grid as Markdown: per cell and variant, and real beside simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a study is asked for its arms, and runs: with a progress bar, leaving nothing behind."""
+"""How a study is asked for its variants, and runs: with a progress bar, leaving nothing behind."""
 
 from __future__ import annotations
 

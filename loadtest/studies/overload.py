@@ -240,11 +240,11 @@ def report(runs: Sequence[OverloadRun]) -> str:
         "load misjudged",
     )  # fmt: skip
     parts += [
-        f"**Where and how**, {main[0].case.name}: refused before they were sent, or after their "
-        "prompt was computed; prompt tokens of these, and of all that were answered; answered "
-        "within both limits; mean load and its standard deviation, and how the "
-        f"loads of both halves go together, over means of {_BIN_S:g} s; the decode load when a "
-        "prompt was computed, less the one by which it was let in.",
+        f"**Where and how**, {main[0].case.name}. Requests are refused before they are sent, or "
+        "after their prompt was computed. Tokens are the prompt tokens of these, and of all "
+        "answered requests. Loads are means with their standard deviation; the correlation is that "
+        f"of both halves, over means of {_BIN_S:g} s. Misjudged is the decode load when a prompt "
+        "was computed, minus the load by which it was admitted.",
         table(header, [_row(each) for each in main]),
     ]
     return "\n\n".join(parts)

@@ -34,7 +34,7 @@ from router.scheduling.waiting import QueueRules
 
 SESSION_HEADER: Final = "x-session-id"
 _MAX_MODEL_LEN: Final = 32_768
-_SEGMENT_BYTES: Final[dict[Prefill, int]] = {"cheap": 4 * SEGMENT_BYTES, "dear": 10 * SEGMENT_BYTES}
+_SEGMENT_BYTES: Final[dict[Prefill, int]] = {"fast": 4 * SEGMENT_BYTES, "slow": 10 * SEGMENT_BYTES}
 """Of each engine: 8,192 blocks in all, more than any cell needs."""
 _LEASE_MS: Final = 5_000  # Mooncake's default
 _WARM_UP_TOKENS: Final = 6_000
@@ -43,8 +43,8 @@ _SHORT_TOKEN: Final = 300  # a prompt of one token
 _BUFFER_STEPS: Final = 500  # a router that joins needs no more than what was since the last clear
 _OPTIONS: Final = (*TOOL_OPTIONS, "--enable-scale-out")  # routers may ask them to render
 _MODELS: Final[dict[Prefill, tuple[str, ...]]] = {
-    "cheap": (),
-    "dear": (
+    "fast": (),
+    "slow": (
         "--hf-overrides",
         json.dumps(
             {
@@ -57,7 +57,7 @@ _MODELS: Final[dict[Prefill, tuple[str, ...]]] = {
         ),
     ),
 }
-"""The tiny model, and one of its kind whose prefill is dear beside what a request costs."""
+"""The tiny model, and one of its kind with slow prefill."""
 _SILENCE_S: Final = 60.0 + QueueRules().max_wait_s  # a client has to wait for longer than that
 _OTHER_READY_S: Final = 60.0
 
@@ -197,7 +197,7 @@ def running(
     log_dir: Path,
     *,
     has_pool: bool,
-    prefill: Prefill = "cheap",
+    prefill: Prefill = "fast",
     roles: Sequence[Role] = (),
     does_decode_store: bool = False,
 ) -> Iterator[Pair]:

@@ -174,9 +174,9 @@ def scaling_report(found: Sequence[Scaled]) -> str:
     return "\n\n".join(
         [
             "**More of both halves.** The blog's synthetic agents, 75 for each prefill and decode "
-            "instance, prompts placed in turn. In each cell: tokens a second, and over those of "
-            "the smallest fleet; median time to first token; median time between tokens; ours "
-            "also: share of prompt tokens not computed (theirs: above 95 %), read from the pool.",
+            "instance, prompts placed in turn. In each cell: tokens a second, and as a multiple of "
+            "the smallest fleet's; median time to first token; median inter-token latency. Ours "
+            "also: share of prompt tokens read from the pool (theirs: above 95 %).",
             table(["instances, GPUs", "blog, round-robin", *policies], rows),
         ]
     )
@@ -354,9 +354,10 @@ def datasets_report(found: Sequence[tuple[DataSet, Sequence[float]]]) -> str:
     return "\n\n".join(
         [
             "**By data set.** Four instances of LLaMA2-70B on eight A800. The highest rate, in "
-            "requests a second, at which the 90th percentile of the time to first token is within "
-            "ten times, and that of the mean times between tokens within five times, what an idle "
-            "fleet takes; and what that is over the first column's.",
+            "requests a second, within two limits, and its difference to the first column. The "
+            "90th percentile of the time to first token is within ten times that of an idle fleet. "
+            "The 90th percentile of the mean inter-token latency is within five times that of an "
+            "idle fleet.",
             table(
                 ["data set", "published, 3P+1D", *(fleet.name for fleet in FLEETS)],
                 rows,
@@ -424,11 +425,12 @@ def trace_report(found: Sequence[Paced]) -> str:
         rows.append([fleet, *cells])
     return "\n\n".join(
         [
-            "**A real trace.** Published: of vLLM's requests 57 % were within the limit of times "
-            "between tokens (0.1 s), of Mooncake's nearly all, first tokens within 30 s at both; "
-            f"75 % more requests could be served. Ours: the first {_NUM_TRACE_TURNS:,} of the "
-            "conversation trace, by pace. In each cell: share of requests with the first token in "
-            "time, with the longest tenth of times between tokens in time, and both.",
+            "**A real trace.** Published: 57 % of vLLM's requests were within the limit of "
+            "inter-token latency (0.1 s), and nearly all of Mooncake's. First tokens came within "
+            "30 s at both. 75 % more requests could be served. Ours: the first "
+            f"{_NUM_TRACE_TURNS:,} of the conversation trace, by pace. In each cell: share of "
+            "requests with the first token in time, with the longest tenth of inter-token latency "
+            "in time, and both.",
             table(["instances", *(f"{pace:g} times as fast" for pace in paces)], rows),
         ]
     )

@@ -122,10 +122,10 @@ def report(found: Sequence[Point]) -> str:
         f"{SETUP.num_replicas} replicas (`{SETUP.engine}`) of {SETUP.num_blocks} blocks of 512 "
         f"tokens, offered load {SETUP.load:g} without any cache, no pool, {NUM_REQUESTS:,} "
         f"requests, drawn {'once' if len(SEEDS) == 1 else f'{len(SEEDS)} times'}. In each cell: "
-        f"share of requests with a first token within {SETUP.slo_ttft_s:g} s "
-        f"({BURST_SLO_TTFT_S:g} s for bursts) and the longest tenth of times between tokens within "
-        f"{SETUP.slo_tbt_s:g} s in the mean; mean time to first token; prompt tokens computed per "
-        "request."
+        "share of good requests, mean time to first token, and prompt tokens computed per request. "
+        f"Good requests have a first token within {SETUP.slo_ttft_s:g} s "
+        f"({BURST_SLO_TTFT_S:g} s for bursts). The longest tenth of their inter-token latency is "
+        f"within {SETUP.slo_tbt_s:g} s in the mean."
     ]
     for family in dict.fromkeys(point.family for point in found):
         members = [point for point in found if point.family == family]

@@ -158,14 +158,14 @@ def _is_good(turn: TurnResult, slo_tbt_s: float) -> bool:
 
 def report(found: Sequence[Cell]) -> str:
     """Lay the cells out as Markdown: a table for each workload, without and with a pool."""
-    limits = " and ".join(f"{1000 * slo_s:g}" for slo_s in SLO_TBTS_S)
+    limits = " or ".join(f"{1000 * slo_s:g}" for slo_s in SLO_TBTS_S)
     parts = [
         f"{NUM_REPLICAS} replicas (`{Setup().engine}`) of {NUM_BLOCKS:,} blocks of 512 "
         f"tokens; a read, from the pool or from replica to replica, is {SPEED:g} times "
-        f"faster than prefilling. In each cell: good turns a second, with {limits} ms between "
-        f"tokens and {SLO_TTFT_S:g} s to the first; mean time to first token; 90th percentile of "
-        "the longest tenth of times between tokens. Bold: most good turns at that pace and limit, "
-        "and all within 1 % of them."
+        f"faster than prefilling. In each cell: good turns a second, mean time to first token, "
+        "and 90th percentile of the longest tenth of inter-token latency. Good turns have "
+        f"{limits} ms between tokens and {SLO_TTFT_S:g} s to the first. Bold: most good turns at "
+        "that pace and limit, and all within 1 % of them."
     ]
     for case in dict.fromkeys(cell.case for cell in found):
         for has_pool in (False, True):

@@ -4,10 +4,10 @@
     python -m loadtest.studies.real_grid --simulate              all cells in minutes, no engines
     python -m loadtest.studies.real_grid --read FILE...          tables of earlier runs
 
-Closed-loop agent sessions (`draw`) in every cell (`cells`) under every arm: policies by label, and
-other routers by command. All arms of a seed get the same sessions, from cold caches; who goes
-first alternates. Recomputed tokens judge. Seeds below 100 are for tuning, those from 100 on for
-reports: `--report` takes these. Real engines need tests/engines/install.sh; a run takes half a
+Closed-loop agent sessions (`draw`) in every cell (`cells`) under every variant: policies by label,
+and other routers by command. All variants of a seed get the same sessions, from cold caches; who
+goes first alternates. Recomputed tokens judge. Seeds below 100 are for tuning, those from 100 on
+for reports: `--report` takes these. Real engines need tests/engines/install.sh; a run takes half a
 minute to a minute, and is simulated as well, to stand beside.
 """
 
@@ -159,7 +159,7 @@ def parser() -> argparse.ArgumentParser:
         "--router", action="append", default=[], metavar="LABEL=COMMAND",
         help="another router; its command has {port}, {url1}, {url2}, {metrics} in it; repeatable",
     )  # fmt: skip
-    made.add_argument("--baseline", default=BASELINE, help="the arm of the ratios")
+    made.add_argument("--baseline", default=BASELINE, help="the variant of the ratios")
     made.add_argument(
         "--working-set", nargs="+", type=float, default=grid.WORKING_SETS, help="over the caches"
     )
@@ -168,7 +168,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shared", nargs="+", choices=grid.SHARED, default=grid.SHARED)
     made.add_argument(
         "--prefill", nargs="+", choices=grid.PREFILLS, default=grid.PREFILLS[:1],
-        help="dear: another random model, a computed token costs about five times as much",
+        help="slow: another random model, whose computed tokens cost about five "
+        "times as much",
     )  # fmt: skip
     seeds = made.add_mutually_exclusive_group()
     seeds.add_argument("--seeds", nargs="+", type=int, default=TUNING_SEEDS)
@@ -246,7 +247,7 @@ def arms_of(labels: Sequence[str], routers: Sequence[str]) -> list[Arm]:
     names = [arm.label for arm in made]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise ValueError(f"arm {min(twice)!r} is named twice")
+        raise ValueError(f"variant {min(twice)!r} is named twice")
     return made
 
 

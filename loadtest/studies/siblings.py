@@ -1,10 +1,10 @@
-"""How soon bursts of siblings have their first tokens, on two real engines where prefill is dear.
+"""How soon bursts of siblings have their first tokens, on two real engines with slow prefill.
 
     python -m loadtest.studies.siblings --seeds 5 6 7 8
 
 In a burst so many requests come at once, as when an agent starts its sub-agents: they share a long
 prefix that no cache has, and each has a part of its own. The next burst comes when all are
-answered. Every arm gets the same prompts from cold caches; who goes first alternates. The first
+answered. Every variant gets the same prompts from cold caches; who goes first alternates. The first
 bursts do not count: from them a router learns how quick its engines are and, in a pause, that such
 conversations do not go on. Real engines need tests/engines/install.sh.
 """
@@ -160,7 +160,7 @@ def run_all(
             not answer.
     """
     with tempfile.TemporaryDirectory(prefix="siblings-") as folder:
-        with running(Path(folder), has_pool=False, prefill="dear") as pair:
+        with running(Path(folder), has_pool=False, prefill="slow") as pair:
             for round_, seed in enumerate(seeds):
                 bursts = shape.draw(seed)
                 for label in arms if round_ % 2 == 0 else arms[::-1]:

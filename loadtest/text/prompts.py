@@ -5,8 +5,8 @@ it stands, in every process. So two prompts have equal tokens as far as their id
 an engine's own block hashes, of whatever block size, repeat as far. The last block of a prompt may
 be partial; then it is the beginning of what its id stands for.
 
-Another salt gives tokens that no cache has seen, for the same workload: arms of a comparison each
-need one of their own to start cold.
+Another salt gives tokens that no cache has seen, for the same workload: variants of a comparison
+each need one of their own to start cold.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Prompts:
         bits = block_size * math.log2(max(1, len(vocabulary)))
         if bits < _MIN_BITS:
             raise ValueError(
-                f"blocks of {block_size} tokens out of {len(vocabulary)} are too alike; "
+                f"blocks of {block_size} tokens out of {len(vocabulary)} are too similar; "
                 f"{_MIN_BITS} bits are needed, these have {bits:.0f}"
             )
         self.block_size = block_size

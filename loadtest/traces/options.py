@@ -59,7 +59,7 @@ _OPTIONS: Final = (
     click.option(
         "--format",
         type=click.Choice(list(FORMATS)),
-        help="Of the trace; found out from its first lines if not given.",
+        help="Format of the trace. [default: detected]",
     ),
     click.option("--skip-bad", is_flag=True, help="Leave bad lines out and count them."),
     click.option(
@@ -73,32 +73,44 @@ _OPTIONS: Final = (
     click.option(
         "--tokenizer",
         type=click.Path(path_type=Path),
-        help="A tokenizer.json or its directory, to count text with; the bundled one if not given.",
+        help="A tokenizer.json or its directory, to count text. [default: bundled]",
     ),
     click.option(
         "--generate",
         type=click.Choice(list(GENERATORS)),
-        help="A made workload: agents with tools, bursts of siblings that share a new prefix, "
+        help="A generated workload: agents with tools, bursts of siblings that share a new prefix, "
         "chats that share one system prompt, contexts of Zipf popularity.",
     ),
-    click.option("--sessions", type=_COUNT, help="Generate so many; for siblings: bursts."),
-    click.option("--turns", type=_COUNT, help="Of a session; median for agents and shared."),
-    click.option("--siblings", type=_COUNT, help="In one burst."),
-    click.option("--skew", type=click.FloatRange(min=0.0), help="Of Zipf's law; 0: all alike."),
+    click.option("--sessions", type=_COUNT, help="Sessions to generate; for siblings: bursts."),
     click.option(
-        "--working-set", type=_COUNT, metavar="BLOCKS", help="Of all Zipf contexts together."
+        "--turns", type=_COUNT, help="Turns of a session; the median for agents and shared."
     ),
-    click.option("--context-tokens", type=_COUNT, help="Of one burst or one Zipf context."),
-    click.option("--shared-tokens", type=_COUNT, help="Of the prompt that all sessions share."),
-    click.option("--scale-tokens", type=_POSITIVE, help="Of agents: 0.1: a tenth of all lengths."),
+    click.option("--siblings", type=_COUNT, help="Siblings in one burst."),
+    click.option(
+        "--skew",
+        type=click.FloatRange(min=0.0),
+        help="Skew of Zipf's law; 0: all contexts equally often.",
+    ),
+    click.option(
+        "--working-set", type=_COUNT, metavar="BLOCKS", help="Size of all Zipf contexts together."
+    ),
+    click.option("--context-tokens", type=_COUNT, help="Tokens of one burst or one Zipf context."),
+    click.option(
+        "--shared-tokens", type=_COUNT, help="Tokens of the prompt that all sessions share."
+    ),
+    click.option(
+        "--scale-tokens", type=_POSITIVE, help="Factor for all lengths of agents; 0.1: a tenth."
+    ),
     click.option(
         "--rate",
         type=_POSITIVE,
-        help="Sessions (siblings: bursts, zipf: requests) started per second, a Poisson process; "
-        "inf: all at once. Of a trace: only if it has no times.",
+        help="Sessions (siblings: bursts, zipf: requests) started per second, as a Poisson "
+        "process; inf: all at once. For a trace: only if it has no times.",
     ),
-    click.option("--requests", type=_COUNT, help="Only the first so many."),
-    click.option("--block-size", type=_COUNT, help="Tokens of a block; the format's own, or 512."),
+    click.option("--requests", type=_COUNT, help="Only the first N requests."),
+    click.option(
+        "--block-size", type=_COUNT, help="Tokens of a block. [default: the format's own, or 512]"
+    ),
     click.option(
         "--scale-time",
         type=_POSITIVE,
@@ -106,7 +118,9 @@ _OPTIONS: Final = (
         show_default=True,
         help="Stretch arrivals and waits; 0.5: twice as fast.",
     ),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn."),
+    click.option(
+        "--seed", type=int, default=0, show_default=True, help="Seed of everything that is drawn."
+    ),
 )
 
 

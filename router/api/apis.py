@@ -42,7 +42,6 @@ class Api(Struct, frozen=True, kw_only=True):
     ranks_since: The release from which on the engine computes a request at the data-parallel rank
         that the router names; None: all do. Others choose one themselves, so what is known of
         ranks' caches says little.
-    is_continued: A stream that breaks off can go on elsewhere.
     counts: What is asked for is how many tokens the prompt has.
     """
 
@@ -57,7 +56,6 @@ class Api(Struct, frozen=True, kw_only=True):
     hold_s: float = 1.0  # vLLM begins with the first token, and an error follows at once
     repeats: int = 0
     ranks_since: Release | None = None
-    is_continued: bool = False
     counts: bool = False
 
     def honours_rank(self, version: str | None) -> bool:
@@ -70,7 +68,6 @@ CHAT: Final = Api(
     parse=openai.parse_chat,
     outlined=openai.outlined_chat,
     tokenize_body=openai.tokenize_body,
-    is_continued=True,
 )
 
 COMPLETIONS: Final = Api(
@@ -78,7 +75,6 @@ COMPLETIONS: Final = Api(
     parse=openai.parse_completion,
     outlined=openai.outlined_completion,
     tokenize_body=openai.tokenize_body,
-    is_continued=True,
 )
 
 MESSAGES: Final = Api(

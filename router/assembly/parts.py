@@ -59,7 +59,6 @@ from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters
 from router.tokens.hand_over import HandOver
-from router.tokens.media_learner import MediaLearner
 from router.upstream import Upstream
 
 
@@ -123,7 +122,6 @@ class Parts:
         )
         self.responses = ResponseOwners(max_responses=config.session.max_sessions)
         self.prompters = Prompters()
-        self.media_learner = MediaLearner()
         self.hand_over = HandOver(
             config.tokens.hand_over,
             self.prompters,
@@ -249,7 +247,6 @@ class Parts:
                 why_foreign=self.event_owners.why_foreign,
                 pools=self.pools,
                 sharing=self.sharing,
-                media_stored=self.media_learner.observe,
                 count_failure=self.count_failure,
             ),
             models=self.model_watch,

@@ -11,7 +11,6 @@ from policies.registry import create
 from router.assembly.parts import Parts
 from router.config import PolicyConfig
 from router.data_path.admit import Admission
-from router.data_path.attribution import Attribution
 from router.data_path.bootstraps import Bootstraps
 from router.data_path.decide import Decider
 from router.data_path.engine_tokens import EngineTokenizer
@@ -58,11 +57,9 @@ def build_pipeline(parts: Parts) -> Pipeline:
         max_tokens=parts.fleet.longest,
         metrics=metrics,
     )
-    attribution = Attribution(parts.caches)
     matcher = Matcher(
         fleet=parts.fleet,
         caches=parts.caches,
-        attribution=attribution,
         lookup=_lookup(parts),
         pool=verifier,
         encoders=parts.threads.encode,
@@ -72,7 +69,6 @@ def build_pipeline(parts: Parts) -> Pipeline:
     decider = Decider(
         fleet=parts.fleet,
         matcher=matcher,
-        attribution=attribution,
         sessions=parts.sessions,
         experiments=parts.experiments,
         policy=_policy(config.policy),
@@ -82,10 +78,8 @@ def build_pipeline(parts: Parts) -> Pipeline:
         fleet=parts.fleet,
         caches=parts.caches,
         sessions=parts.sessions,
-        attribution=attribution,
         outbox=parts.outbox,
         pool=verifier,
-        learner=parts.media_learner,
         metrics=metrics,
     )
     room = WaitingRoom(
@@ -132,7 +126,6 @@ def build_pipeline(parts: Parts) -> Pipeline:
             parts.threads.outliner,
             fleet=parts.fleet,
             withheld=parts.withheld,
-            continues_streams=config.forward.continue_streams,
             session_headers=config.session.headers,
         ),
         models=parts.served_models,
@@ -158,7 +151,7 @@ def build_pipeline(parts: Parts) -> Pipeline:
         ),
         forwarder=forwarder,
         retries=retries,
-        relay=Relay(tokenizer=tokenizer, retries=retries, admission=admission, metrics=metrics),
+        relay=Relay(retries=retries, admission=admission, metrics=metrics),
         observer=Observer(
             metrics=metrics,
             caches=parts.caches,
@@ -170,7 +163,6 @@ def build_pipeline(parts: Parts) -> Pipeline:
                 encoders=parts.threads.encode,
                 metrics=metrics,
             ),
-            attribution=attribution,
             pool=verifier,
             decision_log=parts.decision_log,
             experiments=parts.experiments,

@@ -256,7 +256,7 @@ def judge(subject: Subject, seen: EventsSeen) -> Iterator[Finding]:
         first = seen.silent_publishers[0]
         enabled = str(first.enabled).lower()
         how = f'"enable_kv_cache_events": {enabled}, "publisher": "{first.publisher}"'
-        yield subject.warning("events", f"BLIND: publishes nothing ({how})", events_flag())
+        yield subject.warning("events", f"BLIND: it publishes no events ({how})", events_flag())
     elif seen.has_source_route:
         yield subject.warning("events", "BLIND: started without KV events", events_flag())
     else:
@@ -293,20 +293,20 @@ def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
     if rank.reach == "open" and rank.has_handshake:
         return None
     if rank.reach == "open" and not rank.connects:
-        text = f"what listens at {rank.endpoint} is no event publisher"
-        return text, f"another port? {_endpoint_hint(seen)}"
+        text = f"{rank.endpoint} is not an event publisher"
+        return text, f"is it another port? {_endpoint_hint(seen)}"
     host, own = urlsplit(rank.endpoint).hostname, urlsplit(seen.url).hostname
     if host in _LOOPBACK and own not in _LOOPBACK:
         return (
-            f"{rank.endpoint} is this machine, and the engine runs on {own}",
+            f"{rank.endpoint} is on this machine, but the engine runs on {own}",
             '"endpoint": "tcp://*:PORT" in --kv-events-config (with a host vLLM connects instead '
             "of binding), or name the endpoint in `events` of the replica",
         )
     if rank.connects:
         port = urlsplit(rank.endpoint).port
         return (
-            f"nobody publishes at {rank.reported}: with a host, 0.0.0.0 too, vLLM connects there "
-            "instead of binding",
+            f"nothing publishes at {rank.reported}: vLLM connects to an endpoint with a host (also "
+            "0.0.0.0) instead of binding it",
             f'"endpoint": "tcp://*:{port}" in --kv-events-config, or name the endpoint in `events` '
             "of the replica",
         )
@@ -314,43 +314,41 @@ def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
         return f"the host of {rank.endpoint} is unknown", _endpoint_hint(seen)
     if rank.reach == "silent":
         text = f"{rank.endpoint} does not answer"
-        return text, "a firewall, or a container port that is not published?"
+        return text, "is there a firewall, or an unpublished container port?"
     return f"nothing listens at {rank.endpoint}", _endpoint_hint(seen)
 
 
 def _endpoint_hint(seen: EventsSeen) -> str:
     if seen.events_configured:
-        return "see `events` of the replica in the configuration, and the engine's own"
-    return (
-        f"does another engine on that machine have the port? {events_flag()}, with ports of its own"
-    )
+        return "check `events` of the replica in the configuration, and the engine's own"
+    return f"does another engine on that machine use the port? {events_flag()}, with its own ports"
 
 
 def _replay(subject: Subject, about: str, rank: RankSeen) -> Finding:
     flag = '"replay_endpoint": "tcp://*:PORT" in --kv-events-config'
     if rank.replay_endpoint is None:
-        text = "none: what it cached before a router starts is unknown"
+        text = "none: its cache contents from before the router's start are unknown"
         return subject.warning(about, text, flag)
     if rank.replay_reach != "open":
         text = f"{rank.replay_endpoint} does not answer ({rank.replay_reach})"
         return subject.warning(about, text, f"open the port: {flag}")
     if not rank.has_replay:
-        text = f"{rank.replay_endpoint} gives no history"
-        return subject.warning(about, text, f"another port? {flag}; or --wait longer")
+        text = f"{rank.replay_endpoint} returns no history"
+        return subject.warning(about, text, f"is it another port? {flag}; or a longer --wait")
     batches = "1 batch" if rank.num_batches == 1 else f"{rank.num_batches:,} batches"
     return subject.ok(about, f"{batches} of history from {rank.replay_endpoint}")
 
 
-_NETWORK: Final = "look at the engine and the network"
-_UNKNOWN: Final = "is it vLLM, and a release that is known here? Please report it"
+_NETWORK: Final = "check the engine and the network"
+_UNKNOWN: Final = "is it vLLM, and a known release? Please report it"
 _HINTS: Final[Mapping[str, str]] = {
-    StreamReason.UNVERIFIED: "it ends with the first event that starts a plain prompt; if "
-    "not, name the engines' PYTHONHASHSEED: --hash-seeds SEED",
+    StreamReason.UNVERIFIED: "it ends with the first event of a plain prompt; if not, name the "
+    "engines' PYTHONHASHSEED: --hash-seeds SEED",
     StreamReason.TRANSLATED: "PYTHONHASHSEED=SEED for the engines and --hash-seeds SEED here, "
     "or --prefix-caching-hash-algo sha256",
     StreamReason.PARTIAL: '"replay_endpoint", and a larger "buffer_steps", in '
     "--kv-events-config; it ends when the engine clears its cache or restarts",
-    StreamReason.GROUPS: "its hits are predicted too short; please report model and release",
+    StreamReason.GROUPS: "its hits are predicted too low; please report model and release",
     StreamReason.EVENTS_NOT_UNDERSTOOD: _UNKNOWN,
     StreamReason.BATCH_NOT_UNDERSTOOD: _UNKNOWN,
     StreamReason.UNREACHABLE: _NETWORK,
@@ -362,7 +360,7 @@ def _state(subject: Subject, about: str, rank: RankSeen) -> Finding:
     if rank.state == "exact":
         return subject.ok(about, f"EXACT: {rank.num_blocks:,} blocks known")
     if rank.num_batches == 0 and rank.reason == StreamReason.NO_EVENTS:
-        hint = "" if rank.has_replay else "if there were prompts since it started: another port?"
+        hint = "" if rank.has_replay else "if it had prompts since then: is it another port?"
         return subject.note(about, "no events yet: BLIND until its first prompt", hint)
     text, hint = f"{rank.state.upper()}: {rank.reason}", _HINTS.get(rank.reason, "")
     if rank.reason == StreamReason.UNVERIFIED:  # it passes
@@ -375,10 +373,10 @@ def _contract(subject: Subject, about: str, rank: RankSeen) -> Finding:
     ahead = f" and {rank.lookahead} after it" if rank.lookahead else ""
     name = f"{rank.algorithm}{seed}, {rank.block_size} tokens a block{ahead}"
     if rank.algorithm == "warmroute":
-        return subject.note(about, "translated: the engine's own cannot be computed")
+        return subject.note(about, "translated: the engine's hashes cannot be computed")
     if not rank.is_verified:
-        return subject.note(about, f"guessed: {name}; its events will show")
-    return subject.ok(about, f"found in its events: {name}")
+        return subject.note(about, f"guessed: {name}; its events will confirm it")
+    return subject.ok(about, f"detected in its events: {name}")
 
 
 def _groups(subject: Subject, about: str, groups: Sequence[KvGroup]) -> Finding:
@@ -388,11 +386,11 @@ def _groups(subject: Subject, about: str, groups: Sequence[KvGroup]) -> Finding:
     strange = sorted({group.kind for group in groups if not is_understood(group)})
     if strange:
         names = ", ".join(repr(kind) for kind in strange)
-        hint = f"not understood: {names}; only what all groups hold from the start is counted"
+        hint = f"not understood: {names}; only blocks that all groups hold from the start count"
         return subject.warning(about, text, hint)
     return subject.ok(about, text)
 
 
 def _group_text(group: KvGroup) -> str:
     window = "" if group.window is None else f" of {group.window} tokens"
-    return f"{group.kind or 'kind not given'}{window}, blocks of {group.block_size}"
+    return f"{group.kind or 'unknown kind'}{window}, blocks of {group.block_size}"

@@ -205,7 +205,7 @@ def _files(config: Config) -> Iterator[FileSeen]:
         if path is not None:
             yield FileSeen(key, str(path), _why_no_bundle(path))
     for model, path in config.tokens.chat_templates.items():
-        error = None if path.is_file() else "not a file"
+        error = None if path.is_file() else "it is not a file"
         yield FileSeen(f"tokens.chat_templates.{model}", str(path), error)
     if (log := config.log.decisions) is not None:
         yield FileSeen("log.decisions", str(log), _why_no_log(log))
@@ -223,7 +223,7 @@ def _why_no_bundle(path: Path) -> str | None:
     try:
         ssl.create_default_context(cafile=path)
     except ssl.SSLError:
-        return "no certificates in it"
+        return "it has no certificates"
     except OSError as exc:
         return exc.strerror or type(exc).__name__
     return None
@@ -232,9 +232,9 @@ def _why_no_bundle(path: Path) -> str | None:
 def _why_no_log(path: Path) -> str | None:
     """Return why a file cannot be appended to, without creating it; None: it can."""
     if path.is_dir():
-        return "a directory"
+        return "it is a directory"
     if path.exists():
-        return None if os.access(path, os.W_OK) else "not writable"
+        return None if os.access(path, os.W_OK) else "it is not writable"
     folder = path.parent
     if not folder.is_dir():
         return "its directory does not exist"
@@ -253,7 +253,7 @@ def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) ->
         else:
             yield _ROUTER.error(file.key, f"{file.path}: {file.error}")
     if config.listen.port and config.listen.port == config.admin.port:
-        yield _ROUTER.error("ports", "listen and admin port are the same", "--admin-port")
+        yield _ROUTER.error("ports", "listen.port and admin.port are the same", "--admin-port")
     yield from _audit(seen)
     if config.redis.is_configured:
         yield from _shared(config, replicas)
@@ -265,7 +265,7 @@ def _judge_port(port: PortSeen) -> Finding:
     if port.error is None:
         return _ROUTER.ok(about, f"{where} is free")
     if port.is_router:
-        return _ROUTER.note(about, f"{where}: a router runs there already")
+        return _ROUTER.note(about, f"{where} is in use by another router")
     flag = "--port" if port.key == "listen" else "--admin-port"
     text = cannot_listen(port.host, port.port, port.error)
     return _ROUTER.error(about, text, f"end the other process, or choose another port: {flag} PORT")
@@ -276,17 +276,17 @@ def _audit(seen: HostSeen) -> Iterator[Finding]:
     if seen.num_answered is None or seen.num_audited is None:
         yield _ROUTER.note(
             "audit",
-            "only a request shows whether engines report cached tokens",
+            "only a request shows if engines report cached tokens",
             "--enable-prompt-tokens-details for each engine, so that predictions are checked",
         )
     elif seen.num_audited:
-        yield _ROUTER.ok("audit", f"{seen.num_audited:,} predictions checked so far")
+        yield _ROUTER.ok("audit", f"{seen.num_audited:,} predictions audited so far")
         for audit in seen.audits:
             yield from _predictions(audit)
     elif seen.num_answered >= _ENOUGH:
         yield _ROUTER.warning(
             "audit",
-            f"{seen.num_answered:,} answers, and none reported cached tokens",
+            f"{seen.num_answered:,} answers without reported cached tokens",
             "--enable-prompt-tokens-details for each engine",
         )
 
@@ -314,8 +314,8 @@ def _predictions(audit: AuditSeen) -> Iterator[Finding]:
         "predictions",
         f"{audit.ratio:.0%} of {audit.num_right + num_wrong:,} were right{recent} (cached tokens: "
         f"{audit.num_over:,} predicted too high, {audit.num_under:,} too low)",
-        "does it publish its events where the router listens for them? Compare `events` and "
-        "`replay` with the engine's --kv-events-config and the port mapping of its container",
+        "does the router listen where the replica publishes? Compare `events` and `replay` with "
+        "the engine's --kv-events-config and the port mapping of its container",
     )
 
 
@@ -325,13 +325,13 @@ def _shared(config: Config, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding
     if local:
         yield _ROUTER.note(
             "names",
-            f"routers share replicas by URL, and {local[0]} is another on each machine",
-            "give replicas a `name` in the configuration, the same for every router",
+            f"routers share replicas by URL, and {local[0]} is a different one on each machine",
+            "give each replica a `name` in the configuration, the same for every router",
         )
     scheme, _, host = (config.redis.url or "").partition("://")
     if scheme != "rediss" and config.redis.ca_file is not None:
         yield _ROUTER.warning(
             "redis.ca_file",
             f"not used: redis://{host.partition('/')[0]} is not encrypted",
-            "write rediss://",
+            "use rediss://",
         )

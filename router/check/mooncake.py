@@ -94,7 +94,7 @@ async def look(
             except PoolError as exc:
                 return replace(seen, error=exc.message)
             except TimeoutError:
-                return replace(seen, error=f"{seen.url} was silent")
+                return replace(seen, error=f"{seen.url} did not answer")
             seen = await _with_optional(seen, api, deadline)
             if which.events is not None:
                 timeout_s = deadline.at_most(CONNECT_S)
@@ -152,7 +152,7 @@ async def _with_keys(
         return replace(seen, list_error=exc.message)
     except TimeoutError:
         pool.abandon_listing()
-        return replace(seen, list_error="its keys could not be listed in time")
+        return replace(seen, list_error="its keys were not listed in time")
     counted = pool.counters
     return replace(
         seen,
@@ -214,39 +214,39 @@ def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
         )
         return
     is_one = seen.leader in (None, seen.url)
-    yield pool.ok("reachable", seen.url if is_one else f"{seen.leader} serves, of {seen.url}")
+    yield pool.ok("reachable", seen.url if is_one else f"{seen.leader} is the leader of {seen.url}")
     yield from _contents(seen)
     for model in seen.models:
         yield _keys(model, seen)
     if seen.clashing:
         yield pool.error(
             "layouts",
-            f"{' and '.join(seen.clashing)} name some objects alike: engines of one find objects "
-            "of another, cannot read them, and may try for ever",
+            f"{' and '.join(seen.clashing)} use the same names for some objects, so engines find "
+            "objects that they cannot read, and may try for ever",
             '"cache_prefix" for each kind of replica, or the same "store_tp_size" for all, in '
             "kv_connector_extra_config",
         )
     for name, dtypes in seen.mixed:
         yield pool.error(
             "data types",
-            f"{name}: replicas with KV caches of {dtypes} name their objects alike: engines find "
-            "what they cannot read, and may try for ever; none is credited with any",
+            f"{name}: replicas with KV caches of {dtypes} use the same object names, so engines "
+            "find objects that they cannot read, and may try for ever; none is credited",
             'one --kv-cache-dtype for all, or a "cache_prefix" for each in '
             "kv_connector_extra_config",
         )
     for name, field, values in seen.weights:
         yield pool.error(
             "weights",
-            f"{name}: replicas whose weights differ in {field}, {values}, name their objects "
-            "alike: engines read KV that another model computed, and answer by it",
+            f"{name}: replicas whose weights differ in {field}, {values}, use the same "
+            "object names, so engines answer from KV blocks that another model computed",
             'the same weights for all, or a "cache_prefix" for each in kv_connector_extra_config',
         )
     yield from _members(seen, replicas)
     yield _events(seen)
     yield pool.note(
         "load failures",
-        "what engines do when an object vanishes cannot be seen from here; by default the client "
-        "gets a 500",
+        "the reaction of engines to a vanished object is not visible; by default the client gets a "
+        "500",
         '"kv_load_failure_policy": "recompute" in --kv-transfer-config',
     )
 
@@ -260,7 +260,7 @@ def _contents(seen: PoolSeen) -> Iterator[Finding]:
     if seen.max_bytes == 0 or seen.num_segments == 0:
         yield pool.warning(
             "contents",
-            "no engine gives it memory: nothing can be stored",
+            "no engine gives it memory, so nothing can be stored",
             f"{CONNECTOR_FLAG}, and global_segment_size in mooncake.json",
         )
         return
@@ -272,13 +272,13 @@ def _contents(seen: PoolSeen) -> Iterator[Finding]:
         yield pool.warning(
             "keys",
             f"not listed: {seen.list_error}",
-            "what was stored before a router starts is then unknown; --wait longer?",
+            "blocks stored before a router starts are then unknown; use a longer --wait",
         )
     elif seen.num_listed is not None and seen.num_listed < _LISTED * (seen.num_objects or 0):
         yield pool.warning(
             "tenants",
-            f"{seen.num_objects or 0:,} objects are there, {seen.num_listed:,} are listed: the "
-            "master's routes show those of tenant `default` only (or it evicts just now)",
+            f"{seen.num_objects or 0:,} objects exist, {seen.num_listed:,} are listed: the master "
+            "lists only tenant `default` (or it evicts now)",
             "a master without --enable_multi_tenants, and a cache_prefix for each deployment",
         )
 
@@ -286,10 +286,12 @@ def _contents(seen: PoolSeen) -> Iterator[Finding]:
 def _keys(model: PatternSeen, seen: PoolSeen) -> Finding:
     pool = _subject(seen)
     if model.text is None:
-        text = f"{model.model}: nothing of it is there yet, or its keys are not known"
+        text = f"{model.model}: it has no blocks there yet, or its keys are unknown"
         if not seen.num_objects:
             return pool.ok("keys", text)
-        return pool.note("keys", text, "a prompt through a router shows how its keys are built")
+        return pool.note(
+            "keys", text, "send a prompt through a router: it shows how the keys are built"
+        )
     ranks = f", {model.num_ranks} objects a block" if model.num_ranks > 1 else ""
     each = f", {size(round(model.bytes_per_token))} a token" if model.bytes_per_token else ""
     text = f"{model.model}: {model.num_blocks:,} blocks{ranks}{each}, {model.text}@DIGEST"
@@ -308,12 +310,11 @@ def _members(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findin
     if unknown:
         yield pool.note(
             "members",
-            f"nothing shows that they take part: {', '.join(unknown)}; taken for members until "
-            "fetches fail to happen",
+            f"unproven: {', '.join(unknown)}; counted as members until fetches do not happen",
             f"{CONNECTOR_FLAG}; or `pool: false` for the replica",
         )
     if excluded:
-        yield pool.ok("members", f"do not, as configured: {', '.join(excluded)}")
+        yield pool.ok("members", f"excluded, as configured: {', '.join(excluded)}")
     if any(
         rank.algorithm == "warmroute" and rank.has_handshake and rank.is_verified
         for replica in there
@@ -322,7 +323,7 @@ def _members(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findin
     ):
         yield pool.warning(
             "hashes",
-            "engines whose hashes cannot be computed cannot be matched with the pool's keys",
+            "hashes that cannot be computed do not match the pool's keys",
             "PYTHONHASHSEED=SEED for the engines and --hash-seeds SEED here",
         )
 
@@ -338,14 +339,14 @@ def _events(seen: PoolSeen) -> Finding:
         return pool.error(
             "events",
             f"the master's event stream does not answer ({seen.events_reach})",
-            "see --mooncake-events; most builds of mooncake_master have no such stream",
+            "check --mooncake-events; most builds of mooncake_master have no such stream",
         )
     if seen.events_configured:
         return pool.ok("events", "followed")
     if seen.publishes_events:
         return pool.note(
             "events",
-            "the master publishes its events, and they are not followed",
-            "--mooncake-events tcp://HOST:PORT: evictions are then known at once",
+            "the master publishes events, but they are not followed",
+            "--mooncake-events tcp://HOST:PORT: evictions are then known immediately",
         )
-    return pool.ok("events", "none: evictions are found by listing and verifying")
+    return pool.ok("events", "none: evictions are detected by listing and verifying")

@@ -223,7 +223,7 @@ def judge(
 ) -> Iterator[Finding]:
     """Judge the shared store."""
     if seen.error is not None:
-        hint = "" if seen.is_refused else "is it running? Until then each router is on its own"
+        hint = "" if seen.is_refused else "is it running? Until then each router works alone"
         yield _REDIS.error("reachable", seen.error, hint)
         return
     server = f"{seen.server} {seen.version}, {seen.mode}"
@@ -235,16 +235,16 @@ def judge(
     if seen.save_error:
         yield _REDIS.warning(
             "disk",
-            "its last save to disk failed: it refuses writes, unless configured otherwise",
-            "see its log; what warmroute keeps there needs no saving: --save ''",
+            "its last save to disk failed, so it refuses writes unless configured otherwise",
+            "see its log; warmroute's data needs no saving: --save ''",
         )
     names = f"{len(seen.routers)}: {', '.join(seen.routers)}"
-    yield _REDIS.ok("routers", names if seen.routers else "none runs now")
+    yield _REDIS.ok("routers", names if seen.routers else "no router runs now")
     yield from _streams(seen, replicas)
     for text in seen.refused:
         yield _REDIS.warning(
             "replicas",
-            f"a stored order is not followed: {text}",
+            f"a stored order is ignored: {text}",
             f"delete its field in the hash {{wr:{seen.namespace}}}:replicas",
         )
 
@@ -255,12 +255,12 @@ def _distance(seen: RedisSeen, config: RedisConfig, index: IndexConfig) -> Itera
     if index.mode == "redis" and trip_ms > limit_ms / 2:
         yield _REDIS.warning(
             "distance",
-            f"{trip}, a look-up may take {limit_ms:g}: many will be too late",
-            "a Redis nearby, --redis-lookup-timeout-s, or --index-mode local",
+            f"{trip}, but a look-up may take only {limit_ms:g} ms: many will be late",
+            "use a Redis nearby, a longer --redis-lookup-timeout-s, or --index-mode local",
         )
     elif trip_ms > _SLOW_MS:
-        text = f"{trip}: routers know of each other's requests late"
-        yield _REDIS.note("distance", text, "a Redis nearby")
+        text = f"{trip}: routers learn of each other's requests late"
+        yield _REDIS.note("distance", text, "use a Redis nearby")
 
 
 def _namespace(seen: RedisSeen) -> Finding:
@@ -272,7 +272,7 @@ def _namespace(seen: RedisSeen) -> Finding:
         text = f"{seen.namespace!r}, schema {seen.schema}{log}{sessions}"
         return _REDIS.ok("namespace", text)
     if not seen.schema.isdigit():
-        hint = "the key is not ours: choose another --redis-namespace"
+        hint = "the key belongs to another program: choose another --redis-namespace"
     elif int(seen.schema) > SCHEMA:
         hint = "update this router, or choose another --redis-namespace"
     else:
@@ -288,7 +288,7 @@ def _memory(seen: RedisSeen) -> Finding:
     if seen.used_bytes is None:
         return _REDIS.note(
             "memory",
-            "it may not be asked: whether it evicts is not known",
+            "the ACL user may not read its settings, so it may evict",
             "+info for the ACL user; maxmemory-policy noeviction",
         )
     policy, limit = seen.policy or "", seen.max_bytes
@@ -300,19 +300,19 @@ def _memory(seen: RedisSeen) -> Finding:
     if policy.startswith("allkeys"):
         return _REDIS.error(
             "memory",
-            f"{text}: it may evict the holders of blocks, and routers refuse it",
-            "maxmemory-policy noeviction, or a Redis of its own",
+            f"{text}: it may evict the holders of blocks, so routers refuse it",
+            "maxmemory-policy noeviction, or a separate Redis",
         )
     if policy.startswith("volatile"):
         return _REDIS.warning(
             "memory",
-            f"{text}: it may evict leases, and leaders change for nothing",
+            f"{text}: it may evict leases, so leaders change without need",
             "maxmemory-policy noeviction",
         )
     if seen.used_bytes >= _FULL * limit:
         return _REDIS.warning(
             "memory",
-            f"{text}: a full Redis takes no new blocks, and each router is on its own for them",
+            f"{text}: a full Redis accepts no new blocks, and each router works alone for them",
             "raise maxmemory: 19 bytes a block, see docs/operate/sizing.md",
         )
     return _REDIS.ok("memory", text)
@@ -330,17 +330,17 @@ def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findi
     if orphans and seen.routers:
         yield _REDIS.warning(
             "feeds",
-            f"no leader for {', '.join(orphans)}, though routers run",
-            "can they reach it, and is it in their configuration by this name?",
+            f"no leader for {', '.join(orphans)}, although routers run",
+            "can the routers reach it, and is it in their configuration under this name?",
         )
     known = {_owner(stream) for replica in replicas for stream in _stream_ids(replica)}
     led = {_owner(stream.id) for stream in engines if stream.leader is not None}
     if strange := sorted(led - known):
         yield _REDIS.warning(
             "names",
-            f"other routers follow replicas that are not known here: {', '.join(strange)}",
-            "routers know a replica by its name, or else its URL: give each the same name "
-            "and list in every router's configuration",
+            f"other routers follow replicas that are unknown here: {', '.join(strange)}",
+            "routers identify a replica by its name, or else its URL: give each the same name and "
+            "list in every router's configuration",
         )
 
 

@@ -121,7 +121,7 @@ async def look(
         except UpstreamError as exc:
             return replace(seen, error=exc.message, failure=_failure(exc))
         except TimeoutError:
-            return replace(seen, error=f"{url} was silent", failure="no answer")
+            return replace(seen, error=f"{url} did not answer", failure="no answer")
     seen = replace(
         _with_facts(seen, facts, publishers),
         bootstrap=bootstrap,
@@ -253,8 +253,8 @@ def _with_facts(
 
 _HINTS: Final[dict[Failure, str]] = {
     "api key": "--engine-api-key-file FILE",
-    "unknown host": "is the name right, and known to the DNS or /etc/hosts of this machine?",
-    "no answer": "is it running, is this its --host and --port, does a firewall lie between?",
+    "unknown host": "is the name correct, and known to DNS or /etc/hosts of this machine?",
+    "no answer": "is it running, are --host and --port correct, is there a firewall?",
     "other": "",
 }
 
@@ -264,8 +264,8 @@ NO_TOOLS: Final = (
     "to be set"
 )
 TOOLS_HINT: Final = (
-    "--enable-auto-tool-choice --tool-call-parser PARSER for the engine; docs/agents.md lists the "
-    "parser of each model family"
+    "--enable-auto-tool-choice --tool-call-parser PARSER for the engine; docs/guides/agents.md "
+    "lists the parser of each model family"
 )
 
 
@@ -287,8 +287,8 @@ def judge(seen: ReplicaSeen) -> Iterator[Finding]:
     if seen.is_late:
         yield subject.note(
             "configuration",
-            "its /server_info takes long: connectors, role, drafts and weights are not known",
-            "check again: only the first answer takes so long; or --wait longer",
+            "its /server_info is slow: connectors, role, drafts and weights are unknown",
+            "check again: only the first answer is slow; or use a longer --wait",
         )
     for model in seen.models:
         yield from tokenizer.judge(subject, model)
@@ -298,7 +298,7 @@ def judge(seen: ReplicaSeen) -> Iterator[Finding]:
     if seen.prefix_caching is False:
         yield subject.warning(
             "prefix caching",
-            "off: every prompt is computed from its first token",
+            "off: every prompt is recomputed from its first token",
             "start the engine without --no-enable-prefix-caching",
         )
     elif seen.prefix_caching:
@@ -306,7 +306,8 @@ def judge(seen: ReplicaSeen) -> Iterator[Finding]:
     if seen.unnamed:
         yield subject.warning(
             "pool",
-            f"it names none of several ({', '.join(seen.unnamed)}): it is taken to read none",
+            f"it names no pool, and there are several ({', '.join(seen.unnamed)}): it counts as "
+            "reading none",
             "replicas[].pool: NAME, or false",
         )
     yield from _role(subject, seen)
@@ -321,20 +322,20 @@ def _role(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
     if seen.seems not in (None, "both", seen.role):
         yield subject.error(
             "role",
-            f"it shows role {seen.seems}, and is used as {seen.role}",
+            f"it reports role {seen.seems}, but is used as {seen.role}",
             f"replicas: - {{url: {seen.url}, role: {seen.seems}}}; {_partner(seen.seems)}",
         )
     elif seen.role != "both" and seen.transfers and seen.transfer not in seen.transfers:
         yield subject.error(
             "role",
-            f"{seen.role} by transfer {seen.transfer}, and its connectors speak "
+            f"{seen.role} with transfer {seen.transfer}, but its connectors use "
             + " and ".join(seen.transfers),
             f"transfer: {seen.transfers[0]}, here and at its partners",
         )
     elif seen.bootstrap is not None and not seen.has_bootstrap:
         yield subject.error(
             "role",
-            f"prefill, and no bootstrap server answers at {seen.bootstrap}",
+            f"prefill, but no bootstrap server answers at {seen.bootstrap}",
             "bootstrap: http://HOST:PORT of its VLLM_MOONCAKE_BOOTSTRAP_PORT, or another transfer",
         )
     elif seen.role != "both":
@@ -343,12 +344,14 @@ def _role(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
 
 def _connectors(subject: Subject, seen: ReplicaSeen) -> Finding:
     """Judge what a MultiConnector holds. It saves to all, and loads from one."""
-    text = f"MultiConnector: {', '.join(seen.several)}; it loads from the first that has any tokens"
+    several = ", ".join(seen.several)
+    text = f"MultiConnector: {several}; it loads from the first connector that has tokens"
     if seen.pool is not None and "store" in seen.transfers:
         return subject.note(
             "connectors",
-            f"{text}, and does not say what it stores in the pool: that is known once listed",
-            "mooncake.poll_s, mooncake.list_s; or MooncakeStoreConnector alone",
+            f"{text}, and does not report what it stores in the pool: that is known after a "
+            "listing",
+            "lower mooncake.poll_s and mooncake.list_s, or use MooncakeStoreConnector alone",
         )
     return subject.ok("connectors", text)
 
@@ -358,7 +361,7 @@ def _speculation(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
     has_metrics = seen.block_size is not None
     shown = seen.drops_last if seen.drops_last is not None or seen.speculates else False
     if any(rank.lookahead for rank in seen.ranks):
-        text = "its hashes cover the tokens after a block, so no block is dropped"
+        text = "its hashes cover the tokens after a block, so it drops no block"
         if seen.eagle:
             yield subject.note("drafts", f"{text}: eagle has no effect", "remove eagle: true")
         else:
@@ -372,7 +375,9 @@ def _speculation(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
         )
     elif shown is False and seen.eagle and (has_metrics or seen.drops_last is False):
         yield subject.warning(
-            "drafts", "eagle is set, and it does not draft so: a block too few is predicted", ""
+            "drafts",
+            "eagle is set, but the engine does not use it: predictions are one block too low",
+            "",
         )
     elif shown and seen.eagle is not True:
         yield subject.note(
@@ -381,20 +386,20 @@ def _speculation(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
             f"replicas: - {{url: {seen.url}, eagle: true}}",
         )
     elif seen.eagle is not None:
-        yield subject.ok("drafts", "last block dropped" if seen.eagle else "nothing dropped")
+        yield subject.ok("drafts", "drops the last block" if seen.eagle else "drops no block")
 
 
 def _partner(role: Role | None) -> str:
     if role == "prefill":
-        return "and role: decode for those that answer its prompts"
-    return "and role: prefill for those that compute its prompts"
+        return "and role: decode for the replicas that answer its prompts"
+    return "and role: prefill for the replicas that compute its prompts"
 
 
 def _order(subject: Subject, seen: ReplicaSeen) -> Finding:
     if seen.order == "remove":
         text, hint = "an operator removed it", f"warmroute replicas add {seen.url}"
     else:
-        text = "it drains: an operator wants no new requests there"
+        text = "it drains: an operator stopped new requests"
         hint = f"warmroute replicas undrain {seen.name}"
     create = subject.note if seen.is_added else subject.warning
     return create("orders", text, hint)
@@ -403,13 +408,13 @@ def _order(subject: Subject, seen: ReplicaSeen) -> Finding:
 def _sleep(subject: Subject, seen: ReplicaSeen) -> Finding:
     if seen.sleep == "paused":
         return subject.warning(
-            "pause", "its engine is paused: no requests are sent there", f"POST {seen.url}/resume"
+            "pause", "its engine is paused and gets no requests", f"POST {seen.url}/resume"
         )
     lost = "; it lost its cache" if seen.sleep == "emptied" else ""
     if seen.sleep == "emptied" and seen.has_pool_connector:
-        lost += ", and emptied the pool for all"
+        lost += "; it emptied the shared pool"
     return subject.warning(
-        "sleep", f"its engine sleeps: no requests are sent there{lost}", f"POST {seen.url}/wake_up"
+        "sleep", f"its engine sleeps and gets no requests{lost}", f"POST {seen.url}/wake_up"
     )
 
 
@@ -422,7 +427,7 @@ def _engine(subject: Subject, seen: ReplicaSeen) -> Finding:
 
 def _capacity(subject: Subject, seen: ReplicaSeen) -> Finding:
     if seen.block_size is None or seen.num_blocks is None:
-        text = "it does not report the size of its cache: guessed"
+        text = "it does not report its cache size: guessed"
         return subject.note(
             "cache", text, "is its /metrics reachable? (--disable-log-stats hides it)"
         )
@@ -467,7 +472,7 @@ def judge_together(
         yield _REPLICAS.error(
             "addresses",
             f"{first.name} and {twin.name} are the same engine",
-            "name it once: its load would be counted in halves",
+            "name it once, or its load counts in halves",
         )
     for seen in replicas:
         why = seen.event_ports.why_doubtful() if seen.event_ports is not None else None
@@ -476,8 +481,8 @@ def judge_together(
             yield Subject(f"replica {seen.name}").warning(
                 "event ports",
                 why,
-                "another engine's? A port that is mapped (a container) is proven by predictions: "
-                "check again beside a router that has served some",
+                "is it another engine's port? Predictions prove a mapped port (a container): check "
+                "again next to a router that has served requests",
             )
     yield from _contracts(replicas)
 
@@ -515,7 +520,7 @@ def _contracts(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
             ways = "; ".join(f"{a}, seed {s!r}, {b} tokens" for a, s, b in sorted(contracts))
             yield _REPLICAS.note(
                 "hashes",
-                f"{name}: replicas name blocks differently ({ways}): each way costs a hash chain, "
+                f"{name}: replicas hash blocks differently ({ways}): each way costs a hash chain, "
                 "and they cannot share a pool",
                 "the same PYTHONHASHSEED, --prefix-caching-hash-algo and --block-size for all",
             )

@@ -105,12 +105,12 @@ def render(report: Report, console: Console) -> None:
 
 
 def _verdict(report: Report) -> Text:
-    words: tuple[tuple[Level, str], ...] = (
-        ("error", "wrong"),
-        ("warning", "not as it should be"),
-        ("note", "to note"),
+    levels: tuple[Level, ...] = ("error", "warning", "note")
+    counts = ", ".join(
+        f"{num} {level}{'' if num == 1 else 's'}"
+        for level in levels
+        if (num := report.count(level))
     )
-    counts = ", ".join(f"{num} {word}" for level, word in words if (num := report.count(level)))
     if report.is_well:
         return Text(f"all is well{f' ({counts})' if counts else ''}", "green")
     return Text(counts, "red" if report.count("error") else "yellow")

@@ -87,7 +87,7 @@ def judge(sources: Sequence[SourceSeen]) -> Iterator[Finding]:
     for seen in sources:
         if seen.error is not None:
             yield _DISCOVERY.error(
-                seen.name, seen.error, "a router that runs keeps the replicas it found last"
+                seen.name, seen.error, "running routers keep the replicas of the last answer"
             )
             continue
         later = f", {seen.num_not_ready} not ready" if seen.num_not_ready else ""
@@ -95,6 +95,6 @@ def judge(sources: Sequence[SourceSeen]) -> Iterator[Finding]:
         if seen.num_ready:
             yield _DISCOVERY.ok(seen.name, text)
         else:
-            yield _DISCOVERY.warning(seen.name, text, "is the source the right one?")
+            yield _DISCOVERY.warning(seen.name, text, "is it the right source?")
         for reason in seen.not_followed:
-            yield _DISCOVERY.warning(seen.name, f"left out: {reason}")
+            yield _DISCOVERY.warning(seen.name, f"ignored: {reason}")

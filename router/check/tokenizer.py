@@ -137,23 +137,23 @@ def judge(subject: Subject, seen: ModelSeen) -> Iterator[Finding]:
         yield subject.warning(
             "tokenizer",
             f"{seen.source}: not loaded in time",
-            f"a slow or unreachable hub? Name a directory: --tokens-models {seen.id}=DIRECTORY; "
-            "or --wait longer",
+            "is the hub slow or unreachable? Name a directory: --tokens-models "
+            f"{seen.id}=DIRECTORY; or use a longer --wait",
         )
     elif seen.engine_only is not None:
         yield subject.warning(
             "tokenizer",
-            f"cannot be loaded: {seen.engine_only}; the engine tokenizes each prompt, over HTTP",
-            f"name a directory that has its files: --tokens-models {seen.id}=DIRECTORY",
+            f"it cannot be loaded: {seen.engine_only}; the engine tokenizes each prompt, over HTTP",
+            f"name a directory with its files: --tokens-models {seen.id}=DIRECTORY",
         )
     elif seen.difference is not None:
-        text = f"{seen.source}: token ids are not the engine's: {seen.difference}"
+        text = f"{seen.source}: token ids differ from the engine's: {seen.difference}"
         yield subject.error("tokenizer", text, seen.difference.hint)
     elif not seen.is_compared:
         yield subject.note(
             "tokenizer",
-            f"local, {seen.source}; its token ids were not compared with the engine's",
-            "the router compares them once /tokenize answers; until then it hands none over",
+            f"local, {seen.source}; its token ids are not compared with the engine's yet",
+            "the router compares them when /tokenize answers; until then it sends no token ids",
         )
     else:
         text = f"local, {seen.source} (sample texts and chats have the engine's token ids)"

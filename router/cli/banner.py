@@ -117,7 +117,7 @@ def _replicas(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _clients(report: Report, data_url: str) -> Iterator[tuple[str, str]]:
-    """Write what to set for Claude Code: docs/agents.md has the other variables."""
+    """Write what to set for Claude Code: docs/guides/agents.md has the other variables."""
     base = f"export ANTHROPIC_BASE_URL={data_url} ANTHROPIC_AUTH_TOKEN=none"
     yield "Claude Code", base
     models = [model.id for seen in report.replicas for model in seen.models]

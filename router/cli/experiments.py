@@ -56,13 +56,13 @@ def start_experiment(file: Path, admin: Admin) -> None:
 
 @experiments.command("ramp")
 @click.argument("name")
-@click.argument("shares", nargs=-1, required=True, metavar="ARM=SHARE...")
+@click.argument("shares", nargs=-1, required=True, metavar="VARIANT=SHARE...")
 @admin_options
 def ramp_experiment(name: str, shares: tuple[str, ...], admin: Admin) -> None:
-    """Set the shares of the arms of NAME.
+    """Set the shares of the variants of NAME.
 
-    For example: `warmroute experiments ramp alpha control=0.5 greedy=0.5`. Arms that are not named
-    keep theirs; the definition's own ramp is over.
+    For example: `warmroute experiments ramp alpha control=0.5 greedy=0.5`. Variants that are not
+    named keep theirs; the definition's own ramp is over.
     """
     wanted: dict[str, float] = {}
     for pair in shares:
@@ -70,14 +70,14 @@ def ramp_experiment(name: str, shares: tuple[str, ...], admin: Admin) -> None:
         try:
             wanted[arm] = float(share)
         except ValueError as exc:
-            raise click.UsageError(f"{pair!r} is not ARM=SHARE, a share from 0 to 1") from exc
+            raise click.UsageError(f"{pair!r} is not VARIANT=SHARE, a share from 0 to 1") from exc
     path = f"experiments/{quote(name, safe='')}/ramp"
     _show(admin.ask("POST", path, {"shares": wanted}), admin)
 
 
 @experiments.command("stop")
 @click.argument("name")
-@click.option("--arm", metavar="NAME", help="Stop only this arm.")
+@click.option("--arm", metavar="NAME", help="Stop only this variant.")
 @click.option("--reason", help="The reason, for the log and for other people.")
 @admin_options
 def stop_experiment(name: str, arm: str | None, reason: str | None, admin: Admin) -> None:
@@ -137,7 +137,7 @@ def _lines(experiment: dict[str, Any]) -> Iterator[str]:
     slot = experiment["slot"]
     if slot is not None:
         left_s = max(0.0, slot["ends_at"] - time.time())
-        yield f"slot {slot['number']}: {slot['arm'] or 'no arm'}, {left_s:.0f} s left"
+        yield f"slot {slot['number']}: {slot['arm'] or 'no variant'}, {left_s:.0f} s left"
 
 
 def _row(arm: dict[str, Any]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ SUMMARIES: Final = {
     "estimate": "Estimate how much warmroute would save on your traffic.",
     "redecide": "Decide recorded requests again.",
     "replay": "Send a workload to an API and measure each turn.",
-    "report": "Report which arm of a live experiment is better.",
+    "report": "Report which variant of a live experiment is better.",
     "simulate": "Simulate a workload under every policy.",
     "trace": "Describe and convert workloads.",
 }

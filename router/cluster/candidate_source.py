@@ -15,7 +15,6 @@ from router.contracts import DEFAULT_SEED, BlockKey
 from router.errors import ConfigError
 from router.index.block_index import BlockIndex
 from router.index.counters import StreamCounters
-from router.kv_events.blocks import MediaStored
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, EventSource
 
@@ -30,7 +29,6 @@ class CandidateSource:
         block_size: None: the replica does not say.
         capacity_blocks: None: likewise.
         pool_stored: Takes what its connector wrote to the shared pool; None: it has none.
-        media_stored: See `RankBlocks`.
         endpoint: Its event publisher; None: it has none.
     """
 
@@ -41,7 +39,6 @@ class CandidateSource:
         "_endpoint",
         "_index",
         "_lora_paths",
-        "_media_stored",
         "_pool_stored",
         "_replay_timeout_s",
         "_seeds",
@@ -62,7 +59,6 @@ class CandidateSource:
         seeds: Sequence[str] = (),
         lora_paths: Mapping[str, str] | None = None,
         pool_stored: Callable[[Sequence[BlockKey]], None] | None = None,
-        media_stored: MediaStored | None = None,
     ) -> None:
         self.candidate = candidate
         self._index = index
@@ -74,7 +70,6 @@ class CandidateSource:
         self._seeds = seeds
         self._lora_paths = lora_paths
         self._pool_stored = pool_stored
-        self._media_stored = media_stored
         self._counters = StreamCounters()  # one for all streams of the candidate's life
 
     @property
@@ -92,7 +87,6 @@ class CandidateSource:
             seeds=self._seeds,
             lora_paths=self._lora_paths,
             pool_stored=self._pool_stored,
-            media_stored=self._media_stored,
             counters=self._counters,
         )
 

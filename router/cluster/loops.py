@@ -93,7 +93,7 @@ class LogReader:
         tail = (await self._store.snapshot(())).cursor
         if tail.incarnation != cursor.incarnation:
             raise StoreUnavailable(EMPTIED)
-        logger.warning("redis log: entries were lost, loading anew")
+        logger.warning("redis log: entries were lost, loading again")
         self._memberships.reload()
         return tail
 

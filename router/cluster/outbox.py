@@ -205,9 +205,7 @@ class Outbox:
             session = self._sessions.last(session_hash)
             stream_id = self._names.stream_id_of(session.candidate) if session is not None else None
             if session is not None and stream_id is not None:
-                taken[session_hash] = SessionState(
-                    stream_id, session.num_turns, session.gap_s, session.num_tokens
-                )
+                taken[session_hash] = SessionState(stream_id, num_tokens=session.num_tokens)
         return taken
 
     def _put(self, note: Note, num_bytes: int = 0, *, is_urgent: bool = False) -> None:

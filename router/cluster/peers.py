@@ -213,9 +213,7 @@ class Peers:
             if candidate is not None:
                 session = SessionView(
                     candidate=candidate,
-                    num_turns=state.num_turns,
                     last_seen_s=now_s,
-                    gap_s=state.gap_s,
                     num_tokens=state.num_tokens,
                 )
                 self._sessions.learn(session_hash, session)

@@ -45,7 +45,8 @@ def check(config: Config) -> None:
     check_roles(config.replicas, config.prefill, names, may_grow=config.may_grow)
     if config.admin.open and unbracketed(config.admin.host) not in _OWN_HOSTS:
         raise ConfigError(
-            f"admin.open: not where others can reach the port (admin.host: {config.admin.host!r})",
+            "admin.open: not allowed if other hosts can reach the port (admin.host: "
+            f"{config.admin.host!r})",
             param="admin.open",
         )
     for i, pattern in enumerate(config.forward.routes):
@@ -80,7 +81,7 @@ def check_pool(replica: ReplicaConfig, pools: Sequence[str], key: str = "") -> N
         named = [name for name in pools if name]
         allowed = f"{', '.join(named)}, or false" if named else "true or false: no pool has a name"
         raise ConfigError(
-            f"{key}pool: there is no pool {replica.pool!r}; write {allowed}", param=f"{key}pool"
+            f"{key}pool: unknown pool {replica.pool!r}; write {allowed}", param=f"{key}pool"
         )
 
 
@@ -92,14 +93,15 @@ def _check_pools(config: Config) -> None:
             _check_url(url.strip(), "mooncake.master")
         if mooncake.pools:
             raise ConfigError(
-                "mooncake.master: is of one pool, and mooncake.pools of several: use one of them",
+                "mooncake.master names one pool, mooncake.pools several: use one of them",
                 param="mooncake.master",
             )
     if mooncake.events is not None:
         _check_endpoints((mooncake.events,), "mooncake.events")
         if mooncake.pools:
             raise ConfigError(
-                "mooncake.events: whose? Write mooncake.pools[].events", param="mooncake.events"
+                "mooncake.events: with several pools, write mooncake.pools[].events",
+                param="mooncake.events",
             )
     first_of: dict[str, str] = {}  # a pool's name, or a master's URL -> its key
     for i, pool in enumerate(mooncake.pools):
@@ -116,7 +118,8 @@ def _check_pools(config: Config) -> None:
         check_pool(replica, names, f"replicas[{i}].")
         if len(names) > 1 and replica.pool in (None, True):
             raise ConfigError(
-                f"replicas[{i}].pool: there are several pools; write {', '.join(names)}, or false",
+                f"replicas[{i}].pool: required, because there are several pools; write "
+                f"{', '.join(names)}, or false",
                 param=f"replicas[{i}].pool",
             )
     if config.may_grow:
@@ -126,7 +129,7 @@ def _check_pools(config: Config) -> None:
         if name not in used:
             raise ConfigError(
                 f"mooncake.pools[{i}].name: no replica is in {name!r}; write pool: {name} for "
-                "those that are",
+                "its replicas",
                 param=f"mooncake.pools[{i}].name",
             )
 
@@ -134,7 +137,7 @@ def _check_pools(config: Config) -> None:
 def _refuse_twice(first_of: dict[str, str], value: str, key: str) -> None:
     first = first_of.setdefault(value, key)
     if first != key:
-        raise ConfigError(f"{key}: {value!r} is {first}, too", param=key)
+        raise ConfigError(f"{key}: {value!r} is already {first}", param=key)
 
 
 def check_replica_list(replicas: Sequence[ReplicaConfig]) -> None:
@@ -156,8 +159,8 @@ def check_replica_list(replicas: Sequence[ReplicaConfig]) -> None:
             first = first_of.setdefault(place, f"{key}.{field}")
             if first != f"{key}.{field}":
                 raise ConfigError(
-                    f"{key}.{field}: is {first}, too ({place}); write each replica once, with the "
-                    "ports of its own engine",
+                    f"{key}.{field}: is already {first} ({place}); write each replica once, with "
+                    "the ports of its own engine",
                     param=f"{key}.{field}",
                 )
 
@@ -172,21 +175,21 @@ def check_replica(replica: ReplicaConfig, key: str = "") -> None:
     name = replica.name
     if name is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
         raise ConfigError(
-            f"{key}name: {name!r} may hold letters, digits, '.', '_' and '-' (64 at most)",
+            f"{key}name: {name!r} must consist of letters, digits, '.', '_' and '-' (at most 64)",
             param=f"{key}name",
         )
     if name == "pool":
-        raise ConfigError(f"{key}name: 'pool' means the shared pool", param=f"{key}name")
+        raise ConfigError(f"{key}name: 'pool' is reserved for the shared pool", param=f"{key}name")
     if replica.replay and len(replica.replay) != len(replica.events):
         raise ConfigError(
-            f"{key}replay: name one endpoint per entry of {key}events, or none",
+            f"{key}replay: give one endpoint per entry of {key}events, or none",
             param=f"{key}replay",
         )
     layout = [] if replica.pool_layout is None else replica.pool_layout.split("@")
     for field in layout:
         if not _LAYOUT_FIELD.fullmatch(field):
             raise ConfigError(
-                f"{key}pool_layout: {field!r} is no field of a layout; write e.g. tp_rank:0-3, or "
+                f"{key}pool_layout: {field!r} is not a layout field; write e.g. tp_rank:0-3, or "
                 "copy key_pattern from /admin/pool",
                 param=f"{key}pool_layout",
             )
@@ -205,7 +208,8 @@ def _check_url(text: str, key: str) -> None:
         host, has_user, url = None, "@" in text, urlsplit("")
     if has_user:
         raise ConfigError(
-            f"{key}: no user or password allowed; clients' Authorization headers go through",
+            f"{key}: no user or password allowed; clients' Authorization headers are passed "
+            "through",
             param=key,
         )
     if url.scheme not in ("http", "https") or not host:
@@ -235,7 +239,7 @@ def _check_networks(texts: tuple[str, ...], key: str) -> None:
             network(text)
         except ValueError as exc:
             raise ConfigError(
-                f"{key}[{i}]: {text!r} is no address or network; write 10.0.0.0/8 or ::1",
+                f"{key}[{i}]: {text!r} is not an address or network; write 10.0.0.0/8 or ::1",
                 param=f"{key}[{i}]",
             ) from exc
 
@@ -244,7 +248,8 @@ def _check_origins(origins: tuple[str, ...], key: str) -> None:
     for i, origin in enumerate(origins):
         if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s*]+", origin, re.IGNORECASE):
             raise ConfigError(
-                f"{key}[{i}]: {origin!r} is no origin; write https://host, https://host:port or *",
+                f"{key}[{i}]: {origin!r} is not an origin; write https://host, https://host:port "
+                "or *",
                 param=f"{key}[{i}]",
             )
 
@@ -278,7 +283,9 @@ def _check_shadows(shadow: ShadowConfig) -> None:
         except ValueError as exc:
             raise ConfigError(f"{key}: {exc}", param=key) from exc
         if policy in known:
-            raise ConfigError(f"{key}: is shadow.policies[{known.index(policy)}], too", param=key)
+            raise ConfigError(
+                f"{key}: is already shadow.policies[{known.index(policy)}]", param=key
+            )
         known.append(policy)
 
 

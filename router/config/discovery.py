@@ -24,11 +24,11 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dns: Annotated[
         tuple[str, ...],
         Meta(
-            description="HOST:PORT: each address of that name is a replica; or the name of SRV "
+            description="HOST:PORT: each address of that name is a replica. Or the name of SRV "
             "records, _http._tcp.NAME"
         ),
     ] = ()
-    dns_s: Annotated[Seconds, Meta(description="pause between two such look-ups")] = 10.0
+    dns_s: Annotated[Seconds, Meta(description="pause between two DNS look-ups")] = 10.0
     dns_servers: Annotated[
         tuple[str, ...],
         Meta(description="DNS servers to ask, ADDRESS:PORT; default: those of /etc/resolv.conf"),
@@ -52,21 +52,18 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = "/var/run/secrets/kubernetes.io/serviceaccount"
     follow_config: Annotated[
         bool,
-        Meta(description="read the configuration's file again when it changes, as at SIGHUP"),
+        Meta(description="read the configuration file again when it changes, as on SIGHUP"),
     ] = False
     hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="hosts that replicas may be found at, as in admin.replica_hosts; never "
+            description="hosts that discovered replicas may have, as in admin.replica_hosts; never "
             "link-local"
         ),
     ] = NEAR_HOSTS
     empty_s: Annotated[
         Seconds,
-        Meta(
-            description="time that a source must go on naming no replica, after it had named some, "
-            "before those are let go"
-        ),
+        Meta(description="time that a source must name no replica before its replicas are removed"),
     ] = 60.0
 
     @property

@@ -16,6 +16,7 @@ from policies.naming import split
 from router.config import yaml_file
 from router.config.checks import check
 from router.config.redis import REDIS_PASSWORD
+from router.config.removed import REMOVED
 from router.config.tree import Config, Option, options
 from router.errors import ConfigError
 from router.experiments.definition import Experiment
@@ -74,8 +75,8 @@ def _load(
     redis = tree.get("redis")
     if isinstance(redis, dict) and "password" in redis:
         raise ConfigError(
-            f"redis.password: not in the file; put it into {REDIS_PASSWORD} or into a file of its "
-            "own that redis.password_file names",
+            f"redis.password: not allowed in the file; set {REDIS_PASSWORD}, or name a file in "
+            "redis.password_file",
             param="redis.password",
         )
     replicas = tree.get("replicas")
@@ -189,15 +190,15 @@ def explained(message: str, root: type[Struct] = Config) -> ConfigError:
         choices = [c for a in (hint, *get_args(hint)) for c in get_args(a) if isinstance(c, str)]
     if unknown is None:
         if text.startswith("Invalid enum value") and choices:
-            text += f". Known here: {', '.join(choices)}"
+            text += f". Allowed: {', '.join(choices)}"
         return ConfigError(f"{path or 'configuration'}: {text}", param=path or None)
-    allowed = [field.name for field in msgspec.structs.fields(section)]
     key = f"{path}.{unknown[1]}" if path else unknown[1]
+    if key in REMOVED:
+        return ConfigError(f"{key} was removed: {REMOVED[key]}", param=key)
+    allowed = [field.name for field in msgspec.structs.fields(section)]
     near = difflib.get_close_matches(unknown[1], allowed, n=1)
     hint_text = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(
-        f"unknown key {key!r}: {hint_text}Known here: {', '.join(allowed)}", param=key
-    )
+    return ConfigError(f"unknown key {key!r}: {hint_text}Allowed: {', '.join(allowed)}", param=key)
 
 
 def pairs(option: Option, parts: list[str]) -> dict[str, Any]:
@@ -263,8 +264,8 @@ def _read_pools(section: Any) -> None:
     """Read what stands for pools: lists of masters, and text in which pools have names."""
     if isinstance(section, list):
         raise ConfigError(
-            "mooncake: must be a mapping; several masters of one pool are a list in "
-            "mooncake.master, several pools one in mooncake.pools",
+            "mooncake: must be a mapping; list several masters of one pool in mooncake.master, and "
+            "several pools in mooncake.pools",
             param="mooncake",
         )
     if not isinstance(section, dict):
@@ -275,7 +276,7 @@ def _read_pools(section: Any) -> None:
     if isinstance(text, str) and _NAMED.match(text.strip()):
         if pools:
             raise ConfigError(
-                "mooncake.master: names pools, and so does mooncake.pools: use one of them",
+                "mooncake.master and mooncake.pools both name pools: use one of them",
                 param="mooncake.master",
             )
         section["master"], pools = None, [text]

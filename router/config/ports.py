@@ -14,13 +14,14 @@ ADMIN_TOKEN = "WARMROUTE_ADMIN_TOKEN"
 """Variables of the commands that ask the admin port of a running router; `serve` reads neither."""
 
 _Certificate = Annotated[
-    Path | None, Meta(description="certificate and its chain (PEM): then it is https")
+    Path | None, Meta(description="certificate and its chain (PEM); the port then speaks HTTPS")
 ]
 _Key = Annotated[
-    Path | None, Meta(description="its key (PEM); default: in the file of the certificate")
+    Path | None,
+    Meta(description="key of the certificate (PEM); default: in the certificate's file"),
 ]
 _ClientAuthority = Annotated[
-    Path | None, Meta(description="CA bundle; clients must then show a certificate of it")
+    Path | None, Meta(description="CA bundle; clients must present a certificate that it signed")
 ]
 
 
@@ -28,8 +29,8 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     host: Annotated[
         str,
         Meta(
-            description="address or name to listen on; 0.0.0.0 is every IPv4 address, :: every "
-            "IPv4 and IPv6 address",
+            description="address or name to listen on. 0.0.0.0: every IPv4 address; :: every IPv4 "
+            "and IPv6 address",
             extra={"flag": "host"},
         ),
     ] = "0.0.0.0"
@@ -40,37 +41,37 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         float,
         Meta(
             ge=0,
-            description="after SIGTERM, time that /readyz says 503 while requests are still "
-            "served: longer than a front end takes to notice",
+            description="time after SIGTERM in which /readyz answers 503 and requests are still "
+            "served; must be longer than a front end takes to notice",
         ),
     ] = 5.0
     drain_s: Annotated[
-        float, Meta(ge=0, description="time that answers in flight get after that to end")
+        float, Meta(ge=0, description="time after that for answers in flight to end")
     ] = 20.0
     shared: Annotated[
         bool,
         Meta(
-            description="other routers of the same user on this machine may listen on the port, "
-            "too: each takes connections once it is ready (Linux)",
+            description="let other routers of the same user on this machine listen on the same "
+            "port (Linux). Each accepts connections once it is ready",
             extra={"flag": "share-port"},
         ),
     ] = False
     detail_headers: Annotated[
         Literal["auto", "always", "never"],
         Meta(
-            description="which clients get replica, policy and cached tokens (x-warmroute-…) "
-            "with an answer: auto: those on loopback or in listen.trusted",
+            description="which clients get headers with replica, policy and cached tokens "
+            "(x-warmroute-…). auto: clients on loopback or in listen.trusted",
         ),
     ] = "auto"
     trusted: Annotated[
         tuple[str, ...],
-        Meta(description="networks (CIDR) of clients that get what those on loopback get"),
+        Meta(description="networks (CIDR) of clients that are treated like those on loopback"),
     ] = ()
     allowed_origins: Annotated[
         tuple[str, ...],
         Meta(
-            description="web pages that may read answers, by origin (https://HOST[:PORT]); "
-            "*: all, as in vLLM"
+            description="origins of web pages that may read answers (https://HOST[:PORT]); *: all, "
+            "as in vLLM"
         ),
     ] = ("*",)
     tls_cert: _Certificate = None
@@ -89,11 +90,14 @@ class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = None
     open: Annotated[
-        bool, Meta(description="ask for no token; on loopback only, and only for tests")
+        bool, Meta(description="require no token; only on loopback, and only for tests")
     ] = False
     hosts: Annotated[
         tuple[str, ...],
-        Meta(description="names the admin port may be called by; addresses and localhost always"),
+        Meta(
+            description="host names that requests to the admin port may use; addresses and "
+            "localhost are always allowed"
+        ),
     ] = ()
     replica_hosts: Annotated[
         tuple[str, ...],
@@ -105,7 +109,7 @@ class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     allow_empty: Annotated[
         bool,
         Meta(
-            description="start without replicas: the admin API will add some",
+            description="start without replicas, if the admin API adds them later",
             extra={"flag": "allow-empty"},
         ),
     ] = False
@@ -120,8 +124,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int,
         Meta(
             gt=0,
-            description="bodies of all requests in flight and messages of WebSockets, together; "
-            "beyond: 503",
+            description="size of all request bodies and WebSocket messages in flight; more get 503",
         ),
     ] = 1024 * 1024 * 1024
     header_bytes: Annotated[int, Meta(ge=1024, description="largest header line")] = 16_384
@@ -134,34 +137,37 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     keepalive_timeout_s: Annotated[
         Seconds,
         Meta(
-            description="an idle connection is closed after it, next headers half sent or not; "
-            "longer than a front end's own"
+            description="idle time after which a connection is closed, even if headers are half "
+            "sent; must be longer than the front end's own"
         ),
     ] = 75.0
     write_timeout_s: Annotated[
         Seconds,
-        Meta(description="longest time a client may take nothing of what is there for it"),
+        Meta(description="longest time in which a client may read nothing of its answer"),
     ] = 60.0
     connections: Annotated[
         Count | None,
         Meta(
-            description="client connections at once; default: what the limit of open files "
-            "allows, 16,384 at most",
+            description="client connections at once; default: what the limit of open files allows, "
+            "at most 16,384",
         ),
     ] = None
     connections_per_address: Annotated[
         Count | None,
-        Meta(description="of these, from one address; default: any (a front end is one)"),
+        Meta(
+            description="client connections from one address; default: unlimited (a front end is "
+            "one address)"
+        ),
     ] = None
     websockets: Annotated[
-        Count, Meta(description="open WebSockets (/v1/realtime); beyond: 503")
+        Count, Meta(description="open WebSockets (/v1/realtime); more get 503")
     ] = 256
     websocket_message_bytes: Annotated[
         int, Meta(ge=1_024, description="largest message of a WebSocket, either way")
     ] = 4 * 1024 * 1024
     websocket_idle_s: Annotated[
         Seconds,
-        Meta(description="a WebSocket on which neither side says anything is closed after it"),
+        Meta(description="idle time after which a WebSocket is closed"),
     ] = 600.0
 
 

@@ -18,18 +18,22 @@ class PrefillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     transfer: Annotated[
         Transfer,
         Meta(
-            description="how KV gets from prefill to decode replicas: store (the Mooncake pool), "
-            "mooncake (MooncakeConnector, peer to peer) or nixl (docs/guides/prefill-decode.md)"
+            description="how KV blocks get from prefill to decode replicas: store (the Mooncake "
+            "pool), mooncake (MooncakeConnector, peer to peer) or nixl "
+            "(docs/guides/prefill-decode.md)"
         ),
     ] = "store"
     timeout_s: Annotated[
         Seconds,
-        Meta(description="a prompt that is not prefilled by then is computed where it is decoded"),
+        Meta(
+            description="deadline for a prefill replica; after it the decode replica computes the "
+            "prompt"
+        ),
     ] = 60.0
     store_wait_s: Annotated[
         Seconds,
         Meta(
-            description="longest wait for a prefilled prompt to be in the pool: engines answer "
+            description="longest wait until a prefilled prompt is in the pool; engines answer "
             "before they have stored all of it"
         ),
     ] = 0.1
@@ -62,8 +66,8 @@ def check_roles(
         key = f"replicas[{i}]"
         if replica.bootstrap is not None and (replica.role, transfer) != ("prefill", "mooncake"):
             raise ConfigError(
-                f"{key}.bootstrap: only a replica of role prefill and transfer mooncake has one "
-                f"(this one: {replica.role}, {transfer})",
+                f"{key}.bootstrap: only for role prefill and transfer mooncake (this replica: "
+                f"{replica.role}, {transfer})",
                 param=f"{key}.bootstrap",
             )
         if may_grow or replica.role == "both":

@@ -24,7 +24,7 @@ class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str | None,
         Meta(
             description="Redis or Valkey that routers share: redis://HOST:PORT/DB, rediss:// (TLS) "
-            "or unix://PATH?db=DB; any node of a Cluster",
+            "or unix://PATH?db=DB; for a Cluster, any of its nodes",
             extra={"flag": "redis"},
         ),
     ] = None
@@ -38,30 +38,34 @@ class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ca_file: Annotated[Path | None, Meta(description="CA bundle for rediss://")] = None
     sentinels: Annotated[
         tuple[str, ...],
-        Meta(description="Sentinels, HOST:PORT each; the url then gives scheme and DB alone"),
+        Meta(description="Sentinels, HOST:PORT each; redis.url then gives only scheme and DB"),
     ] = ()
     sentinel_service: Annotated[
-        str | None, Meta(description="name that the Sentinels know the master by")
+        str | None, Meta(description="name of the master at the Sentinels")
     ] = None
     namespace: Annotated[
         str,
         Meta(
             pattern="^[A-Za-z0-9._-]{1,64}$",
-            description="routers of one namespace are one; letters, digits, '.', '_', '-'",
+            description="namespace of the keys; routers of one namespace share state. Letters, "
+            "digits, '.', '_', '-'",
         ),
     ] = "default"
     timeout_s: Annotated[Seconds, Meta(description="deadline of one operation")] = 2.0
     lookup_timeout_s: Annotated[
         Seconds,
-        Meta(description="deadline of a look-up in index.mode redis; then the local view counts"),
+        Meta(
+            description="deadline of a look-up in index.mode redis; after it the local index is "
+            "used"
+        ),
     ] = 0.02
     lease_s: Annotated[
         float,
-        Meta(ge=0.5, description="a router that sends nothing for so long counts as dead"),
+        Meta(ge=0.5, description="time without a message after which a router counts as dead"),
     ] = 3.0
     log_entries: Annotated[
         int,
-        Meta(ge=1000, description="entries kept in each stream, and none older than a minute"),
+        Meta(ge=1000, description="entries kept in each stream, for a minute at most"),
     ] = 100_000
 
     @property
@@ -107,7 +111,7 @@ def check_redis(redis: RedisConfig) -> None:
             )
     if bool(redis.sentinels) != (redis.sentinel_service is not None):
         raise ConfigError(
-            "redis.sentinels and redis.sentinel_service need each other",
+            "redis.sentinels and redis.sentinel_service: set both or none",
             param="redis.sentinel_service",
         )
 
@@ -122,8 +126,8 @@ def _check_redis_url(text: str) -> None:
         has_user, host, url = "@" in text, None, urlsplit("")
     if has_user or "password=" in url.query:
         raise ConfigError(
-            f"{key}: no user or password allowed here; put the password into "
-            f"{REDIS_PASSWORD} or the file redis.password_file names, the user into redis.username",
+            f"{key}: no user or password allowed; set the password in {REDIS_PASSWORD} or "
+            "redis.password_file, and the user in redis.username",
             param=key,
         )
     if url.scheme == "unix":

@@ -36,26 +36,25 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pool: Annotated[
         bool | str | None,
         Meta(
-            description="whether it takes part in the Mooncake pool; default: found out. Where "
-            "there are several, the name of its own, or false"
+            description="whether it takes part in the Mooncake pool; default: detected. With "
+            "several pools: the name of its pool, or false"
         ),
     ] = None
     eagle: Annotated[
         bool | None,
         Meta(
-            description="whether it drops the last block of each hit: --speculative-config with "
-            "method eagle, eagle3 or mtp (until vLLM 0.32 also dflash and dspark), without "
-            "disable_eagle_block_drop. From vLLM 0.33 on only with a KV connector or "
-            "disable_lookahead_block_hashes; events that show such hashes overrule it. Default: "
-            "learned from its answers (docs/concepts/hashes.md)"
+            description="whether it drops the last block of each hit. It does with "
+            "--speculative-config and method eagle, eagle3 or mtp (until vLLM 0.32 also dflash and "
+            "dspark), unless disable_eagle_block_drop is set. From vLLM 0.33 it does so only with "
+            "a KV connector or disable_lookahead_block_hashes. Events that show such hashes take "
+            "precedence. Default: learned from its answers (docs/concepts/hashes.md)"
         ),
     ] = None
     hardware: Annotated[
         Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")] | None,
         Meta(
-            description="name of what it runs on, e.g. h100-tp2: replicas of one model and one "
-            "name share what is learned of their speed, unless it differs; default: all of a model "
-            "do",
+            description="name of its hardware, e.g. h100-tp2. Replicas with the same model and "
+            "hardware share learned speeds until they differ. Default: all replicas of a model",
         ),
     ] = None
     weight: Annotated[
@@ -63,14 +62,14 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             gt=0,
             le=1,
-            description="part of an equal share of the requests in flight that it has at most; "
+            description="highest share of the requests in flight, as a factor of an equal share; "
             "below 1 for capacity that may be taken away",
         ),
     ] = 1.0
     role: Annotated[
         Role,
         Meta(
-            description="both; or, where prompts and answers are computed apart, prefill or decode "
+            description="both; or prefill or decode, if prompts and answers are computed apart "
             "(docs/guides/prefill-decode.md)"
         ),
     ] = "both"
@@ -81,15 +80,15 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bootstrap: Annotated[
         str | None,
         Meta(
-            description="of role prefill and transfer mooncake: base URL of its bootstrap server; "
+            description="base URL of its bootstrap server, for role prefill and transfer mooncake; "
             "default: port 8998 of the host in `url`",
         ),
     ] = None
     pool_layout: Annotated[
         str | None,
         Meta(
-            description="how its blocks are cut into objects there: `@`-separated fields of what "
-            "/admin/pool calls key_pattern, e.g. tp_rank:0-3; default: found out",
+            description="how its blocks are cut into pool objects: `@`-separated fields of "
+            "key_pattern in /admin/pool, e.g. tp_rank:0-3; default: detected",
         ),
     ] = None
 
@@ -178,8 +177,10 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         Meta(description="endpoint of the master's event stream, if it has one, tcp://HOST:PORT"),
     ] = None
-    timeout_s: Annotated[Seconds, Meta(description="longest silence of the master")] = 5.0
-    poll_s: Annotated[Seconds, Meta(description="pause between looks at the master's counters")] = (
+    timeout_s: Annotated[Seconds, Meta(description="longest wait for an answer of the master")] = (
+        5.0
+    )
+    poll_s: Annotated[Seconds, Meta(description="pause between reads of the master's counters")] = (
         1.0
     )
     list_s: Annotated[
@@ -189,7 +190,7 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Seconds, Meta(description="deadline for verifying what a decision would fetch")
     ] = 0.025
     verify_keys: Annotated[
-        int, Meta(ge=0, le=4096, description="objects asked for at once then; 0: none, never")
+        int, Meta(ge=0, le=4096, description="objects verified at once; 0: no verification")
     ] = 512
 
     @property
@@ -217,49 +218,43 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     first_byte_timeout_s: Annotated[
         Seconds,
         Meta(
-            description="time to the first byte of the answer, keep-alive comments not counted; a "
-            "replica that is seen at work is waited for"
+            description="time to the first byte of the answer, without keep-alive comments; the "
+            "router waits longer for a replica that works"
         ),
     ] = 600.0
     idle_timeout_s: Annotated[
         Seconds,
         Meta(
-            description="longest silence inside an answer; a replica that is seen at work is "
-            "waited for"
+            description="longest silence inside an answer; the router waits longer for a replica "
+            "that works"
         ),
     ] = 120.0
     early_stream_s: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="after so many silent seconds a stream's client gets status 200 and a "
-            "keep-alive comment, then a comment after each further silence: for proxies in front "
-            "that drop silent connections (docs/operate/failures.md); default: a stream begins "
-            "with its first token"
+            description="seconds of silence after which a stream starts with status 200 and "
+            "keep-alive comments, for proxies that drop silent connections "
+            "(docs/operate/failures.md). Default: a stream starts with its first token"
         ),
     ] = None
     max_tries: Annotated[
-        int, Meta(ge=1, description="replicas tried before a client sees a failure")
+        int, Meta(ge=1, description="replicas tried before the client gets an error")
     ] = 3
     retry_ratio: Annotated[
         float,
         Meta(
             ge=0,
             le=1,
-            description="share of the requests of the last 10 s that may be sent a second time, "
-            "beyond ten; what a replica loses at once counts as one",
+            description="share of the requests of the last 10 s that may be sent again, beyond "
+            "ten. Requests that one replica loses at the same time count as one",
         ),
     ] = 0.2
     retry_backoff_s: Annotated[
         float,
-        Meta(ge=0, description="longest pause before the second try; drawn, doubled for a third"),
-    ] = 0.05
-    continue_streams: Annotated[
-        bool,
         Meta(
-            description="whether a stream whose engine dies goes on at another replica, where "
-            "that gives the same answer (docs/operate/failures.md)"
+            ge=0, description="longest pause before the second try, jittered; doubled for the third"
         ),
-    ] = True
+    ] = 0.05
     keepalive_s: Annotated[
         Seconds,
         Meta(description="idle time of pooled connections; below the engine's own 5 s"),
@@ -268,9 +263,9 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         float,
         Meta(
             ge=0,
-            description="a first token is overdue after this many times its predicted time and "
-            "four times the predictions' mean error; it moves on where it would be sooner. "
-            "0: never",
+            description="a first token is overdue after this many times its predicted time, and "
+            "four times the mean prediction error. The request then moves if another replica is "
+            "faster. 0: never",
         ),
     ] = 3.0
     overdue_floor_s: Annotated[
@@ -279,8 +274,8 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_connections: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="requests at replicas at once, 503 beyond; default: what half of the "
-            "descriptors allow (ulimit -n)",
+            description="requests at replicas at once; more get 503. Default: what half of the "
+            "file descriptors allow (ulimit -n)",
         ),
     ] = None
     ca_file: Annotated[Path | None, Meta(description="CA bundle for https replicas")] = None
@@ -293,20 +288,21 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     routes: Annotated[
         tuple[str, ...],
         Meta(
-            description="engine routes that clients may use besides inference, models and tokens: "
-            "/path, /prefix/* or METHOD /path; never those that control an engine"
+            description="engine routes that clients may use, besides inference, models and tokens: "
+            "/path, /prefix/* or METHOD /path. Routes that control an engine are never allowed"
         ),
     ] = ()
     client_fields: Annotated[
         tuple[ClientField, ...],
         Meta(
-            description="fields that clients may send to engines, of those taken out by default: "
+            description="fields that clients may send to engines although they are removed by "
+            "default: kv_transfer_params, ec_transfer_params, vllm_xargs, priority"
             + ", ".join(FIELDS)
         ),
     ] = ()
     trusted_proxies: Annotated[
         tuple[str, ...],
-        Meta(description="networks (CIDR) of proxies in front whose X-Forwarded-For is believed"),
+        Meta(description="networks (CIDR) of proxies whose X-Forwarded-For is trusted"),
     ] = ()
 
 

@@ -28,7 +28,7 @@ def _mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
             continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise _wrong("a key is no text", key_node)
+            raise _wrong("a key must be text", key_node)
         if key in seen:
             raise _wrong("a key is given twice", key_node)
         seen.add(key)

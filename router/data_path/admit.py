@@ -9,16 +9,12 @@ What a request holds (load, claim on blocks) is given back by `release`, however
 from __future__ import annotations
 
 import random
-import secrets
 from time import monotonic
 
 from msgspec.structs import replace
 
-from policies.view import CandidateId
-from router.api.sessions import engine_name
 from router.cluster.outbox import Outbox
 from router.data_path import tenancy
-from router.data_path.attribution import Attribution
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.verify import PoolVerifier
 from router.index.cache_view import CacheView, Claim
@@ -28,7 +24,6 @@ from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
 from router.replicas.sessions import Sessions
 from router.scheduling.classes import BATCH
-from router.tokens.media_learner import MediaLearner, Unseen
 from router.upstream import Answer
 
 
@@ -41,19 +36,15 @@ class Admission:
         fleet: Fleet,
         caches: CacheView,
         sessions: Sessions,
-        attribution: Attribution,
         outbox: Outbox | None,
         pool: PoolVerifier | None,
-        learner: MediaLearner,
         metrics: Metrics,
     ) -> None:
         self._fleet = fleet
         self._caches = caches
         self._sessions = sessions
-        self._attribution = attribution
         self._outbox = outbox
         self._pool = pool
-        self._learner = learner
         self._decisions = metrics.decisions
 
     def admit(self, job: Job, choice: Choice) -> Placement:
@@ -70,7 +61,6 @@ class Admission:
         placement = self._book(job, choice, now_s, prefill=prefill)
         if job.session_hash is not None and job.prompt is not None:
             self._sessions.note(job.session_hash, choice.candidate.id, now_s)
-        self._attribution.admitted(job)
         job.tried.add(choice.candidate.replica.name)
         job.placed_s = monotonic()
         return placement
@@ -127,8 +117,6 @@ class Admission:
                 booking = replace(booking, streams=True)  # the whole answer is its first token
         lease = self._fleet.admit(candidate.id, booking, now_s)
         claim = self._claim(job, choice) if prefill is None else None
-        if job.unseen is not None and prefill is None:
-            self._learn(job, job.unseen, candidate.id)
         if self._outbox is not None:
             self._publish(job, lease, claim, choice, is_session=not is_prompt)
         if self._pool is not None and choice.num_pool_tokens and prefill is None:
@@ -152,26 +140,14 @@ class Admission:
         _predict(job, placement, choice)
         return placement
 
-    def _learn(self, job: Job, unseen: Unseen, candidate: CandidateId) -> None:
-        """Learn how an engine names a request's images and sounds, from the blocks it will store.
-
-        Their events name the session, so the request gets one that no other has.
-        """
-        contract = self._caches.contract(candidate)
-        if contract is None or job.tokens is None:
-            return
-        if job.learns_as is None:
-            job.learns_as = f"{engine_name(job.session_hash or 0)}-{secrets.token_hex(8)}"
-        self._learner.expect(job.learns_as, unseen, job.tokens, contract, job.extra)
-
     def _claim(self, job: Job, choice: Choice) -> Claim | None:
         """Claim the blocks that a candidate will compute or read."""
         candidate = choice.candidate
         contract = self._caches.contract(candidate.id)
         if job.tokens is None or contract is None or not job.is_placed_at(candidate):
             return None
-        num_held_blocks = choice.view.num_gpu_tokens // contract.block_size
         keys = job.keys(contract)
+        num_held_blocks = min(choice.view.num_gpu_tokens // contract.block_size, len(keys))
         return self._caches.claim(candidate.id, keys, num_held_blocks, job.num_tokens)
 
     def _publish(
@@ -254,11 +230,11 @@ def _booking(job: Job, choice: Choice, *, is_session: bool) -> Booking:
 
 
 def _predict(job: Job, placement: Placement, choice: Choice) -> None:
-    """Set what is predicted to be reused of a prompt; of a guess about its tokens, nothing."""
+    """Set what is predicted to be reused of a prompt; nothing, if that is a guess."""
     view = choice.view
-    is_known = job.is_predicted(choice.candidate.id)
     num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
-    placement.num_gpu_tokens = view.num_gpu_tokens if is_known else 0
-    placement.num_cpu_tokens = num_own - view.num_gpu_tokens if is_known else 0
+    placement.is_guess = choice.is_guess
+    placement.num_gpu_tokens = 0 if choice.is_guess else view.num_gpu_tokens
+    placement.num_cpu_tokens = 0 if choice.is_guess else num_own - view.num_gpu_tokens
     placement.num_pool_tokens = choice.num_pool_tokens
     placement.num_in_pool = choice.view.num_pool_tokens

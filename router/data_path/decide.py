@@ -13,19 +13,18 @@ from msgspec.structs import replace
 
 from policies.policy import Policy
 from policies.registry import create
-from policies.view import RequestView, Snapshot
+from policies.view import CandidateId, RequestView, Snapshot
 from router.data_path.assign import assign, narrowed, own_of, record_of
-from router.data_path.attribution import Attribution
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.match import Matcher
 from router.data_path.split import why_here
 from router.experiments.runner import ExperimentRunner
 from router.records.record import AssignmentRecord
-from router.replicas.fleet import Fleet
+from router.replicas.fleet import NO_MATCH, Fleet, Match
 from router.replicas.halves import choose_halves
 from router.replicas.ledger import NOTHING, InFront
 from router.replicas.replica import Candidate, Replica
-from router.replicas.sessions import Sessions
+from router.replicas.sessions import Sessions, SessionView
 
 
 def candidates_for(fleet: Fleet, job: Job, now_s: float) -> Sequence[Candidate]:
@@ -52,7 +51,6 @@ class Decider:
         *,
         fleet: Fleet,
         matcher: Matcher,
-        attribution: Attribution,
         sessions: Sessions,
         experiments: ExperimentRunner,
         policy: Policy,
@@ -60,7 +58,6 @@ class Decider:
     ) -> None:
         self._fleet = fleet
         self._matcher = matcher
-        self._attribution = attribution
         self._sessions = sessions
         self._experiments = experiments
         self._policy = policy
@@ -162,9 +159,9 @@ class Decider:
         session = (
             self._sessions.get(job.session_hash, now_s) if job.session_hash is not None else None
         )
-        matches = found.matches
-        if not job.is_known and job.prompt is not None:
-            matches = self._attribution.match(job, session, candidates, matches)
+        matches, home = found.matches, None
+        if session is not None and job.prompt is not None and not job.is_matchable:
+            matches, home = _with_last_turn(job, session, matches)
         views = self._fleet.views(candidates, matches, now_s, in_front_ms)
         sets = self._fleet.working_sets
         sets.expire(now_s)
@@ -187,16 +184,42 @@ class Decider:
         index = next((i for i, c in enumerate(candidates) if c.id == decision.candidate), None)
         if index is None:
             raise RuntimeError(f"policy {policy.name!r} chose {decision.candidate!r}, not offered")
+        is_guess = job.tokens is None or decision.candidate == home
+        view = snapshot.replicas[index]
+        if not is_guess:
+            view = self._matcher.surviving(job, candidates[index], view)
         return Choice(
             candidate=candidates[index],
-            view=self._matcher.surviving(job, candidates[index], snapshot.replicas[index]),
+            view=view,
             decision=decision,
             snapshot=snapshot,
             policy=policy,
             pools=found.pools,
             assignment=assignment,
+            is_guess=is_guess,
         )
 
     def count(self, job: Job) -> None:
         """Count a decision that was put into effect: the model's next one has another number."""
         self._num_decisions[job.model] += 1
+
+
+def _with_last_turn(
+    job: Job, session: SessionView, matches: dict[CandidateId, Match]
+) -> tuple[dict[CandidateId, Match], CandidateId | None]:
+    """Credit a session's last replica with its last prompt, if no more of this one is known.
+
+    A guess, for prompts with unnamed media and for models without a tokenizer.
+
+    Returns:
+        The matches, and the replica that was credited. None: more is known.
+    """
+    home = session.candidate
+    match = matches.get(home, NO_MATCH)
+    num_tokens = min(session.num_tokens, job.num_tokens - 1)
+    if num_tokens <= match.num_gpu_tokens:
+        return matches, None
+    credited = match._replace(
+        num_gpu_tokens=num_tokens, num_cpu_tokens=max(match.num_cpu_tokens, num_tokens)
+    )
+    return {**matches, home: credited}, home

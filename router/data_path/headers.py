@@ -46,9 +46,7 @@ class RequestHeaders:
         headers["Accept-Encoding"] = "identity"  # what is compressed cannot be read on its way
         headers["X-Request-Id"] = job.engine_id or job.request_id
         headers.popall("X-Session-ID", None)
-        if job.learns_as is not None:
-            headers["X-Session-ID"] = job.learns_as
-        elif job.session_hash is not None:  # engines name it in their events
+        if job.session_hash is not None:  # engines name it in their events
             headers["X-Session-ID"] = engine_name(job.session_hash)
         if placement.candidate.rank is not None:
             headers["X-data-parallel-rank"] = str(placement.candidate.rank)
@@ -96,7 +94,7 @@ def _explain_in(headers: CIMultiDict[str], job: Job, placement: Placement) -> No
     if job.prefill is not None:
         is_remote = job.prefill.result == "remote"
         headers["x-warmroute-prefill"] = job.prefill.where if is_remote else "local"
-    if job.is_predicted(placement.candidate.id):
+    if not placement.is_guess:
         headers["x-warmroute-cached"] = (
             f"gpu={placement.num_gpu_tokens};cpu={placement.num_cpu_tokens}"
             f";pool={placement.num_pool_tokens}"

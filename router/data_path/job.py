@@ -17,7 +17,6 @@ from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
-from router.data_path.terms import Terms
 from router.experiments.assignment import Assignment
 from router.index.block_index import BlockMatch
 from router.index.cache_view import Claim
@@ -32,7 +31,6 @@ from router.scheduling.classes import ServiceClass
 from router.tenants import Charge, Tenant
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind
-from router.tokens.media_learner import Unseen
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
@@ -79,22 +77,17 @@ class Job(Struct, kw_only=True):
     outline: Outline | None = None  # instead of what it says, where the body was not read whole
     extra: ExtraKeys = NO_EXTRA
     tokens: Tokens | None = None
-    way: str = "unknown"  # local | media | prefix | engine | unknown | continued: where from
+    way: str = "unknown"  # local | media | prefix | engine | unknown: where from
     num_tokens: int = 0
     num_rest_tokens: int = 0  # of these, estimated behind what is known of the prompt's
     num_more_tokens: int = 0  # of a batch's prompts behind the first
     num_head_tokens: int = 0  # in front of the first image or sound, where that is known
     num_named_tokens: int = 0  # in front of the first of which no engine's name is known
-    unseen: Unseen | None = None  # items of which no event has shown the name; None: none
-    learns_as: str | None = None  # the session as engines get it, while that is learned
     has_media: bool = False  # it is not text alone
     has_named_media: bool = False  # the client named an image itself: it may name two alike
     num_counted_tokens: int | None = None  # the answer, where it asked for that; None: not known
     chains: dict[HashContract, Sequence[BlockKey]] = {}  # of the tokens; see `keys`
     found: dict[CandidateId, BlockMatch] = {}  # in Redis, where it is asked
-    traced: frozenset[CandidateId] = frozenset()  # matched by what its session stored, lastly
-    engine_session: str | None = None  # engines go by this name in its body, not by our digest
-    num_guessed_tokens: int = 0  # of a prompt that is not known to its end, by its bytes alone
     assigned: Assignment | None = None  # its arm of an experiment; None: in none
     is_refused_here: bool = False  # by our chat template; the engine has the last word
     has_side_effects: bool = False  # sending it twice is not the same as sending it once
@@ -103,9 +96,6 @@ class Job(Struct, kw_only=True):
     tried: set[str] = set()  # replicas that it may not go to (again)
     is_excused: bool = False  # its last failure says nothing about the replica
     charge: Charge | None = None  # for its uncached tokens; None: not placed yet, or no tenant
-    terms: Terms | str = "api"  # for going on with its stream elsewhere; text: why that cannot be
-    is_continuation: bool = False  # it goes on with the stream of a try that broke off
-    num_continued_tokens: int = 0  # of its prompt, what that stream's engines generated
     kind: Kind | None = None  # how its prompt is made; None: its ids are not handed over
     handed: bytes | None = None  # the body with its ids, while it is sent
     is_handed_over: bool = False  # its last try was
@@ -133,13 +123,15 @@ class Job(Struct, kw_only=True):
         return self.tokens is not None and not self.num_rest_tokens
 
     @property
+    def is_matchable(self) -> bool:
+        """Whether every block of the prompt has a name: its tokens and its media are known."""
+        is_cut = self.has_media and self.num_named_tokens < self.num_tokens
+        return self.is_known and not is_cut
+
+    @property
     def num_prompts(self) -> int:
         """Count the prompts of a request: several if it is a batch of completions."""
         return len(self.completion.prompts) if self.completion is not None else 1
-
-    def is_predicted(self, candidate: CandidateId) -> bool:
-        """Return whether what a candidate reuses of the prompt is more than a guess."""
-        return self.tokens is not None or candidate in self.traced
 
     @property
     def num_needed_tokens(self) -> int:
@@ -267,6 +259,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     pools: Mapping[CandidateId, PoolMatch]  # of candidates in a pool that is counted on
     assignment: AssignmentRecord | None = None
     plan: PrefillPlan[Choice] | None = None  # None: the candidate computes prompts, too
+    is_guess: bool = False  # what the candidate holds is not known from its blocks
 
     def costs(self) -> tuple[CandidateCost, ...]:
         return costs_of(self.decision, self.snapshot)
@@ -343,6 +336,7 @@ class Placement(Struct, kw_only=True):
     num_in_pool: int | None = None  # leading tokens in the pool when it was booked; None: not known
     state: str  # exact | degraded | blind
     plan: PrefillPlan[Choice] | None = None  # as of the choice
+    is_guess: bool = False  # nothing is predicted
     prefill: Placement | None = None  # where its prompt is computed, if elsewhere
 
     @property

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from policies.view import CandidateId, ReplicaView
 from router.contracts import HashContract
-from router.data_path.attribution import Attribution
 from router.data_path.job import Found, Job, PoolMatch
 from router.data_path.lookup import Lookup
 from router.data_path.turns import Turns
@@ -48,7 +47,6 @@ class Matcher:
         *,
         fleet: Fleet,
         caches: CacheView,
-        attribution: Attribution,
         lookup: Lookup | None,
         pool: PoolVerifier | None,
         encoders: Executor,
@@ -57,7 +55,6 @@ class Matcher:
     ) -> None:
         self._fleet = fleet
         self._caches = caches
-        self._attribution = attribution
         self._lookup = lookup
         self._pool = pool
         self._encoders = encoders
@@ -68,7 +65,6 @@ class Matcher:
 
     async def prepare(self, job: Job) -> None:
         """Hash a long new prompt ahead, and ask Redis; whatever fails, the request goes on."""
-        self._attribution.estimate(job)
         if job.tokens is None:
             return
         if job.tokens.num_new_tokens > _HEAVY_TOKENS:
@@ -144,7 +140,7 @@ class Matcher:
         contract = self._caches.contract(view.id)
         if job.tokens is None or contract is None or not view.num_gpu_tokens:
             return view
-        if view.id in job.traced or not job.is_placed_at(candidate):
+        if not job.is_placed_at(candidate):
             return view
         num_blocks = view.num_gpu_tokens // contract.block_size
         keys = job.keys(contract)

@@ -1,10 +1,9 @@
 """A prompt's images and sounds as their engine has them: names, and the tokens in their place.
 
 The tokens are asked of an engine's `/tokenize`, once for each item, in a prompt of that item alone.
-Its name is computed here (`router.tokens.media_names`), or learned when an engine has stored its
-blocks (`router.tokens.media_learner`); until then the item has a name of ours. Only of items that
-came whole: what an address leads to may be another picture the next time, and nothing is fetched
-for us.
+Its name is computed here (`router.tokens.media_names`); if it cannot be, the item has a name that
+no engine uses, and nothing behind it matches. Only items that came whole are named: an address may
+lead to another picture the next time, and the router fetches nothing.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class MediaFinder:
             return None
         if placed is None:
             return None
-        return KnownMedia(name or f"{keys[0]:032x}?", placed, name is not None, keys)
+        return KnownMedia(name or f"{keys[0]:032x}?", placed, name is not None)
 
 
 def num_media_chars(items: Sequence[MediaItem]) -> int:

@@ -7,7 +7,6 @@ import time
 
 from policies.naming import params_of
 from router.api.usage import Usage
-from router.data_path.attribution import Attribution
 from router.data_path.job import Choice, Job, Placement
 from router.data_path.shadow import Shadows
 from router.data_path.token_audit import TokenAudit
@@ -31,7 +30,6 @@ class Observer:
         metrics: Metrics,
         caches: CacheView,
         token_audit: TokenAudit,
-        attribution: Attribution,
         pool: PoolVerifier | None,
         decision_log: DecisionLog | None,
         experiments: ExperimentRunner,
@@ -40,7 +38,6 @@ class Observer:
         self._metrics = metrics
         self._caches = caches
         self._token_audit = token_audit
-        self._attribution = attribution
         self._pool = pool
         self._decision_log = decision_log
         self._experiments = experiments
@@ -62,7 +59,7 @@ class Observer:
     ) -> None:
         """Note the end of a request that was placed; `first_s` None: no byte of an answer came."""
         ttft_ms = None
-        if first_s is not None and job.streams and status == 200 and not job.is_continuation:
+        if first_s is not None and job.streams and status == 200:
             ttft_ms = (first_s - job.placed_s) * 1000
         record = _record_of(
             job,
@@ -203,7 +200,6 @@ class Observer:
         if job.completion is not None and len(job.completion.prompts) > 1:
             return  # usage sums the prompts; only the first was predicted
         self._token_audit.audit(job, placement, usage.prompt_tokens)
-        self._attribution.answered(job, usage)
         if job.prefill is not None and job.prefill.is_peer_to_peer:
             return  # all of it came from elsewhere
         reported = usage.num_cached_tokens
@@ -211,11 +207,11 @@ class Observer:
             return
         name, error = placement.candidate.id, placement.num_cached_tokens - reported
         metrics = self._of(name)
-        if name in job.traced:
-            metrics.audit["exact" if error == 0 else "partial"].inc()
-            metrics.reported_tokens.inc(reported)
-            return
         if job.tokens is None:
+            return
+        if placement.is_guess:
+            metrics.audit["partial"].inc()
+            metrics.reported_tokens.inc(reported)
             return
         claim = placement.claim
         result = "exact" if error == 0 else "over" if error > 0 else "under"
@@ -307,9 +303,7 @@ def _record_of_waiting(
         state=caches.state(choice.candidate.id),
         status=status,
         outcome=Outcome.CLIENT_GONE,
-        num_cached_tokens=(
-            num_own + choice.num_pool_tokens if job.is_predicted(choice.candidate.id) else 0
-        ),
+        num_cached_tokens=0 if choice.is_guess else num_own + choice.num_pool_tokens,
         usage=None,
         predicted_ttft_ms=None,
         ttft_ms=None,
@@ -353,7 +347,6 @@ def _record_of(
         num_predicted_cached_tokens=num_cached_tokens,
         num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
-        num_continued_tokens=job.num_continued_tokens,
         router_ms=router_s * 1000 - job.waited_ms,
         service_class=job.service_class,
         deadline_ms=job.deadline_ms,

@@ -150,7 +150,7 @@ class Pipeline:
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
         try:
-            usage = await self.steps.relay.pass_through(passage, reply, self._send)  # 7
+            usage = await self.steps.relay.pass_through(passage, reply)  # 7
             outcome = Outcome.of_status(passage.answer.outcome_status)
             await self._ends.take()
         except UpstreamError as exc:
@@ -295,8 +295,6 @@ class Pipeline:
         self, job: Job, placement: Placement, status: int, outcome: Outcome
     ) -> None:
         """Record a request that ended without a byte of an answer."""
-        if job.is_continuation:
-            return  # it has had one, and is recorded with it
         self.steps.observer.finished(
             job,
             placement,
@@ -315,8 +313,7 @@ class Pipeline:
         steps.relay.release(passage, outcome)
         if job.is_excused:
             steps.admission.absolve(placement.lease)
-        owed = usage if not job.is_continuation else None  # not for our replica's death
-        tenancy.settle(job, placement, passage.answer.status, owed, monotonic())
+        tenancy.settle(job, placement, passage.answer.status, usage, monotonic())
         steps.observer.finished(
             job,
             placement,

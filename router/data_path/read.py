@@ -29,7 +29,6 @@ from router.contracts import NO_EXTRA, ExtraKeys
 from router.data_path import tenancy
 from router.data_path.handing import kind_of
 from router.data_path.job import Inbound, Job
-from router.data_path.terms import terms_of
 from router.errors import BadRequest
 from router.replicas.fleet import Fleet
 
@@ -42,7 +41,6 @@ class Reader:
     """
 
     __slots__ = (
-        "_continues_streams",
         "_fleet",
         "_known",
         "_outliner",
@@ -56,13 +54,11 @@ class Reader:
         *,
         fleet: Fleet,
         withheld: Withheld,
-        continues_streams: bool,
         session_headers: Sequence[str],
     ) -> None:
         self._outliner = outliner
         self._known = KnownMessages()
         self._fleet = fleet
-        self._continues_streams = continues_streams
         self._withheld = withheld
         self._session_headers = session_headers
 
@@ -136,11 +132,6 @@ class Reader:
         if prompt is not None:
             job.model = self._model_of(prompt.model)
             job.streams = prompt.stream
-            if job.streams and inbound.api.is_continued:
-                is_on = self._continues_streams
-                job.terms = (
-                    terms_of(_required(body), is_chat=job.chat is not None) if is_on else "off"
-                )
             job.extra = ExtraKeys(cache_salt=prompt.cache_salt or None)
             self.name_blocks(job)
             if job.chat is not None and body is not None and not inbound.api.counts:
@@ -166,8 +157,6 @@ class Reader:
 
     def _set_session(self, job: Job, body: dict[str, Any] | None) -> None:
         inbound = job.inbound
-        named = body.get("session_id") if body is not None else None
-        job.engine_session = named if isinstance(named, str) and named else None
         session = session_of(inbound.headers, body, self._session_headers, inbound.path)
         if session is None:
             return

@@ -12,8 +12,6 @@ def why_here(job: Job, choice: Choice) -> str | None:
     """Return why a prompt cannot be computed elsewhere; None: it can be."""
     if job.completion is not None and len(job.completion.prompts) > 1:
         return "batch"
-    if job.is_continuation:
-        return "continuation"
     if job.owner is not None:
         return "owned"  # only the replica that issued the response before has it
     if job.outline is not None:

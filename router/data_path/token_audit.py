@@ -255,7 +255,7 @@ class TokenAudit:
                 extra={**said, "reason": reason, "hint": FLAGS},
             )
         elif is_new:
-            logger.error("a replica counts other tokens; it alone is not believed", extra=said)
+            logger.error("replica counts other tokens than the rest; it is ignored", extra=said)
 
 
 def _read_again(inbound: Inbound) -> Prompt:

@@ -23,19 +23,16 @@ from router.api.openai import (
     CompletionRequest,
     TokenIds,
 )
-from router.api.stream_events import Transcript
 from router.config import TokensConfig
 from router.data_path.engine_tokens import EngineTokenizer
 from router.data_path.job import Job
 from router.data_path.media_tokens import MediaFinder, num_media_chars
 from router.data_path.tenancy import owner_of
-from router.data_path.terms import NotContinued, Terms
 from router.errors import RouterError, TemplateFailed
 from router.metrics import Metrics
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.conversation import has_media, mark_media, media_items
 from router.tokens.media_book import KnownMedia, MediaBook
-from router.tokens.media_learner import Unseen
 from router.tokens.media_names import MediaItem
 from router.tokens.panics import is_failure
 from router.tokens.prompter import EncodePlan
@@ -291,8 +288,6 @@ class Tokenizer:
         tokens = prompter.commit(plan, await self._encoded(plan))
         job.num_head_tokens = tokens.num_before_media
         job.num_named_tokens = _num_named_tokens(tokens, known)
-        unseen = {item.name: item for item in known if item.unseen}
-        job.unseen = Unseen(book, unseen) if unseen else None
         num_unknown = len(texts) - 1 - len(known)
         if not num_unknown:
             return tokens, "media"
@@ -321,72 +316,6 @@ class Tokenizer:
             render = partial(prompter.render_parts, chat, owner=owner, apart=True)
             return await self._off_loop(render)
         return prompter.render_parts(chat, owner=owner_of(job.tenant))
-
-    # ---------------------------------------------------------------- continuations
-
-    async def lengthen(
-        self, job: Job, replica: str, transcript: Transcript, terms: Terms
-    ) -> tuple[list[int], list[int]]:
-        """Find the ids of a prompt and of all that `replica` generated from it.
-
-        Raises:
-            NotContinued: they are not known for sure.
-        """
-        prompter = self._prompters.get(job.model) if job.model is not None else None
-        if prompter is None:
-            raise NotContinued("tokens")
-        if job.chat is not None and not prompter.writes_text:  # gpt-oss: messages, not text
-            raise NotContinued("text")
-        if job.has_media:  # ids alone would be another prompt
-            raise NotContinued("media")
-        try:
-            if terms.returns_ids:
-                if transcript.prompt_ids is None:
-                    raise NotContinued("tokens")
-                ids = transcript.ids
-                if ids and not prompter.ends_in_text(ids):
-                    raise NotContinued("text")
-                return transcript.prompt_ids, ids.tolist()
-            trust = prompter.trust  # the engines have counted as we count, and this one, too
-            is_proven = trust.num_matches > 0 and not trust.disagrees(replica)
-            if job.tokens is None or job.way != "local" or not is_proven:
-                raise NotContinued("tokens")
-            return await self._lengthen_by_text(prompter, job.tokens, transcript.text, terms)
-        except NeedsEngine as exc:
-            raise NotContinued("tokens") from exc
-
-    async def _lengthen_by_text(
-        self, prompter: Prompter, prompt: Tokens, text: str, terms: Terms
-    ) -> tuple[list[int], list[int]]:
-        prompt_ids = prompt.ids()
-        encode = partial(
-            prompter.encode_behind,
-            prompt_ids,
-            text,
-            skip_special_tokens=terms.skips_special_tokens,
-        )
-        is_long = len(text) > self._config.inline_chars
-        ids = await self._off_loop(encode) if is_long else encode()
-        if ids is None:
-            raise NotContinued("text")
-        return prompt_ids, ids.tolist()
-
-    def continued(self, job: Job, ids: list[int], num_generated: int, body: bytes) -> Job:
-        """Make the job that goes on with a broken stream: `ids` are its prompt."""
-        prompter = self._prompters.get(job.model or "")
-        assert prompter is not None
-        plan = prompter.plan_ids(ids, owner_of(job.tenant))
-        return replace(
-            job,
-            inbound=replace(job.inbound, body=body),
-            tokens=prompter.commit(plan, plan.encode()),
-            num_tokens=len(ids),
-            way="continued",
-            chains={},
-            found={},
-            is_continuation=True,
-            num_continued_tokens=num_generated,
-        )
 
     def _note_bug(self, job: Job, bug: BaseException) -> None:
         """Log where it happened, but not what it says: that may quote the prompt."""

@@ -1,6 +1,6 @@
 """Wait: prompts stay in the router until an engine has room for them (`queue.mode`).
 
-Whether they do may be an arm's own, too, so that the queue can be tried on some of the traffic.
+Whether they do may be a variant's own, too, so that the queue can be tried on some of the traffic.
 
 Which one may go, and in what order, is `router.scheduling.queue`'s. Here is when it is asked: when
 a request comes, when a candidate may have got room (a first token, a lease's end, ours or another
@@ -122,7 +122,7 @@ class WaitingRoom:
         """Return whether a request has to wait here before it is placed."""
         if job.owner is not None or not self.is_on(job):
             return False
-        return job.released is None and not job.tries and not job.is_continuation
+        return job.released is None and not job.tries
 
     def read(self, job: Job) -> None:
         """Read a prompt's class and deadline.

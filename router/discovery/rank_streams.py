@@ -16,7 +16,6 @@ from router.discovery.engine_api import EngineFacts
 from router.errors import ConfigError
 from router.index.cache_view import CacheView
 from router.index.last_block import LastBlock
-from router.kv_events.blocks import MediaStored
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
@@ -35,7 +34,6 @@ class RankStreams:
     Args:
         why_foreign: Returns why a candidate's events are another replica's; None: they are not.
         sharing: What several routers share; None: there is only this one.
-        media_stored: See `RankBlocks`.
         count_failure: Takes the kind of a follower that failed.
     """
 
@@ -47,7 +45,6 @@ class RankStreams:
         why_foreign: Callable[[CandidateId], str | None],
         pools: Mapping[str, Pool],
         sharing: Sharing | None,
-        media_stored: MediaStored | None,
         count_failure: Callable[[str], None],
     ) -> None:
         self._config = config
@@ -55,7 +52,6 @@ class RankStreams:
         self._why_foreign = why_foreign
         self._pools = pools
         self._sharing = sharing
-        self._media_stored = media_stored
         self._count_failure = count_failure
 
     def make(
@@ -133,7 +129,6 @@ class RankStreams:
                 if replica.pool is not None
                 else None
             ),
-            media_stored=self._media_stored,
         )
 
     async def _follow_once(self, source: CandidateSource) -> None:

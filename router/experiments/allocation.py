@@ -1,10 +1,10 @@
-"""Which arm owns which part of the traffic, as shares change: a line of a million points.
+"""Which variant owns which part of the traffic, as shares change: a line of a million points.
 
 A session (or a time slot) is a point on the line, drawn by a salted hash; the line is laid out
-among the arms. When shares change, an arm that shrinks gives up its last points, and one that grows
-takes them: as few points change hands as possible, and while no arm shrinks, none of a growing
-experiment changes from one arm to another. So the layout depends on the shares before; all of
-them are part of an experiment's state, and every router lays out alike.
+among the variants. When shares change, a variant that shrinks gives up its last points, and one
+that grows takes them: as few points change hands as possible, and while no variant shrinks, none of
+a growing experiment changes from one variant to another. So the layout depends on the shares
+before; all of them are part of an experiment's state, and every router lays out alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is counted of one arm's requests."""
+"""What is counted of one variant's requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment says about one request: which arm, which policy, which replicas."""
+"""What an experiment says about one request: which variant, which policy, which replicas."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What operators write down of an experiment: its arms, its design, its traffic, its bounds.
+"""What operators write down of an experiment: its variants, its design, its traffic, its bounds.
 
 What must live here: the structs, and what is wrong with one beyond types and ranges. What must
-not: which request gets which arm (router.experiments), when, any state.
+not: which request gets which variant (router.experiments), when, any state.
 
-Shares are of the traffic in scope: requests for `models`. The arms' shares and `holdout` sum to 1
-at most; what is left is not in the experiment (yet) and is placed by the default policy, as the
+Shares are of the traffic in scope: requests for `models`. The variants' shares and `holdout` sum to
+1 at most; what is left is not in the experiment (yet) and is placed by the default policy, as the
 holdout is.
 """
 
@@ -38,15 +38,18 @@ class ArmQueue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     )
     window: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="prompts, of all arms, that an engine has ready when one of it goes"),
+        Meta(description="prompts of all variants that an engine has ready, as queue.window"),
     ] = None
     fill: Annotated[
         Annotated[float, Meta(ge=0.1, le=10)] | None,
-        Meta(description="share of a cache for the conversations, of all arms, that live there"),
+        Meta(
+            description="share of a cache that live conversations of all variants may fill, as "
+            "queue.fill"
+        ),
     ] = None
     patience: Annotated[
         Annotated[float, Meta(ge=0)] | None,
-        Meta(description="idle time in place of room, in times a prompt's price"),
+        Meta(description="as queue.patience"),
     ] = None
 
 
@@ -60,7 +63,10 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = {}
     share: Annotated[
         Share | None,
-        Meta(description="of the traffic in scope; none given: equal parts, less the holdout"),
+        Meta(
+            description="share of the traffic in scope; default: equal shares of what the holdout "
+            "leaves"
+        ),
     ] = None
     replicas: Annotated[
         tuple[str, ...],
@@ -81,7 +87,7 @@ class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     after_s: Annotated[float, Meta(ge=0, description="seconds after the start")]
     shares: Annotated[
-        dict[str, Share], Meta(min_length=1, description="arm: its share from then on")
+        dict[str, Share], Meta(min_length=1, description="variant: its share from then on")
     ]
 
 
@@ -90,29 +96,29 @@ class Guardrails(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     max_error_rate: Annotated[
         Annotated[float, Meta(gt=0, lt=1)] | None,
-        Meta(description="share of requests that fail: no answer, or a 5xx"),
+        Meta(description="highest share of requests that fail (no answer, or a 5xx)"),
     ] = None
     max_ttft_s: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="bound on the quantile `ttft_quantile` of first-token times"),
+        Meta(description="highest first-token time, at the quantile ttft_quantile"),
     ] = None
     ttft_quantile: Annotated[
-        float, Meta(gt=0, lt=1, description="which quantile `max_ttft_s` bounds")
+        float, Meta(gt=0, lt=1, description="quantile that max_ttft_s limits")
     ] = 0.95
     max_ttft_ratio: Annotated[
         Annotated[float, Meta(ge=1)] | None,
-        Meta(description="median first-token time at most so many times the control arm's"),
+        Meta(description="highest median first-token time, as a multiple of the control variant's"),
     ] = None
     min_samples: Annotated[
-        int, Meta(ge=1, description="observations before a guardrail may stop its arm")
+        int, Meta(ge=1, description="observations before a guardrail may stop its variant")
     ] = 20
     alpha: Annotated[
         float,
         Meta(
             gt=0,
             lt=1,
-            description="chance that an arm within all its bounds is ever stopped, however often "
-            "one looks",
+            description="chance that a variant within all its bounds is ever stopped, at any "
+            "number of looks",
         ),
     ] = 0.01
 
@@ -123,30 +129,33 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[Name, Meta(description="letters, digits, '.', '_', '-'")]
     arms: Annotated[
         tuple[Arm, ...],
-        Meta(min_length=2, max_length=MAX_ARMS, description="the sides, at least two"),
+        Meta(min_length=2, max_length=MAX_ARMS, description="the variants, at least two"),
     ]
     design: Annotated[
         Design,
         Meta(
             description="split: sessions; switchback: time slots of the whole fleet; partition: "
-            "sessions, each arm with replicas of its own"
+            "sessions, each variant with replicas of its own"
         ),
     ] = "split"
     models: Annotated[
         tuple[str, ...],
-        Meta(description="models (or adapters) whose requests take part; none: all"),
+        Meta(description="models (or adapters) whose requests take part; default: all"),
     ] = ()
     control: Annotated[
-        str | None, Meta(description="arm that others are held against; default: the first")
+        str | None,
+        Meta(description="variant to compare with; default: the first"),
     ] = None
     holdout: Annotated[
         float, Meta(ge=0, le=0.99, description="share of sessions that never take part")
     ] = 0.0
     ramp: Annotated[
         tuple[Step, ...],
-        Meta(max_length=100, description="shares over time; until the first step the arms' own"),
+        Meta(
+            max_length=100, description="shares over time; until the first step each variant's own"
+        ),
     ] = ()
-    guardrails: Annotated[Guardrails, Meta(description="what stops an arm by itself")] = (
+    guardrails: Annotated[Guardrails, Meta(description="what stops a variant by itself")] = (
         Guardrails()
     )
     slot_s: Annotated[
@@ -155,11 +164,11 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wash_out_s: Annotated[
         Annotated[float, Meta(ge=0)] | None,
         Meta(
-            description="switchback: requests so soon after a change of arm are not counted; "
-            "default: a tenth of the slot"
+            description="switchback: time after a change of variant in which requests are not "
+            "counted; default: a tenth of the slot"
         ),
     ] = None
-    seed: Annotated[int, Meta(ge=0, description="another seed, another assignment")] = 0
+    seed: Annotated[int, Meta(ge=0, description="seed of the assignment")] = 0
     start_at: Annotated[
         Annotated[float, Meta(ge=0)] | None,
         Meta(description="unix seconds; default: at once"),
@@ -198,10 +207,10 @@ def check(experiment: Experiment, key: str = "") -> None:
             raise _wrong(f"{key}arms[{i}].name", f"{arm.name!r} is used twice")
         names.add(arm.name)
     if experiment.control is not None and experiment.control not in names:
-        raise _wrong(f"{key}control", f"{experiment.control!r} is no arm; arms: {_list(names)}")
+        raise _wrong(f"{key}control", f"{experiment.control!r} is no variant: {_list(names)}")
     given = [arm.share is not None for arm in experiment.arms]
     if any(given) and not all(given):
-        raise _wrong(f"{key}arms[{given.index(False)}].share", "give all arms a share, or none")
+        raise _wrong(f"{key}arms[{given.index(False)}].share", "give all variants a share, or none")
     check_shares(experiment, experiment.shares(), f"{key}arms[].share")
     if not any(experiment.shares().values()) and not experiment.ramp:
         raise _wrong(f"{key}arms[].share", "all are 0 and there is no ramp: no request takes part")
@@ -221,7 +230,7 @@ def check_shares(experiment: Experiment, shares: Mapping[str, float], key: str) 
     known = [arm.name for arm in experiment.arms]
     for name, share in shares.items():
         if name not in known:
-            raise _wrong(f"{key}.{name}", f"there is no such arm; arms: {_list(known)}")
+            raise _wrong(f"{key}.{name}", f"no such variant; variants: {_list(known)}")
         if not 0 <= share <= 1:  # a NaN is neither
             raise _wrong(f"{key}.{name}", f"{share} is not a share: 0 to 1")
     total = sum(shares.values()) + experiment.holdout
@@ -303,8 +312,8 @@ def _check_roles(replicas: Sequence[KnownReplica], key: str) -> None:
         if (partner, replica.transfer) not in given:
             raise _wrong(
                 key,
-                f"{replica.names[0]!r} has role {replica.role} and the arm no replica of role "
-                f"{partner} with transfer {replica.transfer}: name one, for an arm's prompts are "
+                f"{replica.names[0]!r} has role {replica.role} and the variant no replica of role "
+                f"{partner} with transfer {replica.transfer}. Name one: a variant's prompts are "
                 "computed at its own replicas",
             )
 
@@ -319,7 +328,7 @@ def _check_arm(experiment: Experiment, arm: Arm, key: str) -> None:
     if experiment.design == "split" and arm.queue is not UNSET:
         raise _wrong(
             f"{key}queue",
-            "only designs switchback and partition have it: arms of a split share windows, and "
+            "only designs switchback and partition have it: variants of a split share windows, and "
             "what waits less would overtake what waits more",
         )
 
@@ -339,7 +348,7 @@ def _check_partition(experiment: Experiment, key: str) -> None:
     owners: dict[str, str] = {}
     for i, arm in enumerate(experiment.arms):
         if not arm.replicas:
-            raise _wrong(f"{key}arms[{i}].replicas", "design partition gives each arm some")
+            raise _wrong(f"{key}arms[{i}].replicas", "design partition gives each variant some")
         for name in arm.replicas:
             owner = owners.setdefault(base_url(name), arm.name)
             if owner != arm.name:

@@ -3,7 +3,7 @@
 A gambler who doubts "the mean is at most b" bets on each next value x in [0, 1]: a bet L turns
 wealth w into w (1 + L (x - b)). If the mean of the next value, given all before, is at most b,
 no bet gains on average, so that starting from 1 the wealth ever reaches 1/alpha with probability
-alpha at most (Ville). Stopping at 1/alpha therefore stops an arm within its bound with that
+alpha at most (Ville). Stopping at 1/alpha therefore stops a variant within its bound with that
 probability at most, however long one looks. Several bets share the wealth: a small excess is
 found by small bets, a large one at once by large ones.
 Source: Waudby-Smith and Ramdas, Estimating means of bounded random variables by betting,

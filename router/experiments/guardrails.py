@@ -1,17 +1,18 @@
-"""What stops an arm: evidence against each of its bounds, unit by unit.
+"""What stops a variant: evidence against each of its bounds, unit by unit.
 
     errors       every request is an observation: a burst of failures is what one wants to stop
     ttft         is the quantile above its bound: the share of late first tokens against 1 - q
-    ttft_ratio   is the arm's median above r times the control's: pairs of one value of the arm
-                 and one of the control, the share of pairs in which the arm's is more than r
+    ttft_ratio   is the variant's median above r times the control's: pairs of one value of the
+    variant
+                 and one of the control, the share of pairs in which the variant's is more than r
                  times the control's, against 1/2
 
 Requests of one conversation are alike (its length, its replica), those of one time slot too: as
-many observations they would stop good arms. So for first tokens a unit counts once: of a session
-one turn, drawn beforehand (the first with probability 1/2, the second with 1/4, …), of a slot its
-share of late ones, or its mean. The control arm is held to the absolute bounds only.
-Each guardrail of each arm is tested at alpha over their number, so alpha holds for all together;
-each router tests what it served itself.
+many observations they would stop good variants. So for first tokens a unit counts once: of a
+session one turn, drawn beforehand (the first with probability 1/2, the second with 1/4, …), of a
+slot its share of late ones, or its mean. The control variant is held to the absolute bounds only.
+Each guardrail of each variant is tested at alpha over their number, so alpha holds for all
+together; each router tests what it served itself.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ class Guard:
             )
         return (
             f"in {share} pairs of {what} the first token took more than "
-            f"{rules.max_ttft_ratio:g} times the control arm's"
+            f"{rules.max_ttft_ratio:g} times the control variant's"
         )
 
 

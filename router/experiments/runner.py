@@ -1,7 +1,8 @@
 """Runs all experiments: what was ordered, here or on another router, and what follows of it.
 
-The way of a request: `assign` -> (policy, replicas) -> `observe`, which may stop its arm. Orders
-change the state at once and leave it in `unsaved`, to be shared; `apply` takes other routers' in.
+The way of a request: `assign` -> (policy, replicas) -> `observe`, which may stop its variant.
+Orders change the state at once and leave it in `unsaved`, to be shared; `apply` takes other
+routers' in.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ class ExperimentRunner:
         check_shares(state.definition, wanted, "shares")
         for arm in shares:
             if arm in state.stopped:
-                raise ExperimentConflict(f"arm {arm!r} is stopped", param=f"shares.{arm}")
+                raise ExperimentConflict(f"variant {arm!r} is stopped", param=f"shares.{arm}")
         if len(state.changes) >= _MAX_CHANGES:
             raise ExperimentConflict(f"{name!r} was ramped {_MAX_CHANGES} times", param="shares")
         change = Change(at_s=max([at_s, *(c.at_s for c in state.changes)]), shares=wanted)
@@ -332,7 +333,7 @@ def _ended(state: State) -> State:
         return state
     last = max(state.stopped.items(), key=lambda item: (item[1].at_s, item[0]))
     arm, stopped = last
-    ended = replace(stopped, reason=f"arm {arm}: {stopped.reason}")
+    ended = replace(stopped, reason=f"variant {arm}: {stopped.reason}")
     return replace(state, ended=ended)
 
 
@@ -345,6 +346,6 @@ def _log_stopped(state: State, arm: str | None) -> None:
     if arm is not None and arm in state.stopped:
         stopped = state.stopped[arm]
         why = {"guardrail": stopped.guardrail, "reason": stopped.reason}
-        logger.warning("arm stopped", extra={"experiment": name, "arm": arm, **why})
+        logger.warning("variant stopped", extra={"experiment": name, "arm": arm, **why})
     if state.ended is not None:
         logger.warning("experiment ended", extra={"experiment": name, "reason": state.ended.reason})

@@ -1,10 +1,11 @@
 """Time slots of a switchback, and a wall clock that may be set while they pass.
 
 Slots are numbered from the epoch of unix time, so every router is in the same one without asking.
-Where arms have equal shares, slots are drawn in permuted blocks: of k arms, each k slots in a row
-(counted from the epoch) have every arm once, in random order. Chance then gives no arm more slots
-than another, neither in all nor in some hours, and two arms are compared pair by pair: what the
-hour does to both slots of a pair cancels. Any slot is still as likely one arm's as another's.
+Where variants have equal shares, slots are drawn in permuted blocks: of k variants, each k slots in
+a row (counted from the epoch) have every variant once, in random order. Chance then gives no
+variant more slots than another, neither in all nor in some hours, and two variants are compared
+pair by pair: what the hour does to both slots of a pair cancels. Any slot is still as likely one
+variant's as another's.
 
 Where a router's wall clock is set (by more than NTP's slewing does between two looks), it goes on
 in the slot of the new time, as the others; what it decides until that slot is over does not

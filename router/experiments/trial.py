@@ -1,4 +1,4 @@
-"""One experiment, made ready: which request gets which arm, and the evidence against one."""
+"""One experiment, made ready: which request gets which variant, and the evidence against one."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Adapters:
             return next(iter(bases))
         if named is not None and any(_is_of(each, named) for each in self._fleet.replicas):
             return named
-        known = ", ".join(bases) or "none is known yet"
+        known = ", ".join(bases) or "none known yet"
         if named is None:
             raise BadRequest(f"name the `base` model: {known}", param="base")
         raise UnknownModel(f"no replica serves {named[:200]!r}; base models: {known}", param="base")

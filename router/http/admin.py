@@ -4,11 +4,11 @@ GET    /admin/replicas                every replica as the router sees it
 POST   /admin/replicas                add one: {"url", "name"?, "events"?, "replay"?}
 DELETE /admin/replicas/NAME[?now=1]   let one go, when its answers in flight are done, or now
 POST   /admin/replicas/NAME/drain     {"draining": true|false}
-GET    /admin/experiments             every experiment: arms, shares, guardrails, slot
+GET    /admin/experiments             every experiment: variants, shares, guardrails, slot
 POST   /admin/experiments             start one: its definition
 GET    /admin/experiments/NAME        one of them
 POST   /admin/experiments/NAME/ramp   {"shares": {ARM: SHARE, …}}
-POST   /admin/experiments/NAME/stop   {"arm"?, "reason"?}: an arm, or the whole experiment
+POST   /admin/experiments/NAME/stop   {"arm"?, "reason"?}: a variant, or the whole experiment
 DELETE /admin/experiments/NAME        end and forget it
 GET    /admin/pool                    what is known of the shared pools
 POST   /admin/explain[?tokens=1][&tenant=NAME]   dry run of a request: every candidate's costs
@@ -256,7 +256,7 @@ class AdminApp:
             return None
         tenant = self._tenants.named(name) if self._tenants is not None else None
         if tenant is None:
-            raise BadRequest(f"there is no tenant {name[:64]!r}", param="tenant")
+            raise BadRequest(f"unknown tenant {name[:64]!r}", param="tenant")
         return tenant
 
     async def _list_adapters(self, _: web.Request) -> web.Response:
@@ -291,7 +291,7 @@ class AdminApp:
         try:
             body = Body(bytes.fromhex(name))
         except ValueError as exc:
-            raise BadRequest("name a `body` of GET /admin/refusals", param="body") from exc
+            raise BadRequest("give a `body` of GET /admin/refusals", param="body") from exc
         is_known = self._deaths.clear(body)
         return _json({"body": name, "allowed": is_known}, status=200 if is_known else 404)
 
@@ -338,7 +338,7 @@ def _explained_path(name: str | None, body: bytes) -> str:
         if api.name == name:
             return path
     known = ", ".join(api.name for api in APIS.values())
-    raise BadRequest(f"there is no API {name[:64]!r}; there are {known}", param="api")
+    raise BadRequest(f"unknown API {name[:64]!r}; known: {known}", param="api")
 
 
 def _is_set(request: web.Request, name: str) -> bool:

@@ -45,14 +45,14 @@ def with_token(config: Config, environ: Mapping[str, str]) -> Config:
         mode = stat.S_IMODE(file.stat().st_mode)
     except OSError as exc:
         raise ConfigError(
-            f"{_KEY}: no token for the admin API can be kept in {file}: {exc.strerror}; name a "
-            "file that holds one (--admin-token-file), or set XDG_STATE_HOME",
+            f"{_KEY}: the token of the admin API cannot be written to {file}: {exc.strerror}; name "
+            "a file with a token (--admin-token-file), or set XDG_STATE_HOME",
             param=_KEY,
         ) from exc
     if mode & 0o077:
         raise ConfigError(
-            f"{_KEY}: {file} can be read by others (mode {mode:04o}); chmod 600 it, or delete it "
-            "for a new one",
+            f"{_KEY}: other users can read {file} (mode {mode:04o}); run chmod 600, or delete it "
+            "to get a new one",
             param=_KEY,
         )
     return replace(config, admin=replace(config.admin, token_file=file))

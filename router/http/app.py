@@ -111,7 +111,7 @@ class DataApp:
             is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
             route = self._route(request)
             if is_socket != (route.takes == "socket"):
-                what = "no WebSocket; use HTTP" if is_socket else "a WebSocket: send Upgrade"
+                what = "not a WebSocket; use HTTP" if is_socket else "a WebSocket: send Upgrade"
                 raise BadRequest(f"{route.path} is {what}", param="Upgrade")
             if route.path == "/v1/models" and request.method in _READS:
                 answer = await self._models(request)  # with a slash at its end
@@ -165,7 +165,7 @@ class DataApp:
         except UnknownRoute:
             if self._page(request.path) is None:
                 raise
-            message = f"{request.path[:200]!a} takes GET, HEAD, not {request.method[:20]!a}"
+            message = f"{request.path[:200]!a} accepts GET, HEAD, not {request.method[:20]!a}"
             raise MethodNotAllowed(message, allowed="GET, HEAD, OPTIONS") from None
 
     def _page(self, path: str) -> Handler | None:
@@ -194,7 +194,7 @@ class DataApp:
             raise ShuttingDown("the router is shutting down; connect again")
         request = exchange.request
         if exchange.tenant is None and is_of_another_page(request):
-            raise OriginRefused("web pages of elsewhere are not connected", param="Origin")
+            raise OriginRefused("web pages of other origins may not connect", param="Origin")
         query = request.raw_path.partition("?")[2]
         inbound = Inbound(
             api=REALTIME,
@@ -329,7 +329,7 @@ class DataApp:
         """Show the metrics; not to tenants, who would see one another's."""
         client = self._clients.find(request.remote, request.headers, request.scheme)
         if self._tenants is not None and not client.sees_details:
-            return web.Response(status=403, text="ask from loopback or listen.trusted\n")
+            return web.Response(status=403, text="allowed only from loopback or listen.trusted\n")
         return metrics_answer(self._metrics)
 
     async def _models(self, request: web.BaseRequest) -> web.Response:

@@ -168,7 +168,7 @@ class Connection(web.RequestHandler):
             self.owner.not_http(self, type(exc).__name__)
             error = _refusal(exc, self.max_field_size)
         if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun")
+            raise ConnectionError("the answer has already started")
         response = error_answer(error, request.path)
         response.force_close()
         return response
@@ -188,4 +188,4 @@ def _refusal(exc: BaseException | None, header_bytes: int) -> RouterError:
         )
     if isinstance(exc, BadHttpMessage) and exc.message.startswith("Too many headers"):
         return HeadersTooLarge("the request has too many headers")
-    return BadRequest("this is not an HTTP/1.1 request")
+    return BadRequest("the request is not HTTP/1.1")

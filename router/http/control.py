@@ -102,7 +102,7 @@ class Control:
             if name not in command.params:
                 known = ", ".join(command.params) or "none"
                 raise BadRequest(
-                    f"{order.route} has no parameter {name[:64]!r}; it takes: {known}",
+                    f"{order.route} has no parameter {name[:64]!r}; it accepts: {known}",
                     param=f"params.{name[:64]}",
                 )
         entries = self._named(order.replicas)
@@ -110,7 +110,7 @@ class Control:
             *(self._send(entry, command, order.params) for entry in entries)
         )
         logger.warning(
-            "engines were given an order",
+            "order sent to engines",
             extra={
                 "route": order.route,
                 "replicas": {a["name"]: a["status"] or a["error"] for a in answers},
@@ -125,7 +125,7 @@ class Control:
         for name in names:
             if name not in entries:
                 known = ", ".join(entries) or "none"
-                raise UnknownReplica(f"no replica {name[:64]!r}; there are: {known}")
+                raise UnknownReplica(f"no replica {name[:64]!r}; known: {known}")
         return [entries[name] for name in dict.fromkeys(names)]
 
     async def _send(

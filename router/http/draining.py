@@ -79,7 +79,7 @@ class Draining:
         listener.close()
         num_left = await self._until_idle(listener, self._config.drain_s)
         if num_left:
-            logger.warning("answers cut: the router ends", extra={"number": num_left})
+            logger.warning("answers cut off: the router stops", extra={"number": num_left})
             self._is_cut = True
             for deadline in list(self._deadlines):
                 if not deadline.expired():

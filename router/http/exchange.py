@@ -156,7 +156,7 @@ class Exchange:
         """
         transport = self._transport
         if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client has left")
+            raise ConnectionResetError("the client disconnected")
         self._last, self._written_s = chunk, time.monotonic()
         transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
         return transport.get_write_buffer_size() <= _BEHIND_BYTES
@@ -226,7 +226,9 @@ class Exchange:
         try:
             await response.prepare(self.request)
         except web.HTTPException as exc:
-            raise BadRequest("this is no WebSocket handshake (RFC 6455)", param="Upgrade") from exc
+            raise BadRequest(
+                "this is not a WebSocket handshake (RFC 6455)", param="Upgrade"
+            ) from exc
         self.response = response
         self._socket = Socket(response)
         return self._socket

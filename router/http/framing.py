@@ -22,7 +22,7 @@ def check_framing(request: web.BaseRequest) -> None:
     if coding is None:
         return
     if coding.strip().lower() != "chunked":
-        why = "Transfer-Encoding may be chunked alone; compress with Content-Encoding"
+        why = "Transfer-Encoding must be chunked; compress with Content-Encoding"
     elif request.version < HttpVersion11:
         why = "HTTP/1.0 has no Transfer-Encoding"
     else:
@@ -35,7 +35,7 @@ def expected(request: web.BaseRequest) -> web.StreamResponse | None:
     """Refuse an `Expect`; `100-continue` is left to the reader of the body: refusals come first."""
     if request.headers["Expect"].lower() == "100-continue":
         return None
-    error = ExpectationFailed("Expect may be 100-continue alone", param="Expect")
+    error = ExpectationFailed("Expect must be 100-continue", param="Expect")
     return error_answer(error, request.path)
 
 

@@ -41,15 +41,15 @@ class Guard:
         host = _host_of(request.headers.get("Host", ""))
         if host not in self._hosts and address_of(host) is None:
             raise AdminRefused(
-                403, f"Host {host!r} is no name of this port; see admin.hosts", "Host"
+                403, f"Host {host!r} is not a name of this port; see admin.hosts", "Host"
             )
         if is_of_another_page(request):
-            raise AdminRefused(403, "requests of other web pages are not answered", "Origin")
+            raise AdminRefused(403, "requests from other web pages are refused", "Origin")
         if self._token_digest is not None:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
             is_right = hmac.compare_digest(_digest(given.strip()), self._token_digest)
             if scheme.lower() != "bearer" or not is_right:
-                raise AdminRefused(401, "admin token missing or wrong", "Authorization")
+                raise AdminRefused(401, "the admin token is missing or wrong", "Authorization")
         if request.method == "POST" or request.body_exists:
             if request.content_type != "application/json":
                 raise AdminRefused(415, "send Content-Type: application/json", "Content-Type")

@@ -70,7 +70,7 @@ class HeldBody:
                 while part := await content.readany():
                     parts.append(self._held(part, own_limit))
         except web.RequestPayloadError as exc:
-            raise BadRequest("the body breaks off or is framed wrongly") from exc
+            raise BadRequest("the body is incomplete or framed wrongly") from exc
         except TimeoutError as exc:
             raise BadRequest(
                 f"the body did not arrive within {self._limits.receive_timeout_s:g} s"
@@ -100,7 +100,7 @@ class HeldBody:
         """Refuse a body of this size, arrived or announced."""
         limit, which = self._limits.body_bytes, "limits.body_bytes"
         if own_limit is not None and own_limit < limit:
-            limit, which = own_limit, "your limit"
+            limit, which = own_limit, "tenant limit"
         if num_bytes > limit:
             raise PayloadTooLarge(f"the body is larger than {limit} bytes ({which})")
         self._check_budget(num_bytes)
@@ -109,8 +109,7 @@ class HeldBody:
         budget = self._limits.inflight_bytes
         if self._intake.held_bytes - self._num_bytes + num_bytes > budget:
             raise Overloaded(
-                f"the bodies of the requests in flight take {budget} bytes "
-                "(limits.inflight_bytes); try again"
+                f"requests in flight take {budget} bytes (limits.inflight_bytes); try again"
             )
 
     def _add(self, num_bytes: int) -> None:

@@ -377,7 +377,7 @@ def _tls_reason(exc: Exception) -> str:
 
 
 def _no_room() -> bytes:
-    error = Overloaded("too many connections; try again in a moment (limits.connections)")
+    error = Overloaded("too many connections (limits.connections); try again in a moment")
     body = error_body(error, "")
     headers = {
         "Content-Type": "application/json",

@@ -36,7 +36,6 @@ from router.index.prefix import (
 )
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
-from router.index.trails import Trails
 from router.messages import TierChange
 
 
@@ -105,7 +104,6 @@ class BlockIndex:
 
     `last_blocks`: what is expected of the last block of hits, of candidates that speculate.
     `orders`: in which order candidates will evict; blocks that they store are told to these.
-    `trails`: which of them sessions stored whose tokens are not known.
     """
 
     __slots__ = (
@@ -118,7 +116,6 @@ class BlockIndex:
         "_walks",
         "last_blocks",
         "orders",
-        "trails",
     )
 
     def __init__(self, *, max_cpu_blocks: int = 2_000_000, max_pending: int = MAX_PENDING) -> None:
@@ -127,7 +124,6 @@ class BlockIndex:
         self._layouts: dict[CandidateId, KvLayout | None] = {}
         self.last_blocks: dict[CandidateId, LastBlock] = {}
         self.orders: dict[CandidateId, EvictionOrder] = {}
-        self.trails = Trails()
         self._retired: list[Copies] = []
         self._walks: dict[CandidateId, int] = {}  # matches of which each block is looked up
         self._max_cpu_blocks = max_cpu_blocks

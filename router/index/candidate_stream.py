@@ -28,29 +28,30 @@ class StreamReason(StrEnum):
 
     NO_EVENTS = "no events yet"
     CONNECTS = (
-        "nobody publishes at its event endpoint: with a host, 0.0.0.0 too, vLLM connects instead "
-        'of binding; set "endpoint": "tcp://*:PORT" in --kv-events-config (or is the port closed?)'
+        "nothing publishes at its event endpoint: vLLM connects to an endpoint with a host (also "
+        '0.0.0.0) instead of binding it; set "endpoint": "tcp://*:PORT" in --kv-events-config '
+        "(or is the port closed?)"
     )
     NOT_LISTENING = (
-        "nobody publishes at its event endpoint: nothing answers there; is it the "
+        "nothing publishes at its event endpoint: nothing answers there; is it the "
         '"endpoint": "tcp://*:PORT" of --kv-events-config, and is the port open?'
     )
     NO_PUBLISHER = (
-        "nobody publishes at its event endpoint: what answers there is no event publisher; is it "
+        "nothing publishes at its event endpoint: it is not an event publisher; is it "
         'the "endpoint" of --kv-events-config?'
     )
     EVENTS_NOT_UNDERSTOOD = "its events are not understood"
     BATCH_NOT_UNDERSTOOD = "a batch was not understood"
     UNREACHABLE = "publisher unreachable"
     LOST = "event stream lost"
-    PARTIAL = "history before we joined is lost"
-    RESUMING = "resuming: believed as it was, until a replay has proven it"
+    PARTIAL = "history before the router joined is lost"
+    RESUMING = "resuming: used as it was, until a replay confirms it"
     READING = "event history is being read"
-    TRANSLATED = "hashes cannot be computed, translated"
-    UNVERIFIED = "hash contract not verified yet"
+    TRANSLATED = "hashes cannot be computed and are translated"
+    UNVERIFIED = "hash contract is not verified yet"
     ALL_COPIES = "one removal stands for all copies of a block, and was read as one copy's"
     EACH_COPY = "each copy of a block has a removal, and one was read as all copies'"
-    GROUPS = "a KV group is of a kind, window or block size that is not understood"
+    GROUPS = "a KV group has an unknown kind, window or block size"
 
 
 class CandidateStream(ABC):

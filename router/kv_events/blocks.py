@@ -14,7 +14,7 @@ reports reused blocks as if they were stored. They are counted as copies; the au
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from policies.view import CandidateId
 from router.contracts import KEY_MASK, BlockKey, HashContract, StoredView, block_key
@@ -36,11 +36,6 @@ from router.kv_events.wire import (
 )
 from router.messages import KvGroup, StreamStatus
 
-MediaStored = Callable[
-    [str, ExternalHash | None, Sequence[ExternalHash], Sequence[Sequence[Any] | None]], None
-]
-"""Session, hash before the blocks, their hashes, their extra keys."""
-
 _UNSEEN: Final = object()
 
 _TIERS: Final[dict[str | None, Tier]] = {
@@ -61,7 +56,6 @@ class RankBlocks:
         lora_paths: Adapter name to path; read at each event, the owner may change it.
         pool_stored: Takes the keys of blocks stored on the cpu tier, which means the shared pool
             for this replica's connector. None: it means the replica's own memory.
-        media_stored: Takes stored blocks with the names of what is in them, as events have them.
     """
 
     __slots__ = (
@@ -70,7 +64,6 @@ class RankBlocks:
         "_index",
         "_is_taken_over",
         "_lora_paths",
-        "_media_stored",
         "_plain",
         "_pool_stored",
         "_translation",
@@ -94,11 +87,9 @@ class RankBlocks:
         seeds: Sequence[str] = (),
         lora_paths: Mapping[str, str] | None = None,
         pool_stored: Callable[[Sequence[BlockKey]], None] | None = None,
-        media_stored: MediaStored | None = None,
     ) -> None:
         self._index = index
         self._pool_stored = pool_stored
-        self._media_stored = media_stored
         self._candidate = candidate
         self._lora_paths = {} if lora_paths is None else lora_paths
         self.search = ContractSearch(contract, seeds, self._lora_paths)
@@ -188,11 +179,6 @@ class RankBlocks:
         if tier is None:
             self.counters.num_unknown_medium += num_blocks
             return
-        if event.extra_keys is not None and event.session_id is not None and tier == "gpu":
-            if self._media_stored is not None:
-                self._media_stored(
-                    event.session_id, event.parent_block_hash, event.block_hashes, event.extra_keys
-                )
         salt = 0
         if self._plain.get(event.group_idx, _UNSEEN) != event.kv_cache_spec_kind:
             found = self._salt(event, tier)
@@ -231,21 +217,7 @@ class RankBlocks:
                 self._index.store(self._candidate, keys, tier)
             else:
                 self._index.store(self._candidate, keys, tier, block_key(parent))
-            if event.session_id is not None and tier == "gpu" and not salt:
-                self._attribute(event, event.session_id, keys)
         self.counters.num_stored += len(keys)
-
-    def _attribute(self, event: BlockStored, session: str, keys: Sequence[BlockKey]) -> None:
-        """Note whose request stored blocks, if they are whole and named as they are indexed."""
-        if self._translation is None and event.block_size == self.contract.block_size:
-            parent = event.parent_block_hash
-            self._index.trails.stored(
-                self._candidate,
-                session,
-                None if parent is None else block_key(parent),
-                keys,
-                event.block_size,
-            )
 
     def _salt(self, event: BlockStored, tier: Tier) -> int | None:
         """Learn the event's KV group; return what its keys differ by, None: it is not indexed.

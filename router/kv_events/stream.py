@@ -18,7 +18,7 @@ from router.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.counters import StreamCounters
-from router.kv_events.blocks import MediaStored, RankBlocks
+from router.kv_events.blocks import RankBlocks
 from router.kv_events.contract_search import Phase
 from router.kv_events.sequence import BatchAction, History
 from router.kv_events.wire import decode
@@ -50,7 +50,6 @@ class RankStream(CandidateStream):
         has_replay: Whether there is a replay endpoint to ask.
         pool_stored: Takes the blocks that a connector wrote to the shared pool; None: the replica
             has no pool, what it stores on the cpu is its own.
-        media_stored: See `RankBlocks`.
     """
 
     __slots__ = (
@@ -83,7 +82,6 @@ class RankStream(CandidateStream):
         lora_paths: Mapping[str, str] | None = None,
         has_replay: bool = True,
         pool_stored: Callable[[Sequence[BlockKey]], None] | None = None,
-        media_stored: MediaStored | None = None,
         counters: StreamCounters | None = None,
     ) -> None:
         guess = HashContract(
@@ -99,7 +97,6 @@ class RankStream(CandidateStream):
             seeds=seeds,
             lora_paths=lora_paths,
             pool_stored=pool_stored,
-            media_stored=media_stored,
         )
         self._history = History(self.counters, has_replay=has_replay)
         self._has_understood = False

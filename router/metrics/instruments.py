@@ -36,180 +36,179 @@ class Metrics:
 
     # fmt: off
     requests: Annotated[Counter, Spec("warmroute_requests", "api replica outcome",
-        "Requests answered, by API, replica that answered and outcome")]
+        "Requests answered, by API, replica that answered, and outcome")]
     decisions: Annotated[Counter, Spec("warmroute_decisions", "policy state",
-        "Decisions, by policy and by how well the chosen replica's cache was known")]
+        "Decisions, by policy and by knowledge of the chosen replica's cache")]
     failovers: Annotated[Counter, Spec("warmroute_failovers", "replica reason",
-        "Tries that failed before the first byte and were moved on, by replica and reason")]
+        "Tries that failed before the first byte and were repeated at another replica, by replica "
+        "and reason")]
     first_event_errors: Annotated[Counter, Spec("warmroute_first_event_errors", "replica status",
-        "Streams that failed before anything was generated: 200, then an error; by its status")]
+        "Streams that failed before the first token: status 200, then an error event, by the "
+        "status in it")]
     not_retried: Annotated[Counter, Spec("warmroute_not_retried", "why",
-        "Failed tries that were not followed by another, by why: budget (forward.retry_ratio), "
-        "sent_twice, side_effects, no_replica, max_tries, kills (the request has ended replicas)")]
+        "Failed tries that were not repeated, by reason: budget (forward.retry_ratio), sent_twice, "
+        "side_effects, no_replica, max_tries, kills (the request has ended replicas)")]
     prefills: Annotated[Counter, Spec("warmroute_prefills", "result why",
-        "Prompts of requests that a decode replica answers, by result: remote (computed by a "
-        "prefill replica), local (where it is decoded; why: cheaper, no_replica, done by an "
-        "earlier try, or what forbids it), failed (why: of the prefill replica; then local)")]
+        "Prompts of requests for decode replicas, by result: remote (computed by a prefill "
+        "replica), local, failed (at the prefill replica, then local). why: cheaper, no_replica, "
+        "done by an earlier try, or the reason")]
     prefill_seconds: Annotated[Histogram, Spec("warmroute_prefill_seconds", "replica",
-        "From sending a prompt to a prefill replica to its answer, or to its failure",
+        "Time from sending a prompt to a prefill replica until its answer or failure",
         _TTFT_BUCKETS)]
     overdue: Annotated[Counter, Spec("warmroute_overdue", "result",
-        "First tokens that were overdue against their prediction, by what came of it: left, or "
-        "why the request waits on (late_elsewhere, or as in warmroute_not_retried_total)")]
+        "First tokens that were overdue against their prediction, by result: left, or why the "
+        "request still waits (late_elsewhere, or a reason of warmroute_not_retried_total)")]
     pool_suspected: Annotated[Counter, Spec("warmroute_pool_suspected", "replica",
-        "Times that a candidate's reads from the pool were suspected: fetches there do not count "
-        "for 10 s or more, or until one succeeds")]
+        "Times that pool reads of a replica became suspect; its fetches do not count for 10 s or "
+        "more, or until one succeeds")]
     pool_skipped: Annotated[Counter, Spec("warmroute_pool_skipped", "",
-        "Requests sent once more under a salt of their own, since a read from the pool failed")]
+        "Requests sent again with their own salt because a read from the pool failed")]
     absolved: Annotated[Counter, Spec("warmroute_failures_absolved", "why",
-        "Failures that did not count against a replica, by why: same_elsewhere (the request "
-        "failed at two replicas in the same way), unproven (no budget to try another)")]
-    continuations: Annotated[Counter, Spec("warmroute_continuations", "result reason",
-        "Streams whose engine broke off, by what became of them: continued at another replica or "
-        "concluded here (reason: what had gone wrong), refused (reason: why the client got an "
-        "error event)")]
+        "Failures that did not count against a replica, by reason: same_elsewhere (the request "
+        "failed at two replicas in the same way), unproven (no budget for another try)")]
+    broken_streams: Annotated[Counter, Spec("warmroute_broken_streams", "reason",
+        "Streams that broke off after their first byte, by reason; the client got an error event")]
     responses_found: Annotated[Counter, Spec("warmroute_responses_found", "result",
-        "Requests about an earlier response, by who knew the replica that issued it: here (this "
-        "router), redis, unknown; gone: that replica is not there any more")]
+        "Requests about an earlier response, by what knew its replica: here (this router), redis, "
+        "unknown, gone (the replica is removed)")]
     refused: Annotated[Counter, Spec("warmroute_refused", "code",
         "Requests answered with an error by the router itself, by code")]
     tenant_requests: Annotated[Counter, Spec("warmroute_tenant_requests", "tenant outcome",
-        "Requests of a tenant, by outcome, or by code where the router refused them; beyond 100 "
-        "tenants: other")]
+        "Requests of a tenant, by outcome, or by code if the router refused them; tenants after "
+        "the first 100: other")]
     tenant_tokens: Annotated[Counter, Spec("warmroute_tenant_tokens", "tenant kind",
         "Prompt tokens of a tenant, by kind: prompt, of these uncached (as charged)")]
     tenant_waits: Annotated[Counter, Spec("warmroute_tenant_waited_seconds", "tenant",
-        "Time that a tenant's prompts waited in the router's queue, until they were sent or their "
-        "client left; over its requests: the mean")]
+        "Time that a tenant's prompts waited in the queue, until they were sent or the client "
+        "left; divide by its requests for the mean")]
     tenants_read: Annotated[Counter, Spec("warmroute_tenants_file_reads", "result",
-        "Changes of the tenants' file, by result: ok, or bad: the last good one is in force")]
+        "Reads of a changed tenants file, by result: ok, or bad (the last good file stays)")]
     config_reads: Annotated[Counter, Spec("warmroute_config_reads", "result",
-        "Times that the configuration was read again, by result: ok, or bad: it cannot be used, or "
-        "needs a restart; the one in force stays")]
+        "Reads of a changed configuration, by result: ok, or bad (it is invalid or needs a "
+        "restart; the old one stays)")]
     connections: Annotated[Gauge, Spec("warmroute_connections", "",
-        "Client connections that are open")]
+        "Open client connections")]
     websockets: Annotated[Gauge, Spec("warmroute_websockets", "",
-        "WebSockets that are open, those whose client has named no model yet included")]
+        "Open WebSockets, including those without a model yet")]
     websocket_messages: Annotated[Counter, Spec("warmroute_websocket_messages", "by",
-        "Messages of WebSockets passed on, by who sent them: client, replica")]
+        "WebSocket messages passed on, by sender: client, replica")]
     websockets_ended: Annotated[Counter, Spec("warmroute_websockets_ended", "by",
-        "WebSockets ended, by whom: client, replica, idle, limit, shutdown (or a cut)")]
+        "WebSockets ended, by cause: client, replica, idle, limit, shutdown (or a cut)")]
     connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
         "Client connections refused or cut by the router, by reason")]
     ttft: Annotated[Histogram, Spec("warmroute_ttft_seconds", "replica",
-        "From a request's arrival to the first byte of its answer; of streams of "
-        "/v1/messages and /v1/responses to the first event that was generated", _TTFT_BUCKETS)]
+        "Time from a request's arrival to the first byte of its answer; for streams of "
+        "/v1/messages and /v1/responses to the first generated event", _TTFT_BUCKETS)]
     ttft_error: Annotated[Histogram, Spec("warmroute_ttft_prediction_error_seconds", "replica",
-        "Absolute difference of predicted and observed time to first token", _TTFT_BUCKETS)]
+        "Absolute difference between predicted and observed time to first token", _TTFT_BUCKETS)]
     stage: Annotated[Histogram, Spec("warmroute_stage_seconds", "stage",
         "Time spent in the router, by stage of a request", _STAGE_BUCKETS)]
     waiting: Annotated[Gauge, Spec("warmroute_waiting_requests", "",
-        "Prompts that wait in the router's queue for room at an engine")]
+        "Prompts that wait in the router's queue")]
     waits: Annotated[Histogram, Spec("warmroute_wait_seconds", "end",
-        "Time that a prompt waited in the router's queue, by how that ended: released, "
-        "client_gone, refused (the queue is full, or no replica can take it)", _TTFT_BUCKETS)]
+        "Time that a prompt waited in the router's queue, by end: released, client_gone, refused "
+        "(the queue is full, or no replica can take it)", _TTFT_BUCKETS)]
     class_waits: Annotated[Histogram, Spec("warmroute_class_wait_seconds", "class end",
-        "The same time by class (interactive, batch)", _TTFT_BUCKETS)]
+        "Time that a prompt waited in the router's queue, by class (interactive, batch) and "
+        "end", _TTFT_BUCKETS)]
     class_waiting: Annotated[Gauge, Spec("warmroute_class_waiting_requests", "class",
-        "Prompts that wait in the router, by class")]
+        "Prompts that wait in the router's queue, by class")]
     queue_refused: Annotated[Counter, Spec("warmroute_queue_refused", "class reason",
-        "Prompts that the router's queue refused, by class and reason: full (of too many that "
-        "wait), displaced (by one of a higher class or priority that came into a full queue), "
-        "deadline (its first token would come too late), tbt (its answer would be too slow for "
-        "longer than it may wait, queue.tbt_ms)")]
+        "Prompts that the queue refused, by class and reason: full, displaced (by a higher class "
+        "or priority), deadline (the first token would be late), tbt (inter-token latency would "
+        "exceed queue.tbt_ms)")]
     released: Annotated[Counter, Spec("warmroute_released", "why",
-        "Prompts that the router's queue let go, by why: room, idle (an engine had "
-        "compute to spare), waited_out (queue.max_wait_s)")]
+        "Prompts released from the queue, by reason: room, idle (the engine was idle), waited_out "
+        "(queue.max_wait_s)")]
     tokens: Annotated[Counter, Spec("warmroute_tokens", "replica kind",
-        "Prompt tokens, by replica and kind: prompt, predicted_cached, of these predicted_cpu "
-        "(its own offload) and predicted_pool (to be fetched), reported_cached")]
+        "Prompt tokens, by replica and kind: prompt, predicted_cached (of these predicted_cpu in "
+        "its own offload, predicted_pool to be fetched), reported_cached")]
     audit: Annotated[Counter, Spec("warmroute_audited", "replica result",
-        "Predictions of cached tokens held against the engine's usage: exact, over, under; "
-        "evicted: right when made, but blocks went before the engine came to the request; partial: "
-        "the engine reused more, behind an image that was not known, or other than the session had "
-        "stored, where its tokens are not known")]
+        "Predictions of cached tokens compared with the engine's usage: exact, over, under; "
+        "evicted (right when made, but evicted before the request ran); partial (more was reused, "
+        "behind unknown tokens)")]
     audit_error: Annotated[Histogram, Spec("warmroute_audit_error_tokens", "replica",
-        "Absolute difference of predicted and reported cached tokens", _TOKEN_BUCKETS)]
+        "Absolute difference between predicted and reported cached tokens", _TOKEN_BUCKETS)]
     last_block_changes: Annotated[Counter, Spec("warmroute_last_block_changes", "replica",
-        "Times that answers showed another rule for the last block of a hit (EAGLE, MTP)")]
+        "Changes of the rule for the last block of a hit (EAGLE, MTP), as answers show it")]
     tokenized: Annotated[Counter, Spec("warmroute_tokenized_requests", "way",
-        "Prompts turned into tokens, by way: local, media (with images or sound), prefix (up to an "
-        "item that is not known), engine, unknown")]
+        "Tokenized prompts, by way: local, media (with images or sound), prefix (up to an unknown "
+        "item), engine, unknown")]
     needs_engine: Annotated[Counter, Spec("warmroute_needs_engine", "api why",
-        "Prompts not tokenized here, or not to their end, by API and why: an engine was asked, or "
-        "the rest is not known")]
+        "Prompts that the router could not tokenize to the end, by API and reason; an engine "
+        "tokenized them, or the rest stays unknown")]
     counted: Annotated[Counter, Spec("warmroute_counted_requests", "by",
-        "Requests for the number of a prompt's tokens, by who counted them: router, engine")]
+        "Requests that count a prompt's tokens, by what counted them: router, engine")]
     body_bytes: Annotated[Gauge, Spec("warmroute_body_bytes", "",
-        "Bytes of request bodies and of WebSockets' messages held now (limits.inflight_bytes)")]
+        "Bytes of request bodies and WebSocket messages in memory (limits.inflight_bytes)")]
     token_mismatches: Annotated[Counter, Spec("warmroute_token_mismatches", "model against",
-        "Prompts whose local tokens were not the engine's (usage, template; media: with items) or "
-        "a full encode's")]
+        "Prompts whose local tokens differed from the engine's (usage, template; media: with "
+        "items) or from a full encoding")]
     handed_over: Annotated[Counter, Spec("warmroute_handed_over_requests", "model",
-        "Prompts sent to engines with their token ids (tokens.hand_over)")]
+        "Prompts sent to engines together with their token ids (tokens.hand_over)")]
     hand_over_ended: Annotated[Counter, Spec("warmroute_hand_over_ended", "model reason",
-        "Times that it ended for a model, by reason: count and tokens (the engine's are others), "
-        "ids (likewise, of a probe), refused, failed (three in a row)")]
+        "Models whose prompts are no longer sent with token ids, by reason: count and tokens (the "
+        "engine's differ), ids (a probe's differ), refused, failed (three in a row)")]
     encoder_fallbacks: Annotated[Counter, Spec("warmroute_encoder_fallbacks", "model reason",
-        "Models that gave up fastokens for tokenizers, by reason: sample (other ids for a prompt), "
-        "failed (it broke down)")]
+        "Models that went from fastokens to tokenizers, by reason: sample (other ids for a "
+        "prompt), failed (it crashed)")]
     peer_notes: Annotated[Counter, Spec("warmroute_peer_notes", "kind",
-        "Received from other routers, by kind: began, answered, ended, alive, left, doubted, "
-        "registered; unknown_feed: about a replica that is unknown here, malformed: not "
-        "understood")]
+        "Notes received from other routers, by kind: began, answered, ended, alive, left, doubted, "
+        "registered; unknown_feed (about an unknown replica), malformed")]
     peers_forgotten: Annotated[Counter, Spec("warmroute_peers_forgotten", "",
-        "Routers that fell silent: their leases and claims were dropped")]
+        "Routers that went silent and whose leases and claims were dropped")]
     notes_dropped: Annotated[Counter, Spec("warmroute_notes_dropped", "",
-        "Notes to other routers dropped since Redis took none; sent again in one piece")]
+        "Notes to other routers that Redis did not accept; they are sent again as a summary")]
     lookups: Annotated[Counter, Spec("warmroute_redis_lookups", "result",
-        "Matches asked of Redis itself (index.mode redis), by result: ok, or why the local view "
-        "counted")]
+        "Matches looked up in Redis (index.mode redis), by result: ok, or why the local index was "
+        "used")]
     lookup_seconds: Annotated[Histogram, Spec("warmroute_redis_lookup_seconds", "",
-        "Round trip of such a look-up", _STAGE_BUCKETS)]
+        "Round trip of a look-up in Redis", _STAGE_BUCKETS)]
     loop_lag: Annotated[Histogram, Spec("warmroute_loop_lag_seconds", "",
-        "How late the event loop woke a timer: anything that blocked it", _STAGE_BUCKETS)]
+        "Delay of the event loop's timers: something blocked the loop", _STAGE_BUCKETS)]
     pool_verified: Annotated[Counter, Spec("warmroute_pool_verifications", "pool result",
-        "Pool matches held against the master before they were used, by result: confirmed, less, "
-        "more, late, failed, unnamed (the pool's keys are not known)")]
+        "Pool matches verified at the master before use, by result: confirmed, less, more, late, "
+        "failed, unnamed (the pool's keys are unknown)")]
     pool_verify: Annotated[Histogram, Spec("warmroute_pool_verify_seconds", "",
         "Time a request waited for the Mooncake master to verify a pool match", _STAGE_BUCKETS)]
     pool_listing: Annotated[Histogram, Spec("warmroute_pool_listing_seconds", "",
         "Time to read the keys of the whole pool", _TTFT_BUCKETS)]
     pool_failures: Annotated[Counter, Spec("warmroute_pool_failures", "pool code",
-        "Questions the Mooncake master did not answer, by code: pool_gone, pool_late, pool_error; "
-        "undecodable: messages of its event stream")]
+        "Requests that the Mooncake master did not answer, by code: pool_gone, pool_late, "
+        "pool_error, undecodable (messages of its event stream)")]
     follower_failures: Annotated[Counter, Spec("warmroute_follower_failures", "follower",
-        "Runs that ended unexpectedly and were started again, by what was followed: "
+        "Background tasks that ended unexpectedly and were restarted, by what they follow: "
         "configuration, discovery, events, replica, pool, pool_events, pool_questions, redis, "
         "tenants, upkeep")]
     discovery: Annotated[Counter, Spec("warmroute_discovery_answers", "source result",
-        "Answers of a source of replicas, by result: ok, empty (kept out until it has been so for "
-        "discovery.empty_s), failed (the last good one stays)")]
+        "Answers of a source of replicas, by result: ok, empty (ignored for discovery.empty_s), "
+        "failed (the last good answer stays)")]
     records_dropped: Annotated[Counter, Spec("warmroute_decision_records_dropped", "",
-        "Decision records lost because their writer was behind")]
+        "Decision records lost because the writer was too slow")]
     shadow_decisions: Annotated[Counter, Spec("warmroute_shadow_decisions", "shadow agrees",
-        "Decisions put to a shadow policy, by whether it agrees with the live one")]
+        "Decisions of a shadow policy, by whether it agrees with the live policy")]
     shadow_ttft: Annotated[Counter, Spec("warmroute_shadow_ttft_seconds", "shadow choice",
-        "Predicted times to first token of the shadow's choice and of the live one, sums; live "
-        "less shadow is the regret")]
+        "Sums of predicted times to first token, of the shadow's choice and of the live choice; "
+        "live minus shadow is the regret")]
     shadow_regret: Annotated[Histogram, Spec("warmroute_shadow_regret_seconds", "shadow",
-        "Predicted time to first token of the live choice less the shadow's: positive where the "
-        "shadow would have been sooner", _REGRET_BUCKETS)]
+        "Predicted time to first token of the live choice minus the shadow's; positive if the "
+        "shadow would be faster", _REGRET_BUCKETS)]
     shadow_tokens: Annotated[Counter, Spec("warmroute_shadow_tokens", "shadow choice kind",
-        "Predicted tokens of the shadow's choice and of the live one: recomputed, fetched")]
+        "Predicted tokens of the shadow's choice and of the live choice: recomputed, fetched")]
     shadows_dropped: Annotated[Counter, Spec("warmroute_shadow_dropped", "",
-        "Decisions that were to be put to the shadows and were not: they are behind")]
+        "Decisions that shadow policies skipped because they are too slow")]
     arm_requests: Annotated[Counter, Spec("warmroute_arm_requests", "experiment arm outcome",
-        "Requests of an experiment's arm that count, by outcome")]
+        "Requests of a variant that count for the experiment, by outcome")]
     arm_not_counted: Annotated[Counter, Spec("warmroute_arm_not_counted", "experiment arm reason",
-        "Requests of an arm that do not count: wash_out, clock_step, stopped, beyond_partition")]
+        "Requests of a variant that do not count, by reason: wash_out, clock_step, stopped, "
+        "beyond_partition")]
     arm_ttft: Annotated[Histogram, Spec("warmroute_arm_ttft_seconds", "experiment arm",
-        "From arrival to the first byte of a stream, by arm", _TTFT_BUCKETS)]
+        "Time from arrival to the first byte of a stream, by variant", _TTFT_BUCKETS)]
     arm_tokens: Annotated[Counter, Spec("warmroute_arm_tokens", "experiment arm kind",
-        "Prompt tokens by arm: prompt, of these recomputed (as reported, else predicted)")]
+        "Prompt tokens by variant and kind: prompt, recomputed (as reported, or else predicted)")]
     experiment_stops: Annotated[Counter, Spec(
         "warmroute_experiment_stops", "experiment arm guardrail",
-        "Arms that a guardrail stopped at this router: errors, ttft, ttft_ratio")]
+        "Variants stopped by a guardrail at this router: errors, ttft, ttft_ratio")]
     # fmt: on
 
     def __init__(self) -> None:

@@ -300,8 +300,8 @@ class PoolFollower:
         for name, dtypes in self._mixed.items():
             if name not in mixed:
                 logger.warning(
-                    "replicas with KV caches of several data types name pool objects alike and "
-                    "cannot read the others': none is credited with any; give each kind a "
+                    "replicas with different KV cache data types use the same pool object names "
+                    "and cannot read each other's objects: none is credited; give each kind a "
                     "cache_prefix",
                     extra={"model": name, "kv_cache_dtypes": ", ".join(dtypes)},
                 )
@@ -319,8 +319,9 @@ class PoolFollower:
             self._clashing = clashing
             if clashing:
                 logger.warning(
-                    "replicas of several layouts name pool objects alike and cannot read the "
-                    "others': give each a cache_prefix, or all one store_tp_size",
+                    "replicas with different layouts use the same pool object names and cannot "
+                    "read each other's objects: give each a cache_prefix, or all the same "
+                    "store_tp_size",
                     extra={"layouts": ", ".join(clashing)},
                 )
 

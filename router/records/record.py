@@ -125,7 +125,6 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     num_predicted_cached_tokens: int
     num_reported_cached_tokens: int | None
     num_completion_tokens: int | None
-    num_continued_tokens: int = 0  # of the prompt, what replicas generated whose streams broke off
     router_ms: float  # without the time it waited
     service_class: str | None = None  # interactive | batch; None: it never waits (the queue is off)
     deadline_ms: float | None = None  # from arrival to first token, as asked; None: whenever

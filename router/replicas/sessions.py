@@ -1,4 +1,4 @@
-"""Conversations as they come back: where the last turn ran, how often, at what pace."""
+"""Sessions: where the last turn of each ran, and how long its prompt was."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from msgspec.structs import replace
 
 from policies.view import CandidateId
 
-_GAP_DECAY = 0.7
-
 
 class SessionView(Struct, frozen=True, kw_only=True, gc=False):
     """One session as of its last turn."""
 
     candidate: CandidateId
-    num_turns: int
     last_seen_s: float
-    gap_s: float | None = None  # mean time between turns, recent ones first; None: one turn
     num_tokens: int = 0  # of the last prompt that was computed there; of an unknown one a guess
 
 
@@ -51,16 +47,12 @@ class Sessions:
     def note(self, session_hash: int, candidate: CandidateId, now_s: float) -> SessionView:
         """Record a turn that is sent to `candidate`; O(1) amortised."""
         known = self.get(session_hash, now_s)
-        if known is None:
-            session = SessionView(candidate=candidate, num_turns=1, last_seen_s=now_s)
-        else:
-            session = SessionView(
-                candidate=candidate,
-                num_turns=known.num_turns + 1,
-                last_seen_s=now_s,
-                gap_s=_mean_gap(known.gap_s, now_s - known.last_seen_s),
-                num_tokens=known.num_tokens if candidate == known.candidate else 0,
-            )
+        is_same = known is not None and known.candidate == candidate
+        session = SessionView(
+            candidate=candidate,
+            last_seen_s=now_s,
+            num_tokens=known.num_tokens if known is not None and is_same else 0,
+        )
         self._seen[session_hash] = session
         self._seen.move_to_end(session_hash)
         self._drop_old(now_s)
@@ -79,13 +71,9 @@ class Sessions:
             self._drop_old(session.last_seen_s)
 
     def _drop_old(self, now_s: float) -> None:
-        """Let go of the least recent while there are too many, or while they are expired."""
+        """Drop the least recent while there are too many, or while they are expired."""
         while self._seen:  # pragma: no branch
             oldest = next(iter(self._seen.values()))
             if len(self._seen) <= self.max_sessions and now_s - oldest.last_seen_s <= self._ttl_s:
                 break
             self._seen.popitem(last=False)
-
-
-def _mean_gap(mean_s: float | None, gap_s: float) -> float:
-    return gap_s if mean_s is None else _GAP_DECAY * mean_s + (1.0 - _GAP_DECAY) * gap_s

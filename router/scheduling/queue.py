@@ -44,8 +44,8 @@ predicted to wait so for longer than `max_wait_s` (batch: `batch_max_wait_s`), o
 until as many answers have ended as requests are in front of it, and one more. But an engine that
 has nothing to do takes it: only a try can tell that the prediction was wrong.
 
-Arms of an experiment may have another window, fill and patience. They say when a request of the
-arm may go; what is in a window, and what lives in a cache, is of all arms.
+Variants of an experiment may have another window, fill and patience. They say when a request of the
+variant may go; what is in a window, and what lives in a cache, is of all variants.
 
 What must live here: that rule. What must not: a clock, tasks, how a request is placed or sent. The
 router and the simulator use the same queue.
@@ -616,7 +616,6 @@ class Queue(Generic[C]):
     def _put(self, waiting: Waiting, choice: C) -> None:
         """Note where a request would go now, and how long it would take there."""
         view = choice.view
-        waiting.candidate = view.id
         waiting.compute_ms = compute_ms(choice, waiting.num_tokens)
         step = step_of(waiting.compute_ms + read_ms(choice))
         in_time, lives_there = waiting.group.in_time, self._lives_at(waiting, view.id)

@@ -133,8 +133,7 @@ class Waiting(Struct):
     deadline_s: float | None = None  # when its first token has to be there; None: whenever
     number: int = 0  # in the order of arrival; set by the queue, as is `is_spent`
     compute_ms: float = 1.0  # as last chosen
-    candidate: CandidateId | None = None  # likewise
-    answers_at: CandidateId | None = None  # likewise, where its prompt is computed elsewhere
+    answers_at: CandidateId | None = None  # as last chosen, if its prompt is computed elsewhere
     group: Group = Group(None, True, 0, 0, True)
     held_by: str | None = None  # what it waits for, as last judged: `Verdict.why`
     expected_ms: float | None = None  # its wait, as predicted when it came

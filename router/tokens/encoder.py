@@ -27,8 +27,6 @@ ID_STRIDE = 1024
 _BATCH_BYTES = 256 * 1024
 
 _NO_BOUNDARY = 1 << 62
-_CONTEXT_TOKENS = 16  # how far decoding looks back; a character has at most 4 bytes
-_REPLACEMENT = "\ufffd"
 
 
 class TextCuts:
@@ -156,27 +154,6 @@ class TextEncoder:
     def _piece(self, data: bytes, segment: NewSegment) -> str:
         text = data[segment.start : segment.end].decode()
         return self._anchor + text if self._anchor and segment.start else text
-
-    def encode_behind(
-        self, before: Sequence[int], text: str, *, skip_special_tokens: bool
-    ) -> TokenIds | None:
-        """Encode a text that was generated behind other tokens, apart from them.
-
-        None: the ids would not decode to that very text, or it is not what was generated (a
-        replacement character stands for bytes that are no text).
-        """
-        if _REPLACEMENT in text:
-            return None
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        tail = list(before[-_CONTEXT_TOKENS:])
-        decoded = self._decode(tail + ids, skip_special_tokens)
-        is_same = decoded == self._decode(tail, skip_special_tokens) + text
-        return array("I", ids) if is_same else None
-
-    def ends_in_text(self, ids: Sequence[int]) -> bool:
-        """Return whether the last character of some tokens is whole."""
-        tail = list(ids[-_CONTEXT_TOKENS:])
-        return not self._decode(tail, skip_special_tokens=True).endswith(_REPLACEMENT)
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
         """Decode each token by itself; one that is not a whole character is not readable."""

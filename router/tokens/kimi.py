@@ -37,8 +37,6 @@ _MAX_CHARS: Final = 400_000
 _MAX_RUN: Final = 25_000
 _RUNS: Final = re.compile(r"\s+|\S+")
 _PLAIN: Final = re.compile("[!-~]+")
-_CONTEXT_TOKENS: Final = 16
-_REPLACEMENT: Final = "\ufffd"
 
 
 class KimiTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
@@ -234,16 +232,6 @@ class KimiEncoder:
             yield match[0]
             start = match.end()
         yield from _parts(text[start:])
-
-    def encode_behind(
-        self, before: Sequence[int], text: str, *, skip_special_tokens: bool
-    ) -> TokenIds | None:
-        """See `TextEncoder.encode_behind`; what the engine decodes is not known here."""
-        return None
-
-    def ends_in_text(self, ids: Sequence[int]) -> bool:
-        """See `TextEncoder.ends_in_text`."""
-        return not self._encoding.decode(list(ids[-_CONTEXT_TOKENS:])).endswith(_REPLACEMENT)
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
         """See `TextEncoder.texts_of`."""

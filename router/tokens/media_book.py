@@ -2,8 +2,8 @@
 
 The processor that turns an item into tokens is the engine's. It is asked once what an item becomes;
 that is remembered for the client's tenant, by the item's bytes. From then on a prompt with it is
-made here. Its name is computed, or learned from the events of the first prompt with it. What
-engines count and report proves it, or ends it for a while.
+made here. Its name is computed. What engines count and report proves it, or ends it for a
+while.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ class KnownMedia(NamedTuple):
     """An item as it is in a prompt: the engine's name of it, and the tokens in its place.
 
     is_named: False: the name is one of ours, under which no engine has a block.
-    unseen: The keys under which the item is remembered, while no event has shown its name.
     """
 
     name: str
     ids: TokenIds
     is_named: bool = True
-    unseen: tuple[int, ...] = ()
 
 
 class Placeholder(NamedTuple):
@@ -122,12 +120,6 @@ class MediaBook:
         self._size_bytes += _size(known)
         while self._size_bytes > _MAX_BYTES:
             self._size_bytes -= _size(self._known.popitem(last=False)[1])
-
-    def learn(self, known: KnownMedia, name: str) -> None:
-        """Note the name that an engine was seen to use for an item that was looked up."""
-        for key in known.unseen:
-            if key in self._known:  # else forgotten meanwhile, or ended
-                self.put(key, KnownMedia(name, known.ids))
 
     def may_ask(self, key: int, now_s: float) -> bool:
         """Return whether an engine may be asked about an item: none refused to tell lately."""

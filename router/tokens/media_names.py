@@ -15,8 +15,8 @@ or the reading of media in the request:
 
 every key and value of it with its length in front, every container with its kind. Named here: PNG,
 JPEG, WebP, GIF; WAV of one channel with 16 bits in the model's rate, which needs neither a codec
-nor a resampler. What an engine calls others is learned (`router.tokens.media_learner`); what is
-fetched from somewhere may be another thing the next time.
+nor a resampler. Other items have no name here, and nothing behind them matches. Nor has an item
+behind an address: it may be another picture the next time.
 """
 
 from __future__ import annotations

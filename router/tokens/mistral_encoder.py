@@ -30,8 +30,6 @@ from router.tokens.panics import is_failure
 
 _NEEDLES = (Needle(MARK, MARK.encode(), 0, MARK.encode()),)
 _MAX_FILE_BYTES: Final = 256 << 20  # tekken.json has 20 MB
-_CONTEXT_TOKENS: Final = 16
-_REPLACEMENT: Final = "\ufffd"
 
 
 def load_tokenizer(model: str, *, local_files_only: bool = False) -> MistralTokenizer:
@@ -95,17 +93,6 @@ class MistralTextEncoder:
             return array("I", self._tokenizer.encode(text, bos=False, eos=False))
         except BaseException as exc:  # its expressions have a limit, and one may panic
             raise _failure(exc, "encoder") from exc
-
-    def encode_behind(
-        self, before: Sequence[int], text: str, *, skip_special_tokens: bool
-    ) -> TokenIds | None:
-        """See `TextEncoder.encode_behind`; what the engine decodes is not known here."""
-        return None
-
-    def ends_in_text(self, ids: Sequence[int]) -> bool:
-        """See `TextEncoder.ends_in_text`."""
-        tail = self._tokenizer.decode(list(ids[-_CONTEXT_TOKENS:]))
-        return not str(tail).endswith(_REPLACEMENT)
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
         """See `TextEncoder.texts_of`."""

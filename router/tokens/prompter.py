@@ -114,16 +114,6 @@ class Tokens:
                 spans.append(MediaSpan(segment.media, start, end))
         return spans
 
-    def ids_between(self, start: int, end: int) -> TokenIds:
-        """List the token ids [start, end)."""
-        found: TokenIds = array("I")
-        position = 0
-        for segment in self._path:
-            if position < end and position + len(segment.ids) > start:
-                found += segment.ids[max(0, start - position) : end - position]
-            position += len(segment.ids)
-        return found
-
     def before_tail(self) -> Tokens:
         """Return the tokens that are the same whatever follows the text."""
         return Tokens(self._tree, self._path[:-1], len(self._path) - 1)
@@ -561,21 +551,6 @@ class Prompter:
         self._roots.clear()
         self.trust.start_anew()
         return True
-
-    def encode_behind(
-        self, before: Sequence[int], text: str, *, skip_special_tokens: bool
-    ) -> TokenIds | None:
-        """See `TextEncoder.encode_behind`.
-
-        Raises:
-            NeedsEngine: the tokenizer cannot be used here.
-        """
-        encoder = self._usable_encoder()
-        return encoder.encode_behind(before, text, skip_special_tokens=skip_special_tokens)
-
-    def ends_in_text(self, ids: Sequence[int]) -> bool:
-        """See `TextEncoder.ends_in_text`; raises as `encode_behind`."""
-        return self._usable_encoder().ends_in_text(ids)
 
     def _roots_of(self, owner: str) -> _Roots:
         """Find where an owner's prompts begin; never part of the tree's budget, so bounded."""

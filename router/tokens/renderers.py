@@ -60,7 +60,7 @@ class Renderer(Protocol):
     ) -> Sequence[str]:
         """Render as `render`, in parts that are to be put together.
 
-        One wide character makes all of a text wide, and to encode it ten times as dear: most parts
+        One wide character makes all of a text wide, and to encode it ten times as slow: most parts
         have none.
         """
         ...

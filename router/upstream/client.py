@@ -191,7 +191,7 @@ class Upstream:
             if not is_sent and isinstance(exc, TimeoutError):
                 raise upstream_error(aiohttp.ConnectionTimeoutError(), replica, "") from exc
             if patience is not None and watches[1].is_over and isinstance(exc, TimeoutError):
-                raise Overdue(replica, f"replica {replica} was overdue") from exc
+                raise Overdue(replica, f"replica {replica} was too late") from exc
             if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
                 raise upstream_error(exc, replica, "before its first byte") from exc
             raise

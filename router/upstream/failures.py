@@ -27,16 +27,16 @@ _NO_ROUTE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOST
 def upstream_error(exc: Exception, replica: str, when: str) -> UpstreamError | OutOfConnections:
     """Turn aiohttp's and the system's errors into ours, most specific first."""
     if (short_of := shortage(exc)) is not None:
-        return OutOfConnections(f"This router cannot open a connection now ({short_of}).")
+        return OutOfConnections(f"The router cannot open a connection now ({short_of}).")
     if isinstance(exc, aiohttp.ConnectionTimeoutError):
         return ConnectTimeout(replica, f"replica {replica} did not accept a connection in time")
     if isinstance(exc, TimeoutError):
-        return UpstreamTimeout(replica, f"replica {replica} was silent {when}")
+        return UpstreamTimeout(replica, f"replica {replica} sent nothing {when}")
     if (why := tls_refusal(exc)) is not None:
         return TlsRefused(replica, f"replica {replica}: {why}")
     if isinstance(exc, aiohttp.ClientConnectorError):
         return unreachable(exc, replica, f"replica {replica}")
-    return UpstreamBroken(replica, f"replica {replica} broke off {when} ({type(exc).__name__})")
+    return UpstreamBroken(replica, f"replica {replica} failed {when} ({type(exc).__name__})")
 
 
 def unreachable(exc: aiohttp.ClientConnectorError, replica: str, what: str) -> UpstreamUnreachable:

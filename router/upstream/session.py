@@ -138,7 +138,7 @@ class Session:
                 message, content = await protocol.read()
         except HttpProcessingError as exc:
             connection.close()
-            raise aiohttp.ClientPayloadError("this is no HTTP response") from exc
+            raise aiohttp.ClientPayloadError("this is not an HTTP response") from exc
         except BaseException:
             connection.close()
             raise

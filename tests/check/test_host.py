@@ -107,7 +107,7 @@ def test_taken_ports_and_bad_files_are_wrong() -> None:
     findings = judged(seen)
 
     assert wrong(findings)[:3] == [
-        ("note", "listen port", "0.0.0.0:8080: a router runs there already"),
+        ("note", "listen port", "0.0.0.0:8080 is in use by another router"),
         ("error", "admin port", "cannot listen on 127.0.0.1:8081: Address already in use"),
         ("error", "admin.token_file", "t: it is empty"),
     ]
@@ -118,7 +118,7 @@ def test_one_port_for_both_is_wrong() -> None:
     same = judged(HostSeen(), listen__port=9000, admin__port=9000)
     any_two = judged(HostSeen(), listen__port=0, admin__port=0)
 
-    assert ("error", "ports", "listen and admin port are the same") in wrong(same)
+    assert ("error", "ports", "listen.port and admin.port are the same") in wrong(same)
     assert "ports" not in {f.about for f in any_two}
 
 

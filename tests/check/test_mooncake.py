@@ -16,7 +16,7 @@ POOL_CASES: list[tuple[PoolSeen, Level, str, str, str]] = [
     (replace(POOL, max_bytes=0), "warning", "contents", "no engine gives", "recompute"),
     (replace(POOL, list_error="cut"), "warning", "keys", "not listed: cut", "--wait"),
     (replace(POOL, models=(PatternSeen(model="m", text=None),)), "note", "keys", "m:", "a prompt"),
-    (replace(POOL, num_listed=20), "warning", "tenants", "40 objects are there", "cache_prefix"),
+    (replace(POOL, num_listed=20), "warning", "tenants", "40 objects exist", "cache_prefix"),
     (replace(POOL, clashing=("m@0-1", "m@0")), "error", "layouts", "m@0-1 and m@0", "cache_prefix"),
     (replace(POOL, publishes_events=True), "note", "events", "not followed", "--mooncake-events"),
     (
@@ -129,6 +129,6 @@ def test_members_are_known_by_their_word_or_taken_for_such() -> None:
     findings = {f.text: f for f in judge(POOL, replicas) if f.about in ("members", "hashes")}
 
     assert "take part: other, several, odd" in findings
-    assert "do not, as configured: off" in findings
-    assert any("they take part: maybe;" in text for text in findings)
-    assert any("cannot be matched" in text for text in findings)
+    assert "excluded, as configured: off" in findings
+    assert any("unproven: maybe;" in text for text in findings)
+    assert any("cannot be computed do not match" in text for text in findings)

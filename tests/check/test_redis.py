@@ -96,13 +96,13 @@ async def test_garbage_is_left_out(
 # -- judge ---------------------------------------------------------------------------------------
 
 REDIS_CASES: list[tuple[RedisSeen, Level, str, str, str]] = [
-    (replace(REDIS, error="gone"), "error", "reachable", "gone", "on its own"),
+    (replace(REDIS, error="gone"), "error", "reachable", "gone", "works alone"),
     (replace(REDIS, error="wrong password: see X", is_refused=True), "error", "reachable", "X", ""),
     (replace(REDIS, round_trip_ms=9.0), "note", "distance", "9.0 ms", "a Redis nearby"),
     (replace(REDIS, schema="0"), "error", "namespace", "schema 0", "delete the keys {wr:default}:"),
     (replace(REDIS, schema="9"), "error", "namespace", "schema 9", "update this router"),
-    (replace(REDIS, schema="x"), "error", "namespace", "schema x", "not ours"),
-    (replace(REDIS, used_bytes=None), "note", "memory", "may not be asked", "+info"),
+    (replace(REDIS, schema="x"), "error", "namespace", "schema x", "another program"),
+    (replace(REDIS, used_bytes=None), "note", "memory", "may not read its settings", "+info"),
     (replace(REDIS, policy="allkeys-lru"), "error", "memory", "allkeys-lru", "noeviction"),
     (replace(REDIS, policy="volatile-ttl"), "warning", "memory", "leases", "noeviction"),
     (replace(REDIS, used_bytes=1000 * MIB), "warning", "memory", "1e+03 MiB used", "raise maxmem"),
@@ -111,11 +111,11 @@ REDIS_CASES: list[tuple[RedisSeen, Level, str, str, str]] = [
     (replace(REDIS, refused=("a: bad",)), "warning", "replicas", "a: bad", "{wr:default}:replicas"),
     (
         replace(REDIS, feeds=(replace(STREAM, leader=None),)),
-        "warning", "feeds", "no leader for one#0", "can they reach",
+        "warning", "feeds", "no leader for one#0", "can the routers reach",
     ),
     (
         replace(REDIS, feeds=(STREAM, replace(STREAM, id=StreamId("http://h:1#0")))),
-        "warning", "names", "not known here: http://h:1", "the same name",
+        "warning", "names", "unknown here: http://h:1", "the same name",
     ),
 ]  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_a_new_namespace_is_well() -> None:
     findings = list(judge(new, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
 
     assert wrong(findings) == []
-    assert {"'default' is new: the first router creates it", "none runs now"} <= {
+    assert {"'default' is new: the first router creates it", "no router runs now"} <= {
         f.text for f in findings
     }
 

@@ -50,12 +50,12 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         "error", "tokenizer", "differ from token 2 on", "--default-chat-template-kwargs",
     ),
     (
-        model(is_compared=False), "note", "tokenizer", "not compared", "hands none over",
+        model(is_compared=False), "note", "tokenizer", "not compared", "sends no token ids",
     ),
     (replace(REPLICA, seems="prefill"), "error", "role", "used as both", "role: prefill}"),
     (
         replace(REPLICA, seems="decode", role="prefill"),
-        "error", "role", "shows role decode, and is used as prefill", "role: decode}",
+        "error", "role", "reports role decode, but is used as prefill", "role: decode}",
     ),
     (
         replace(REPLICA, role="prefill", bootstrap="http://10.0.0.5:8998"),
@@ -89,19 +89,19 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     (rank(reach="unknown host"), "error", "events", "is unknown", "engine"),
     (rank(reach="not an address", reason="x"), "error", "events", "BLIND: x", "engine"),
     (rank(reach="not an address", reported="y"), "error", "events", "'y' is not tcp://", "engine"),
-    (rank(has_handshake=False), "error", "events", "no event publisher", "another port"),
+    (rank(has_handshake=False), "error", "events", "not an event publisher", "another port"),
     (
         rank(reach="refused", endpoint="tcp://127.0.0.1:5557"),
-        "error", "events", "is this machine, and the engine runs on 10.0.0.5", "tcp://*:PORT",
+        "error", "events", "is on this machine, but the engine runs on 10.0.0.5", "tcp://*:PORT",
     ),
     (
         rank(has_handshake=False, endpoint="tcp://127.0.0.1:5557"),
-        "error", "events", "no event publisher", "another port",
+        "error", "events", "not an event publisher", "another port",
     ),
     *(
         (
             rank(reach=reach, reported=f"tcp://{host}:5557", connects=True, has_handshake=False),
-            "error", "events", f"nobody publishes at tcp://{host}:5557", '"tcp://*:5557"',
+            "error", "events", f"nothing publishes at tcp://{host}:5557", '"tcp://*:5557"',
         )
         for host in ("0.0.0.0", "10.0.0.5", "engine-1")
         for reach in ("refused", "silent", "open")
@@ -120,15 +120,15 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         "warning", "state", "BLIND: its events", "report",
     ),
     (
-        rank(state="degraded", reason="hashes cannot be computed, translated"),
+        rank(state="degraded", reason="hashes cannot be computed and are translated"),
         "warning", "state", "DEGRADED: hashes", "--hash-seeds SEED",
     ),
     (
-        rank(state="degraded", reason="hash contract not verified yet"),
+        rank(state="degraded", reason="hash contract is not verified yet"),
         "note", "state", "not verified", "--hash-seeds",
     ),
     (
-        rank(state="degraded", reason="history before we joined is lost"),
+        rank(state="degraded", reason="history before the router joined is lost"),
         "warning", "state", "is lost", '"buffer_steps"',
     ),
     (rank(state="degraded", reason="something else"), "warning", "state", "something else", ""),
@@ -136,28 +136,28 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     (replace(REPLICA, sleep="asleep"), "warning", "sleep", "no requests", "/wake_up"),
     (
         replace(REPLICA, sleep="emptied", has_pool_connector=True),
-        "warning", "sleep", "emptied the pool", "/wake_up",
+        "warning", "sleep", "emptied the shared pool", "/wake_up",
     ),
     (replace(REPLICA, sleep="paused"), "warning", "pause", "no requests", "/resume"),
     (rank(algorithm="warmroute"), "note", "hashes", "translated", ""),
     (
         replace(REPLICA, role="decode", transfer="store", transfers=("nixl", "mooncake")),
-        "error", "role", "speak nixl and mooncake", "transfer: nixl",
+        "error", "role", "use nixl and mooncake", "transfer: nixl",
     ),
     (
         replace(REPLICA, several=("NixlConnector", "MooncakeStoreConnector"), transfers=("store",)),
         "note", "connectors", "NixlConnector, MooncakeStoreConnector; it loads", "poll_s",
     ),
-    (replace(REPLICA, is_late=True), "note", "configuration", "takes long", "--wait"),
+    (replace(REPLICA, is_late=True), "note", "configuration", "is slow", "--wait"),
     (replace(REPLICA, speculates=True), "note", "drafts", "is learned", "eagle: false"),
     (
         replace(REPLICA, speculates=True, drops_last=True, eagle=False),
         "note", "drafts", "drops the last block", "eagle: true",
     ),
-    (replace(REPLICA, eagle=True), "warning", "drafts", "does not draft so", ""),
+    (replace(REPLICA, eagle=True), "warning", "drafts", "engine does not use it", ""),
     (
         replace(rank(lookahead=1), speculates=True, eagle=True),
-        "note", "drafts", "no block is dropped: eagle has no effect", "remove eagle",
+        "note", "drafts", "it drops no block: eagle has no effect", "remove eagle",
     ),
 ]  # fmt: skip
 
@@ -187,7 +187,7 @@ def test_a_replica_as_it_should_be_has_nothing_wrong() -> None:
     texts = " ".join(f.text for f in findings)
     assert "131,072 tokens" in texts
     assert "EXACT: 1,200 blocks" in texts
-    assert "found in its events: sha256, 16 tokens" in texts
+    assert "detected in its events: sha256, 16 tokens" in texts
 
 
 def test_a_role_that_fits_is_described() -> None:

@@ -30,7 +30,7 @@ def test_findings_are_shown_by_subject_with_their_hints() -> None:
     assert [line.rstrip() for line in text.splitlines() if line and line[0] != " "] == [
         "! redis",
         "✗ router",
-        "1 wrong, 1 not as it should be, 1 to note",
+        "1 error, 1 warning, 1 note",
     ]
     assert "→ do warning" in text
     assert "→ do note" in text
@@ -40,8 +40,8 @@ def test_findings_are_shown_by_subject_with_their_hints() -> None:
 def test_all_is_well_is_reported() -> None:
     """With what there is to note."""
     assert rendered(finding("ok")).endswith("all is well\n")
-    assert rendered(finding("note")).endswith("all is well (1 to note)\n")
-    assert rendered(finding("warning")).endswith("1 not as it should be\n")
+    assert rendered(finding("note")).endswith("all is well (1 note)\n")
+    assert rendered(finding("warning")).endswith("1 warning\n")
 
 
 def test_text_is_shown_as_it_is() -> None:

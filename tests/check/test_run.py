@@ -108,7 +108,7 @@ async def test_nothing_reachable_is_reported() -> None:
     assert not report.is_well
     found = [finding(report, f"replica r{number}", "reachable") for number in (1, 2, 3)]
     assert "refused the connection" in found[0].text
-    assert "does a firewall lie between" in found[0].hint
+    assert "is there a firewall" in found[0].hint
     assert "not an OpenAI-compatible server" in found[1].text
     assert found[1].hint == ""
     assert "answered 401" in found[2].text
@@ -187,11 +187,11 @@ def test_kv_groups_that_are_not_understood_are_a_warning() -> None:
     found = list(judge(Subject("replica r1"), EventsSeen(url="http://127.0.0.1", ranks=(rank,))))
 
     assert [f.hint for f in found if f.about == "state"] == [
-        "its hits are predicted too short; please report model and release"
+        "its hits are predicted too low; please report model and release"
     ]
     assert found[-1].level == "warning"
     assert "'', 'ring'" in found[-1].hint
-    assert "kind not given, blocks of 16" in found[-1].text
+    assert "unknown kind, blocks of 16" in found[-1].text
 
 
 async def test_history_that_is_lost_is_reported() -> None:
@@ -202,7 +202,7 @@ async def test_history_that_is_lost_is_reported() -> None:
         report = await checked(engine)
 
     found = finding(report, "replica r1", "state")
-    assert found.text == "DEGRADED: history before we joined is lost"
+    assert found.text == "DEGRADED: history before the router joined is lost"
     assert "buffer_steps" in found.hint
 
 
@@ -243,7 +243,7 @@ async def test_endpoints_that_are_configured_wrongly_are_reported() -> None:
 
     assert finding(found[0], "replica r1", "event ports").level == "warning"
     assert "nothing listens at" in finding(found[0], "replica r1", "events").text
-    assert "no event publisher" in finding(found[1], "replica r1", "events").text
+    assert "not an event publisher" in finding(found[1], "replica r1", "events").text
     assert finding(found[2], "replica r1", "replay").text.startswith("none: ")
     assert "is unknown" in finding(found[3], "replica r1", "events").text
     assert "(refused)" in finding(found[4], "replica r1", "replay").text
@@ -253,7 +253,7 @@ async def test_nonsense_that_an_engine_reports_of_its_events_is_reported() -> No
     """An endpoint that is none, a path of something else, events that are thrown away, no JSON."""
     pages: list[tuple[object, str]] = [
         ({"0": {"endpoint": "nonsense"}}, "is not tcp://HOST:PORT"),
-        ({"0": {"endpoint": "ipc:///"}}, "no event publisher"),
+        ({"0": {"endpoint": "ipc:///"}}, "not an event publisher"),
         ({"0": {"endpoint": "tcp://*:1", "publisher": "null"}}, '"publisher": "null"'),
         ((200, "nonsense"), "does not report its event endpoints"),
     ]
@@ -285,7 +285,7 @@ async def test_a_replay_without_history_is_reported() -> None:
         }
         report = await check(config.load(flags=flags), wait_s=PATIENCE_S)
 
-    assert "gives no history" in finding(report, "replica r1", "replay").text
+    assert "returns no history" in finding(report, "replica r1", "replay").text
 
 
 async def test_what_is_slower_than_the_deadline_is_reported() -> None:
@@ -352,9 +352,9 @@ async def test_a_port_in_use_is_reported_and_a_router_there_is_known() -> None:
         known = await checked(*engines, listen__port=ports[0], admin__port=ports[1])
         taken = await checked(*engines, listen__port=int(engines[0].url.rpartition(":")[2]))
 
-    assert finding(known, "router", "listen port").text.endswith("a router runs there already")
-    assert finding(known, "router", "admin port").text.endswith("a router runs there already")
-    assert finding(known, "router", "audit").text == "1 predictions checked so far"
+    assert finding(known, "router", "listen port").text.endswith("is in use by another router")
+    assert finding(known, "router", "admin port").text.endswith("is in use by another router")
+    assert finding(known, "router", "audit").text == "1 predictions audited so far"
     assert finding(taken, "router", "listen port").level == "error"
 
 
@@ -382,7 +382,7 @@ async def test_a_router_has_nothing_to_log_of_a_check_beside_it(token: Path) -> 
         assert '"level":"warning"' not in stage.log[logged:]
     for report in reports:
         for port in ("listen port", "admin port"):
-            assert finding(report, "router", port).text.endswith("a router runs there already")
+            assert finding(report, "router", port).text.endswith("is in use by another router")
 
 
 def endpoints(engine: Emulator) -> dict[str, list[str]]:
@@ -499,9 +499,9 @@ async def test_files_are_tried(tmp_path: Path) -> None:
         "engine.api_key_file": "No such file or directory",
         "redis.password_file": "not UTF-8",
         "redis.ca_file": "No such file or directory",
-        "forward.ca_file": "no certificates in it",
+        "forward.ca_file": "it has no certificates",
         "log.decisions": "its directory does not exist",
-        "tokens.chat_templates.m": "not a file",
+        "tokens.chat_templates.m": "it is not a file",
     }
     assert finding(folder, "router", "log.decisions").text.endswith("a directory")
     assert finding(again, "router", "log.decisions").level == "ok"
@@ -636,7 +636,7 @@ async def test_a_user_who_may_only_read_can_check(start_redis: Start) -> None:
     )
 
     assert finding(report, "redis", "reachable").level == "ok"
-    assert "may not be asked" in finding(report, "redis", "memory").text
+    assert "may not read its settings" in finding(report, "redis", "memory").text
 
 
 # -- the pool ------------------------------------------------------------------------------------

@@ -59,7 +59,10 @@ def run(*args: str, **kwargs: str) -> Result:
         ((*REPLICA, "--policy-param", "alpha=-1"), "Expected `float` >= 0.0"),
         ((*REPLICA, "--policy-param", "alpha"), "--policy-param: 'alpha' is not NAME=VALUE"),
         ((*REPLICA, "--port", "99999"), "listen.port: Expected `int` <= 65535"),
-        ((*REPLICA, "--admin-host", "0.0.0.0", "--admin-open"), "admin.open: not where others can"),
+        (
+            (*REPLICA, "--admin-host", "0.0.0.0", "--admin-open"),
+            "admin.open: not allowed if other hosts can",
+        ),
         ((*REPLICA, "--admin-replica-hosts", "10.0.0.0/40"), "admin.replica_hosts: '10.0.0.0/40'"),
         ((*REPLICA, "--engine-key-hosts", "a b"), "engine.key_hosts: 'a b' is not"),
         ((*REPLICA, "--mooncake", "http://a", "--mooncake", "b:1"), "'b:1' is not a base URL"),
@@ -231,7 +234,10 @@ async def test_explain_says_where_a_request_would_go(tmp_path: Path) -> None:
     assert table.exit_code == as_json.exit_code == 0
     assert f"→ {reply.replica}" in table.stdout
     assert json.loads(as_json.stdout)["decision"]["candidate"] == reply.replica
-    assert (refused.exit_code, refused.stderr) == (1, "Error: admin token missing or wrong\n")
+    assert (refused.exit_code, refused.stderr) == (
+        1,
+        "Error: the admin token is missing or wrong\n",
+    )
     assert (wrong.exit_code, wrong.stderr.count("\n")) == (1, 1)
     assert "not JSON" in wrong.stderr
 
@@ -292,7 +298,7 @@ async def test_the_admin_url_and_token_come_from_variables(tmp_path: Path) -> No
         elsewhere = await explained("--admin", "http://127.0.0.1:9", WARMROUTE_ADMIN_TOKEN="t0ken")
 
     assert [each.exit_code for each in (by_token, by_file, by_flag)] == [0, 0, 0]
-    assert (wrong.exit_code, wrong.stderr) == (1, "Error: admin token missing or wrong\n")
+    assert (wrong.exit_code, wrong.stderr) == (1, "Error: the admin token is missing or wrong\n")
     assert (elsewhere.exit_code, "http://127.0.0.1:9" in elsewhere.stderr) == (1, True)
     assert "t0ken" not in elsewhere.output
 
@@ -493,8 +499,8 @@ async def test_check_finds_halves_that_have_no_roles() -> None:
             found = await error_of(producer.url, consumer.url, master.url)
 
     assert (found["subject"], found["about"]) == ("replica r1", "role")
-    assert found["text"] == "it shows role prefill, and is used as both"
-    assert "role: decode for those that answer its prompts" in found["hint"]
+    assert found["text"] == "it reports role prefill, but is used as both"
+    assert "role: decode for the replicas that answer its prompts" in found["hint"]
 
 
 async def test_check_finds_kv_of_two_data_types_in_one_pool() -> None:

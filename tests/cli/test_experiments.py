@@ -57,7 +57,7 @@ async def test_an_experiment_is_started_ramped_stopped_and_removed(tmp_path: Pat
     assert raw["experiments"][0]["slot"]["arm"] in ("now", "greedy", None)
     assert "errors 0% of" in listed.stdout
     assert "slot " in listed.stdout
-    assert "ended: arm greedy: too slow" in ended.stdout
+    assert "ended: variant greedy: too slow" in ended.stdout
     assert "stopped" in ended.stdout
     assert removed.stdout == "alpha is removed\n"
     assert (unknown.exit_code, "no experiment 'alpha'" in unknown.stderr) == (1, True)
@@ -88,7 +88,7 @@ def test_a_wrong_share_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["experiments", "ramp", "alpha", "greedy"])
 
     assert result.exit_code == 2
-    assert "'greedy' is not ARM=SHARE" in result.stderr
+    assert "'greedy' is not VARIANT=SHARE" in result.stderr
 
 
 def test_what_two_routers_started_at_once_is_reported() -> None:

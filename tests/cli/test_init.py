@@ -104,7 +104,7 @@ async def test_an_engine_without_tools_or_tokenizer_is_said(file: Path) -> None:
     refusal = {"error": {"message": "needs --enable-auto-tool-choice"}}
     async with FakeEngine() as engine:
         engine.pages["/v1/models"] = models
-        engine.pages["/v1/chat/completions/render"] = (400, json.dumps(refusal))
+        engine.pages["/v1/chat/completions"] = (400, json.dumps(refusal))
         await init("-o", str(file), engine.url)
     text = text_of(file)
 

@@ -82,7 +82,7 @@ async def test_a_token_is_sent(tmp_path: Path) -> None:
         listed = await run(stage, "list", "--token-file", str(file))
 
     assert (refused.exit_code, listed.exit_code) == (1, 0)
-    assert "admin token missing or wrong" in refused.stderr
+    assert "the admin token is missing or wrong" in refused.stderr
 
 
 def test_an_empty_fleet_says_what_to_do() -> None:

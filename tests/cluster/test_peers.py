@@ -510,12 +510,12 @@ def test_sessions_reach_a_router_that_joins_late() -> None:
     stored = a.outbox.take_sessions(1) | a.outbox.take_sessions()
     assert a.outbox.take_sessions() == {}
     a.sessions.computed(7, CandidateId("r1"), 50)
-    assert stored[7] == SessionState(X, 3, 10.0, 0)
-    late.peers.learn_sessions(stored | {9: SessionState(StreamId("http://z#0"), 1, None)}, 40.0)
+    assert stored[7] == SessionState(X)
+    late.peers.learn_sessions(stored | {9: SessionState(StreamId("http://z#0"))}, 40.0)
     seven, eight = late.sessions.get(7, 40.0), late.sessions.get(8, 40.0)
     assert seven is not None
     assert eight is not None
-    assert (seven.candidate, seven.num_turns, seven.gap_s) == ("r2", 3, 10.0)
+    assert seven.candidate == "r2"
     assert eight.last_seen_s == 30.0
     assert late.sessions.get(9, 40.0) is None
 
@@ -531,7 +531,7 @@ def test_a_session_without_a_name_is_stored_from_its_second_turn_on() -> None:
         )
         a.sessions.note(7, CandidateId("r1"), float(turn))
 
-    assert a.outbox.take_sessions()[7].num_turns == 2
+    assert 7 in a.outbox.take_sessions()
 
 
 def test_of_sessions_that_no_redis_takes_the_last_are_kept() -> None:

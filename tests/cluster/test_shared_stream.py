@@ -27,7 +27,7 @@ STREAM = StreamId("a#0")
 OTHER = HashContract(algorithm="sha256_cbor", block_size=BLOCK_SIZE)
 EXACT = StreamStatus("exact", "", OTHER, 77)
 GUESSED = StreamStatus(
-    "degraded", "hash contract not verified yet", CONTRACT, 77, is_verified=False
+    "degraded", "hash contract is not verified yet", CONTRACT, 77, is_verified=False
 )
 P5, P6 = Position(5, b"five"), Position(6, b"six")
 
@@ -112,7 +112,7 @@ def test_deltas_go_on_behind_the_snapshot() -> None:
 
     assert follower.num_matched() == 3
     assert not follower.caches.index.holds(A, BlockKey(5))
-    assert follower.stream.state_and_reason() == ("degraded", "hash contract not verified yet")
+    assert follower.stream.state_and_reason() == ("degraded", "hash contract is not verified yet")
     assert (follower.stream.number, follower.stream.position) == (12, P6)
     assert (follower.counters.num_duplicates, follower.counters.num_batches) == (1, 2)
 

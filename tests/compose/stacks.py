@@ -1,39 +1,29 @@
-"""What the tests of the compose stacks share: the files, the images, a session to drive.
-
-`python -m tests.compose.stacks` starts the emulated stack and keeps it up until Ctrl-C, to look at.
-"""
+"""What the tests of docker/ share: its files, and a session to drive a stack with."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
-import pytest
 from msgspec import Struct
 
 from router.tls import system_tls
-from tests.compose.model import Project, load
-from tests.compose.runner import ROOT, Image, Stack, Substitute, missing_programs
 
+ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 COMPOSE = DOCKER / "compose.yaml"
 COMPOSE_GPU = DOCKER / "compose.gpu.yaml"
-FILES = (COMPOSE, COMPOSE_GPU)
+COMPOSE_MINIMAL = DOCKER / "compose.minimal.yaml"
+ALERTS = DOCKER / "prometheus" / "alerts.yml"
 
 REQUIRED = "WARMROUTE_TEST_REQUIRE_SERVERS"
 """Set in CI: there a missing server is a failure, not a reason to skip."""
-
-NOT_HERE = "grafana"
-"""The one service that no test starts: Grafana is in none of the package registries."""
 
 
 class Instructions(Struct, frozen=True, kw_only=True):
@@ -62,72 +52,16 @@ def dockerfile() -> Instructions:
     return Instructions(last=found[start:], all=found)
 
 
-def images() -> dict[str, Image]:
-    """What images bring: ours by its Dockerfile, the others by theirs, as published."""
-    ours = dockerfile()
-    variables = " ".join(ours.of("ENV"))
-    warmroute = Image(
-        entrypoint=tuple(json.loads(ours.of("ENTRYPOINT")[-1])),
-        command=tuple(json.loads(ours.of("CMD")[-1])),
-        environment=dict(re.findall(r"(\w+)=(\S+)", variables)),
-    )
-    return {
-        "warmroute": warmroute,
-        "haproxy": Image(),
-        "redis": Image(),
-        "prom/prometheus": Image(entrypoint=("prometheus",)),
-    }
+def dotenv() -> dict[str, str]:
+    """Read the variables of docker/.env."""
+    text = (DOCKER / ".env").read_text()
+    return dict(re.findall(r"^(\w+)=(.*)$", text, flags=re.MULTILINE))
 
 
 def make_secrets(folder: Path) -> Path:
     """Run secrets.sh as a user would."""
     subprocess.run([DOCKER / "secrets.sh", folder], check=True, capture_output=True)
     return folder
-
-
-def project(file: Path, secrets: Path, variables: Mapping[str, str] | None = None) -> Project:
-    """Read a compose file with these secrets."""
-    return load(file, {"SECRETS_DIR": str(secrets), **(variables or {})})
-
-
-def emulated_stack(folder: Path) -> Stack:
-    """Make the stack of compose.yaml, or skip the test if it cannot run here."""
-    return runnable(project(COMPOSE, make_secrets(folder / "secrets")), folder, images())
-
-
-def runnable(
-    found: Project,
-    folder: Path,
-    known: Mapping[str, Image],
-    *,
-    given: Collection[str] = (),
-    substitute: Substitute | None = None,
-) -> Stack:
-    """Make a stack of all services but Grafana; skip the test if it cannot run here, fail in CI.
-
-    Args:
-        given: Programs that `substitute` finds elsewhere than on the PATH.
-    """
-    missing = [program for program in missing_programs(found, known) if program not in given]
-    if missing:
-        _not_here(f"needs {', '.join(missing)} on the PATH (Debian's packages of that name)")
-    stack = Stack(
-        found,
-        folder / "stack",
-        known,
-        services=[name for name in found.services if name != NOT_HERE],
-        substitute=substitute,
-        environment={"HF_HUB_OFFLINE": "1"},
-    )
-    if taken := stack.taken_ports():
-        _not_here(f"needs ports {taken}, which a server on all addresses of this machine has")
-    return stack
-
-
-def _not_here(why: str) -> NoReturn:
-    if os.environ.get(REQUIRED):
-        pytest.fail(why)
-    pytest.skip(why)
 
 
 def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> Any:
@@ -199,38 +133,3 @@ def client() -> httpx.Client:
     """A client that opens a connection for each request, so that the front chooses anew."""
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(timeout=60.0, trust_env=False, limits=limits, verify=system_tls())
-
-
-def wait_for_both(stack: Stack) -> None:
-    """Return once the front sends requests to either router: HAProxy asks each once a second."""
-    ready = f"{stack.published('front', 8080)}/readyz"
-    seen = set()
-    with client() as http:
-
-        def both() -> bool:
-            seen.add(http.get(ready).headers.get("x-served-by"))
-            return {"router-1", "router-2"} <= seen
-
-        wait_until(both, "the front knows both routers")
-
-
-def main() -> None:
-    """Keep the emulated stack up."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        emulated_stack(Path(folder)) as stack,
-    ):
-        stack.up()
-        for name, service in stack.project.services.items():
-            for port in service.ports if name != NOT_HERE else ():
-                print(f"{name:12} {stack.url(name, port.target)}  (published: {port.port})")
-        sys.stdout.flush()
-        try:
-            while True:
-                time.sleep(3600)
-        except KeyboardInterrupt:
-            print("ending")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
 Grafana is in none of the package registries. So its JSON is decoded by Grafana's own types (the
 Foundation SDK, where it is installed), held against the few rules that those do not know, and its
-queries are run against a real Prometheus that scrapes the emulated stack (test_stack.py).
+queries are run against a real Prometheus that scrapes the emulated stack (tests/containers).
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.runner import ROOT
-from tests.compose.stacks import DOCKER, dockerfile
+from tests.compose.stacks import DOCKER, ROOT, dockerfile
 
 
 def test_hadolint_has_nothing_to_say() -> None:

@@ -13,10 +13,9 @@ import pytest
 import yaml
 
 from loadtest import docs
-from tests.compose.runner import ROOT
-from tests.compose.stacks import DOCKER, REQUIRED
+from tests.compose.stacks import ALERTS as RULES
+from tests.compose.stacks import DOCKER, REQUIRED, ROOT
 
-RULES = DOCKER / "prometheus" / "alerts.yml"
 TESTS = DOCKER / "prometheus" / "alerts_test.yml"
 ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
@@ -32,6 +31,19 @@ def promtool(*words: str | Path) -> str:
     done = subprocess.run([found, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
+    """With its rules, which the container has below /etc."""
+    file = tmp_path / "prometheus.yml"
+    text = (DOCKER / "prometheus" / "prometheus.yml").read_text()
+    file.write_text(text.replace("/etc/prometheus/alerts.yml", str(RULES)))
+    (tmp_path / "targets.yml").write_text("[]")
+
+    said = promtool("check", "config", file)
+
+    assert "SUCCESS" in said
+    assert f"{len(ALERTS)} rules found" in said
 
 
 def test_promtool_accepts_the_rules() -> None:

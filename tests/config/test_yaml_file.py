@@ -15,7 +15,7 @@ from router.errors import ConfigError
     [
         (b"a: 1\nb: [", "line 2: not YAML: "),
         (b"a: 1\nb: {c: 1,\n  c: 2}", "line 3: not YAML: a key is given twice"),
-        (b"a: 1\n5: b", "line 2: not YAML: a key is no text"),
+        (b"a: 1\n5: b", "line 2: not YAML: a key must be text"),
         (b"a: !hunter2 x", "line 1: not YAML: could not determine a constructor for the tag …"),
         (b"a: [1\n", "line 1: not YAML: did not find expected ',' or ']'"),
         (b"a: 2001-99-99", "not YAML (ValueError)"),

@@ -58,7 +58,7 @@ END
 # The file system of the stand-ins: Debian 12 with Python and the servers of the stacks.
 base() {
     DEBOOTSTRAP_DIR=$root/usr/share/debootstrap "$root/usr/sbin/debootstrap" --variant=minbase \
-        --include=ca-certificates,python3,python3-pip,python3-venv,haproxy,redis-server,prometheus,curl,wget \
+        --include=ca-certificates,python3,python3-pip,python3-venv,haproxy,redis-server,prometheus,curl,wget,libcurl4,libgomp1,libibverbs1,libnuma1,librdmacm1,libunwind8 \
         bookworm "$folder/base" "$1" >"$folder/debootstrap.log" 2>&1
     ln -s python3 "$folder/base/usr/bin/python"
     rm "$folder/base/usr/lib/python3.11/EXTERNALLY-MANAGED"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.stacks import COMPOSE_GPU, Session, client, wait_until
-from tests.containers.stack import COMPOSE_MINIMAL, Containers
+from tests.compose.stacks import COMPOSE_GPU, COMPOSE_MINIMAL, Session, client, wait_until
+from tests.containers.stack import Containers, build_stand_in
 
 SERVICES = {
     COMPOSE_MINIMAL: {"router", "engine-1", "engine-2"},
@@ -26,9 +26,15 @@ def stack(
 ) -> Iterator[tuple[Path, Containers]]:
     """Every service of one file, healthy, with a model name of our own."""
     folder = tmp_path_factory.mktemp("gpu")
-    variables = {"MODEL": "/models/any", "SERVED_MODEL_NAME": NAME, "LOG_LEVEL": "debug"}
+    image = build_stand_in("vllm")
+    variables = {"MODEL": "/models/any", "SERVED_MODEL_NAME": NAME, "VLLM_IMAGE": image}
     with Containers(request.param, folder, variables) as running:
-        running.up()
+        try:
+            running.up()
+        except AssertionError as error:
+            if "could not select device driver" in str(error):
+                pytest.skip("this daemon has no GPUs to give")
+            raise
         yield request.param, running
 
 
@@ -53,8 +59,8 @@ def test_a_session_stays_with_its_cache(stack: tuple[Path, Containers]) -> None:
     _, running = stack
     session = Session(NAME, "A story about GPUs. " * 150)
     with client() as http:
-        first = session.turn(running.url, http)
-        later = [session.turn(running.url, http) for _ in range(3)]
+        first = session.turn(running.front, http)
+        later = [session.turn(running.front, http) for _ in range(3)]
 
     assert {turn.replica for turn in later} == {first.replica}
     assert all(turn.num_cached_tokens > 0 for turn in later)

@@ -141,22 +141,6 @@ async def test_sound_is_asked_about_once(tmp_path: Path) -> None:
         assert not stage.metric("warmroute_token_mismatches_total")
 
 
-async def test_a_request_that_is_learned_from_has_a_session_of_its_own(tmp_path: Path) -> None:
-    """At the engine: two alike would be mistaken for one another in its events."""
-    async with seeing(tmp_path, "qwen2_audio") as (engine, stage):
-        part = sound_part(wav(0.1, 2, num_channels=2))
-        for body in (show(), show(part), show(part)):
-            await stage.ask(body)
-
-        text, *heard = [
-            each.headers["X-Session-ID"]
-            for each in engine.received[-4:]
-            if b"max_tokens" in each.body
-        ]
-        assert len({text, *heard}) == 3
-        assert [each[:17] for each in heard] == [f"{text}-"] * 2
-
-
 async def test_sound_that_the_engine_refuses_is_asked_about_once(tmp_path: Path) -> None:
     """It is broken, or too short: the request goes on each time, and is routed by its head."""
     async with seeing(tmp_path, "qwen2_audio") as (engine, stage):

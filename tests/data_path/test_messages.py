@@ -133,7 +133,7 @@ async def test_a_stream_that_fails_first_moves_on() -> None:
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
-    """In the API's own shape, as it cannot be continued elsewhere."""
+    """In the API's own shape."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         arm(engines[0], "die_after", after_tokens=2, count=1)
         reply = await stage.ask(message(words(1), stream=True, max_tokens=50), PATH)
@@ -141,7 +141,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
         last = reply.events[-1]
         assert (last["type"], last["error"]["type"]) == ("error", "api_error")
         assert b"event: error\n" in reply.body
-        assert stage.metric("warmroute_continuations_total", result="refused", reason="api") == 1
+        assert stage.metric("warmroute_broken_streams_total", reason="upstream_broken") == 1
 
 
 async def test_what_we_refuse_has_the_apis_shape() -> None:

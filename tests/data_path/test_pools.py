@@ -170,7 +170,7 @@ async def test_one_without_a_pool_s_name_reads_none() -> None:
             await stage.until(lambda: "new" in {r.name for r in stage.router.fleet.replicas})
             found = await in_pools(stage, words(1))
 
-            assert "there is no pool 'c'; write a, b, or false" in wrong.error["message"]
+            assert "unknown pool 'c'; write a, b, or false" in wrong.error["message"]
             assert found["new"] == (None, None)
             assert found["r1"][1]
             assert "it is taken to read none" in stage.log

@@ -16,7 +16,6 @@ from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from loadtest.emulator.time_model import TimeModel
 from tests.faults.stage import (
-    SLOW,
     STUCK,
     Engines,
     Json,
@@ -430,24 +429,6 @@ async def test_a_decode_replica_that_fails_is_replaced(kind: str, tmp_path: Path
     assert record.prefill is not None
     assert record.prefill.result == "remote"
     assert [each.candidate for each in record.tries] == [first, reply.replica]
-
-
-async def test_a_decode_replica_that_dies_inside_its_answer_is_continued() -> None:
-    """By the other one, which reads the prompt from the pool."""
-    async with split(
-        decode={"reply": "greedy", "reply_tokens": 30, "time_model": SLOW, "tick_ms": 1}
-    ) as it:
-        await it.ask(chat("proof"))  # that our tokens are the engines'
-        body = streamed(long_chat(1, max_tokens=20, temperature=0))
-        whole = await it.ask(body)
-        arm(it.d[whole.replica == "d2"], "die_after", count=1, after_tokens=5)
-        reply = await it.ask(body)
-
-        assert reply.status == 200
-        assert reply.replica == whole.replica  # that began it: it has the blocks
-        assert reply.events[-1] == "[DONE]"
-        assert it.stage.metric("warmroute_continuations_total", result="continued") == 1
-        assert it.prefills(result="local", why="continuation") == 1
 
 
 async def test_both_halves_fail_at_once() -> None:

@@ -113,7 +113,7 @@ def test_a_label_of_the_service_says_the_pool() -> None:
     assert each.replica.pool == "east"
     assert why_refused(each, HOSTS, ("east", "west")) is None
     assert why_refused(each, HOSTS, ("west",)) == (
-        "pool: there is no pool 'east'; write west, or false"
+        "pool: unknown pool 'east'; write west, or false"
     )
 
 

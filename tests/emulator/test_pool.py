@@ -50,6 +50,13 @@ async def complete(replica: Emulator, prompt: list[int], **fields: Any) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
+async def test_the_master_answers_health_checks() -> None:
+    async with PoolMaster() as master, aiohttp.ClientSession() as client:
+        async with client.get(f"{master.url}/health") as answer:
+            assert answer.status == 200
+            assert await answer.json(content_type=None) == {"status": "ok"}
+
+
 async def test_what_one_computes_the_other_fetches() -> None:
     """From block 0 on, the last token excepted; what is fetched is in its own cache then."""
     async with PoolMaster() as master:

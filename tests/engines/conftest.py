@@ -24,7 +24,7 @@ TEST_TIMEOUT_S = 300  # the first test waits for both engines
 
 LONGEST = (
     "test_8_routers", "test_4_policies", "test_5_agents", "test_3_predictions", "test_9_segments",
-    "test_9_compose", "test_3_hybrid", "test_6_faults", "test_7_pool",
+    "test_3_hybrid", "test_6_faults", "test_7_pool",
 )  # fmt: skip
 """Files that take a minute of processor time or two, in the order in which they are begun: the
 others are shared out last, so that the workers end together."""

@@ -76,12 +76,12 @@ def test_turns_with_images_are_predicted(seeing: Router) -> None:
     assert seeing.metric("warmroute_audited_total", result="exact") == len(parts)
 
 
-def test_what_is_before_unknown_media_is_predicted(
+def test_what_is_behind_unknown_media_is_a_guess(
     seeing: Router, log_dir: Path, tmp_path: Path
 ) -> None:
     """A router that does not know the model's images makes the text before them.
 
-    What is behind them it knows by what the session stored, from the second turn on.
+    The rest is a guess from the second turn on: the session's last prompt, without a prediction.
     """
     model = make_vision_model(tmp_path / "blind")
     config = json.loads((model / "config.json").read_text())
@@ -98,24 +98,15 @@ def test_what_is_before_unknown_media_is_predicted(
             body = {"model": "tiny", "messages": messages, "max_tokens": 1, "temperature": 0}
             answer = blind.chat(body)
             assert answer.status_code == 200, answer.text
-            predicted = int(answer.headers["x-warmroute-cached"].split(";")[0][4:])
-            usage = answer.json()["usage"]
-            reported = usage["prompt_tokens_details"]["cached_tokens"]
+            reported = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
-            assert predicted == reported
+            assert ("x-warmroute-cached" in answer.headers) == (number == 0)
             assert (reported > 0) == (number > 0)
             messages = [
                 *messages,
                 {"role": "assistant", "content": "A colour."},
                 {"role": "user", "content": f"And {number}? " * 20},
             ]
-            following = {**body, "messages": messages}
-            settled = usage["prompt_tokens"] // BLOCK_SIZE * BLOCK_SIZE
-            wait_until(
-                lambda: blind.num_known_tokens(following)["r1"] == settled,  # noqa: B023
-                20,
-                f"{settled} tokens to be known",
-            )
         assert blind.metric("warmroute_tokenized_requests_total", way="prefix") >= 4
         assert blind.metric("warmroute_tokenized_requests_total", way="engine") == 0
         assert blind.metric("warmroute_audited_total", result="over") == 0

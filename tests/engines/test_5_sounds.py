@@ -70,13 +70,11 @@ def stereo(num_s: float, seed: int) -> Json:
 
 
 def test_turns_with_sound_are_predicted(hearing: Router) -> None:
-    """Names computed and learned, several in a message and in a block; also at another replica."""
-    alike = [stereo(2.0, 1), stereo(2.0, 2)]
+    """Sounds whose names are computed, several in a message; also at another replica."""
     sessions = [
         turns("named", [[sound_part(wav(1.0, 3))], [], [sound_part(wav(3.1, 4), is_url=True)], []]),
-        turns("learned", [alike, [stereo(1.3, 5)], [], [alike[0], sound_part(wav(0.5, 6))]]),
-        turns("short", [[stereo(0.1, seed) for seed in (7, 8, 9)], [stereo(0.1, 7)], [], []]),
-        turns("mine", [[sound_part(wav(2.0, 1), uuid="mine")], [alike[1]], [], []]),
+        turns("short", [[sound_part(wav(0.1, seed)) for seed in (7, 8, 9)], [], [], []]),
+        turns("mine", [[sound_part(wav(2.0, 1), uuid="mine")], [], [], []]),
     ]
     seen: set[str] = set()
     num_turns = num_reused = 0
@@ -93,29 +91,30 @@ def test_turns_with_sound_are_predicted(hearing: Router) -> None:
             num_reused += reported > BLOCK_SIZE
     hearing.drain("r1", draining=False)
     assert seen == {"r1", "r2"}
-    assert num_reused >= 8
+    assert num_reused >= 6  # a first turn, or one at the other replica, may reuse nothing
     assert hearing.metric("warmroute_audited_total", result="exact") == num_turns
     assert hearing.metric("warmroute_token_mismatches_total") == 0
     assert not hearing.metric("warmroute_tokenized_requests_total", way="prefix")
 
 
-def test_a_sound_that_engines_have_already_is_known_before_it(
-    hearing: Router, log_dir: Path
-) -> None:
-    """A router that did not see it stored cannot learn its name, and says no wrong one."""
-    said = turns("before", [[stereo(2.0, 11)], [], [stereo(2.0, 11)]])
-    ask(hearing, said[0])
-    settings = {"replicas": [{"url": url} for url in _urls_of(hearing)]}
-    with Router((), log_dir, config=settings) as late:
-        for body in said:
-            answer = late.chat({**body, "max_tokens": 1, "temperature": 0})
-            assert answer.status_code == 200, answer.text
-            predicted = int(answer.headers["x-warmroute-cached"].split(";")[0][4:])
-            reported = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+def test_sound_without_a_name_stays_at_its_replica(hearing: Router) -> None:
+    """The engine reuses the last turn there. Nothing is predicted, so no prediction is wrong."""
+    sounds = [stereo(2.0, 11), stereo(1.3, 12)]
+    exact = hearing.metric("warmroute_audited_total", result="exact")
+    homes = set()
+    for number, body in enumerate(turns("stereo", [[sounds[0]], [], [sounds[1]], []])):
+        answer = hearing.chat({**body, "max_tokens": 1, "temperature": 0})
+        assert answer.status_code == 200, answer.text
+        homes.add(answer.headers["x-warmroute-replica"])
+        usage = answer.json()["usage"]
 
-            assert 0 < predicted <= reported
-        assert late.metric("warmroute_audited_total", result="over") == 0
-        assert late.metric("warmroute_audited_total", result="under") == 0
+        if number:
+            assert "x-warmroute-cached" not in answer.headers
+            assert usage["prompt_tokens_details"]["cached_tokens"] > 0.5 * usage["prompt_tokens"]
+    assert len(homes) == 1
+    assert hearing.metric("warmroute_audited_total", result="exact") <= exact + 1
+    assert hearing.metric("warmroute_audited_total", result="over") == 0
+    assert hearing.metric("warmroute_audited_total", result="under") == 0
 
 
 @pytest.mark.parametrize(

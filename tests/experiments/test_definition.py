@@ -40,18 +40,18 @@ def load(**fields: Any) -> Experiment:
         ({"arms": [A, B | {"name": "a b"}]}, "arms[1].name: Expected `str` matching regex"),
         ({"arms": [A, B | {"policy": "kv_awar"}]}, "arms[1].policy: unknown policy: 'kv_awar'"),
         ({"arms": [A, B | {"params": {"alpha": -1}}]}, "arms[1].policy: policy 'kv_aware'"),
-        ({"arms": [A, B | {"share": 0.5}]}, "arms[0].share: give all arms a share, or none"),
+        ({"arms": [A, B | {"share": 0.5}]}, "arms[0].share: give all variants a share, or none"),
         ({"arms": [A | {"share": 0.6}, B | {"share": 0.5}]}, "arms[].share: shares sum to 1.1"),
         ({"arms": [A | {"share": 1.5}, B]}, "arms[0].share: Expected `float` <= 1"),
         ({"arms": [A | {"share": 0}, B | {"share": 0}]}, "no request takes part"),
         ({"arms": [A | {"replicas": ["r1"]}, B]}, "arms[0].replicas: only design partition"),
         ({"arms": [A | {"queue": {"mode": "on"}}, B]}, "arms[0].queue: only designs switchback"),
         ({"arms": [A, B | {"queue": {"window": -1}}]}, "arms[1].queue.window: Expected `int` >= 0"),
-        ({"control": "c"}, "control: 'c' is no arm; arms: a, b"),
-        ({"desing": "split"}, "did you mean 'design'? Known here: name, arms"),
+        ({"control": "c"}, "control: 'c' is no variant: a, b"),
+        ({"desing": "split"}, "did you mean 'design'? Allowed: name, arms"),
         ({"design": "ab"}, "design: Invalid enum value 'ab'"),
         ({"holdout": 1}, "holdout: Expected `float` <= 0.99"),
-        ({"ramp": [{"after_s": 1, "shares": {"c": 1}}]}, "ramp[0].shares.c: there is no such arm"),
+        ({"ramp": [{"after_s": 1, "shares": {"c": 1}}]}, "ramp[0].shares.c: no such variant"),
         ({"ramp": [{"after_s": 1, "shares": {"a": 0.9}}]}, "ramp[0].shares: shares sum to 1.4"),
         (
             {"ramp": [{"after_s": s, "shares": {"a": 0.1}} for s in (9, 3)]},
@@ -62,7 +62,7 @@ def load(**fields: Any) -> Experiment:
         ({"guardrails": {"max_error_rate": 0}}, "max_error_rate: Expected `float` > 0"),
         ({"guardrails": {"max_ttft_ratio": 0.5}}, "max_ttft_ratio: Expected `float` >= 1"),
         ({"guardrails": {"max_ttft": 3}}, "did you mean 'max_ttft_s'?"),
-        ({"design": "partition"}, "arms[0].replicas: design partition gives each arm some"),
+        ({"design": "partition"}, "arms[0].replicas: design partition gives each variant some"),
         (
             {
                 "design": "partition",
@@ -137,10 +137,16 @@ def test_replicas_of_arms_are_known() -> None:
 @pytest.mark.parametrize(
     ("replicas", "wrong"),
     [
-        (["p1"], "'p1' has role prefill and the arm no replica of role decode with transfer store"),
-        (["d1"], "'d1' has role decode and the arm no replica of role prefill"),
-        (["w", "d1"], "'d1' has role decode and the arm no replica of role prefill"),
-        (["d2", "p1"], "'d2' has role decode and the arm no .* role prefill with transfer nixl"),
+        (
+            ["p1"],
+            "'p1' has role prefill and the variant no replica of role decode with transfer store",
+        ),
+        (["d1"], "'d1' has role decode and the variant no replica of role prefill"),
+        (["w", "d1"], "'d1' has role decode and the variant no replica of role prefill"),
+        (
+            ["d2", "p1"],
+            "'d2' has role decode and the variant no .* role prefill with transfer nixl",
+        ),
         (["d1", "p1"], None),
         (["w"], None),
     ],

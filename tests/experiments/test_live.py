@@ -253,7 +253,7 @@ async def test_an_arm_that_fails_is_stopped() -> None:
         assert "x-warmroute-arm" not in after.headers
         assert stage.metric("warmroute_experiment_stops_total", arm="b", guardrail="errors") == 1
         assert stage.metric("warmroute_experiment_running") == 0
-        assert "arm stopped" in stage.log
+        assert "variant stopped" in stage.log
         assert "experiment ended" in stage.log
 
 
@@ -465,7 +465,7 @@ def state_of(stage: Stage) -> Any:
         ("", b"[]", 400, "send {"),
         ("/e/ramp", {"shares": {"a": 0.9}}, 400, "shares sum to 1.4"),
         ("/e/ramp", {"shares": {}}, 400, "length >= 1"),
-        ("/e/stop", {"arm": "x"}, 400, "no such arm"),
+        ("/e/stop", {"arm": "x"}, 400, "no such variant"),
         ("/e/stop", {"why": "x"}, 400, "unknown field `why`"),
         ("/x/stop", {}, 404, "no experiment 'x'; known: e"),
         ("/x/ramp", {"shares": {"a": 0.1}}, 404, "no experiment 'x'"),

@@ -377,7 +377,7 @@ def test_a_stopped_arm_leaves_its_traffic_to_the_control_policy() -> None:
         assert experiments.judge(assignment, NOW_S, is_error=True, ttft_s=9.0) is None
         assert assignment.policy.name == ("kv_aware" if arm in "ab" else "random")
     assert experiments.stop("e", NOW_S + 9, "again", arm="b") == state  # said once
-    with pytest.raises(ExperimentConflict, match="arm 'b' is stopped"):
+    with pytest.raises(ExperimentConflict, match="variant 'b' is stopped"):
         experiments.ramp("e", {"b": 0.1}, NOW_S)
 
 
@@ -387,7 +387,7 @@ def test_an_experiment_with_one_arm_left_has_ended(arm: str) -> None:
     state = started().stop("e", NOW_S, "slow", arm=arm)
 
     assert state.ended is not None
-    assert state.ended.reason == f"arm {arm}: slow"
+    assert state.ended.reason == f"variant {arm}: slow"
 
 
 def test_a_guardrail_stops_its_arm() -> None:
@@ -429,7 +429,7 @@ def test_evidence_outlives_a_ramp() -> None:
 @pytest.mark.parametrize(
     ("shares", "said"),
     [
-        ({"c": 0.1}, "no such arm; arms: a, b"),
+        ({"c": 0.1}, "no such variant; variants: a, b"),
         ({"a": 0.6}, "sum to 1.1"),
         ({"a": -0.1}, "not a share"),
         ({"a": float("nan")}, "not a share"),
@@ -448,7 +448,7 @@ def test_wrong_shares_are_refused(shares: dict[str, float], said: str) -> None:
 def test_orders_about_what_is_not_there_are_refused() -> None:
     """Unknown, removed, ended, and an arm that is none."""
     experiments = started()
-    with pytest.raises(ConfigError, match="no such arm"):
+    with pytest.raises(ConfigError, match="no such variant"):
         experiments.stop("e", NOW_S, "x", arm="c")
     with pytest.raises(UnknownExperiment, match="known: e"):
         experiments.ramp("f", {"a": 0.1}, NOW_S)

@@ -59,7 +59,7 @@ async def test_a_truncated_replay_is_accepted() -> None:
         assert (lost.predicted, lost.reported > 0) == (0, True)
         assert known.predicted == known.reported > 0
         described = (await stage.admin("/admin/replicas")).json()["replicas"][0]
-        assert described["ranks"][0]["reason"] == "history before we joined is lost"
+        assert described["ranks"][0]["reason"] == "history before the router joined is lost"
 
 
 async def test_an_engine_that_falls_silent_is_blind_and_served(
@@ -129,10 +129,10 @@ async def test_a_publisher_that_is_gone_for_long_leaves_blind(
 
 
 SILENT = [
-    ("tcp://0.0.0.0:1", "tcp://*:PORT", "vLLM connects instead"),
-    ("tcp://127.0.0.1:1", "tcp://*:PORT", "vLLM connects instead"),
+    ("tcp://0.0.0.0:1", "tcp://*:PORT", "vLLM connects to an endpoint"),
+    ("tcp://127.0.0.1:1", "tcp://*:PORT", "vLLM connects to an endpoint"),
     ("tcp://*:1", "tcp://*:PORT", "nothing answers there"),
-    ("tcp://*:{http}", "--kv-events-config", "no event publisher"),
+    ("tcp://*:{http}", "--kv-events-config", "not an event publisher"),
 ]
 
 
@@ -146,7 +146,7 @@ async def test_an_event_endpoint_without_a_publisher_is_said_once(
         source = {"endpoint": endpoint.format(http=urlsplit(engine.url).port)}
         engine.pages["/kv_event_sources"] = {"0": source}
         async with on_stage(engine) as stage:
-            await stage.until(lambda: "nobody publishes" in stage.log)
+            await stage.until(lambda: "nothing publishes" in stage.log)
             for _ in range(5):
                 assert (await stage.ask(chat("a"))).status == 200
             rank = (await stage.admin("/admin/replicas")).json()["replicas"][0]["ranks"][0]
@@ -154,7 +154,7 @@ async def test_an_event_endpoint_without_a_publisher_is_said_once(
             assert rank["cache"] == "blind"
             assert flag in rank["reason"]
             assert why in rank["reason"]
-            assert stage.log.count("nobody publishes") == 2  # in both forms
+            assert stage.log.count("nothing publishes") == 2  # in both forms
 
 
 async def test_a_publisher_that_comes_late_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ async def test_a_publisher_that_comes_late_is_followed(monkeypatch: pytest.Monke
         port = publisher.ports[0]
         publisher._pub.unbind(f"tcp://127.0.0.1:{port}")
         async with on_stage(engine, ready=False) as stage:
-            await stage.until(lambda: "nobody publishes" in stage.log)
+            await stage.until(lambda: "nothing publishes" in stage.log)
             publisher._pub.bind(f"tcp://127.0.0.1:{port}")
             await stage.until(lambda: "nobody" not in stage.router.caches.state_and_reason("r1")[1])
             await converse(stage, [engine])

@@ -61,7 +61,7 @@ def test_every_fault_test_is_behind_a_row() -> None:
         "test_a_view_of_a_request_holds_what_it_was_given",
         "test_long_prompts_are_encoded_off_the_loop",
     }
-    for file in ("replicas", "retries", "continuation", "events", "tokens", "clients"):
+    for file in ("replicas", "retries", "events", "tokens", "clients"):
         assert set(defined_in(f"faults/test_{file}.py")) - NAMED <= helpers, file
 
 

@@ -138,7 +138,7 @@ async def test_a_stream_whose_owner_dies_ends_with_an_error_event(path: str) -> 
         assert reply.events[0] == {"n": 1}
         assert "[DONE]" not in reply.events
         error = reply.events[1]["error"]
-        assert "r1 broke off" in error["message"]
+        assert "r1 failed" in error["message"]
         if path == "/v1/messages":
             assert b"event: error\ndata:" in reply.body
             assert (reply.events[1]["type"], error["type"]) == ("error", "api_error")
@@ -146,6 +146,25 @@ async def test_a_stream_whose_owner_dies_ends_with_an_error_event(path: str) -> 
             assert (error["code"], error["type"]) == (502, "BadGatewayError")
         assert stage.metric("warmroute_requests_total", outcome="replica_failed") == 1
         assert stage.metric("warmroute_refused_total", code="upstream_broken") == 1
+
+
+async def test_an_engines_own_error_inside_a_stream_is_passed_on() -> None:
+    """The client reads the engine's own words, as without a router."""
+    error = b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\n'
+
+    async def fails(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n')
+        await asyncio.sleep(0.02)
+        await response.write(error)
+        return response
+
+    async with FakeEngine(fails) as engine, on_stage(engine) as stage:
+        reply = await stage.ask(streamed(chat("a")))
+
+        assert reply.status == 200
+        assert reply.body.endswith(error)
 
 
 @pytest.mark.parametrize("fault", ["die_after", "kill", "restart"])
@@ -312,7 +331,7 @@ async def test_silence_inside_a_stream_ends_it() -> None:
             arm(engine, "slow", factor=1e6)
             rest = await answer.read()
 
-        assert b"was silent inside its answer" in rest
+        assert b"sent nothing inside its answer" in rest
         assert b"[DONE]" not in rest
         await stage.until(lambda: num_running(engine) == 0)
 

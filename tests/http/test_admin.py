@@ -153,7 +153,7 @@ async def test_the_admin_pages_are_not_on_the_data_port() -> None:
     [
         ({}, 400, None, "missing required field `url`"),
         ({"url": "ftp://x"}, 400, "url", "write http://HOST:PORT"),
-        ({"url": "http://127.0.0.1:9", "name": "a/b"}, 400, "name", "may hold letters"),
+        ({"url": "http://127.0.0.1:9", "name": "a/b"}, 400, "name", "must consist of letters"),
         ({"url": "http://127.0.0.1:9", "evens": []}, 400, None, "unknown field `evens`"),
         ({"url": "http://127.0.0.1:9", "events": ["x"]}, 400, "events", "not tcp://HOST:PORT"),
         ({"url": "http://127.0.0.1:9", "name": "r1"}, 409, "name", "is taken"),

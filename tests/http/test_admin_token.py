@@ -68,7 +68,7 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
     file.write_text("t\n")
     file.chmod(0o644)
 
-    with pytest.raises(ConfigError, match=r"admin-token can be read by others .*chmod 600"):
+    with pytest.raises(ConfigError, match=r"other users can read .*chmod 600"):
         with_token(config.load(flags=REPLICA), environ(tmp_path))
 
 

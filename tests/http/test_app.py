@@ -634,7 +634,7 @@ async def test_websocket_is_refused_clearly() -> None:
             body = await client._reader.readexactly(length)
 
             assert head.startswith(b"HTTP/1.1 400 ")
-            assert "is no WebSocket; use HTTP" in orjson.loads(body)["error"]["message"]
+            assert "is not a WebSocket; use HTTP" in orjson.loads(body)["error"]["message"]
             await client.send(b"GET /v1/responses/r1" + HTTP + b"\r\n")
             assert await client.status() == 200
         assert [received.target for received in engine.received] == ["/v1/responses/r1"]

@@ -69,8 +69,8 @@ async def test_an_order_goes_to_those_that_are_named() -> None:
     [
         ({"route": "collective_rpc"}, 400, "must be one of reset_prefix_cache"),
         ({"route": "../sleep"}, 400, "must be one of"),
-        ({"route": "sleep", "params": {"x": 1}}, 400, "it takes: level, mode"),
-        ({"route": "sleep", "replicas": ["r9"]}, 404, "there are: r1"),
+        ({"route": "sleep", "params": {"x": 1}}, 400, "it accepts: level, mode"),
+        ({"route": "sleep", "replicas": ["r9"]}, 404, "known: r1"),
         ({"route": "sleep", "replicas": []}, 400, "length >= 1"),
         ({"route": "sleep", "url": "http://x"}, 400, "unknown field"),
         ({}, 400, "route"),

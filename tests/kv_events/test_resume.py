@@ -21,7 +21,7 @@ from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, s
 R1 = CandidateId("r1")
 OTHER = HashContract(algorithm="sha256_cbor", block_size=BLOCK_SIZE)
 RANDOM = HashContract(algorithm="xxhash", block_size=BLOCK_SIZE, seed="drawn at random")
-RESUMING = "resuming: believed as it was, until a replay has proven it"
+RESUMING = "resuming: used as it was, until a replay confirms it"
 
 
 class Engine:
@@ -125,7 +125,10 @@ def test_a_buffer_that_lost_the_position_begins_anew() -> None:
     engine.replay(oldest=3)
 
     assert engine.matched(1, 2, 3, 4) == [0, 0, 0, 3]
-    assert engine.stream.state_and_reason() == ("degraded", "history before we joined is lost")
+    assert engine.stream.state_and_reason() == (
+        "degraded",
+        "history before the router joined is lost",
+    )
 
 
 def test_without_replay_a_sequence_that_goes_on_is_proof_enough() -> None:
@@ -171,7 +174,10 @@ def test_replays_that_fail_leave_it_unproven() -> None:
     assert engine.stream.position is None
     engine.say(said(2)[0])
     assert engine.matched(1, 2) == [0, 3]
-    assert engine.stream.state_and_reason() == ("degraded", "history before we joined is lost")
+    assert engine.stream.state_and_reason() == (
+        "degraded",
+        "history before the router joined is lost",
+    )
 
 
 def test_an_engine_that_cannot_be_reached_is_not_believed_for_ever() -> None:
@@ -242,7 +248,7 @@ def test_a_contract_that_turns_out_wrong_costs_no_blocks() -> None:
     engine.stream.connected()
     engine.replay()
     engine.say(said(2)[0])
-    assert engine.stream.state_and_reason() == ("degraded", "hash contract not verified yet")
+    assert engine.stream.state_and_reason() == ("degraded", "hash contract is not verified yet")
     engine.say(said(3)[0])
 
     assert engine.stream.contract == CONTRACT
@@ -257,7 +263,7 @@ def test_a_mere_guess_is_searched_for() -> None:
     engine.stream.connected()
     engine.replay()
 
-    assert engine.stream.state_and_reason() == ("degraded", "hash contract not verified yet")
+    assert engine.stream.state_and_reason() == ("degraded", "hash contract is not verified yet")
     assert not engine.stream.status().is_verified
     engine.say(said(2)[0])
     assert engine.stream.state_and_reason() == ("exact", "")

@@ -120,7 +120,10 @@ def test_history_before_joining_counts() -> None:
     talk.replay(oldest=3)
 
     assert talk.matched(range(5)) == [0, 0, 0, 3, 3]
-    assert talk.stream.state_and_reason() == ("degraded", "history before we joined is lost")
+    assert talk.stream.state_and_reason() == (
+        "degraded",
+        "history before the router joined is lost",
+    )
     talk.say(batch(AllBlocksCleared()))
     assert talk.stream.state == "exact"
 
@@ -180,7 +183,7 @@ def test_a_restarted_engine_that_is_idle_has_nothing() -> None:
     talk.join()
 
     assert talk.num_matched(prompt(1)) == 0
-    assert talk.stream.state_and_reason() == ("degraded", "hash contract not verified yet")
+    assert talk.stream.state_and_reason() == ("degraded", "hash contract is not verified yet")
     assert talk.stream.contract == OTHER
 
 
@@ -281,8 +284,8 @@ def test_a_prompt_that_starts_with_an_image_proves_nothing() -> None:
         event.extra_keys = [[["image", 0]], None, None]
         talk.say(batch(event))
 
-    assert talk.stream.state_and_reason() == ("degraded", "hash contract not verified yet")
-    assert talk.stream.reason == "hash contract not verified yet"
+    assert talk.stream.state_and_reason() == ("degraded", "hash contract is not verified yet")
+    assert talk.stream.reason == "hash contract is not verified yet"
     assert talk.stream.counters.num_contract_misses == 0
     talk.say(batch(stored(prompt(50))))
     assert talk.stream.state == "exact"
@@ -351,7 +354,10 @@ def test_unknown_hashes_are_translated_history_included() -> None:
     talk = translating()
 
     assert talk.stream.contract.algorithm == "warmroute"
-    assert talk.stream.state_and_reason() == ("degraded", "hashes cannot be computed, translated")
+    assert talk.stream.state_and_reason() == (
+        "degraded",
+        "hashes cannot be computed and are translated",
+    )
     assert talk.matched(range(MAX_MISSES)) == [3] * MAX_MISSES
     assert talk.stream.counters.num_contract_misses == MAX_MISSES
 
@@ -550,22 +556,3 @@ def test_the_reader_says_whether_there_is_a_replay() -> None:
     assert talk.stream.has_history
     talk.stream.connected()
     assert talk.stream.wanted_replay is None
-
-
-@pytest.mark.parametrize("num_before", [0, 40])
-def test_blocks_of_media_are_handed_on_with_their_session(num_before: int) -> None:
-    """Whether tokens are still read or not; only what was computed for a named session."""
-    seen: list[tuple[Any, ...]] = []
-    talk = Talk(media_stored=lambda *event: seen.append(event)).join()
-    talk.say(*[batch(stored(prompt(number))) for number in range(num_before)])
-    names = [None, [["a" * 64, 3]]]
-    for more in (
-        {"session_id": "s", "extra_keys": names},
-        {"session_id": "s"},
-        {"extra_keys": names},
-        {"session_id": "s", "extra_keys": names, "medium": "CPU"},
-    ):
-        event = BlockStored(block_hashes=[1, 2], parent_block_hash=7, block_size=BLOCK_SIZE)
-        talk.say(batch(msgspec.structs.replace(event, **more)))
-
-    assert seen == [("s", 7, [1, 2], names)]

@@ -113,7 +113,7 @@ def test_a_replica_s_pool_is_one_of_those_there_are() -> None:
     here, there = Registry(pools=("east", "west")), Registry(pools=("north",))
     entry, _ = here.add(ReplicaConfig(url=X, pool="west"))
 
-    with pytest.raises(ConfigError, match="pool: there is no pool 'south'; write east, west, or"):
+    with pytest.raises(ConfigError, match="pool: unknown pool 'south'; write east, west, or"):
         here.add(ReplicaConfig(url=Y, pool="south"))
     (shared,) = Registry(pools=("west",)).apply(here.records)
     assert shared.replica.pool == entry.replica.pool == "west"

@@ -9,23 +9,14 @@ A, B = CandidateId("a"), CandidateId("b")
 
 
 def test_remembers_the_last_turn() -> None:
-    """Where it ran, how many there were, when, and the pace they come at."""
+    """Where it ran and when."""
     sessions = Sessions()
     sessions.note(1, A, 10.0)
     sessions.note(1, B, 14.0)
     sessions.note(1, B, 24.0)
 
-    assert sessions.get(1, 24.0) == SessionView(
-        candidate=B, num_turns=3, last_seen_s=24.0, gap_s=pytest.approx(0.7 * 4 + 0.3 * 10)
-    )
-
-
-def test_unknown_and_new() -> None:
-    """No session is known before the first turn, and one turn has no pace."""
-    sessions = Sessions()
-
-    assert sessions.get(1, 0.0) is None
-    assert sessions.note(1, A, 0.0).gap_s is None
+    assert sessions.get(1, 24.0) == SessionView(candidate=B, last_seen_s=24.0)
+    assert sessions.get(2, 24.0) is None
 
 
 def test_forgets_after_its_time() -> None:
@@ -36,7 +27,7 @@ def test_forgets_after_its_time() -> None:
 
     assert sessions.get(1, 60.0) is not None
     assert sessions.get(1, 60.1) is None
-    assert sessions.note(2, B, 80.0).num_turns == 2
+    assert sessions.note(2, B, 80.0).candidate == B
     assert len(sessions) == 1
 
 
@@ -76,7 +67,7 @@ def test_learns_of_sessions_that_are_new_here() -> None:
     """What others know; what was seen here is newer, and room is kept."""
     sessions = Sessions(max_sessions=2)
     seen = sessions.note(1, A, 5.0)
-    learnt = SessionView(candidate=B, num_turns=9, last_seen_s=6.0)
+    learnt = SessionView(candidate=B, last_seen_s=6.0)
     sessions.learn(1, learnt)
     sessions.learn(2, learnt)
 

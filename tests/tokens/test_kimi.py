@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -244,14 +243,3 @@ def test_tools_that_are_not_declared(schema: Any) -> None:
     tool = {"name": "f", "parameters": {"properties": {"a": schema}}}
 
     assert declare_tools([{"type": "function", "function": tool}]) is None
-
-
-def test_whole_characters(model: Path) -> None:
-    """A stream is not cut within a character."""
-    encoder = _load(model)._encoder
-    assert encoder is not None
-    ids = encoder.encode_whole("ab 漢", add_special_tokens=False)
-
-    assert encoder.ends_in_text(ids)
-    assert not encoder.ends_in_text(ids[:-1])
-    assert encoder.encode_behind(array("I"), "a", skip_special_tokens=True) is None

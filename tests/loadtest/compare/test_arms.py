@@ -82,7 +82,7 @@ def test_a_comparison_needs_two_different_arms() -> None:
         check_arms([], None)
     with pytest.raises(click.UsageError, match="only 'kv_aware'"):
         check_arms([one], None)
-    with pytest.raises(click.UsageError, match="two arms are called 'kv_aware'"):
+    with pytest.raises(click.UsageError, match="two variants are called 'kv_aware'"):
         check_arms([one, two, one], None)
     with pytest.raises(click.UsageError, match="did you mean 'kv_aware'"):
         check_arms([one, two], "kv_awar")

@@ -29,11 +29,11 @@ def run(*args: str) -> Result:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (SMALL, "needs two arms"),
+        (SMALL, "needs two variants"),
         ([*SMALL, "--policies", "kv_aware"], "only 'kv_aware'"),
         ([*SMALL, "--policies", "kv_aware,least_load"], "did you mean 'least_loaded'"),
         ([*SMALL, "--policies", "kv_aware,random", "--baseline", "rand"], "did you mean 'random'"),
-        ([*SMALL, "--policies", "kv_aware,kv_aware"], "two arms are called"),
+        ([*SMALL, "--policies", "kv_aware,kv_aware"], "two variants are called"),
         ([*SMALL, "--policies", "random", "--target", "a=http://127.0.0.1:1"],
          "exclude each other"),
         ([*SMALL, "--target", "a=127.0.0.1:1", "--target", "b=127.0.0.1:2"], "base URL"),

@@ -100,7 +100,7 @@ def test_runs_of_another_arm_and_runs_twice_are_refused(tmp_path: Path) -> None:
     (out / "runs" / "copy.jsonl").unlink()
     save_run(out, made_run("random", 1))
 
-    with pytest.raises(StoreError, match="'random' is no arm of this comparison"):
+    with pytest.raises(StoreError, match="'random' is no variant of this comparison"):
         load(out)
 
 

@@ -72,7 +72,7 @@ def test_a_broken_experiment_has_its_own_status(tmp_path: Path) -> None:
     result = call(cli.report, file)
 
     assert result.exit_code == 1
-    assert "broken: do not believe" in result.stdout
+    assert "broken: do not trust" in result.stdout
 
 
 def test_bad_input_is_status_two(file: Path, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_mismatch_breaks_the_verdict(tmp_path: Path) -> None:
     report = reported(tmp_path, made)
 
     assert report.verdicts[0].kind == "broken"
-    assert report.verdicts[0].text.startswith("broken: do not believe any difference")
+    assert report.verdicts[0].text.startswith("broken: do not trust any difference")
     assert codes(report, "broken") == {"sample_ratio"}
     assert not report.is_sound
 
@@ -169,7 +169,7 @@ def test_wrong_arms_are_named(tmp_path: Path) -> None:
     made = records(Scene(num_sessions=40))
     alone = [r for r in made if r.assignment is not None and r.assignment.arm == "control"]
 
-    with pytest.raises(RecordsError, match=r"no arm 'contrl'; did you mean 'control'\?"):
+    with pytest.raises(RecordsError, match=r"no variant 'contrl'; did you mean 'control'\?"):
         reported(tmp_path, made, baseline="contrl")
-    with pytest.raises(RecordsError, match="all records are of one arm, control"):
+    with pytest.raises(RecordsError, match="all records are of one variant, control"):
         reported(tmp_path, alone)

@@ -80,7 +80,7 @@ def test_the_picture_is_drawn_with_the_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "research" / "comparison.md"
     source = tmp_path / "grid.json"
-    slow = Cell(working_set=1.7, prefill="dear")
+    slow = Cell(working_set=1.7, prefill="slow")
     runs = [
         replace(run(arm, 1, num), cell=slow)
         for arm, num in {

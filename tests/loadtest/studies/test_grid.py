@@ -21,7 +21,7 @@ def test_a_loss_is_marked_and_said() -> None:
     assert cell(1.05).is_lost
     assert not cell(1.03).is_lost
     assert (
-        "Worse by more than 3 % in 1 of 2 cells: x, no pool, load 0.9, against `min_ttft` +5"
+        "Worse by more than 3 % in 1 of 2 cells:\n\n- x, no pool, load 0.9, against `min_ttft`: +5"
         in (verdict([cell(0.9), cell(1.05)]))
     )
     assert "Nowhere" in verdict([cell(0.9), cell(1.02)])

@@ -134,19 +134,19 @@ def test_a_simulated_run_computes_no_less_than_the_ideal() -> None:
 
 def test_dear_prefill_makes_first_tokens_late_and_changes_no_prompt() -> None:
     """The same sessions to the token; only what computing one costs differs."""
-    cheap = draw(CELL, seed=3)
-    dear = draw(replace(CELL, prefill="dear"), seed=3)
+    fast = draw(CELL, seed=3)
+    slow = draw(replace(CELL, prefill="slow"), seed=3)
 
-    cheap_run, dear_run = simulated(cheap, "session_hash"), simulated(dear, "session_hash")
+    fast_run, slow_run = simulated(fast, "session_hash"), simulated(slow, "session_hash")
 
-    assert dear.workload.turns == cheap.workload.turns
-    assert dear_run.ttft_mean_s > 1.5 * cheap_run.ttft_mean_s
-    assert dear.cell.name.endswith(", dear prefill")
+    assert slow.workload.turns == fast.workload.turns
+    assert slow_run.ttft_mean_s > 1.5 * fast_run.ttft_mean_s
+    assert slow.cell.name.endswith(", slow prefill")
 
 
 def test_a_faster_machine_is_simulated_at_its_own_pace() -> None:
     """All times are shorter, in the engines and on the way to them."""
-    drawn = draw(replace(CELL, prefill="dear"), seed=3)
+    drawn = draw(replace(CELL, prefill="slow"), seed=3)
 
     as_fitted, quick = simulated(drawn, "session_hash"), simulated(drawn, "session_hash", pace=0.5)
 
@@ -156,14 +156,14 @@ def test_a_faster_machine_is_simulated_at_its_own_pace() -> None:
 
 def test_the_pace_is_what_a_prompt_took_over_its_profile() -> None:
     """A prompt is computed in chunks, each with a constant of its own."""
-    profile = PRESETS["cpu-dear"]
+    profile = PRESETS["cpu-slow"]
     whole = StepWork(num_prefill_tokens=1_000, num_prefill_pairs=500_000.0)
     chunks_s = 1e-3 * (
         3 * profile.base_ms + 6_000 * profile.ms_per_prefill_token + 18.0 * profile.ms_per_mtoken2
     )
 
-    assert pace_of("dear", 1_000, profile.step_s(whole)) == pytest.approx(1.0)
-    assert pace_of("dear", 6_000, 0.5 * chunks_s) == pytest.approx(0.5)
+    assert pace_of("slow", 1_000, profile.step_s(whole)) == pytest.approx(1.0)
+    assert pace_of("slow", 6_000, 0.5 * chunks_s) == pytest.approx(0.5)
 
 
 def test_the_command_simulates_and_writes(

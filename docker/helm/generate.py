@@ -1,0 +1,131 @@
+"""What is made from the chart and the code: the schema of its values, and docker/kubernetes.
+
+    python docker/helm/generate.py            write the files
+    python docker/helm/generate.py --check    status 1 if one is old
+
+The manifests of docker/kubernetes are the chart with its default values, for those who do not use
+Helm. The schema of `config` is the one that `warmroute schema` prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from helm_python import Chart
+
+from router.config.schema import json_schema
+
+CHART = Path(__file__).parent / "warmroute"
+MANIFESTS = CHART.parents[1] / "kubernetes"
+PARTS = ("engines", "rbac", "redis", "router")
+HEAD = "# Made from docker/helm/warmroute by `make docs`.\n"
+# What only Helm keeps up to date, or needs for a second release in one namespace.
+ONLY_HELM = re.compile(r', app\.kubernetes\.io/instance: "warmroute"|\n +checksum/config: \w+')
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+SWITCH: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+API: Schema = {"type": "object"}  # in the API's own form, which the API server checks
+API_LIST: Schema = {"type": "array", "items": API}
+
+
+def strict(**properties: Schema) -> Schema:
+    """Describe an object that has no other keys."""
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+VALUES = strict(
+    image=strict(repository=TEXT, tag=TEXT),
+    imagePullSecrets=API_LIST,
+    replicas=COUNT,
+    config={"$ref": "#/$defs/Config"},
+    secrets=TEXTS,
+    env=API_LIST,
+    volumes=API_LIST,
+    volumeMounts=API_LIST,
+    resources=API,
+    probes=strict(readiness=API, liveness=API, startup=API),
+    service=strict(type=TEXT, port=COUNT, annotations=TEXTS),
+    podDisruptionBudget=strict(enabled=SWITCH, minAvailable={"type": ["integer", "string"]}),
+    podAnnotations=TEXTS,
+    nodeSelector=TEXTS,
+    tolerations=API_LIST,
+    affinity=API,
+    redis=strict(deploy=SWITCH, image=TEXT, maxmemory=TEXT, resources=API, url=TEXT, secret=TEXT),
+    engines=strict(
+        service=strict(create=SWITCH, name=TEXT, selector=TEXTS, labels=TEXTS),
+        example=strict(
+            enabled=SWITCH,
+            image=TEXT,
+            model=TEXT,
+            replicas=COUNT,
+            gpus=COUNT,
+            args={"type": "array", "items": TEXT},
+            hfTokenSecret=TEXT,
+            nodeSelector=TEXTS,
+            tolerations=API_LIST,
+        ),
+    ),
+    serviceMonitor=strict(enabled=SWITCH, interval=TEXT, labels=TEXTS),
+    prometheusRule=strict(enabled=SWITCH, labels=TEXTS),
+    **{"global": API},
+)
+
+
+def values_schema() -> str:
+    """Return the schema of the chart's values; of `config` only types and names."""
+    config = json_schema()
+    schema = {"$schema": config["$schema"], **VALUES, "$defs": config["$defs"]}
+    return json.dumps(_bare(schema), separators=(",", ":")) + "\n"
+
+
+def _bare(node: Any) -> Any:
+    """Leave out descriptions, titles and defaults; keep properties of these names."""
+    if isinstance(node, list):
+        return [_bare(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: {name: _bare(each) for name, each in value.items()}
+        if key in ("properties", "$defs")
+        else _bare(value)
+        for key, value in node.items()
+        if key not in ("description", "title", "default")
+    }
+
+
+def manifests() -> Iterator[tuple[Path, str]]:
+    """Render the chart as release `warmroute`; yield the files of docker/kubernetes."""
+    with Chart.load(CHART) as chart:
+        rendered = chart.render(name="warmroute", namespace="default")
+    for part in PARTS:
+        text = ONLY_HELM.sub("", rendered[f"warmroute/templates/{part}.yaml"])
+        yield MANIFESTS / f"{part}.yaml", HEAD + text.strip() + "\n"
+
+
+def main() -> int:
+    """Write what is old; return 1 if there was something and --check forbade it."""
+    parser = argparse.ArgumentParser(description="Write what is made from the chart.")
+    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if old")
+    args = parser.parse_args()
+    num_old = 0
+    for file, text in ((CHART / "values.schema.json", values_schema()), *manifests()):
+        if file.exists() and file.read_text() == text:
+            continue
+        num_old += 1
+        print(f"{file.name}: {'old; run `make docs`' if args.check else 'rewritten'}")
+        if not args.check:
+            file.write_text(text)
+    return int(bool(num_old) and args.check)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

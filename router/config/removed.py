@@ -1,0 +1,10 @@
+"""Keys of earlier releases: what to do if a configuration still has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+REMOVED: Final[Mapping[str, str]] = {
+    "forward.continue_streams": "a broken stream ends with an error event; remove the key",
+}
