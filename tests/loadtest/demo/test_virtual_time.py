@@ -171,10 +171,20 @@ def test_live_time_goes_on_where_virtual_time_ended(play: Play, clock: Clock) ->
         passed_s = clock.monotonic() - before_s
         assert 0.05 <= passed_s + 0.001
         assert passed_s <= REAL() - real_s + 0.05
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        gone = asyncio.Event()
+
+        async def leave(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+            await writer.wait_closed()
+            gone.set()
+
+        server = await asyncio.start_server(leave, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         assert not isinstance(writer.transport, MemoryTransport)
+        assert await reader.read() == b""
         writer.close()
+        await writer.wait_closed()
+        await gone.wait()
         server.close()
         return passed_s
 
