@@ -36,7 +36,6 @@ from loadtest.generated import Agents
 from loadtest.markdown import table
 from loadtest.replay.cli import command as replay
 from loadtest.results import RunInfo, TurnResult
-from loadtest.timing import Timing
 from loadtest.traces import describe, read_workload
 from loadtest.traces.description import spread_of
 from loadtest.traces.options import workload_options
@@ -218,24 +217,6 @@ def _range(policy: type[Struct], name: str) -> str:
     return f"{low:g} to {high:g}" if high is not None else f"{low:g} or more"
 
 
-def conversation(trace: Path) -> str:
-    """Simulate all policies, and weights of `kv_aware`, on a Mooncake trace; minutes."""
-    from loadtest.studies.conversation import policies_report
-    from loadtest.studies.grid import NUM_TRACE_TURNS
-
-    return policies_report(read_workload(trace, max_requests=NUM_TRACE_TURNS))
-
-
-def routers(trace: Path) -> str:
-    """Simulate several routers on a Mooncake trace; minutes."""
-    from loadtest.studies.conversation import routers_report
-    from loadtest.studies.grid import NUM_TRACE_TURNS
-
-    return routers_report(
-        read_workload(trace, max_requests=NUM_TRACE_TURNS, timing=Timing(spread_s=3.0))
-    )
-
-
 def published(trace: Path) -> str:
     """Put published figures beside the simulator's; minutes."""
     from loadtest.simulator.published import report
@@ -250,55 +231,11 @@ def grid(trace: Path) -> str:
     return report(simulated([trace_case(trace), *generated_cases()]))
 
 
-def pressure(trace: Path) -> str:
-    """Simulate the pressure map, which needs no trace; minutes."""
-    from loadtest.studies.pressure import points, report
-
-    return report(points())
-
-
-def ratios(trace: Path) -> str:
-    """Simulate ratios of prefill and decode replicas; half an hour."""
-    from loadtest.studies.ratios import agents_case, cells, report, trace_case
-
-    return report(cells([trace_case(trace), agents_case()]))
-
-
-def overload(trace: Path) -> str:
-    """Simulate what is refused where halves are overloaded; twenty minutes."""
-    from loadtest.studies.overload import default_report
-
-    return default_report(trace)
-
-
-def papers(trace: Path) -> str:
-    """Simulate the papers' figures of prefill and decode apart; ten minutes."""
-    from loadtest.studies.papers import PARTS, report
-
-    found: list[str] = []
-    report(PARTS, trace, lambda name: None, found.append)
-    return "\n\n".join(found)
-
-
 def cliff(trace: Path) -> str:
     """Simulate goodput against the number of sessions, which needs no trace; minutes."""
     from loadtest.studies.cliff import default_report
 
     return default_report()
-
-
-def predictions(trace: Path) -> str:
-    """Simulate how often predictions are right, which needs no trace; minutes."""
-    from loadtest.studies.predictions import default_report
-
-    return default_report()
-
-
-def experiment_study(trace: Path) -> str:
-    """Draw experiments, to show that reports keep their promises; needs no trace; minutes."""
-    from loadtest.experiments.study import study
-
-    return study()
 
 
 # -------------------------------------------------------------------- metrics
@@ -572,17 +509,9 @@ MAKERS: dict[str, Maker] = {
 }
 
 ON_DEMAND: dict[str, Callable[[Path], str]] = {
-    "conversation": conversation,
-    "routers": routers,
     "published": published,
     "grid": grid,
-    "pressure": pressure,
-    "ratios": ratios,
-    "overload": overload,
-    "papers": papers,
     "cliff": cliff,
-    "predictions": predictions,
-    "experiment-study": experiment_study,
 }
 """Parts that take minutes, made of the conversation trace."""
 

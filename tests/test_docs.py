@@ -22,7 +22,7 @@ from docs.site_hooks import PAGES as OUTSIDE
 from loadtest import docs
 from loadtest.chaos.cli import main as chaos
 from loadtest.peers import cli as peers
-from loadtest.studies import cliff, real_grid, scale
+from loadtest.studies import cliff, real_grid
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
 from router import config
@@ -229,7 +229,7 @@ def test_a_generated_part_without_a_maker_is_refused() -> None:
 
 def test_parts_on_demand_stay_without_their_data() -> None:
     """The study is left alone where there is no trace."""
-    text = "<!-- generated: conversation -->\nas it was\n<!-- end -->"
+    text = "<!-- generated: grid -->\nas it was\n<!-- end -->"
 
     assert docs.fill(text, docs.MAKERS) == text
 
@@ -315,10 +315,16 @@ def test_user_pages_stay_short() -> None:
     assert len(words) <= 35_000
 
 
+def today(name: str) -> str:
+    """Return a document without what it says was removed."""
+    text = re.sub(r"^Removed since\. At commit .*$", "", DOCUMENTS[name], flags=re.MULTILINE)
+    return re.sub(r"^### Removed\n.*?(?=^##|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_files_and_modules_exist(name: str) -> None:
     """Paths and modules of this repository that a document names are there."""
-    text = DOCUMENTS[name]
+    text = today(name)
 
     for path in re.findall(
         r"(?<![\w/.])(?:router|policies|loadtest|tests|docs|docker)/[\w./-]+", text
@@ -356,7 +362,6 @@ def flags() -> frozenset[str]:
             known.update((*parameter.opts, *parameter.secondary_opts))
     parsers: list[argparse.ArgumentParser] = [
         docs.argument_parser(), cliff.parser(), peers.parser(), real_grid.parser(),
-        scale.parser(),
     ]  # fmt: skip
     for parser in parsers:
         known.update(flag for action in parser._actions for flag in action.option_strings)
@@ -367,20 +372,13 @@ def flags() -> frozenset[str]:
 def test_flags_exist(name: str) -> None:
     """Every flag in a document is one of ours or of vLLM's."""
     code = " ".join(
-        [*re.findall(r"`([^`\n]+)`", DOCUMENTS[name])]
-        + [block.code for block in blocks(DOCUMENTS[name]) if block.language == "sh"]
+        [*re.findall(r"`([^`\n]+)`", today(name))]
+        + [block.code for block in blocks(today(name)) if block.language == "sh"]
     )
 
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", code))
 
     assert named <= flags()
-
-
-def today(name: str) -> str:
-    """Return a document without what the changelog says was removed."""
-    return re.sub(
-        r"^### Removed\n.*?(?=^##|\Z)", "", DOCUMENTS[name], flags=re.MULTILINE | re.DOTALL
-    )
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from loadtest.results import Run, Summary, summarize
-from loadtest.simulator.rejection import Overload
 from loadtest.simulator.setup import Setup
 from router.records.record import DecisionRecord
 from router.roles import Role
@@ -61,7 +60,6 @@ class Simulated(Struct, frozen=True, kw_only=True):
     tbt_mean_s: float = 0.0
     tbt_tail_p90_s: float = 0.0  # over turns: 90th percentile of the mean of the longest tenth
     records: tuple[DecisionRecord, ...] = ()  # where the setup keeps them
-    overload: Overload | None = None  # where the setup refuses what is too much
 
     @property
     def summary(self) -> Summary:

@@ -258,10 +258,6 @@ class Router:
         if placement.claim is not None:
             self._caches.release(placement.claim, computed=True, now_s=now_s)
 
-    def give_up(self, placement: Placement, now_s: float) -> None:
-        """Release the place of a request that is not sent there after all."""
-        self._fleet.end(placement.lease, now_s, Outcome.CLIENT_GONE)  # counts neither way
-
     # -- other routers' requests ---------------------------------------------------------------
 
     def note_of(self, placement: Placement) -> Note:

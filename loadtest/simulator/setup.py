@@ -56,17 +56,6 @@ class Halves(Struct, frozen=True, kw_only=True):
             )
 
 
-RejectionRule = Literal["prompts", "after_prefill", "on_arrival", "predicted"]
-
-
-class Rejection(Struct, frozen=True, kw_only=True):
-    """What is refused where halves are overloaded; see `loadtest.simulator.rejection`."""
-
-    rule: RejectionRule
-    slo_ttft_s: float = 30.0
-    slo_tbt_s: float = 0.1  # Source of both: arXiv 2407.00079, 8.1.3
-
-
 class Setup(Struct, frozen=True, kw_only=True):
     """All but workload and policy.
 
@@ -102,7 +91,6 @@ class Setup(Struct, frozen=True, kw_only=True):
     model: str = "simulated"  # its name is part of what a session is hashed by
     keeps_records: bool = False
     queue: QueueRules | None = None  # None: every turn is sent at once
-    rejection: Rejection | None = None  # None: whatever comes is taken; needs halves, no queue
 
     @property
     def roles(self) -> list[tuple[str, Role]]:

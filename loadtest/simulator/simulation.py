@@ -21,7 +21,6 @@ from loadtest.simulator.events import Events, Kind
 from loadtest.simulator.other_routers import OtherRouters
 from loadtest.simulator.outcome import Simulated
 from loadtest.simulator.pool import Pool, Reads
-from loadtest.simulator.rejection import Gate
 from loadtest.simulator.router import Ask, Choice, Router
 from loadtest.simulator.setup import Setup, stretch
 from loadtest.simulator.tally import Tally
@@ -103,7 +102,6 @@ class _Simulation:
         self._tally = Tally(workload, policy, setup, self._engines, advance)
         self._num_reads_seen = 0
         self._looked_at: set[Router] = set()  # whose queues will be looked at again
-        self._gate = None if setup.rejection is None else Gate(setup.rejection, setup)
 
     def run(self, label: str) -> Simulated:
         """Process all events and return the outcome."""
@@ -111,8 +109,7 @@ class _Simulation:
             self._events.plan(at_s, Kind.TURN, partial(self._arrive, turn))
         self._plan_readings()
         self._events.run()
-        found = self._tally.outcome(label, self._stretch, self._pool)
-        return found if self._gate is None else replace(found, overload=self._gate.outcome())
+        return self._tally.outcome(label, self._stretch, self._pool)
 
     # -- setting up --------------------------------------------------------------------------
 
@@ -170,10 +167,7 @@ class _Simulation:
         arrival = _Arrival(turn, ask, num_out, now_s)
         if router.queue is None:
             choice = self._choose(router, ask, now_s)
-            if self._gate is not None and not self._gate.admits(choice, now_s):
-                self._fail(turn, now_s, now_s, 429, "overloaded")
-            else:
-                self._send(router, arrival, choice, now_s)
+            self._send(router, arrival, choice, now_s)
         else:
             waiting = Waiting(
                 arrival,
@@ -240,8 +234,6 @@ class _Simulation:
             router=router,
         )
         prefill = ticket.placement.prefill
-        if self._gate is not None:
-            self._gate.began(ticket.turn.key, choice, now_s)
         if prefill is not None:
             prompt = replace(ticket, num_out=1, placement=prefill, elsewhere=[], answer=ticket)
             self._others.began(prompt, now_s)
@@ -321,12 +313,6 @@ class _Simulation:
         """Have a turn answered whose prompt is computed by now."""
         router, num_pooled = answer.router, self._num_pooled(answer.placement.choice.ask)
         answer.prompt = request
-        if self._gate is not None and not self._gate.prefilled(answer.turn.key, now_s):
-            router.give_up(answer.placement, now_s)
-            self._others.ended(answer, now_s)
-            self._let_go(answer, now_s)
-            self._fail(answer.turn, answer.arrival_s, now_s, 429, "overloaded")
-            return
         answer.placement = router.rebook(answer.placement, num_pooled, now_s)
         self._others.ended(answer, now_s)
         self._others.began(answer, now_s)
@@ -347,8 +333,6 @@ class _Simulation:
         if ticket.answer is not None:
             self._prefilled(request, ticket.answer, now_s)
             return
-        if self._gate is not None:
-            self._gate.ended(ticket.turn.key, now_s)
         self._tally.answered(ticket, request, now_s)
         self._go_on(ticket.turn, now_s)
         self._events.plan(now_s, Kind.TURN, partial(self._release, ticket.router))
