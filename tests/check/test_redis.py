@@ -90,7 +90,7 @@ async def test_garbage_is_left_out(
     shared_redis.client.set(f"{base}feeds", "not a hash")
     refused, _ = await looked(settings)
     assert refused.is_refused
-    assert "something else lies under a key" in (refused.error or "")
+    assert "a key of the namespace has other contents" in (refused.error or "")
 
 
 # -- judge ---------------------------------------------------------------------------------------

@@ -599,7 +599,7 @@ async def test_a_redis_that_will_not_do_is_reported(start_redis: Start) -> None:
 
     assert "wrong password" in finding(wrong_password, "redis", "reachable").text
     assert "right" not in str(wrong_password.as_json())
-    assert "wants a password" in finding(missing, "redis", "reachable").text
+    assert "it requires a password" in finding(missing, "redis", "reachable").text
     assert "allkeys-lru" in finding(other, "redis", "memory").text
     assert "schema 77" in finding(other, "redis", "namespace").text
     assert "is it running?" in finding(closed, "redis", "reachable").hint
