@@ -1,4 +1,4 @@
-"""What is made from the chart and the code: the schema of its values, and docker/kubernetes.
+"""Write what the chart and the code determine: the schema of its values, and docker/kubernetes.
 
     python docker/helm/generate.py            write the files
     python docker/helm/generate.py --check    status 1 if one is old

@@ -24,7 +24,7 @@ class MemoryPublisher(EventPublisher):
 
     def __init__(self, options: PublisherOptions, rank: int) -> None:
         super().__init__(options, rank)
-        self.published = asyncio.Event()  # set anew for each batch
+        self.published = asyncio.Event()  # a new one for each batch
         _OPEN[self.ports[0]] = self
 
     def publish_payload(self, payload: bytes) -> None:

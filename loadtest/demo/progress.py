@@ -1,4 +1,4 @@
-"""What is to be seen while policies are played side by side: bars, or lines in a log."""
+"""Show how far the policies are: bars on a terminal, lines in a log."""
 
 from __future__ import annotations
 

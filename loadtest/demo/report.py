@@ -1,4 +1,4 @@
-"""What is left when the runs are over: one sentence, a table, plain words, and JSON.
+"""Report the runs: one sentence, a table, plain words, and JSON.
 
 The JSON is `results.json` (schema below, `schema_version` changes with it).
 """

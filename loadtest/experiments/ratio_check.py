@@ -1,5 +1,5 @@
 """Did every variant get the units it was meant to? If not, something loses them, and what is left
-of the variants is not alike: no difference between them can be believed.
+of the variants cannot be compared: no difference between them can be trusted.
 
 Source: Fabijan et al. 2019, "Diagnosing sample ratio mismatch"; for looking repeatedly, Lindon and
 Malek 2022, "Anytime-valid inference for multinomial count data".

@@ -4,7 +4,7 @@ What must live here: estimation from the sums of randomised units. What must not
 come from, and what is concluded.
 
 A unit (a session, a time slot) contributes a sum of outcomes and a count; requests of one unit are
-alike, so the unit is what varies independently. A variant's value is the ratio of its sums, the
+similar, so the unit is what varies independently. A variant's value is the ratio of its sums, the
 mean per request, and a unit's influence on it is (sum - mean * count) / all counts. Source:
 linearisation of ratios, e.g. Deng, Knoblich, Lu 2018, "Applying the delta method in metric
 analytics". Units are weighted by 1 / (their variant's share when they came), so that a variant that

@@ -1,6 +1,6 @@
 """Variants that have units of their own: means and quantiles of each, and how far two are apart.
 
-Units (sessions, slots) are drawn anew, variant by variant, as `bootstrap` draws clusters. These
+Units (sessions, slots) are drawn again, variant by variant, as `bootstrap` draws clusters. These
 intervals hold for one look; those of `sequence` hold at every look.
 """
 

@@ -5,8 +5,8 @@ Whether they do may be a variant's own, too, so that the queue can be tried on s
 Which one may go, and in what order, is `router.scheduling.queue`'s. Here is when it is asked: when
 a request comes, when a candidate may have got room (a first token, a lease's end, ours or another
 router's, a change of health), and every `LOOK_S` while any wait. Choosing and booking are one step
-within a release, so what one takes the next one sees. A request waits once: a retry does not, nor a
-stream that goes on elsewhere, nor what only one replica can answer.
+within a release, so what one takes the next one sees. A request waits once: a retry does not, nor
+what only one replica can answer.
 
 An error is the one request's that it befalls. No task runs: while nothing waits, nothing happens.
 """

@@ -4,7 +4,7 @@ A session (or a time slot) is a point on the line, drawn by a salted hash; the l
 among the variants. When shares change, a variant that shrinks gives up its last points, and one
 that grows takes them: as few points change hands as possible, and while no variant shrinks, none of
 a growing experiment changes from one variant to another. So the layout depends on the shares
-before; all of them are part of an experiment's state, and every router lays out alike.
+before; all of them are part of an experiment's state, and every router has the same layout.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
         pytest.skip(f"needs tests/engines/install.sh, by Python {PYTHON}")
     folder = tmp_path_factory.mktemp("engines")
     image = build_stand_in("vllm-cpu")
-    # What vLLM has found out about a model's class: 12 s of processor time otherwise.
+    # vLLM's facts about a model's class are kept there: 12 s of processor time otherwise.
     cache = os.environ.get("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
     variables = {**VARIABLES, "VLLM_IMAGE": image, "VLLM_CACHE_ROOT": cache}
     with Containers(COMPOSE_GPU, folder, variables, FOLDER / "compose.cpu.yaml") as running:

@@ -149,7 +149,7 @@ def test_the_gpu_stack_is_the_other_one_with_other_replicas() -> None:
 
 
 def test_replicas_differ_where_they_must() -> None:
-    """Two on one host: ports and sockets of their own, hashes, model and pool alike."""
+    """Two on one host: ports and sockets of their own, the same hashes, model and pool."""
     one, two = (project(COMPOSE_GPU)["services"][f"replica-{number}"] for number in (1, 2))
 
     ports = [re.findall(r"(?::|port=)(\d{4})\b", " ".join(s["command"])) for s in (one, two)]

@@ -21,7 +21,7 @@ def _played(console: Console) -> str:
 
 
 def test_log_has_a_line_at_the_start_and_one_at_the_end() -> None:
-    """No bar is drawn where nobody watches."""
+    """No bar is drawn if the output is no terminal."""
     said = _played(Console(file=io.StringIO(), width=100))
 
     assert said.splitlines() == [
