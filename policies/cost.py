@@ -12,7 +12,7 @@ from policies.view import CandidateCost, Decision, ReplicaView, Snapshot
 
 TIE_MS = 1.0
 TIE_RATIO = 0.01
-"""Totals closer than 1 ms or 1 % are alike: no cost model predicts better than that."""
+"""Totals closer than 1 ms or 1 % are equal: no cost model predicts better than that."""
 
 MAX_BUSY = 0.95
 """Most of a candidate's time that is taken to be busy: beyond, queues grow without bound."""
@@ -54,10 +54,10 @@ class KvAware(Policy, frozen=True, kw_only=True):
 
 
 def cheapest(snapshot: Snapshot, alpha: float) -> Decision:
-    """Choose the lowest total; alike totals go to the longest match, then to the least busy.
+    """Choose the lowest total; equal totals go to the longest match, then to the least busy.
 
     The longest match before the least busy: among equals, moving a conversation away from its
-    cache buys nothing and leaves two copies of it. Cold and short prompts match alike
+    cache buys nothing and leaves two copies of it. Cold and short prompts match equally
     everywhere, so they spread by requests in flight, then by conversations, then by a draw.
     """
     costs = candidate_costs(snapshot, alpha)

@@ -1,10 +1,10 @@
 """Where a prompt's answer is computed, and whether its prompt is, too: for replicas of role decode.
 
-Both are decided in milliseconds. A decode replica that gets a prompt's KV from another one reads
-all that it does not hold itself; one that computes it reads what the pool has and computes the
-rest. Meanwhile the answers that run there stand still, which counts for each of them. A session's
-last answer is on the replica that gave it alone (a pool gets prompts), so it has least to read of
-the next turn.
+Both are decided in milliseconds. A decode replica that gets a prompt's KV from another replica
+reads everything that it does not hold itself. A decode replica that computes the prompt reads what
+the pool has and computes the rest. The answers that run there stand still meanwhile, which counts
+for each of them. Only the replica that gave a session's last answer has its blocks (a pool gets
+prompts), so it has least to read of the next turn.
 """
 
 from __future__ import annotations

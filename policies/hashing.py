@@ -1,4 +1,4 @@
-"""Hashes in place of randomness: alike in every process, on every platform and at every router.
+"""Hashes in place of randomness: the same in every process, on every platform and at every router.
 
 Draws for a decision, and two ways to map a key to a candidate that move few keys when a candidate
 comes or goes.

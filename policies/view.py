@@ -1,7 +1,7 @@
 """What a policy sees and what it answers: immutable, made of numbers, JSON-safe.
 
 The same objects are filled by the live router, by shadow policies and by the simulator, so a
-policy cannot find out where it runs. Everything a policy may depend on is in the `Snapshot`: time,
+policy cannot tell where it runs. Everything a policy may depend on is in the `Snapshot`: time,
 decision number and seed included. Token counts are tokens, not blocks; times are milliseconds
 unless a name ends in `_s`.
 """
@@ -80,9 +80,8 @@ class CostModel(Struct, frozen=True, kw_only=True, gc=False):
 class RequestView(Struct, frozen=True, kw_only=True, gc=False):
     """The request to place.
 
-    `first_blocks_hash` digests the prompt's first blocks (64 bits, None where tokens are not
-    known); `session_hash` digests the session id (None: no session known), `parent_session_hash`
-    that of the session whose sub-agent this is.
+    Digests have 64 bits: of the prompt's first blocks (None: tokens are not known), of the session
+    id (None: no session is known), and of the session whose sub-agent this is.
     """
 
     num_tokens: int
@@ -96,8 +95,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     """One candidate at the time of this request. Ineligible ones are not offered.
 
     Matches count leading prompt tokens and are nested, 0 <= gpu <= cpu; gpu includes what a
-    request in flight there is computing right now (owned speculation), whose remaining work is in
-    `queue_ms`. The engine recomputes the last token of a full hit: matches are already capped to
+    request in flight there is computing right now. Its remaining work is in `queue_ms`. The engine recomputes the last token of a full hit: matches are already capped to
     what it can reuse. `num_free_tokens` and `tbt_ms` are of replicas of role decode, as far as
     they are known.
     """
@@ -114,7 +112,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     num_pool_tokens: int | None = None  # leading tokens in its shared pool; None: no pool asked
     num_disk_tokens: int = 0  # of those that it would read from there, on SSD only
     num_free_tokens: int | None = None  # of its cache, beside what requests in flight use
-    tbt_ms: float | None = None  # predicted time between tokens, with one request more
+    tbt_ms: float | None = None  # predicted inter-token latency, with one request more
     reads_pool: bool = True  # is counted on to fetch from there what it lacks itself
     cost: CostModel = CostModel()
 

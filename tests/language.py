@@ -2,6 +2,7 @@
 
     python -m tests.language            every page, and every text in the code
     python -m tests.language FILES      these files
+    python -m tests.language --all FILES    these files, with every docstring and comment
 
 Pages are checked whole. Of Python files every text is checked that is no code: help, descriptions
 of options and metrics, log messages, errors, findings, and docstrings of commands. Of the alerts it
@@ -14,8 +15,11 @@ code span is one word; a command block is none.
 from __future__ import annotations
 
 import ast
+import inspect
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,6 +35,8 @@ SOURCES = (
     "*.md", "docs/**/*.md", "router/**/*.py", "policies/**/*.py", "loadtest/**/*.py",
     "docker/grafana/*.py", "docker/prometheus/alerts.yml",
 )  # fmt: skip
+PLAIN = ("policies/",)
+"""Where docstrings and comments are checked, too: what was rewritten so far."""
 
 INSTEAD: Final = {
     r"dear(er|est)?": "expensive, or slow",
@@ -111,11 +117,18 @@ def _judge(sentence: str) -> Iterator[str]:
 # -------------------------------------------------------------------- texts in files
 
 
-def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a file that people read, and the line each begins at."""
+def texts(path: Path, *, is_whole: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the texts of a file that people read, and the line each begins at.
+
+    Args:
+        is_whole: Include what only developers read: docstrings and comments.
+    """
     content = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         yield from _of_python(ast.parse(content), content.splitlines())
+        if is_whole:
+            yield from _docstrings(ast.parse(content))
+            yield from _comments(content)
     elif path.suffix == ".yml":
         yield from _of_alerts(yaml.compose(content))
     else:
@@ -147,6 +160,37 @@ def _of_python(tree: ast.Module, lines: Sequence[str]) -> Iterator[tuple[int, st
             yield node.lineno, text.strip()
 
 
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield docstrings, those of constants included, as Markdown: their blocks stay as they are."""
+    for node in ast.walk(tree):
+        for each in ast.iter_child_nodes(node):
+            if (
+                isinstance(each, ast.Expr)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, str)
+            ):
+                yield each.lineno, inspect.cleandoc(each.value.value)
+
+
+def _comments(content: str) -> Iterator[tuple[int, str]]:
+    """Yield comments; lines of their own that follow one another are one text."""
+    first, text, last = 0, "", -1
+    for token in tokenize.generate_tokens(io.StringIO(content).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line, is_own = token.start[0], not token.line[: token.start[1]].strip()
+        if is_own and line == last + 1:
+            text += "\n"
+        else:
+            if text:
+                yield first, text
+            first, text = line, ""
+        text += token.string.lstrip("#: ")
+        last = line if is_own else -1
+    if text:
+        yield first, text
+
+
 def _piece(node: ast.expr) -> str:
     return str(node.value) if isinstance(node, ast.Constant) else "`value`"
 
@@ -170,15 +214,22 @@ def _of_alerts(node: yaml.Node | None) -> Iterator[tuple[int, str]]:
                 yield from _of_alerts(value)
 
 
+def _is_plain(path: Path) -> bool:
+    """Return whether a file's docstrings and comments are checked, too."""
+    name = path.resolve().relative_to(ROOT).as_posix()
+    return name.startswith(PLAIN)
+
+
 def main(argv: Sequence[str]) -> int:
     """Print the problems of files; return 1 if there are any."""
-    files = [Path(name) for name in argv] or [
+    names = [name for name in argv if name != "--all"]
+    files = [Path(name) for name in names] or [
         path for pattern in SOURCES for path in sorted(ROOT.glob(pattern)) if path not in FOREIGN
     ]
     found = [
         f"{path.resolve().relative_to(ROOT)}:{at}: {message}"
         for path in files
-        for line, text in texts(path)
+        for line, text in texts(path, is_whole="--all" in argv or _is_plain(path))
         for at, message in problems(text, line)
     ]
     print("\n".join([*found, f"{len(found)} problems of language"]) if found else "language: ok")

@@ -404,7 +404,7 @@ def test_metrics_and_headers_exist(name: str) -> None:
     """Metrics and response headers that a document names are exported and sent."""
     text = today(name)
     exported = set(re.findall(r"`(warmroute_\w+)`", docs.metric_tables()))
-    files = [*(ROOT / "router/data_path").glob("*.py"), ROOT / "router/http/app.py"]
+    files = [*(ROOT / "router/request").glob("*.py"), ROOT / "router/http/app.py"]
     sources = [file.read_text() for file in files]
 
     for metric in set(re.findall(r"\bwarmroute_[a-z]\w*", text)):
@@ -418,7 +418,7 @@ def test_tables_are_complete() -> None:
     """What is listed by hand lists everything: policies, event kinds, outcomes, log fields."""
     listed = DOCUMENTS["docs/reference/metrics.md"] + DOCUMENTS["docs/reference/records.md"]
     kinds = [field.removeprefix("num_") for field in StreamCounters.__struct_fields__]
-    observe = (ROOT / "router/data_path/observe.py").read_text()
+    observe = (ROOT / "router/request/observe.py").read_text()
     logged = set(re.findall(r'^ {16,20}"(\w+)":', observe, re.MULTILINE)) - {"fields"}
 
     assert logged

@@ -1,7 +1,7 @@
 """The APIs whose prompts are known here, one entry each; every other route is passed through.
 
 What must live here: what differs between APIs in reading requests and answers. What must not: what
-is done with it (router.data_path), and the shapes of errors (router.api.failures, by path: an error
+is done with it (router.request), and the shapes of errors (router.api.failures, by path: an error
 may come before it is clear which API is asked).
 """
 
@@ -105,7 +105,7 @@ RESPONSES: Final = Api(
 )
 
 REALTIME: Final = Api(name="realtime")
-"""A WebSocket: see router.data_path.realtime."""
+"""A WebSocket: see router.request.realtime."""
 
 OTHER: Final = Api(name="other", hold_s=10.0)
 """Any other route."""

@@ -23,8 +23,6 @@ from router.cluster.redis_store import RedisStore
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
-from router.data_path.shadow import Shadows
-from router.data_path.verify import PoolVerifier
 from router.discovery.engine_api import EngineApi
 from router.discovery.event_owners import FleetEventOwners
 from router.discovery.find import build_sources
@@ -55,6 +53,8 @@ from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
 from router.replicas.response_owners import ResponseOwners
 from router.replicas.sessions import Sessions
+from router.request.shadow import Shadows
+from router.request.verify import PoolVerifier
 from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters

@@ -10,30 +10,30 @@ from policies.policy import Policy
 from policies.registry import create
 from router.assembly.parts import Parts
 from router.config import PolicyConfig
-from router.data_path.admit import Admission
-from router.data_path.bootstraps import Bootstraps
-from router.data_path.decide import Decider
-from router.data_path.engine_tokens import EngineTokenizer
-from router.data_path.forward import Forwarder
-from router.data_path.handing import Handing
-from router.data_path.headers import RequestHeaders
-from router.data_path.lookup import Lookup
-from router.data_path.match import Matcher
-from router.data_path.observe import Observer
-from router.data_path.overdue import Patience
-from router.data_path.owners import Owners
-from router.data_path.pipeline import Pipeline, Steps
-from router.data_path.prefill import Prefill
-from router.data_path.read import Reader
-from router.data_path.relay import Relay
-from router.data_path.retry import Retries
-from router.data_path.token_audit import TokenAudit
-from router.data_path.tokenize import Tokenizer
-from router.data_path.turns import Turns
-from router.data_path.wait import WaitingRoom
-from router.data_path.witness import Witness
 from router.errors import ConfigError, RouterError
 from router.replicas.fleet import Fleet
+from router.request.admit import Admission
+from router.request.bootstraps import Bootstraps
+from router.request.decide import Decider
+from router.request.engine_tokens import EngineTokenizer
+from router.request.forward import Forwarder
+from router.request.handing import Handing
+from router.request.headers import RequestHeaders
+from router.request.lookup import Lookup
+from router.request.match import Matcher
+from router.request.observe import Observer
+from router.request.overdue import Patience
+from router.request.owners import Owners
+from router.request.pipeline import Pipeline, Steps
+from router.request.prefill import Prefill
+from router.request.read import Reader
+from router.request.relay import Relay
+from router.request.retry import Retries
+from router.request.token_audit import TokenAudit
+from router.request.tokenize import Tokenizer
+from router.request.turns import Turns
+from router.request.wait import WaitingRoom
+from router.request.witness import Witness
 
 
 def build_pipeline(parts: Parts) -> Pipeline:

@@ -8,9 +8,6 @@ from router.api.clients import Clients
 from router.api.routes import Routes
 from router.assembly.router import Router
 from router.config.secrets import read_secret
-from router.data_path.explain import Explainer
-from router.data_path.headers import RequestHeaders
-from router.data_path.realtime import Realtime
 from router.http.adapters import Adapters
 from router.http.admin import AdminApp
 from router.http.app import DataApp
@@ -19,6 +16,9 @@ from router.http.cors import Origins
 from router.http.guard import Guard
 from router.http.server import Listener
 from router.http.sockets import room_for_connections
+from router.request.explain import Explainer
+from router.request.headers import RequestHeaders
+from router.request.realtime import Realtime
 
 _ADMIN_CONNECTIONS: Final = 256
 

@@ -38,8 +38,6 @@ from msgspec import Meta, Struct
 from router.api.apis import APIS
 from router.api.routes import shown
 from router.config import Config, ReplicaConfig, experiment_of
-from router.data_path.explain import Explainer
-from router.data_path.job import Inbound
 from router.discovery.status import Status
 from router.discovery.watches import Watches
 from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
@@ -52,6 +50,8 @@ from router.http.guard import Guard
 from router.metrics import Metrics
 from router.replicas.deaths import Body, Deaths
 from router.replicas.registry import Registry
+from router.request.explain import Explainer
+from router.request.job import Inbound
 from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """The data port: what clients talk to. Routes, bodies in, answers out, errors as JSON.
 
-No routing here: a request becomes an `Inbound`, which router.data_path.pipeline answers. The
+No routing here: a request becomes an `Inbound`, which router.request.pipeline answers. The
 router's own pages are /healthz, /readyz, /metrics, /v1/models and its entries; router.api.routes
 says which routes go to engines.
 """
@@ -24,9 +24,6 @@ from router.api.forms import SMALL_BYTES
 from router.api.routes import Route, Routes, loggable, shown
 from router.api.withheld import Withheld
 from router.config import LimitsConfig
-from router.data_path.job import Inbound
-from router.data_path.pipeline import Pipeline
-from router.data_path.realtime import Realtime
 from router.discovery.readiness import Readiness
 from router.errors import (
     BadRequest,
@@ -49,6 +46,9 @@ from router.http.guard import is_of_another_page
 from router.http.intake import HeldBody, Intake
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
+from router.request.job import Inbound
+from router.request.pipeline import Pipeline
+from router.request.realtime import Realtime
 from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)

@@ -507,7 +507,7 @@ async def test_a_clock_that_is_set_marks_its_slot() -> None:
     slots = settings(design="switchback", slot_s=3600, wash_out_s=0, arms=[A, B])
     async with Engines(1) as engines, on_stage(*engines, **slots) as stage:
         await turn(stage, 1)
-        with mock.patch("router.data_path.assign.time", ahead):
+        with mock.patch("router.request.assign.time", ahead):
             await turn(stage, 1)
             await turn(stage, 1)
 

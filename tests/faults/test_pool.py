@@ -11,8 +11,8 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from router.data_path import retry
 from router.replicas import retry_budget
+from router.request import retry
 from tests.faults.stage import (
     Engines,
     Reply,

@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
-from router.data_path import block_evidence
+from router.request import block_evidence
 from tests.check.test_run import checked, finding
 from tests.faults.stage import INSTANT, Stage, chat, on_stage, words
 from tests.tokens.splits import Side, model_with

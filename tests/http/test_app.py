@@ -13,7 +13,7 @@ from aiohttp import web
 
 from loadtest.tiny_model import MODEL_DIR
 from router.api.sessions import session_hash
-from router.data_path.observe import Observer
+from router.request.observe import Observer
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     KEY,

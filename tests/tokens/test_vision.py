@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from router.api.openai import ChatRequest, parse_chat
 from router.api.responses import parse_responses
 from router.contracts import HashContract, block_key
-from router.data_path import media_tokens
-from router.data_path.media_tokens import MediaFinder
+from router.request import media_tokens
+from router.request.media_tokens import MediaFinder
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from router.tokens.conversation import build_conversation, has_media, media_items
 from router.tokens.json_memo import JsonMemo

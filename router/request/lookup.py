@@ -1,0 +1,79 @@
+"""Match where the index is looked up in Redis itself (`index.mode: redis`): one round trip.
+
+Only for candidates that other routers lead: what this router leads it knows better. Late or
+failing means unknown, and then the local view counts; no request waits longer than the deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from policies.view import CandidateId
+from router.cluster.candidate_names import CandidateNames
+from router.cluster.redis_store import RedisStore
+from router.cluster.shared_stream import SharedStream
+from router.contracts import HashContract
+from router.errors import StoreError
+from router.index.block_index import BlockMatch
+from router.index.cache_view import CacheView
+from router.messages import StreamId, pack_keys
+from router.metrics import Metrics
+from router.replicas.replica import Candidate
+from router.request.job import Job
+
+logger = logging.getLogger(__name__)
+
+
+class Lookup:
+    """Asks Redis how much of a prompt each candidate holds.
+
+    Args:
+        is_up: Whether Redis is there; if not, it is not asked.
+    """
+
+    def __init__(
+        self,
+        store: RedisStore,
+        *,
+        names: CandidateNames,
+        caches: CacheView,
+        is_up: Callable[[], bool],
+        metrics: Metrics,
+    ) -> None:
+        self._store = store
+        self._names = names
+        self._caches = caches
+        self._is_up = is_up
+        self._metrics = metrics
+
+    async def fill(self, job: Job, candidates: Sequence[Candidate]) -> None:
+        """Set the job's matches of candidates that other routers lead, as far as Redis knows."""
+        if job.tokens is None or not self._is_up():
+            return
+        for contract, candidate_of in self._by_contract(candidates).items():
+            started_s = time.monotonic()
+            try:
+                found = await self._store.lookup(pack_keys(job.keys(contract)), tuple(candidate_of))
+            except StoreError as exc:
+                self._metrics.lookups.labels(exc.code).inc()
+                return
+            self._metrics.lookups.labels("ok").inc()
+            self._metrics.lookup_seconds.observe(time.monotonic() - started_s)
+            job.found |= {
+                candidate: BlockMatch(found[id_, "gpu"], found[id_, "gpu"], found[id_, "cpu"])
+                for id_, candidate in candidate_of.items()
+            }
+
+    def _by_contract(
+        self, candidates: Sequence[Candidate]
+    ) -> Mapping[HashContract, dict[StreamId, CandidateId]]:
+        groups: dict[HashContract, dict[StreamId, CandidateId]] = {}
+        for candidate in candidates:
+            stream, id_ = self._caches.stream(candidate.id), self._names.stream_id_of(candidate.id)
+            if id_ is None or self._caches.index.has_groups(candidate.id):
+                continue  # a prefix of one of several KV groups says nothing: it counts as none
+            if isinstance(stream, SharedStream):
+                groups.setdefault(stream.contract, {})[id_] = candidate.id
+        return groups

@@ -1,0 +1,247 @@
+"""Match: how much of a prompt each candidate holds, and how much the shared pool.
+
+`prepare` does what may wait: it hashes a long prompt in steps, and asks Redis where the index is
+looked up there. `match` is synchronous: nothing changes between it and the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from time import monotonic
+from typing import Final
+
+from msgspec.structs import replace
+
+from policies.view import CandidateId, ReplicaView
+from router.contracts import HashContract
+from router.errors import RouterError
+from router.index.block_index import NO_BLOCKS
+from router.index.cache_view import CacheView
+from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.replica import Candidate
+from router.request.job import Found, Job, PoolMatch
+from router.request.lookup import Lookup
+from router.request.turns import Turns
+from router.request.verify import PoolVerifier
+
+_HEAVY_TOKENS: Final = 32_768  # hashing them takes 3 ms, and several times that where it is slow
+
+_ByContract = dict[HashContract, list[CandidateId]]
+
+
+class Matcher:
+    """Finds what candidates and the pool have of a prompt.
+
+    Args:
+        lookup: The index in Redis; None: the local one is complete.
+        pool: None: there is no shared pool.
+        encoders: Where a long chain is hashed.
+        first_blocks_tokens: The first tokens of a prompt that policies may go by.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        caches: CacheView,
+        lookup: Lookup | None,
+        pool: PoolVerifier | None,
+        encoders: Executor,
+        first_blocks_tokens: int,
+        turns: Turns,
+    ) -> None:
+        self._fleet = fleet
+        self._caches = caches
+        self._lookup = lookup
+        self._pool = pool
+        self._encoders = encoders
+        self._first_blocks_tokens = first_blocks_tokens
+        self._turns = turns
+
+    # ---------------------------------------------------------------- what may wait
+
+    async def prepare(self, job: Job) -> None:
+        """Hash a long new prompt ahead, and ask Redis; whatever fails, the request goes on."""
+        if job.tokens is None:
+            return
+        if job.tokens.num_new_tokens > _HEAVY_TOKENS:
+            with suppress(RouterError):  # no replica serves it: the decision says so
+                await self._hash_ahead(job, self._by_contract(job, self._candidates(job)))
+        if self._lookup is not None:
+            with suppress(RouterError):  # likewise
+                await self._lookup.fill(job, self._candidates(job))
+
+    def _candidates(self, job: Job) -> Sequence[Candidate]:
+        """List the candidates for a request, or for its prompt.
+
+        Raises:
+            UnknownModel, NoReplicaAvailable: there are none.
+        """
+        now_s = monotonic()
+        candidates = self._fleet.candidates(job.model, now_s)
+        if self._fleet.is_split:
+            candidates = (*candidates, *self._fleet.prefillers(job.model, None, now_s))
+        return same_names(job, candidates)
+
+    async def _hash_ahead(self, job: Job, contracts: Iterable[HashContract]) -> None:
+        """Hash a prompt's chain in steps, off the loop where they are long."""
+        assert job.tokens is not None
+        loop = asyncio.get_running_loop()
+        for contract in contracts:
+            steps = job.tokens.hashing(contract, job.extra)
+            try:
+                work = next(steps)
+                while True:
+                    if work is None:
+                        await self._turns.take()
+                        work = next(steps)
+                    else:
+                        work = steps.send(await loop.run_in_executor(self._encoders, work))
+            except StopIteration:
+                pass
+
+    # ---------------------------------------------------------------- what may not
+
+    def match(self, job: Job, candidates: Sequence[Candidate]) -> Found:
+        """Count the leading prompt tokens that each candidate and the pool can spare an engine.
+
+        None where an engine will not look into its cache, nor into the pool.
+        """
+        if job.prompt is not None and not job.prompt.reads_cache:
+            first_blocks = self._first_blocks(job, candidates)
+            return Found(matches={}, pools={}, first_blocks_hash=first_blocks)
+        alike = same_names(job, candidates)
+        contracts = self._by_contract(job, alike)
+        matches = self._matches(job, contracts)
+        if job.inbound.api.ranks_since is not None:
+            anywhere = [each for each in candidates if not job.is_placed_at(each)]
+            matches = _of_any_rank(matches, anywhere)
+        pools: dict[CandidateId, PoolMatch] = {}
+        if self._pool is not None and contracts:
+            pools = self._pool.match(job, alike, contracts, self._caches.index)
+            _add_pools(matches, pools, self._pool.reads)
+        return Found(
+            matches=matches,
+            pools=pools,
+            first_blocks_hash=self._first_blocks(job, candidates),
+        )
+
+    def surviving(self, job: Job, candidate: Candidate, view: ReplicaView) -> ReplicaView:
+        """Show of the chosen candidate what of its match is left when it comes to the request.
+
+        And no more than what is whole: a match is found by bisecting.
+
+        Those in front of it evict the rest. Policies go by what is there now: without the queue
+        they would move more conversations, and recompute a tenth more (docs/research/index.md).
+        """
+        contract = self._caches.contract(view.id)
+        if job.tokens is None or contract is None or not view.num_gpu_tokens:
+            return view
+        if not job.is_placed_at(candidate):
+            return view
+        num_blocks = view.num_gpu_tokens // contract.block_size
+        keys = job.keys(contract)
+        num_left = self._caches.surviving(keys, view.id, num_blocks)
+        if view.id not in job.found:  # its blocks are known here
+            num_left = min(num_left, self._caches.unbroken(keys, view.id, num_blocks))
+        if num_left == num_blocks:
+            return view
+        num_gpu = num_left * contract.block_size
+        has_cpu = self._caches.index.num_blocks(view.id, "cpu") > 0
+        num_cpu = view.num_cpu_tokens if has_cpu else num_gpu
+        return replace(view, num_gpu_tokens=num_gpu, num_cpu_tokens=num_cpu)
+
+    def has_room(self, job: Job, candidate: Candidate) -> bool:
+        """Return whether an engine could begin a prompt now, beside what it has."""
+        contract = self._caches.contract(candidate.id)
+        if job.tokens is None or contract is None or not job.is_placed_at(candidate):
+            return True
+        return self._caches.has_room(job.keys(contract), candidate.id, job.num_tokens)
+
+    def _matches(self, job: Job, contracts: _ByContract) -> dict[CandidateId, Match]:
+        """Count the leading prompt tokens each candidate can reuse, capped as the engine caps.
+
+        The chain is computed once per contract.
+        """
+        matches: dict[CandidateId, Match] = {}
+        for contract, ids in contracts.items():
+            keys, size = job.keys(contract), contract.block_size
+            # The engine recomputes at least the last token, hence a whole block of a full hit.
+            reusable = (job.num_tokens - 1) // size
+            last, match = NO_BLOCKS, NO_MATCH
+            for cid, found in self._caches.match(keys, ids, job.found, reusable).items():
+                if found is not last:  # candidates that hold as much have the same one
+                    last = found
+                    match = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
+                matches[cid] = match
+        return matches
+
+    def _by_contract(self, job: Job, candidates: Sequence[Candidate]) -> _ByContract:
+        """Group candidates by how their blocks are named; those not known at all are left out.
+
+        Empty where the tokens are not known.
+        """
+        if job.tokens is None:
+            return {}
+        return self._caches.by_contract([candidate.id for candidate in candidates])
+
+    def _first_blocks(self, job: Job, candidates: Sequence[Candidate]) -> int | None:
+        """Digest the prompt's first blocks: the key of the last of them, for it is chained."""
+        contract = self._caches.contract(candidates[0].id)
+        keys = job.keys(contract) if contract is not None else []
+        if contract is None or not keys:
+            return None
+        num_blocks = max(1, self._first_blocks_tokens // contract.block_size)
+        return keys[min(num_blocks, len(keys)) - 1]
+
+
+def same_names(job: Job, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Leave out candidates that have a request's adapter from another path.
+
+    Digests include it, so nothing is known there of the blocks (vLLM 0.32 v1/core/kv_cache_utils.py
+    `_gen_lora_extra_hash_keys`). It happens while an adapter is reloaded, one replica at a time.
+    """
+    if job.extra.lora is None:
+        return candidates
+    name, path = job.extra.lora
+    return [each for each in candidates if each.replica.adapter_path(name) == path]
+
+
+def _add_pools(
+    matches: dict[CandidateId, Match],
+    pools: Mapping[CandidateId, PoolMatch],
+    reads: Callable[[CandidateId], bool],
+) -> None:
+    """Add what pools have to what candidates hold themselves, and whether they read it."""
+    last: tuple[Match, PoolMatch, bool] | None = None
+    match = NO_MATCH
+    for cid, pool in pools.items():
+        own, is_reader = matches.get(cid, NO_MATCH), reads(cid)
+        if last is None or own is not last[0] or pool is not last[1] or is_reader is not last[2]:
+            last = own, pool, is_reader
+            num_on_disk = pool.num_disk_tokens(*own[:2]) if is_reader else 0
+            match = Match(*own[:2], pool.num_tokens, is_reader, num_on_disk)
+        matches[cid] = match  # candidates that have as much have the same one
+
+
+def _of_any_rank(
+    matches: dict[CandidateId, Match], candidates: Sequence[Candidate]
+) -> dict[CandidateId, Match]:
+    """Give each rank what its replica's ranks have in the mean: the engine will choose one.
+
+    Rounded down to blocks. So replicas compare by what can be expected of them.
+    """
+    ranks: dict[str, list[Candidate]] = {}
+    for each in candidates:
+        if each.rank is not None:
+            ranks.setdefault(each.replica.name, []).append(each)
+    for group in ranks.values():
+        found = [matches.get(each.id, NO_MATCH) for each in group]
+        size = len(group) * (group[0].replica.block_size or 1)
+        gpu = sum(match.num_gpu_tokens for match in found) // size * size // len(group)
+        cpu = sum(match.num_cpu_tokens for match in found) // size * size // len(group)
+        matches |= {each.id: Match(gpu, cpu) for each in group}
+    return matches

@@ -1,0 +1,106 @@
+"""Owners: a request about a response goes to the replica that issued it.
+
+    find    when it is read: which replica that is, as this router or Redis knows
+    note    when an answer has begun: the id that it brings
+
+A request about an unknown response is placed like any other; where there are tenants it is refused,
+since the response may be another tenant's. Redis is asked within a deadline, and only for ids that
+are not known here; without Redis a router knows the responses that passed through itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+from router.api.response_ids import issued_in
+from router.cluster.redis_store import RedisStore
+from router.errors import ResponseNotFound, StoreError
+from router.metrics import Metrics
+from router.replicas.fleet import Fleet
+from router.replicas.registry import Registry
+from router.replicas.response_owners import ResponseKey, ResponseOwners, response_key
+from router.request.job import Job, Placement
+from router.upstream import Answer
+
+logger = logging.getLogger(__name__)
+
+_OK: Final = 200
+
+
+class Owners:
+    """Finds the replicas that issued responses.
+
+    Args:
+        store: What other routers issued; None: there are no others.
+        is_up: Whether Redis is there; if not, it is not asked.
+    """
+
+    def __init__(
+        self,
+        known: ResponseOwners,
+        *,
+        registry: Registry,
+        fleet: Fleet,
+        store: RedisStore | None,
+        is_up: Callable[[], bool],
+        metrics: Metrics,
+    ) -> None:
+        self._known = known
+        self._registry = registry
+        self._fleet = fleet
+        self._store = store
+        self._is_up = is_up
+        self._metrics = metrics
+
+    async def find(self, job: Job) -> None:
+        """Set the replica that a request has to go to, if it names a response.
+
+        Raises:
+            ResponseNotFound: that replica is gone; or the response is not known to be the tenant's.
+        """
+        if job.response_id is None:
+            return
+        key = _key(job, job.response_id)
+        identity, where = self._known.get(key), "here"
+        if identity is None:
+            identity, where = await self._ask(key), "redis"
+        if identity is None:
+            self._metrics.responses_found.labels("unknown").inc()
+            if job.tenant is not None:
+                raise ResponseNotFound(job.response_id)
+            return
+        entry = self._registry.of_identity(identity)
+        if entry is None or not self._fleet.listens(entry.name, monotonic()):
+            self._metrics.responses_found.labels("gone").inc()
+            raise ResponseNotFound(job.response_id)
+        self._metrics.responses_found.labels(where).inc()
+        job.owner = entry.name
+
+    async def _ask(self, key: ResponseKey) -> str | None:
+        """Ask Redis; late or failing means unknown."""
+        if self._store is None or not self._is_up():
+            return None
+        try:
+            identity = await self._store.records.response_owner(key)
+        except StoreError as exc:
+            logger.debug("look-up of a response failed", extra={"reason": exc.message})
+            return None
+        if identity is not None:
+            self._known.learn(key, identity)
+        return identity
+
+    def note(self, job: Job, placement: Placement, answer: Answer) -> None:
+        """Remember which replica issued the response that an answer brings."""
+        if not job.is_kept or answer.status != _OK:
+            return
+        response_id = issued_in(answer.readable, is_event_stream=answer.is_event_stream)
+        entry = self._registry.find(placement.candidate.replica.name)
+        if response_id is not None and entry is not None:
+            self._known.note(_key(job, response_id), entry.identity)
+
+
+def _key(job: Job, response_id: str) -> ResponseKey:
+    return response_key(response_id, job.tenant.name if job.tenant is not None else "")

@@ -1,0 +1,228 @@
+"""Read: a body as far as routing needs it, and what routing needs of it.
+
+A body is parsed whole where that is quick, but for messages that an earlier one had, too; else
+outlined. Its bytes stay as they came, unless a field has to change: one that only an operator may
+set, a tenant's salt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from msgspec.structs import replace
+
+from router.api import forms
+from router.api.forms import is_form, model_of_form
+from router.api.known_messages import KnownMessages
+from router.api.model_names import named_model
+from router.api.not_json import why_not_json
+from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
+from router.api.outliner import Outliner
+from router.api.response_ids import CREATE, is_kept, named_in
+from router.api.sessions import session_hash, session_of
+from router.api.side_effects import has_side_effects
+from router.api.withheld import Withheld
+from router.contracts import NO_EXTRA, ExtraKeys
+from router.errors import BadRequest
+from router.replicas.fleet import Fleet
+from router.request import tenancy
+from router.request.handing import kind_of
+from router.request.job import Inbound, Job
+
+
+class Reader:
+    """Turns requests into jobs, without holding up the loop for more than some 20 ms.
+
+    Args:
+        session_headers: Where a session id is looked for.
+    """
+
+    __slots__ = (
+        "_fleet",
+        "_known",
+        "_outliner",
+        "_session_headers",
+        "_withheld",
+    )
+
+    def __init__(
+        self,
+        outliner: Outliner,
+        *,
+        fleet: Fleet,
+        withheld: Withheld,
+        session_headers: Sequence[str],
+    ) -> None:
+        self._outliner = outliner
+        self._known = KnownMessages()
+        self._fleet = fleet
+        self._withheld = withheld
+        self._session_headers = session_headers
+
+    async def read(self, inbound: Inbound, request_id: str) -> Job:
+        """Read a request.
+
+        Raises:
+            BadRequest: the body has to be a JSON object and is none, or is nested too deep; a
+                prompt's body is empty, or a field of it is wrong.
+            PayloadTooLarge, Overloaded: as `Outliner.outline`.
+            RouterError: as `tenancy.apply`.
+        """
+        read = await self._parse(inbound)
+        form_model = await _form_model(inbound) if read is None else None
+        return self._job(inbound, request_id, read, form_model)
+
+    def knows(self, model: str) -> bool:
+        """Return whether a replica serves a model, as far as is known."""
+        return self._fleet.model(model) is not None
+
+    def name_blocks(self, job: Job) -> None:
+        """Note the adapter that a prompt's blocks are named by."""
+        if job.prompt is not None:
+            job.extra = extra_keys(self._fleet, job.model or "", job.extra.cache_salt)
+
+    async def _parse(self, inbound: Inbound) -> dict[str, Any] | Outline | None:
+        """Parse a body. What an engine would read as JSON, but we do not, never gets to it."""
+        body = inbound.body
+        if body is None or (inbound.needs_model and not inbound.needs_json):  # a form
+            return None
+        known = self._known.find(body, tenancy.owner_of(inbound.tenant))
+        if known is not None and (known.num_new_bytes <= SMALL_BYTES or _is_quick(body)):
+            view = self._known.parse(body, known)
+            if view is not None:
+                return view
+        if len(body) > SMALL_BYTES and not _is_quick(body):
+            outline = await self._outliner.outline(body)
+            if not outline.is_cheap:
+                if outline.wrong is None:
+                    return outline
+                if not inbound.needs_json:
+                    return None
+                raise BadRequest(why_not_json(outline.wrong))
+        return _whole(inbound)
+
+    def _job(
+        self,
+        inbound: Inbound,
+        request_id: str,
+        read: dict[str, Any] | Outline | None,
+        form_model: str | None,
+    ) -> Job:
+        body: dict[str, Any] | None
+        if isinstance(read, Outline):
+            body = read.fields
+            self._withheld.check_outline(read)
+        else:
+            body = read
+            if body is not None and inbound.body is not None:
+                stripped = self._withheld.strip(inbound.body, body)
+                if stripped is not inbound.body:
+                    inbound = replace(inbound, body=stripped)
+        job = Job(inbound=inbound, request_id=request_id, tries=[])
+        if isinstance(read, Outline):
+            job.outline = read
+            if inbound.api.outlined is not None:
+                job.set_prompt(inbound.api.outlined(read))
+        elif inbound.api.parse is not None:
+            job.set_prompt(inbound.api.parse(_required(body)))
+        prompt = job.prompt
+        if prompt is not None:
+            job.model = self._model_of(prompt.model)
+            job.streams = prompt.stream
+            job.extra = ExtraKeys(cache_salt=prompt.cache_salt or None)
+            self.name_blocks(job)
+            if job.chat is not None and body is not None and not inbound.api.counts:
+                job.kind = kind_of(inbound.path, job.chat, body)
+        else:
+            job.model = inbound.model or named_model(
+                inbound.path,
+                inbound.target.partition("?")[2],
+                inbound.headers,
+                form_model=form_model,
+                view=body,
+                reads_query=not inbound.needs_model,
+            )
+            job.streams = body is not None and body.get("stream") is True
+        job.response_id = named_in(inbound.path, body)
+        job.is_kept = inbound.path == CREATE and body is not None and is_kept(body)
+        job.has_side_effects = has_side_effects(inbound.method, inbound.path, body)
+        tenancy.apply(job, body)
+        if job.model is None and inbound.needs_model:
+            job.model = self._model_of(None) or None
+        self._set_session(job, body)
+        return job
+
+    def _set_session(self, job: Job, body: dict[str, Any] | None) -> None:
+        inbound = job.inbound
+        session = session_of(inbound.headers, body, self._session_headers, inbound.path)
+        if session is None:
+            return
+        owner = f"{job.tenant.name}\0" if job.tenant is not None else ""
+        model = f"{owner}{job.model or ''}"
+        job.session_hash = session_hash(session.name, model)
+        job.has_named_session = session.is_named
+        if session.parent is not None:
+            job.parent_session_hash = session_hash(session.parent, model)
+
+    def _model_of(self, named: str | None) -> str:
+        """Find the model of a request that names none: there must be only one.
+
+        An engine takes its first then, whichever other names it has (vLLM 0.32
+        openai/models/serving.py, `base_model_paths[0]`).
+
+        Raises:
+            BadRequest: there are several to choose from.
+        """
+        if named:
+            return named
+        bases = dict.fromkeys(each.base_model for each in self._fleet.replicas if each.models)
+        if len(bases) > 1:
+            raise BadRequest(f"name a `model`: {', '.join(bases)}", param="model")
+        return next(iter(bases), "")
+
+
+def extra_keys(fleet: Fleet, model: str, salt: str | None) -> ExtraKeys:
+    """Return what besides tokens names a prompt's blocks: salt and adapter."""
+    served = fleet.model(model)
+    lora = (model, served.root or "") if served is not None and served.parent else None
+    if lora is None and not salt:
+        return NO_EXTRA
+    return ExtraKeys(lora=lora, cache_salt=salt or None)
+
+
+async def _form_model(inbound: Inbound) -> str | None:
+    """Find the model that a form names; None: it is no form, or names none clearly."""
+    content_type = inbound.headers.get("Content-Type", "")
+    if not inbound.body or not is_form(content_type):
+        return None
+    if len(inbound.body) <= forms.SMALL_BYTES:
+        return model_of_form(inbound.body, content_type)
+    return await asyncio.to_thread(model_of_form, inbound.body, content_type)
+
+
+def _is_quick(body: bytes) -> bool:
+    return len(body) <= LARGE_BYTES and costs_ms(body) <= AT_ONCE_MS
+
+
+def _whole(inbound: Inbound) -> dict[str, Any] | None:
+    assert inbound.body is not None
+    try:
+        body = orjson.loads(inbound.body)
+    except orjson.JSONDecodeError as exc:
+        if not inbound.needs_json:
+            return None
+        raise BadRequest(why_not_json(str(exc))) from exc
+    if isinstance(body, dict):
+        return body
+    if not inbound.needs_json:
+        return None
+    raise BadRequest("the body must be a JSON object")
+
+
+def _required(body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if body is None:
+        raise BadRequest("the body is empty; send a JSON object")
+    return body

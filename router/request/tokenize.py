@@ -1,0 +1,369 @@
+"""Tokenize: a prompt's token ids; locally, else at an engine, else not at all.
+
+Local tokens are proven at run time, see `token_audit`. If they are wrong, the engine gets the
+model's prompts for a while (see TokenTrust).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
+
+from router.api.apis import MESSAGES
+from router.api.fit import check_fits, check_text_fits, sizes_of, sizes_of_outline, too_many_tokens
+from router.api.openai import (
+    ChatRequest,
+    CompletionRequest,
+    TokenIds,
+)
+from router.config import TokensConfig
+from router.errors import RouterError, TemplateFailed
+from router.metrics import Metrics
+from router.request.engine_tokens import EngineTokenizer
+from router.request.job import Job
+from router.request.media_tokens import MediaFinder, num_media_chars
+from router.request.tenancy import owner_of
+from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
+from router.tokens.conversation import has_media, mark_media, media_items
+from router.tokens.media_book import KnownMedia, MediaBook
+from router.tokens.media_names import MediaItem
+from router.tokens.panics import is_failure
+from router.tokens.prompter import EncodePlan
+
+logger = logging.getLogger(__name__)
+
+_BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
+_TOKENS_PER_ITEM: Final = 1_000  # a screenshot has some, where it is not known
+_MEDIA_MARK: Final = "this message is unknown to the router"
+_MAX_BYTES_PER_TOKEN: Final = 8  # in the mean of a whole prompt; text has about 4
+_MAX_TOKENS: Final = 1_000_000  # where the engine does not say what it takes at most
+_HEAVY_BYTES: Final = 1 << 20  # of a body or of new text: not in the way of others' prompts
+_HEAVY_ITEMS: Final = 1_000  # that a template goes through: some 6 µs each, a tool 30
+_MAX_ITEMS: Final = 10_000
+_MAX_HEAVY: Final = 8  # waiting at once; more are routed without tokens
+_T = TypeVar("_T")
+
+MaxTokens = Callable[[str], int | None]
+"""Model -> longest prompt its engines take, in tokens; None: not known."""
+
+
+class Tokenizer:
+    """Finds the tokens of prompts.
+
+    Args:
+        encoders: Where long encodes run; they hold the GIL little.
+        heavy: Where what takes seconds runs, out of the way of other prompts.
+        engine: Is asked what cannot be tokenized here.
+        max_tokens: What is far too long is not tokenized: the engine refuses it, and here it
+            would keep others waiting (about 0.2 s a megabyte).
+    """
+
+    def __init__(
+        self,
+        *,
+        config: TokensConfig,
+        prompters: Prompters,
+        encoders: Executor,
+        heavy: Executor,
+        engine: EngineTokenizer,
+        max_tokens: MaxTokens,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._prompters = prompters
+        self._encoders = encoders
+        self._heavy = heavy
+        self._num_heavy = 0
+        self._engine = engine
+        self._media = MediaFinder(engine, encoders)
+        self._max_tokens = max_tokens
+        self._metrics = metrics
+
+    async def fill(self, job: Job) -> None:
+        """Set the job's tokens (None: unknown), their number (else an estimate) and their way.
+
+        Raises:
+            BadRequest: it surely does not fit the model.
+            TemplateFailed: the chat template, proven to be the engine's, refuses the prompt.
+        """
+        prompter = self._prompters.get(job.model) if job.model is not None else None
+        self._check_fits(job, prompter)
+        if prompter is not None and job.prompt is not None:
+            try:
+                if prompter.trust.try_again(asyncio.get_running_loop().time()):
+                    logger.info("local tokens are tried again", extra={"model": job.model})
+                await self._find(job, prompter)
+            except TemplateFailed:
+                if prompter.trust.num_matches:
+                    raise
+                job.is_refused_here = True  # the engine may have been given another template
+            except RouterError:
+                raise
+            except BaseException as exc:  # our bug or a library's: it costs a match, not a request
+                if not is_failure(exc):
+                    raise
+                self._note_bug(job, exc)
+        self._metrics.tokenized.labels(job.way).inc()
+        if job.tokens is not None:
+            job.num_tokens = job.tokens.num_tokens + job.num_rest_tokens
+            if job.completion is not None:
+                job.num_more_tokens = _num_more_tokens(job.completion)
+        else:
+            job.num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
+
+    async def count(self, job: Job) -> None:
+        """Set how many tokens a chat has; None where an engine might count otherwise or refuse it.
+
+        It is set only where engines have counted such requests as we do, and the model has not
+        been suspect since.
+        """
+        prompter = self._prompters.get(job.model) if job.model is not None else None
+        chat = job.chat
+        if prompter is None or chat is None or chat.model is None:
+            return
+        if chat.tool_choice is not None and not (chat.tool_choice == "auto" and chat.tools):
+            return  # a parser may refuse it, an engine leave out tools that must not be called
+        if (MESSAGES.name, chat.has_tool_choice) not in prompter.trust.proven:
+            return
+        try:
+            tokens = await self._locally(job, prompter)
+            job.num_counted_tokens = tokens.num_tokens if tokens is not None else None
+        except (NeedsEngine, RouterError):
+            return
+        except BaseException as exc:  # as in `fill`
+            if not is_failure(exc):
+                raise
+            self._note_bug(job, exc)
+
+    async def _find(self, job: Job, prompter: Prompter) -> None:
+        """Set the tokens and their way.
+
+        Raises:
+            TemplateFailed: our chat template refuses the prompt.
+        """
+        way = "local"
+        try:
+            job.has_media = job.chat is not None and has_media(job.chat.messages)
+            if job.has_media:
+                job.tokens, way = await self._with_media(job, prompter)
+            else:
+                job.tokens = await self._locally(job, prompter)
+        except NeedsEngine as exc:
+            why = exc.detail if exc.reason == "field" else exc.reason
+            self._metrics.needs_engine.labels(job.inbound.api.name, why).inc()
+            may_ask = exc.reason not in ("field", "size")
+            if job.chat is not None and not prompter.asks_engine:
+                may_ask = False
+            ids = await self._engine.ids(job, prompter) if may_ask else None
+            if ids is not None:
+                plan = prompter.plan_ids(ids, owner_of(job.tenant))
+                job.tokens = prompter.commit(plan, plan.encode())
+            way = "engine"
+        if job.tokens is not None:
+            job.way = way
+
+    def _check_fits(self, job: Job, prompter: Prompter | None) -> None:
+        """Refuse what is surely too long, before anything is made of it.
+
+        Raises:
+            BadRequest: it is.
+        """
+        longest = self._max_tokens(job.model) if job.model is not None else None
+        if longest is None or job.prompt is None:
+            return
+        outline = job.outline
+        sizes = sizes_of_outline(outline) if outline is not None else sizes_of(job.prompt)
+        check_fits(sizes, longest, prompter.max_chars_per_token if prompter is not None else None)
+
+    async def _locally(self, job: Job, prompter: Prompter) -> Tokens | None:
+        longest = self._max_tokens(job.model or "")
+        is_cut = job.chat is not None and job.chat.truncates
+        may_refuse = prompter.trust.num_matches > 0 and not is_cut
+        if job.chat is not None:
+            parts = await self._rendered(job, job.chat, prompter)
+            num_chars, most = sum(map(len, parts)), prompter.max_chars_per_token
+            may_refuse &= prompter.writes_text
+            if longest is not None and most is not None and may_refuse:
+                check_text_fits(num_chars, longest, most)
+            if num_chars > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
+                return None
+            plan = prompter.plan_rendered(job.chat, parts, owner=owner_of(job.tenant))
+        else:
+            assert job.completion is not None
+            if _num_chars(job.completion) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
+                return None
+            plan = prompter.plan_completion(job.completion, owner=owner_of(job.tenant))
+        encoded = await self._encoded(plan)
+        num_tokens = plan.num_known_tokens + sum(map(len, encoded))
+        # Its chain would be worth nothing; of one that is cut a token less is left.
+        if num_tokens > (longest or _MAX_TOKENS) - is_cut:
+            if longest is not None and may_refuse:
+                raise too_many_tokens(num_tokens, longest)
+            return None
+        return prompter.commit(plan, encoded)
+
+    async def _encoded(self, plan: EncodePlan) -> list[TokenIds]:
+        if plan.num_new_chars > _HEAVY_BYTES:
+            return await self._heavily(plan.encode)
+        if plan.num_new_chars > self._config.inline_chars:
+            return await self._off_loop(plan.encode)
+        return plan.encode()
+
+    async def _with_media(self, job: Job, prompter: Prompter) -> tuple[Tokens, str]:
+        """Make a prompt with images or sounds as far as they are known; of one with other media
+        what is before their message. The rest is estimated.
+
+        Raises:
+            NeedsEngine: nothing of it can be made here.
+        """
+        if prompter.media is not None:
+            try:
+                return await self._with_items(job, prompter, prompter.media)
+            except NeedsEngine as exc:
+                if exc.reason != "multimodal":
+                    raise
+        tokens = await self._before_media(job, prompter)
+        self._metrics.needs_engine.labels(job.inbound.api.name, "multimodal").inc()
+        return tokens, "prefix"
+
+    async def _before_media(self, job: Job, prompter: Prompter) -> Tokens:
+        """Make what stands before the first message with media.
+
+        No engine is asked: it would fetch and decode them, and once more for the request itself.
+
+        Raises:
+            NeedsEngine: nothing of it can be made here.
+        """
+        assert job.chat is not None
+        chat = replace(job.chat, messages=mark_media(job.chat.messages, _MEDIA_MARK))
+        try:
+            text = "".join(await self._rendered(job, chat, prompter))
+        except TemplateFailed as exc:
+            raise NeedsEngine("multimodal", "template") from exc
+        before, mark, behind = text.partition(_MEDIA_MARK)
+        if not mark or len(text) > _MAX_TOKENS * _MAX_BYTES_PER_TOKEN:
+            raise NeedsEngine("multimodal")
+        plan = prompter.plan_rendered(chat, [before], owner=owner_of(job.tenant))
+        tokens = prompter.commit(plan, await self._encoded(plan)).before_tail()
+        if not tokens.num_tokens:
+            raise NeedsEngine("multimodal")
+        num_media = 1 + behind.count(_MEDIA_MARK)
+        job.num_head_tokens = job.num_named_tokens = tokens.num_tokens
+        job.num_rest_tokens = len(behind) // _BYTES_PER_TOKEN + num_media * _TOKENS_PER_ITEM
+        return tokens
+
+    async def _with_items(
+        self, job: Job, prompter: Prompter, book: MediaBook
+    ) -> tuple[Tokens, str]:
+        """Make a prompt with images or sounds as far as they are known; the rest is estimated.
+
+        Raises:
+            NeedsEngine: nothing of it can be made here.
+        """
+        assert job.chat is not None
+        items: list[MediaItem] = media_items(job.chat.messages)
+        if any(item.kind not in book.placeholders for item in items):
+            raise NeedsEngine("multimodal", "kind")
+        job.has_named_media = any(item.uuid is not None for item in items)
+        chat = replace(job.chat, shows_media=True)
+        num_chars = len(job.inbound.body or b"") - num_media_chars(items)
+        try:
+            text = "".join(await self._rendered(job, chat, prompter, num_chars))
+        except TemplateFailed as exc:  # the engine will say so in its own words
+            raise NeedsEngine("multimodal", "template") from exc
+        texts, is_as_sent = book.split(text, [item.kind for item in items])
+        if len(texts) == 1 or len(text) > _MAX_TOKENS * _MAX_BYTES_PER_TOKEN:
+            raise NeedsEngine("multimodal")
+        known: list[KnownMedia] = []
+        if is_as_sent:  # else a client wrote such a token itself
+            known = await self._media.find(job.model or "", prompter, items, owner_of(job.tenant))
+        plan = prompter.plan_media(chat, texts[: len(known) + 1], known, owner=owner_of(job.tenant))
+        tokens = prompter.commit(plan, await self._encoded(plan))
+        job.num_head_tokens = tokens.num_before_media
+        job.num_named_tokens = _num_named_tokens(tokens, known)
+        num_unknown = len(texts) - 1 - len(known)
+        if not num_unknown:
+            return tokens, "media"
+        rest = sum(map(len, texts[len(known) + 1 :])) // _BYTES_PER_TOKEN
+        job.num_rest_tokens = rest + num_unknown * _TOKENS_PER_ITEM
+        why = items[len(known)].kind
+        self._metrics.needs_engine.labels(job.inbound.api.name, why).inc()
+        return tokens, "prefix"
+
+    async def _rendered(
+        self, job: Job, chat: ChatRequest, prompter: Prompter, num_chars: int | None = None
+    ) -> Sequence[str]:
+        """Render a chat in parts; what is large off the loop, and what is huge not at all.
+
+        Raises:
+            NeedsEngine, TemplateFailed: as `Prompter.render_parts`.
+        """
+        num_items = chat.num_items
+        if num_items > _MAX_ITEMS:
+            raise NeedsEngine("size")
+        num_chars = len(job.inbound.body or b"") if num_chars is None else num_chars
+        if num_items > _HEAVY_ITEMS or num_chars > _HEAVY_BYTES:
+            return await self._heavily(partial(prompter.render_parts, chat, apart=True))
+        if num_items > prompter.max_inline_items:
+            owner = owner_of(job.tenant)
+            render = partial(prompter.render_parts, chat, owner=owner, apart=True)
+            return await self._off_loop(render)
+        return prompter.render_parts(chat, owner=owner_of(job.tenant))
+
+    def _note_bug(self, job: Job, bug: BaseException) -> None:
+        """Log where it happened, but not what it says: that may quote the prompt."""
+        where = traceback.extract_tb(bug.__traceback__, limit=-1)[0]
+        logger.error(
+            "prompt was not tokenized",
+            extra={
+                "model": job.model,
+                "request": job.request_id,
+                "error": type(bug).__name__,
+                "where": f"{where.filename}:{where.lineno}",
+            },
+        )
+
+    async def _off_loop(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+
+    async def _heavily(self, work: Callable[[], _T]) -> _T:
+        """Do work of up to seconds off the loop, one at a time.
+
+        Raises:
+            NeedsEngine: too much of it waits already.
+        """
+        if self._num_heavy >= _MAX_HEAVY:
+            raise NeedsEngine("size")
+        self._num_heavy += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._heavy, work)
+        finally:
+            self._num_heavy -= 1
+
+
+def _num_named_tokens(tokens: Tokens, items: Sequence[KnownMedia]) -> int:
+    """Count the tokens in front of the first item of which no engine's name is known."""
+    for item, span in zip(items, tokens.media_spans(), strict=True):
+        if not item.is_named:
+            return span.start
+    return tokens.num_tokens
+
+
+def _num_more_tokens(request: CompletionRequest) -> int:
+    """Count the tokens of a batch's prompts behind the first; those of texts are estimated."""
+    return sum(
+        len(prompt) // _BYTES_PER_TOKEN if isinstance(prompt, str) else len(prompt)
+        for prompt in request.prompts[1:]
+    )
+
+
+def _num_chars(request: CompletionRequest) -> int:
+    first = request.prompts[0] if request.prompts else ""
+    return len(first) if isinstance(first, str) else 0

@@ -1,0 +1,274 @@
+"""Verify: what the shared pool can add to a decision; looked up at once, verified where it matters.
+
+The directory may be old: the master evicts without a word, and an engine reports what it stored
+with its next step, which an idle one has not taken. So where a decision would fetch, or could, for
+another candidate holds more, the master is asked about the very blocks: all of them if they are
+few, else the ones around the boundary and some between. One deadline for it all, waiting behind
+other requests' questions included; late means unknown, and the directory counts. A pool that has
+never evicted and has room is not asked about what is known to be there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from policies.view import CandidateId
+from router.config import MooncakeConfig
+from router.contracts import HashContract
+from router.errors import PoolError, PoolLate
+from router.index.block_index import BlockIndex
+from router.metrics import Metrics
+from router.pool.pools import Pool
+from router.pool.readers import PoolReaders
+from router.pool.suspects import PoolSuspects
+from router.replicas.replica import Candidate
+from router.request.job import Choice, Job, Placement, PoolMatch
+
+logger = logging.getLogger(__name__)
+
+_ROUNDS: Final = 3  # a hole that a sample found may have others before it
+_AHEAD: Final = 4  # blocks behind the boundary that are asked for, too
+_NEAR: Final = 16  # blocks before it, where only samples are
+
+
+class PoolVerifier:
+    """Knows what the pools have of a prompt, and which candidates can fetch it."""
+
+    def __init__(
+        self,
+        *,
+        pools: Mapping[str, Pool],
+        readers: PoolReaders,
+        config: MooncakeConfig,
+        metrics: Metrics,
+    ) -> None:
+        self.readers = readers
+        self._suspects = PoolSuspects()
+        self._pools = pools
+        self._config = config
+        self._metrics = metrics
+
+    def match(
+        self,
+        job: Job,
+        candidates: Sequence[Candidate],
+        contracts: Mapping[HashContract, Sequence[CandidateId]],
+        index: BlockIndex,
+    ) -> dict[CandidateId, PoolMatch]:
+        """Find what each candidate's pool has in its layout.
+
+        Those are left out that are in no pool, or in one that is not counted on now, or whose
+        layout is not known, or that share its keys with replicas of another KV data type.
+        `index` knows the KV groups of a contract's candidates, and whether they drop the last block
+        of a hit: they do so of what the pool has, too, so a prompt's last token may end it (source:
+        MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0).
+        """
+        up = {name: pool.catalog for name, pool in self._pools.items() if pool.catalog.is_up}
+        if not up or job.tokens is None:
+            return {}
+        model = candidates[0].replica.base_model
+        pool_of = {candidate.id: candidate.replica.pool for candidate in candidates}
+        found: dict[CandidateId, PoolMatch] = {}
+        for contract, ids in contracts.items():
+            if contract.algorithm == "warmroute":  # our own names: no engine's objects have them
+                continue
+            drops_last = index.drops_last(ids[0])
+            num_reusable = job.num_tokens if drops_last else job.num_tokens - 1
+            chain = job.keys(contract)[: num_reusable // contract.block_size]
+            groups = index.groups_of(ids[0])
+            num_dropped = int(drops_last and groups is None)
+            by_directory: dict[tuple[str, str], PoolMatch] = {}
+            for candidate in ids:
+                pool = pool_of[candidate]
+                if pool is None or pool not in up:
+                    continue
+                directory = up[pool].directory_of(model, candidate)
+                if directory is None or directory in up[pool].mixed:
+                    continue
+                match = by_directory.get((pool, directory))
+                if match is None:
+                    num_blocks = max(0, up[pool].match(directory, chain, groups) - num_dropped)
+                    on_disk = up[pool].on_disk(directory, chain[:num_blocks])
+                    match = PoolMatch(
+                        pool, directory, contract, chain, groups, num_blocks, num_dropped, on_disk
+                    )
+                    by_directory[pool, directory] = match
+                found[candidate] = match
+            for pool in {pool for pool, _ in by_directory}:
+                up[pool].named(model, chain)
+        return found
+
+    def reads(self, candidate: CandidateId) -> bool:
+        """Return whether a candidate can be counted on to fetch what it lacks."""
+        return self.readers.reads(candidate) and not self._suspects.is_suspect(
+            candidate, time.monotonic()
+        )
+
+    def begins_fetch(self, candidate: CandidateId) -> None:
+        """Note that a request is sent that is counted on to fetch."""
+        self._suspects.began(candidate, time.monotonic())
+
+    def fetched(self, candidate: CandidateId, begun_s: float) -> None:
+        """Note that a request that had to fetch got its first token."""
+        self._suspects.succeeded(candidate, begun_s)
+
+    def fetch_failed(self, candidate: CandidateId, begun_s: float) -> None:
+        """Note that a request that had to fetch failed, or waits for too long."""
+        if self._suspects.suspect(candidate, begun_s, time.monotonic()):
+            self._metrics.pool_suspected.labels(candidate).inc()
+            logger.warning("reads from the pool are suspect", extra={"candidate": candidate})
+
+    # ---------------------------------------------------------------- verification
+
+    def due(self, choice: Choice) -> list[int]:
+        """List the blocks to ask the master about, for a choice that this could change.
+
+        It could where the candidate would fetch, or where the pool has probably been given what
+        another candidate holds, though nothing has said so yet.
+        """
+        match = choice.pool
+        if match is None or not (choice.num_pool_tokens or choice.num_likely_tokens):
+            return []
+        num_likely_blocks = min(choice.num_likely_blocks, len(match.chain))
+        if not (match.num_blocks or num_likely_blocks) or not self._config.verify_keys:
+            return []
+        if not self._pools[match.pool].questions.can_ask(time.monotonic()):
+            return []
+        return self._open_positions(match, match.num_blocks, num_likely_blocks)
+
+    async def verify(self, job: Job, choice: Choice, positions: Sequence[int]) -> None:
+        """Ask the master and correct the directory; never fails, never takes long."""
+        match = choice.pool
+        assert match is not None
+        started_s = time.monotonic()
+        deadline_s = started_s + self._config.verify_timeout_s
+        try:
+            num_blocks = await self._ask_until_known(job, choice, match, positions, deadline_s)
+        except PoolError as exc:
+            result = "late" if isinstance(exc, PoolLate) else "failed"
+        else:
+            result = "unnamed" if num_blocks is None else _result(match.num_blocks, num_blocks)
+        self._metrics.pool_verified.labels(match.pool, result).inc()
+        self._metrics.pool_verify.observe(time.monotonic() - started_s)
+
+    async def ask_for_all(self, job: Job, choice: Choice) -> None:
+        """Ask the master about a whole prompt that has just been stored; never fails."""
+        match = choice.pool
+        if match is None or not self._pools[match.pool].questions.can_ask(time.monotonic()):
+            return
+        positions = self._open_positions(match, match.num_blocks, len(match.chain))
+        if positions:
+            await self.verify(job, choice, positions)
+
+    async def _ask_until_known(
+        self,
+        job: Job,
+        choice: Choice,
+        match: PoolMatch,
+        positions: Sequence[int],
+        deadline_s: float,
+    ) -> int | None:
+        """Ask, and again where the answer moved the boundary; return where it is.
+
+        None: no key can be named.
+
+        Raises:
+            PoolError: no answer in time, or none that is understood.
+        """
+        pool = self._pools[match.pool]
+        if not pool.catalog.names(match.directory, b""):
+            return None
+        asked: set[int] = set()
+        num_blocks = match.num_blocks
+        for _ in range(_ROUNDS):
+            asked.update(positions)
+            digests = job.digests(match.contract, positions)
+            names = {
+                match.chain[position]: pool.catalog.names(match.directory, digest)
+                for position, digest in zip(positions, digests, strict=True)
+            }
+            await pool.questions.wait(pool.questions.ask(match.directory, names), deadline_s)
+            num_blocks = pool.catalog.match(match.directory, match.chain, match.groups)
+            num_blocks = max(0, num_blocks - match.num_dropped)
+            opened = self._open_positions(match, num_blocks, choice.num_likely_blocks)
+            positions = [position for position in opened if position not in asked]
+            if not positions:
+                break
+        pool.catalog.fill(match.directory, match.chain[:num_blocks], sorted(asked))
+        return num_blocks
+
+    def _open_positions(
+        self, match: PoolMatch, num_blocks: int, num_likely_blocks: int
+    ) -> list[int]:
+        """List the blocks to ask for: the plan's.
+
+        While the pool loses nothing, only those that are likely to be there and not known to be.
+        """
+        pool = self._pools[match.pool]
+        num_ranks = max(1, len(pool.catalog.names(match.directory, b"")))
+        max_blocks = self._config.verify_keys // num_ranks
+        planned = _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
+        if not pool.catalog.holds_all_known:
+            return planned
+        known, chain = pool.catalog.directory(match.directory), match.chain
+        return [at for at in planned if at < num_likely_blocks and chain[at] not in known]
+
+    # ---------------------------------------------------------------- audit
+
+    def audit(self, placement: Placement, num_reported: int) -> bool:
+        """Learn from what an engine reused; return whether the pool had any part in it.
+
+        Where it had, a wrong prediction says nothing about the replica's own event stream.
+        """
+        num_own = placement.num_gpu_tokens + placement.num_cpu_tokens
+        num_pool = placement.num_in_pool or 0
+        if num_pool <= num_own:
+            return False
+        candidate = placement.candidate.id
+        if num_reported > num_own:  # it read, counted on or not
+            self.fetched(candidate, placement.lease.begun_s)
+        belief = self.readers.observe(
+            candidate,
+            num_own_tokens=num_own,
+            num_pool_tokens=num_pool,
+            num_reported=num_reported,
+        )
+        if belief is True:
+            logger.info("replica does read the pool", extra={"candidate": candidate})
+        elif belief is False:
+            logger.warning(
+                "replica does not read the pool: set replicas[].pool if it should",
+                extra={"candidate": candidate},
+            )
+        pool = self._pools.get(placement.candidate.replica.pool or "")
+        if pool is not None and num_reported != placement.num_cached_tokens:
+            pool.catalog.wants_listing = True
+        return True
+
+
+def _plan(
+    num_blocks: int, num_chain: int, max_blocks: int, num_likely_blocks: int = 0
+) -> list[int]:
+    """Choose the blocks to ask for: all up to the boundary and a few behind, or samples of them.
+
+    [0, boundary) evenly spaced      [boundary - 16, boundary) all      [boundary, + 4) all
+
+    Where more are likely, all of those as far as 3/4 of `max_blocks` go; the next round goes on.
+    """
+    end = min(num_chain, max(num_blocks + _AHEAD, num_likely_blocks))
+    if end <= max_blocks:
+        return list(range(end))
+    end = min(end, num_blocks + max(_AHEAD, max_blocks * 3 // 4))
+    near = range(max(0, num_blocks - _NEAR), end)
+    num_spaced = max(1, max_blocks - len(near))
+    spaced = {position * near.start // num_spaced for position in range(num_spaced)}
+    return sorted({*spaced, *near})
+
+
+def _result(num_thought: int, num_found: int) -> str:
+    if num_found == num_thought:
+        return "confirmed"
+    return "less" if num_found < num_thought else "more"

@@ -1,0 +1,151 @@
+"""Witness: a request that failed is asked about its replica: is that still there?
+
+    check      a request that comes: is it known to end replicas?
+    lost       a try failed: it is a suspect if its replica turns out to be dead or hung
+    left       likewise, its client did not wait for that
+    answered   it was answered: it is no suspect
+
+A replica that died answers to no probe the moment after, so it is probed at once: the client's own
+retry comes within half a second. What one that hangs has cost is learned from the usual probes.
+Realtime sessions and requests without a body are not watched. See `router.replicas.deaths`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Final
+
+from router.api.body_digest import LARGE_BYTES, body_digest
+from router.discovery.engine_api import EngineApi
+from router.errors import (
+    NotAsked,
+    Overdue,
+    RequestKills,
+    RouterError,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from router.records.outcome import Outcome
+from router.replicas.deaths import Body, Deaths
+from router.replicas.fleet import Fleet
+from router.replicas.health import ProbeFailure
+from router.request.job import Inbound, Job, Placement
+from router.upstream import Upstream
+
+_LOOK_S: Final = 1.0  # for an answer to the probe; a replica that is gone refuses at once
+_HEAR_S: Final = 0.2
+"""At a second death, until others that were there have said so, at other routers, too."""
+
+_LATE: Final = frozenset({UpstreamTimeout.code, Overdue.code})
+"""Failures of a replica that may hang: its probes say so, one more would wait, too."""
+
+
+class Witness:
+    """Tells `Deaths` what happens to requests."""
+
+    def __init__(
+        self, deaths: Deaths, *, fleet: Fleet, engine_api: EngineApi, upstream: Upstream
+    ) -> None:
+        self._deaths = deaths
+        self._fleet = fleet
+        self._engine_api = engine_api
+        self._upstream = upstream
+        self._looking: dict[str, asyncio.Lock] = {}
+        self._looked_s: dict[str, float] = {}  # when a replica was last asked
+
+    async def check(self, inbound: Inbound) -> Body | None:
+        """Return a request's digest, if any request is suspect.
+
+        Raises:
+            RequestKills: it is known to end replicas.
+        """
+        if not self._deaths.is_watching or not inbound.body:
+            return None
+        body = await _digest(inbound)
+        refused = self._refusal(body)
+        if refused is not None:
+            raise refused
+        return body
+
+    def refusal(self, job: Job) -> RouterError | None:
+        """Return why a request must not be sent once more; None: it may be."""
+        return self._refusal(job.digest) if job.digest is not None else None
+
+    async def lost(
+        self, job: Job, placement: Placement, failure: str, *, is_answered: bool = False
+    ) -> None:
+        """Note that a try failed, and find out whether its replica went down.
+
+        Args:
+            is_answered: Whether its client had got a part of the answer.
+        """
+        if job.received is None or not job.received.body:
+            return
+        replica, begun_s = placement.candidate.replica, placement.lease.begun_s
+        if job.digest is None:
+            job.digest = await _digest(job.received)
+        job.lost_lease = placement.lease.number
+        self._deaths.broke(
+            replica.name,
+            job.digest,
+            is_answered=is_answered,
+            begun_s=begun_s,
+            now_s=monotonic(),
+        )
+        if failure not in _LATE:
+            await self._look(replica.name, replica.url)
+        if self._deaths.num_deaths(job.digest) > 1:
+            await asyncio.sleep(_HEAR_S)
+
+    def left(self, job: Job, placement: Placement) -> None:
+        """Note that a client left; a suspect if its replica is down, as one that hangs."""
+        received, name = job.received, placement.candidate.replica.name
+        if received is None or not received.body or not self._fleet.is_down(name):
+            return
+        if job.digest is None:
+            job.digest = _digest_now(received)
+        begun_s = placement.lease.begun_s
+        self._deaths.broke(name, job.digest, is_answered=False, begun_s=begun_s, now_s=monotonic())
+
+    def answered(self, job: Job, placement: Placement, outcome: Outcome) -> None:
+        """Note how an answer ended: a request that was answered is no suspect."""
+        is_answered = outcome in (Outcome.OK, Outcome.CLIENT_ERROR)
+        if is_answered and job.digest is not None and job.lost_lease != placement.lease.number:
+            self._deaths.clear(job.digest)
+
+    def _refusal(self, body: Body) -> RouterError | None:
+        now_s = monotonic()
+        refusal = self._deaths.refusal(body, now_s)
+        if refusal is None:
+            return None
+        return RequestKills(num_replicas=len(refusal.replicas), left_s=refusal.until_s - now_s)
+
+    async def _look(self, name: str, url: str) -> None:
+        """Ask a replica whether it is there, once for all that failed there at a time."""
+        failed_s = monotonic()
+        async with self._looking.setdefault(name, asyncio.Lock()):
+            if self._fleet.is_down(name) or self._looked_s.get(name, 0.0) >= failed_s:
+                return
+            self._looked_s[name] = monotonic()
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await self._engine_api.ping(name, url)
+            except (TimeoutError, UpstreamTimeout, NotAsked):
+                return
+            except UpstreamError:
+                # An engine whose core died answers 503 until its process ends.
+                self._fleet.probe_failed(name, ProbeFailure.REFUSED, monotonic())
+                self._upstream.abort(name)
+
+
+async def _digest(inbound: Inbound) -> Body:
+    if len(inbound.body or b"") > LARGE_BYTES:
+        return await asyncio.to_thread(_digest_now, inbound)
+    return _digest_now(inbound)
+
+
+def _digest_now(inbound: Inbound) -> Body:
+    owner = inbound.tenant.name if inbound.tenant is not None else ""
+    content_type = inbound.headers.get("Content-Type", "")
+    return Body(body_digest(inbound.body or b"", content_type, path=inbound.path, owner=owner))

@@ -1,0 +1,256 @@
+"""router.request: prompts with media, from the request to the audit; models that see or hear."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from router.api.openai import parse_chat
+from router.request import media_tokens
+from router.tokens import Prompter, conversation, load_prompter
+from tests.faults.fake_engine import FakeEngine
+from tests.faults.stage import SECRET, Json, Stage, on_stage
+from tests.vision_model import image_part, make_vision_model, png, sound_part, wav
+
+PLACEHOLDERS = {
+    "idefics3": ("<image>", 8192),
+    "qwen2_audio": ("<|audio_bos|><|AUDIO|><|audio_eos|>", 8237),
+}
+
+
+class SeeingEngine(FakeEngine):
+    """Counts a prompt's tokens; an item is 18, and `adds` more in an answer's count."""
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        super().__init__(self._answer)
+        self.tokenizes = True
+        self._placeholder, self._token_id = PLACEHOLDERS[kind]
+        self.pages["/v1/models"] = {
+            "object": "list",
+            "data": [{"id": "tiny", "object": "model", "root": str(directory)}],
+        }
+        self.prompter: Prompter = load_prompter(str(directory))
+        self.adds = 0
+        self.num_asked = 0
+        self.refuses = False
+
+    def ids(self, body: Json) -> list[int]:
+        """Make a prompt: its text, and an image in each placeholder's place."""
+        texts = []
+        for message in body["messages"]:
+            texts += [part.get("text", self._placeholder) for part in message["content"]]
+        shown = {"messages": [{"role": "user", "content": "".join(texts)}]}
+        plan = self.prompter.plan_chat(parse_chat(shown))
+        made: list[int] = []
+        for token in self.prompter.commit(plan, plan.encode()).ids():
+            made += [8193, *[token] * 16, 8193] if token == self._token_id else [token]
+        return made
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        if request.path == "/tokenize":
+            self.num_asked += 1
+            if self.refuses:
+                return web.json_response({"error": {"message": "no such sound"}}, status=400)
+            return web.json_response({"tokens": self.ids(body)})
+        num_tokens = len(self.ids(body)) + self.adds
+        return web.json_response(
+            {
+                "object": "chat.completion",
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}}],
+                "usage": {"prompt_tokens": num_tokens},
+            }
+        )
+
+
+@asynccontextmanager
+async def seeing(
+    directory: Path, kind: str = "idefics3"
+) -> AsyncIterator[tuple[SeeingEngine, Stage]]:
+    model = make_vision_model(directory, kind)
+    async with SeeingEngine(model, kind) as engine, on_stage(engine) as stage:
+        yield engine, stage
+
+
+def show(*parts: Json, text: str = "Look. ") -> Json:
+    """Ask about pictures."""
+    content = [{"type": "text", "text": f"{SECRET} {text}" * 20}, *parts]
+    return {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+
+
+def ways(stage: Stage) -> dict[str, float]:
+    """Count the prompts with images by how they were made."""
+    names = ("media", "prefix", "engine", "local")
+    found = {way: stage.metric("warmroute_tokenized_requests_total", way=way) for way in names}
+    return {way: count for way, count in found.items() if count}
+
+
+async def test_an_image_is_asked_about_once(tmp_path: Path) -> None:
+    """Then its prompts are made here; the engine's count confirms them."""
+    async with seeing(tmp_path) as (engine, stage):
+        one, other = image_part(png(3, 2, 1)), image_part(png(3, 2, 2))
+        for body in (show(one), show(one), show(one, other), show(one, other)):
+            assert (await stage.ask(body)).status == 200
+
+        assert engine.num_asked == 2
+        assert ways(stage) == {"media": 4}
+        assert not stage.metric("warmroute_token_mismatches_total")
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        ("idefics3", {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}),
+        ("idefics3", {"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}}),
+        ("idefics3", {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}),
+        ("qwen2_audio", {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}}),
+        ("qwen2_audio", {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,%%%"}}),
+        ("qwen2_audio", {"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}),
+    ],
+    ids=["address", "no-base64", "nothing", "sound-address", "sound-no-base64", "sound-no-data"],
+)
+async def test_what_is_not_known_ends_a_prompt(tmp_path: Path, model: str, part: Json) -> None:
+    """No engine is asked, nothing is fetched; the body goes on as it came."""
+    async with seeing(tmp_path, model) as (engine, stage):
+        body = show(part, text="a")
+        reply = await stage.ask(body)
+
+        assert reply.status == 200
+        assert [orjson.loads(each.body) for each in engine.received] == [body]
+        assert ways(stage) == {"prefix": 1}
+        why = "image" if model == "idefics3" else "audio"
+        assert stage.metric("warmroute_needs_engine_total", why=why) == 1
+
+
+async def test_sound_is_asked_about_once(tmp_path: Path) -> None:
+    """However it is sent; of a computed name or of none yet."""
+    async with seeing(tmp_path, "qwen2_audio") as (engine, stage):
+        sound, other = wav(0.1, 1), wav(0.1, 2, num_channels=2)
+        parts = [sound_part(sound), sound_part(sound, is_url=True), sound_part(other)]
+        for body in (show(parts[0]), show(parts[1]), show(*parts), show(*parts)):
+            assert (await stage.ask(body)).status == 200
+
+        assert engine.num_asked == 2
+        assert ways(stage) == {"media": 4}
+        assert not stage.metric("warmroute_token_mismatches_total")
+
+
+async def test_sound_that_the_engine_refuses_is_asked_about_once(tmp_path: Path) -> None:
+    """It is broken, or too short: the request goes on each time, and is routed by its head."""
+    async with seeing(tmp_path, "qwen2_audio") as (engine, stage):
+        engine.refuses = True
+        for _ in range(3):
+            assert (await stage.ask(show(sound_part(b"no sound"), text="a"))).status == 200
+
+        assert engine.num_asked == 1
+        assert ways(stage) == {"prefix": 3}
+
+
+async def test_large_sound_ends_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine is not asked about it: it would decode it, and once more for the answer."""
+    monkeypatch.setattr(media_tokens, "_MAX_ASKED_CHARS", 1_000)
+    monkeypatch.setattr(conversation, "MAX_URL_CHARS", 2_000)
+    before = {"type": "text", "text": "What was said before. " * 60}
+    async with seeing(tmp_path, "qwen2_audio") as (engine, stage):
+        for size in (1_000, 2_000):
+            body = show(sound_part(bytes(size)), text="a")
+            body["messages"].insert(0, {"role": "user", "content": [before]})
+            reply = await stage.ask(body)
+            assert reply.status == 200
+
+        assert engine.num_asked == 0
+        assert ways(stage) == {"prefix": 2}
+
+
+AUDIO: Json = {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}}
+
+
+@pytest.mark.parametrize("part", [AUDIO, {"type": "input_audio", "input_audio": {"data": ""}}])
+async def test_other_media_end_a_prompt_before_their_message(tmp_path: Path, part: Json) -> None:
+    """No engine is asked, which would fetch and decode them, and once more for the answer."""
+    async with seeing(tmp_path) as (engine, stage):
+        said = {"type": "text", "text": f"{SECRET} What was said before. " * 60}
+        body = show(image_part(png(3, 2)), part)
+        body["messages"].insert(0, {"role": "user", "content": [said]})
+        assert (await stage.ask(body)).status == 200
+        num_tokens = (await stage.admin("/admin/explain", body)).json()["num_tokens"]
+
+        assert [orjson.loads(each.body) for each in engine.received] == [body]
+        assert engine.num_asked == 0
+        assert ways(stage) == {"prefix": 2}, "explained, too"
+        assert stage.metric("warmroute_needs_engine_total", why="multimodal") == 2
+        assert num_tokens > 1_000, "estimated: the media may be long"
+
+
+async def test_a_wrong_count_ends_images_but_not_text(tmp_path: Path) -> None:
+    """For a while; the next prompt is known up to its image."""
+    async with seeing(tmp_path) as (engine, stage):
+        body = show(image_part(png(3, 2)))
+        engine.adds = 1
+        await stage.ask(body)
+        engine.adds = 0
+        await stage.ask(body)
+        await stage.ask(show())
+
+        assert ways(stage) == {"media": 1, "prefix": 1, "local": 1}
+        assert stage.metric("warmroute_token_mismatches_total", against="media") == 1
+
+
+async def test_a_client_that_names_two_images_alike_ends_nothing(tmp_path: Path) -> None:
+    """Its counts are its own."""
+    async with seeing(tmp_path) as (engine, stage):
+        engine.adds = 1
+        await stage.ask(show(image_part(png(3, 2, 1), uuid="mine")))
+        engine.adds = 0
+        await stage.ask(show(image_part(png(3, 2, 2))))
+
+        assert ways(stage) == {"media": 2}
+
+
+async def test_a_clients_own_placeholder_ends_a_prompt(tmp_path: Path) -> None:
+    """Where the engine would put the image is not certain any more."""
+    async with seeing(tmp_path) as (engine, stage):
+        await stage.ask(show(image_part(png(3, 2)), text="<image>"))
+
+        assert ways(stage) == {"prefix": 1}
+        assert engine.num_asked == 0
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url"},
+        {"type": "image_url", "image_url": 7},
+        {"type": {}, "image_url": {"url": "x"}},
+        {"type": "video_url", "video_url": {"url": "x"}},
+        {},
+        7,
+    ],
+    ids=str,
+)
+async def test_hostile_parts_get_the_engines_answer(tmp_path: Path, part: Any) -> None:
+    """Whatever it is: it goes on, or is refused as it was before."""
+    async with seeing(tmp_path) as (engine, stage):
+        engine.on_request = _refuse
+
+        assert (await stage.ask(show(part))).status == 400
+
+
+async def test_thousands_of_images_take_no_longer(tmp_path: Path) -> None:
+    """Only the first few that are new are asked about."""
+    async with seeing(tmp_path) as (engine, stage):
+        parts = [image_part(png(3, 2, seed)) for seed in range(900)]
+        await stage.ask(show(*parts))
+
+        assert engine.num_asked == 4
+        assert ways(stage) == {"prefix": 1}
+
+
+async def _refuse(_: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "no such part"}}, status=400)

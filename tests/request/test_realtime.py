@@ -1,0 +1,433 @@
+"""router.request.realtime: WebSockets through a whole router, in front of emulated engines."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import WSMsgType
+
+from router.api import realtime
+from router.tenants.keys import digest_of, written
+from tests.faults.fake_engine import FakeEngine
+from tests.faults.stage import SECRET, Engines, Stage, arm, on_stage, records_in
+from tests.faults.test_tenants import A, tenants_file
+
+PATH = "/v1/realtime"
+AUDIO = base64.b64encode(b"\0" * 320).decode()
+UPDATE = {"type": "session.update", "model": "tiny"}
+COMMIT = {"type": "input_audio_buffer.commit"}
+APPEND = {"type": "input_audio_buffer.append", "audio": AUDIO}
+FINAL = COMMIT | {"final": True}
+
+Ws = aiohttp.ClientWebSocketResponse
+
+
+@asynccontextmanager
+async def connected(stage: Stage, query: str = "", **options: Any) -> AsyncIterator[Ws]:
+    async with aiohttp.ClientSession() as client:
+        async with client.ws_connect(stage.url + PATH + query, **options) as ws:
+            yield ws
+
+
+async def say(ws: Ws, *events: dict[str, Any]) -> None:
+    for event in events:
+        await ws.send_str(orjson.dumps(event).decode())
+
+
+async def hear(ws: Ws) -> dict[str, Any]:
+    event: dict[str, Any] = orjson.loads(await ws.receive_str(timeout=30))
+    return event
+
+
+async def end_of(ws: Ws) -> tuple[int | None, str]:
+    """Read to the end; return its code and reason."""
+    while True:
+        message = await ws.receive(timeout=30)
+        if message.type is WSMsgType.CLOSE:
+            return message.data, message.extra or ""
+        if message.type in (WSMsgType.CLOSED, WSMsgType.CLOSING, WSMsgType.ERROR):
+            return ws.close_code, ""
+
+
+async def refused(stage: Stage, query: str = "", **options: Any) -> tuple[int, Any]:
+    """Ask for a WebSocket that is refused; return status and error."""
+    headers = {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "x3JJHMbDL1EzLkh9GBhXDw==",
+    } | options
+    async with aiohttp.ClientSession() as client:
+        async with client.get(stage.url + PATH + query, headers=headers) as answer:
+            return answer.status, (await answer.json())["error"]
+
+
+def num_open(stage: Stage) -> float:
+    return stage.metric("warmroute_websockets")
+
+
+def is_idle(stage: Stage) -> bool:
+    return num_open(stage) == 0 and stage.metric("warmroute_inflight_requests") == 0
+
+
+@pytest.mark.parametrize("query", ["?model=tiny", ""])
+async def test_speech_goes_in_and_text_comes_out(query: str, tmp_path: Path) -> None:
+    """Whether the query names the model or the first update does; counted while it lasts."""
+    log = tmp_path / "decisions.jsonl"
+    async with (
+        Engines(1, realtime=True) as (engine,),
+        on_stage(engine, log__decisions=log) as stage,
+    ):
+        async with connected(stage, query) as ws:
+            assert (await hear(ws))["type"] == "session.created"
+            await say(ws, UPDATE, COMMIT, APPEND, APPEND, FINAL)
+            heard = [await hear(ws) for _ in range(3)]
+            assert [event["type"] for event in heard] == ["transcription.delta"] * 2 + [
+                "transcription.done"
+            ]
+            assert heard[-1]["text"] == " 320 320"
+            assert num_open(stage) == 1
+            assert stage.metric("warmroute_inflight_requests", replica="r1") == 1
+            await ws.close(code=4321, message=b"enough")
+        await stage.until(lambda: is_idle(stage))
+        await stage.until(lambda: engine.replica.num_in_flight == 0)
+
+        passed_on = "warmroute_websocket_messages_total"
+        assert stage.metric(passed_on, by="client") == 5
+        assert stage.metric(passed_on, by="replica") == 3 + bool(query)
+        assert stage.metric("warmroute_websockets_ended_total", by="client") == 1
+        assert stage.metric("warmroute_requests_total", api="realtime", outcome="ok") == 1
+    (record,) = records_in(log)
+    assert (record.api, record.model, record.status) == ("realtime", "tiny", 101)
+    assert record.num_completion_tokens == 2
+
+
+async def test_a_session_goes_where_the_model_is() -> None:
+    """And one that errs in its name may name another; none reaches a replica of another model."""
+    async with (
+        Engines(1, realtime=True) as (one,),
+        Engines(1, realtime=True, served_model_names=("other",)) as (two,),
+        on_stage(one, two) as stage,
+    ):
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        for query in ("", "?model=other", "?submodel=tiny", "?model="):
+            async with connected(stage, query) as ws:
+                await hear(ws)
+                await say(ws, {"type": "session.update"}, UPDATE | {"model": "none"})
+                assert (await hear(ws))["code"] == "invalid_event"
+                assert (await hear(ws))["code"] == "model_not_found"
+                await say(ws, UPDATE | {"model": "other"}, COMMIT, APPEND)
+                assert (await hear(ws))["type"] == "transcription.delta"
+                assert (one.replica.num_in_flight, two.replica.num_in_flight) == (0, 1)
+            await stage.until(lambda: is_idle(stage) and two.replica.num_in_flight == 0)
+        status, error = await refused(stage, "?model=none")
+        assert (status, error["param"]) == (404, "model")
+
+
+async def test_a_model_that_cannot_is_said_so() -> None:
+    """Its engine has no such route: 403 at the handshake, and nothing against its health."""
+    async with Engines(1) as (engine,), on_stage(engine) as stage:
+        status, error = await refused(stage, "?model=tiny")
+        assert (status, error["param"]) == (400, "model")
+        assert "has no /v1/realtime: its engine answered 403" in error["message"]
+        async with connected(stage) as ws:
+            await hear(ws)
+            await say(ws, UPDATE)
+            said = await hear(ws)
+            assert (said["type"], said["code"]) == ("error", "invalid_request_error")
+            assert (await end_of(ws))[0] == 1008
+        await stage.until(lambda: is_idle(stage))
+        assert stage.metric("warmroute_replica_healthy", replica="r1") == 1
+        assert stage.metric("warmroute_requests_total", outcome="client_error") == 2
+
+
+async def echo(request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+    """Send everything back; close as a text says."""
+    ws = aiohttp.web.WebSocketResponse(max_msg_size=0, compress=False)
+    await ws.prepare(request)
+    async for message in ws:
+        if message.type is WSMsgType.BINARY:
+            await ws.send_bytes(message.data)
+        elif message.data.startswith("close "):
+            await ws.close(code=int(message.data.split()[1]), message=b"as you say")
+        elif message.data == "die":
+            assert request.transport is not None
+            request.transport.abort()
+        elif message.data == "large":
+            await ws.send_bytes(b"x" * 2000)
+        else:
+            await ws.send_str(message.data)
+    return ws
+
+
+@asynccontextmanager
+async def echoing(**settings: Any) -> AsyncIterator[tuple[Stage, FakeEngine]]:
+    async with FakeEngine() as engine:
+        engine.on_request = echo
+        async with on_stage(engine, **settings) as stage:
+            yield stage, engine
+
+
+async def test_messages_are_passed_on_as_they_are() -> None:
+    """Text and bytes, empty and larger than any buffer, in order."""
+    texts = ["", "ä\u2028\U0001f600", '{"type": "session.update"', "x" * 1_000_000]
+    async with echoing() as (stage, engine), connected(stage, "?model=tiny&more=%20x") as ws:
+        for text in texts:
+            await ws.send_str(text)
+            assert await ws.receive_str(timeout=30) == text
+        data = bytes(range(256)) * 4096
+        await ws.send_bytes(data)
+        assert await ws.receive_bytes(timeout=30) == data
+        assert engine.received[0].target.endswith("?model=tiny&more=%20x")
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"), [(1000, "ok"), (3999, "ok"), (1011, "replica_failed")]
+)
+async def test_an_engine_s_end_is_the_client_s(code: int, outcome: str) -> None:
+    """With its code and reason; 1011 says that it failed."""
+    async with echoing() as (stage, _):
+        async with connected(stage, "?model=tiny", autoclose=False) as ws:
+            await ws.send_str(f"close {code}")
+            assert await end_of(ws) == (code, "as you say")
+        await stage.until(lambda: is_idle(stage))
+        assert stage.metric("warmroute_requests_total", outcome=outcome) == 1
+        assert stage.metric("warmroute_websockets_ended_total", by="replica") == 1
+
+
+async def test_an_engine_that_dies_ends_its_clients_with_an_error() -> None:
+    """What it had sent arrives; then an error in the API's shape, and 1011."""
+    async with echoing() as (stage, _):
+        async with connected(stage, "?model=tiny", autoclose=False) as ws:
+            await ws.send_str("first")
+            assert await ws.receive_str(timeout=30) == "first"
+            await ws.send_str("die")
+            assert (await hear(ws))["code"] == "upstream_broken"
+            assert (await end_of(ws))[0] == 1011
+        await stage.until(lambda: is_idle(stage))
+        assert stage.metric("warmroute_requests_total", outcome="replica_failed") == 1
+
+
+async def test_a_client_that_dies_leaves_nothing_behind() -> None:
+    """The engine's side is closed, the load given back."""
+    async with Engines(1, realtime=True) as (engine,), on_stage(engine) as stage:
+        async with connected(stage, "?model=tiny") as ws:
+            await hear(ws)
+            assert engine.replica.num_in_flight == 1
+            connection = ws._response.connection
+            assert connection is not None
+            assert connection.transport is not None
+            connection.transport.abort()
+            await stage.until(lambda: is_idle(stage))
+            await stage.until(lambda: engine.replica.num_in_flight == 0)
+        assert stage.metric("warmroute_requests_total", outcome="client_gone") == 1
+
+
+async def test_another_replica_takes_what_one_refuses() -> None:
+    """Before the upgrade nothing is lost: one that is dead or has no room is left."""
+    async with Engines(2, realtime=True) as (one, two), on_stage(one, two) as stage:
+        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        arm(one, "kill")
+        await one.changed.wait()
+        for _ in range(3):
+            async with connected(stage, "?model=tiny") as ws:
+                assert (await hear(ws))["type"] == "session.created"
+                assert two.replica.num_in_flight == 1
+            await stage.until(lambda: two.replica.num_in_flight == 0)
+        arm(two, "kill")
+        two.changed.clear()
+        await two.changed.wait()
+        status, error = await refused(stage, "?model=tiny")
+        assert (status, "No replica" in error["message"]) == (503, True)
+
+
+async def test_limits_are_kept() -> None:
+    """The size of messages, either way, and the number; each says its name."""
+    limits = {"limits__websockets": 1, "limits__websocket_message_bytes": 1024}
+    async with echoing(**limits) as (stage, _):
+        async with connected(stage, "?model=tiny") as ws:
+            await ws.send_str("x" * 1024)
+            assert await ws.receive_str(timeout=30) == "x" * 1024
+            status, error = await refused(stage, "?model=tiny")
+            assert (status, "limits.websockets" in error["message"]) == (503, True)
+        await stage.until(lambda: is_idle(stage))
+        for said, code in (("x" * 1025, 1009), ("large", 1011)):
+            async with connected(stage, "?model=tiny", autoclose=False) as ws:
+                await ws.send_str(said)
+                assert (await end_of(ws))[0] == code
+            await stage.until(lambda: is_idle(stage))
+
+
+async def test_messages_count_among_all_that_is_held() -> None:
+    """Each while it is held; where it is too much, the connection ends and says why."""
+    async with echoing(limits__inflight_bytes=2_000) as (stage, _):
+        async with connected(stage, "?model=tiny", autoclose=False) as ws:
+            for _ in range(4):
+                await ws.send_str("x" * 900)
+                assert await ws.receive_str(timeout=30) == "x" * 900
+            await ws.send_str("x" * 2_001)
+            assert "limits.inflight_bytes" in (await hear(ws))["error"]
+            assert (await end_of(ws))[0] == 1013
+        await stage.until(lambda: is_idle(stage))
+        assert stage.metric("warmroute_body_bytes") == 0
+        async with connected(stage, autoclose=False) as ws:  # before a model is named
+            await hear(ws)
+            await ws.send_str("x" * 2_001)
+            assert (await end_of(ws))[0] == 1013
+        await stage.until(lambda: is_idle(stage))
+        assert stage.metric("warmroute_body_bytes") == 0
+
+
+@pytest.mark.parametrize("query", ["?model=tiny", ""])
+async def test_who_says_nothing_is_let_go(query: str) -> None:
+    """With or without a replica yet."""
+    async with echoing(limits__websocket_idle_s=0.1) as (stage, _):
+        async with connected(stage, query, autoclose=False) as ws:
+            code, reason = await end_of(ws)
+            assert (code, reason != "") == (1001, True)
+        await stage.until(lambda: is_idle(stage))
+
+
+async def test_a_router_that_ends_says_so_to_its_sockets() -> None:
+    """1012 after the time for draining; nothing is left open."""
+    async with echoing(listen__drain_grace_s=0.0, listen__drain_s=0.1) as (stage, engine):
+        async with connected(stage, "?model=tiny", autoclose=False) as ws:
+            await ws.send_str("a")
+            await ws.receive_str(timeout=30)
+            stage.stop.set()
+            assert (await hear(ws))["code"] == "shutting_down"
+            assert (await end_of(ws))[0] == 1012
+        assert engine.received
+
+
+async def test_what_is_no_websocket_is_refused() -> None:
+    """On its route, and WebSockets on others; a wrong handshake, too."""
+    async with echoing() as (stage, engine):
+        async with aiohttp.ClientSession() as client:
+            async with client.get(stage.url + PATH) as answer:
+                assert answer.status == 400
+                assert "is a WebSocket" in (await answer.json())["error"]["message"]
+            async with client.post(stage.url + PATH) as answer:
+                assert answer.status == 405
+        status, error = await refused(stage, "", **{"Sec-WebSocket-Version": "9"})
+        assert (status, error["param"]) == (400, "Upgrade")
+        assert not engine.received
+
+
+async def test_pages_of_elsewhere_are_not_connected() -> None:
+    """A browser opens WebSockets for any page, and lets it read them."""
+    async with echoing() as (stage, engine):
+        for origin in ("https://evil.example", "null", stage.url + "0"):
+            status, error = await refused(stage, "?model=tiny", Origin=origin)
+            assert (status, error["param"]) == (403, "Origin")
+        assert not engine.received
+        async with connected(stage, "?model=tiny", headers={"Origin": stage.url}) as ws:
+            await ws.send_str("a")
+            assert await ws.receive_str(timeout=30) == "a"
+
+
+async def test_an_engine_s_redirect_is_not_followed() -> None:
+    """It would be sent what its engine may have, the key among it."""
+    async with FakeEngine() as engine, FakeEngine() as other, on_stage(engine) as stage:
+
+        async def redirect(_: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+            return aiohttp.web.Response(status=307, headers={"Location": other.url + PATH})
+
+        engine.on_request, other.on_request = redirect, echo
+        status, error = await refused(stage, "?model=tiny")
+
+        assert (status, "answered 307" in error["message"]) == (400, True)
+        assert not other.received
+
+
+async def test_a_secret_in_a_subprotocol_stays_here() -> None:
+    """Browsers send keys there; the engine's handshake is the router's own."""
+    async with echoing() as (stage, engine):
+        async with connected(stage, "?model=tiny", protocols=["realtime", "api-key.s3cret"]) as ws:
+            await ws.send_str("a")
+            await ws.receive_str(timeout=30)
+        assert all("s3cret" not in str(each.headers) for each in engine.received)
+        assert "s3cret" not in stage.log
+
+
+async def test_tenants_connect_with_their_keys(tmp_path: Path) -> None:
+    """To their models, on their account; not with a cache of their own: audio has no salt."""
+    limited = "models: [tiny], max_in_flight: 1"
+    digest = written(digest_of(f"sk-{SECRET}-d"))
+    line = f"{{name: d, keys: ['{digest}'], cache: shared, {limited}}}"
+    settings = {"tenants__file": tenants_file(tmp_path, line)}
+    headers = {"Authorization": f"Bearer sk-{SECRET}-d"}
+    async with Engines(1, realtime=True) as (engine,), on_stage(engine, **settings) as stage:
+        assert (await refused(stage, "?model=tiny"))[0] == 401
+        assert (await refused(stage, "?model=tiny", **A))[0] == 415
+        assert (await refused(stage, "?model=other", **headers))[0] == 404
+        async with connected(stage, headers=headers) as ws:
+            await hear(ws)
+            await say(ws, UPDATE | {"model": "other"})
+            assert (await hear(ws))["code"] == "model_not_found"
+            await say(ws, UPDATE, COMMIT, APPEND, FINAL)
+            assert [(await hear(ws))["type"] for _ in range(2)][1] == "transcription.done"
+            assert (await refused(stage, "?model=tiny", **headers))[0] == 429
+            await ws.send_str('{"type": "session\\u002eupdate", "model": "other"}')
+            assert (await hear(ws))["code"] == "model_not_found"
+            assert stage.metric("warmroute_websocket_messages_total", by="client") == 4
+        await stage.until(lambda: is_idle(stage))
+        assert stage.metric("warmroute_tenant_tokens_total", tenant="d", kind="uncached") == 3
+        async with connected(stage, "?model=tiny", headers=headers) as ws:
+            await hear(ws)
+
+
+async def test_who_is_slow_slows_the_other_down() -> None:
+    """What a client does not take is not kept here: its engine waits."""
+    num, num_sent, piece = 200, 0, b"x" * 1_000_000
+
+    async def flood(request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+        nonlocal num_sent
+        ws = aiohttp.web.WebSocketResponse(compress=False)
+        await ws.prepare(request)
+        for _ in range(num):
+            await ws.send_bytes(piece)
+            num_sent += 1
+        await ws.close()
+        return ws
+
+    async with FakeEngine(flood) as engine, on_stage(engine) as stage:
+        async with connected(stage, "?model=tiny") as ws:
+            seen, num_same = -1, 0
+            while num_same < 20:  # looks at which nothing has moved
+                await asyncio.sleep(0.02)
+                num_same = num_same + 1 if num_sent == seen else 0
+                seen = num_sent
+            assert num_sent < num
+            for _ in range(num):
+                assert await ws.receive_bytes(timeout=30) == piece
+        assert num_sent == num
+
+
+def test_events_are_read_as_far_as_they_matter() -> None:
+    """Which model a client names; what an engine counted. Nothing else is looked at."""
+    assert realtime.model_of('{"type":"session.update","model":"m"}') == "m"
+    assert realtime.model_of('{"type":"session.update"}') == ""
+    for other in (
+        b"session.update",
+        '{"type":"x"}',
+        '"session.update"',
+        '{"type":"session.update","model":3}',
+    ):
+        assert realtime.model_of(other) is None
+    done = (
+        '{"type":"transcription.done","text":"","usage":{"prompt_tokens":3,"completion_tokens":2}}'
+    )
+    usage = realtime.usage_of(done)
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (3, 2)
+    for other in (b"", "{}", '"transcription.done"', '{"type":"transcription.done","usage":7}'):
+        assert realtime.usage_of(other) is None

@@ -1,0 +1,60 @@
+"""router.request.service: which class a request is of."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import BadRequest
+from router.request.service import CLASS_HEADER, DEADLINE_HEADER, class_of, deadline_ms_of
+from router.scheduling.classes import CLASSES
+
+
+@pytest.mark.parametrize(
+    ("header", "of_tenant", "is_of"),
+    [
+        (None, None, "interactive"),
+        ("batch", None, "batch"),
+        (None, "batch", "batch"),
+        ("batch", "interactive", "batch"),
+        ("interactive", "batch", "batch"),
+        ("interactive", "interactive", "interactive"),
+    ],
+)
+def test_a_header_can_lower_a_class_only(
+    header: str | None, of_tenant: str | None, is_of: str
+) -> None:
+    """What the tenants' file says is as good as it gets."""
+    headers = {} if header is None else {CLASS_HEADER: header}
+    tenant: Any = None if of_tenant is None else SimpleNamespace(service_class=of_tenant)
+
+    assert class_of(headers, tenant) == is_of
+
+
+@given(st.text(max_size=30).filter(lambda text: text not in CLASSES))
+def test_whatever_is_no_class_is_refused(text: str) -> None:
+    """The error names the header and what is allowed, and quotes nothing."""
+    with pytest.raises(BadRequest, match="interactive, batch") as caught:
+        class_of({CLASS_HEADER: text}, None)
+
+    assert caught.value.param == CLASS_HEADER
+
+
+@given(st.text(max_size=12) | st.integers(-5, 10**8).map(str))
+def test_a_deadline_is_a_whole_number_in_its_range(text: str) -> None:
+    """Everything else is refused, and the error says the range."""
+    is_good = text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 3_600_000
+    if is_good:
+        assert deadline_ms_of({DEADLINE_HEADER: text}) == int(text)
+        return
+    with pytest.raises(BadRequest, match="from 1 to 3600000"):
+        deadline_ms_of({DEADLINE_HEADER: text})
+
+
+def test_no_header_is_no_deadline() -> None:
+    """The configuration's default is not read here."""
+    assert deadline_ms_of({}) is None
