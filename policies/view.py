@@ -80,8 +80,8 @@ class CostModel(Struct, frozen=True, kw_only=True, gc=False):
 class RequestView(Struct, frozen=True, kw_only=True, gc=False):
     """The request to place.
 
-    Digests have 64 bits: of the prompt's first blocks (None: tokens are not known), of the session
-    id (None: no session is known), and of the session whose sub-agent this is.
+    Each hash has 64 bits. `first_blocks_hash` is that of the prompt's first blocks, None if its
+    tokens are not known. `parent_session_hash` is of the session whose sub-agent this is.
     """
 
     num_tokens: int
@@ -94,10 +94,10 @@ class RequestView(Struct, frozen=True, kw_only=True, gc=False):
 class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     """One candidate at the time of this request. Ineligible ones are not offered.
 
-    Matches count leading prompt tokens and are nested, 0 <= gpu <= cpu; gpu includes what a
-    request in flight there is computing right now. Its remaining work is in `queue_ms`. The engine recomputes the last token of a full hit: matches are already capped to
-    what it can reuse. `num_free_tokens` and `tbt_ms` are of replicas of role decode, as far as
-    they are known.
+    Matches count leading prompt tokens and are nested, 0 <= gpu <= cpu. gpu includes what a
+    request in flight there is computing right now, whose remaining work is in `queue_ms`. The
+    engine recomputes the last token of a full hit: matches are already capped to what it can
+    reuse. `num_free_tokens` and `tbt_ms` are of replicas of role decode, as far as they are known.
     """
 
     id: CandidateId
