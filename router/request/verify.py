@@ -63,10 +63,10 @@ class PoolVerifier:
     ) -> dict[CandidateId, PoolMatch]:
         """Find what each candidate's pool has in its layout.
 
-        A candidate is left out if it is in no pool, if its pool is not counted on now, if its layout
-        is not known, or if it shares keys with replicas of another KV data type. `index` knows the
-        KV groups of a contract's candidates, and whether they drop the last block of a hit. They
-        drop the last block of a hit in the pool, too, so a prompt's last token may end it. Source:
+        A candidate is left out if its pool is not counted on now or its layout is not known. So is
+        one that shares keys with replicas of another KV data type. `index` knows the KV groups of a
+        contract's candidates, and whether they drop the last block of a hit. They drop the last
+        block of a hit in the pool, too, so a prompt's last token may end it. Source:
         MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0.
         """
         up = {name: pool.catalog for name, pool in self._pools.items() if pool.catalog.is_up}
