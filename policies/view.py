@@ -91,29 +91,62 @@ class RequestView(Struct, frozen=True, kw_only=True, gc=False):
     parent_session_hash: int | None = None
 
 
-class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
-    """One candidate at the time of this request. Ineligible ones are not offered.
+class Holding(Struct, frozen=True, gc=False):
+    """The leading prompt tokens that a candidate need not compute, by where they are.
 
-    Matches count leading prompt tokens and are nested, 0 <= gpu <= cpu. gpu includes what a
-    request in flight there is computing right now, whose remaining work is in `queue_ms`. The
-    engine recomputes the last token of a full hit: matches are already capped to what it can
-    reuse. `num_free_tokens` and `tbt_ms` are of replicas of role decode, as far as they are known.
+    Counts are nested, 0 <= gpu <= cpu. gpu includes tokens that a request in flight there is
+    computing right now. An engine recomputes the last token of a full hit: counts are already
+    capped to what it can reuse. The same numbers go from the index to the decision record.
+    """
+
+    num_gpu_tokens: int = 0
+    num_cpu_tokens: int = 0  # on its GPU or in its CPU memory: >= num_gpu_tokens
+    num_pool_tokens: int | None = None  # in its shared pool; None: no pool asked
+    num_disk_tokens: int = 0  # of those that it would read from the pool, on SSD only
+    reads_pool: bool = True  # is counted on to fetch from the pool what it lacks itself
+
+    @property
+    def num_own_tokens(self) -> int:
+        """Count the tokens that it holds itself."""
+        return max(self.num_gpu_tokens, self.num_cpu_tokens)
+
+    @property
+    def num_cpu_only_tokens(self) -> int:
+        """Count the tokens in its CPU memory, beyond those on its GPU."""
+        return self.num_own_tokens - self.num_gpu_tokens
+
+    @property
+    def num_fetched_tokens(self) -> int:
+        """Count the tokens that it would fetch from the pool, beyond its own."""
+        if self.num_pool_tokens is None or not self.reads_pool:
+            return 0
+        return max(0, self.num_pool_tokens - self.num_own_tokens)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Count the tokens that it need not compute."""
+        return self.num_own_tokens + self.num_fetched_tokens
+
+
+NOTHING_HELD = Holding()
+
+
+class ReplicaView(Holding, frozen=True, kw_only=True, gc=False):
+    """One candidate at the time of this request, and its holding. Ineligible ones are not offered.
+
+    The remaining work of requests in flight is in `queue_ms`. `num_free_tokens` and `tbt_ms` are
+    of replicas of role decode, as far as they are known.
     """
 
     id: CandidateId
-    num_gpu_tokens: int = 0
-    num_cpu_tokens: int = 0  # leading tokens in gpu or cpu tier: >= num_gpu_tokens
     num_requests: int = 0  # in flight, from dispatch to last byte
     num_waiting: int = 0  # of those, before their first token
     num_queued_tokens: int = 0  # uncached tokens of the waiting ones
     queue_ms: float = 0.0  # predicted time until the prefills ahead are done
     busy_ratio: float = 0.0  # share of the last minute with a prefill at work, in [0, 1]
     cache_pressure: float = 0.0  # tokens computed here recently over its capacity; 0.0: unknown
-    num_pool_tokens: int | None = None  # leading tokens in its shared pool; None: no pool asked
-    num_disk_tokens: int = 0  # of those that it would read from there, on SSD only
     num_free_tokens: int | None = None  # of its cache, beside what requests in flight use
     tbt_ms: float | None = None  # predicted inter-token latency, with one request more
-    reads_pool: bool = True  # is counted on to fetch from there what it lacks itself
     cost: CostModel = CostModel()
 
 

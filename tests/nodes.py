@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies import CandidateId, CostModel, Policy, RequestView, Snapshot
+from policies import CandidateId, CostModel, Holding, Policy, RequestView, Snapshot
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
@@ -16,7 +16,7 @@ from router.kv_events.stream import RankStream
 from router.messages import Notes, decode_notes, encode
 from router.metrics import Metrics
 from router.records.outcome import Outcome
-from router.replicas import Booking, Fleet, Lease, Match, Replica, ServedModel, Sessions
+from router.replicas import Booking, Fleet, Lease, Replica, ServedModel, Sessions
 from router.replicas.registry import Registry
 from tests.engine import BLOCK_SIZE
 
@@ -91,7 +91,7 @@ class Node:
         candidates = self.fleet.candidates("m", now_s)
         found = self.caches.match(chain, [c.id for c in candidates])
         matches = {
-            id_: Match(m.num_gpu_blocks * BLOCK_SIZE, m.num_cpu_blocks * BLOCK_SIZE)
+            id_: Holding(m.num_gpu_blocks * BLOCK_SIZE, m.num_cpu_blocks * BLOCK_SIZE)
             for id_, m in found.items()
         }
         return Snapshot(

@@ -21,12 +21,12 @@ from loadtest.bench.fake_engine import BLOCK_SIZE
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
 from policies.registry import DEFAULT_POLICY, create
-from policies.view import CandidateId, RequestView, Snapshot
+from policies.view import NOTHING_HELD, CandidateId, Holding, RequestView, Snapshot
 from router.contracts import BlockKey
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView
 from router.records.outcome import Outcome
-from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking
 from router.replicas.replica import Replica, ServedModel
 from router.tokens import Tokens, load_prompter
@@ -112,11 +112,13 @@ class Decider:
         ids = caches.by_contract([c.id for c in candidates])[CONTRACT]
         keys = self._tokens.keys(CONTRACT)
         reusable = (num_tokens - 1) // BLOCK_SIZE
-        last, match, matches = NO_BLOCKS, NO_MATCH, {}
+        last, match, matches = NO_BLOCKS, NOTHING_HELD, {}
         for id_, found in caches.match(keys, ids, limit=reusable).items():
             if found is not last:
                 last = found
-                match = Match(found.num_gpu_blocks * BLOCK_SIZE, found.num_cpu_blocks * BLOCK_SIZE)
+                match = Holding(
+                    found.num_gpu_blocks * BLOCK_SIZE, found.num_cpu_blocks * BLOCK_SIZE
+                )
             matches[id_] = match
         snapshot = Snapshot(
             now_s=now_s,

@@ -18,12 +18,20 @@ from loadtest.simulator.setup import Setup
 from loadtest.simulator.stream import SimulatedStream
 from policies.cost import costs_of
 from policies.policy import Policy
-from policies.view import CandidateCost, CandidateId, Decision, ReplicaView, RequestView, Snapshot
+from policies.view import (
+    CandidateCost,
+    CandidateId,
+    Decision,
+    Holding,
+    ReplicaView,
+    RequestView,
+    Snapshot,
+)
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView, Claim
 from router.records.outcome import Outcome
-from router.replicas.fleet import EngineLoad, Fleet, Match
+from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.halves import DECODE, PrefillPlan, choose_halves
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
@@ -339,17 +347,17 @@ class Router:
 
     def _match(
         self, ask: Ask, ids: Sequence[CandidateId], num_pool_blocks: int | None
-    ) -> dict[CandidateId, Match]:
+    ) -> dict[CandidateId, Holding]:
         """Count leading tokens that each replica can reuse, capped as the engine caps."""
         size = self._block_size
         num_pool = None if num_pool_blocks is None else num_pool_blocks * size
         chain = ask.keys[: (ask.num_tokens - 1) // size]
-        matches: dict[CandidateId, Match] = {}
-        last, match = NO_BLOCKS, Match(0, 0, num_pool)
+        matches: dict[CandidateId, Holding] = {}
+        last, match = NO_BLOCKS, Holding(0, 0, num_pool)
         for id_, found in self._caches.match(chain, ids).items():
             if found is not last:  # those who have alike have the same one
                 last = found
-                match = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size, num_pool)
+                match = Holding(found.num_gpu_blocks * size, found.num_cpu_blocks * size, num_pool)
             matches[id_] = match
         return matches
 

@@ -3,7 +3,7 @@
 State, synchronous; `now_s` is an argument; no I/O. `Fleet` is the way in.
 """
 
-from router.replicas.candidate_state import NO_MATCH, CandidateStatus, EngineLoad, Match
+from router.replicas.candidate_state import CandidateStatus, EngineLoad
 from router.replicas.fleet import Fleet
 from router.replicas.health import HealthRules, HealthState, ProbeFailure
 from router.replicas.ledger import Booking, Lease
@@ -11,7 +11,6 @@ from router.replicas.replica import Candidate, Replica, ServedModel
 from router.replicas.sessions import Sessions, SessionView
 
 __all__ = [
-    "NO_MATCH",
     "Booking",
     "Candidate",
     "CandidateStatus",
@@ -20,7 +19,6 @@ __all__ = [
     "HealthRules",
     "HealthState",
     "Lease",
-    "Match",
     "ProbeFailure",
     "Replica",
     "ServedModel",

@@ -12,12 +12,10 @@ the foreign load: it is in the ledger now.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from msgspec import Struct
 from msgspec.structs import replace
 
-from policies.view import CandidateId, CostModel, ReplicaView
+from policies.view import NOTHING_HELD, CandidateId, CostModel, Holding, ReplicaView
 from router.records.outcome import Outcome
 from router.replicas.cost_classes import Speed
 from router.replicas.cost_fit import CostFit
@@ -39,23 +37,6 @@ ENGINE_LOAD_MAX_AGE_S = 15.0
 _MIN_TOKENS = 20  # of a reading, to learn the time between them
 
 _FIGURES_S = 0.1  # a moment; two exponentials per candidate would be a third of `Fleet.views`
-
-
-class Match(NamedTuple):
-    """Leading tokens a candidate holds: on its GPU, and on GPU or cpu tier (>= GPU's).
-
-    And those in its shared pool, None: no pool was asked; whether it is counted on to read it; and
-    how many it would read from SSD.
-    """
-
-    num_gpu_tokens: int
-    num_cpu_tokens: int
-    num_pool_tokens: int | None = None
-    reads_pool: bool = True
-    num_disk_tokens: int = 0
-
-
-NO_MATCH = Match(0, 0)
 
 
 class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
@@ -108,7 +89,7 @@ class CandidateState:
         "_num_elsewhere",
         "_num_tokens_read",
         "_view",
-        "_view_match",
+        "_view_held",
         "_view_until_s",
         "_written_tokens",
         "candidate",
@@ -133,7 +114,7 @@ class CandidateState:
         self._figures = (0.0, 0.0)  # busy ratio, cache pressure: slow to move, so kept a moment
         self._figures_until_s = 0.0
         self._view: ReplicaView | None = None  # as last shown; None: something has changed since
-        self._view_match = NO_MATCH  # for this match
+        self._view_held = NOTHING_HELD  # for this holding
         self._view_until_s = 0.0
 
     @property
@@ -146,7 +127,7 @@ class CandidateState:
         """Whether this router has nothing in flight here."""
         return self.ledger.num_requests == self._num_elsewhere
 
-    def view(self, match: Match, now_s: float) -> ReplicaView:
+    def view(self, held: Holding, now_s: float) -> ReplicaView:
         """Show the candidate to a policy.
 
         Most candidates have changed in nothing since the last decision: they show what they showed.
@@ -155,38 +136,37 @@ class CandidateState:
         if (
             view is None
             or now_s >= self._view_until_s
-            or match != self._view_match
+            or held != self._view_held
             or view.cost is not self.speed.cost_class.fit.model
         ):
-            view = self._describe(match, now_s)
+            view = self._describe(held, now_s)
             self._view = view if self.ledger.num_waiting == 0 else None  # a queue moves by itself
-            self._view_match = match
+            self._view_held = held
             self._view_until_s = self._figures_until_s
             if now_s < self._foreign_until_s < self._view_until_s:
                 self._view_until_s = self._foreign_until_s
         return view
 
-    def _describe(self, match: Match, now_s: float) -> ReplicaView:
+    def _describe(self, held: Holding, now_s: float) -> ReplicaView:
         ledger, cost = self.ledger, self.fit.model
         queue_ms = ledger.queue_ms(cost, now_s)  # first: it may presume first tokens
         if now_s >= self._figures_until_s:
             self._figures = (ledger.busy.at(now_s), self.cache_pressure(now_s))
             self._figures_until_s = now_s + _FIGURES_S
         busy_ratio, cache_pressure = self._figures
-        num_gpu_tokens, num_cpu_tokens, num_pool_tokens, reads_pool, num_disk_tokens = match
         view = ReplicaView(
             id=self.candidate.id,
-            num_gpu_tokens=num_gpu_tokens,
-            num_cpu_tokens=num_cpu_tokens,
+            num_gpu_tokens=held.num_gpu_tokens,
+            num_cpu_tokens=held.num_cpu_tokens,
+            num_pool_tokens=held.num_pool_tokens,
+            num_disk_tokens=held.num_disk_tokens,
+            reads_pool=held.reads_pool,
             num_requests=ledger.num_requests,
             num_waiting=ledger.num_waiting,
             num_queued_tokens=ledger.num_queued_tokens,
             queue_ms=queue_ms,
             busy_ratio=busy_ratio,
             cache_pressure=cache_pressure,
-            num_pool_tokens=num_pool_tokens,
-            reads_pool=reads_pool,
-            num_disk_tokens=num_disk_tokens,
             cost=cost,
         )
         if now_s < self._foreign_until_s:

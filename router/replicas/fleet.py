@@ -13,17 +13,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from policies.view import CandidateId, CostModel, ReplicaView
+from policies.view import NOTHING_HELD, CandidateId, CostModel, Holding, ReplicaView
 from router.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
 from router.records.outcome import Outcome
 from router.replicas.candidate_state import (
-    NO_MATCH,
     CandidateState,
     CandidateStatus,
     EngineLoad,
-    Match,
 )
 from router.replicas.cost_classes import CostClass, Speed
 from router.replicas.cost_fit import PRIOR, CostFit
@@ -35,7 +33,7 @@ from router.replicas.replica import Candidate, Replica, ServedModel, candidates_
 from router.replicas.signs import Signs
 from router.replicas.working_sets import WorkingSets
 
-__all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
+__all__ = ["CandidateStatus", "EngineLoad", "Fleet"]
 
 _MAX_RETRY_AFTER_S = 30.0
 _SHOWN = 3  # replicas that an error names
@@ -323,7 +321,7 @@ class Fleet:
     def views(
         self,
         candidates: Sequence[Candidate],
-        matches: Mapping[CandidateId, Match],
+        held: Mapping[CandidateId, Holding],
         now_s: float,
         in_front_ms: InFront = NOTHING,
     ) -> tuple[ReplicaView, ...]:
@@ -331,12 +329,12 @@ class Fleet:
 
         Args:
             candidates: As `candidates` returned them, with no state change in between.
-            matches: Reusable leading tokens; candidates without any may be absent.
+            held: Reusable leading tokens; candidates without any may be absent.
             now_s: Now.
             in_front_ms: Compute that goes to a candidate before the request, not sent yet.
         """
-        states, match_of = self._states, matches.get
-        views = [states[c.id].view(match_of(c.id, NO_MATCH), now_s) for c in candidates]
+        states, held_by = self._states, held.get
+        views = [states[c.id].view(held_by(c.id, NOTHING_HELD), now_s) for c in candidates]
         if in_front_ms:
             waits = in_front_ms.get
             views = [replace(v, queue_ms=v.queue_ms + waits(v.id, 0.0)) for v in views]

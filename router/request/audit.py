@@ -176,7 +176,7 @@ class TokenAudit:
         """
         if not prompt.has_media or prompt.tokens is None:
             return False
-        num_predicted = placement.num_cached_tokens
+        num_predicted = placement.predicted.num_cached_tokens
         if prompt.way == "prefix":
             is_at_end = num_predicted + block_size > prompt.num_named_tokens
             return is_at_end and num_reported > num_predicted
@@ -314,7 +314,7 @@ class _BlockEvidence:
             return False
         if claim is None or prompt.extra.lora is not None:
             return True
-        num_held = placement.num_gpu_tokens // stream.contract.block_size
+        num_held = placement.predicted.num_gpu_tokens // stream.contract.block_size
         if num_held < len(claim.keys) and len(self._waiting) < _MAX_WAITING:
             expected = _Expected(
                 model=prompt.model or "",

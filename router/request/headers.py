@@ -115,10 +115,11 @@ def _explain_in(
     if tries.prefill is not None:
         is_remote = tries.prefill.result == "remote"
         headers["x-warmroute-prefill"] = tries.prefill.where if is_remote else "local"
+    held = placement.predicted
     if not placement.plan.is_guess:
         headers["x-warmroute-cached"] = (
-            f"gpu={placement.num_gpu_tokens};cpu={placement.num_cpu_tokens}"
-            f";pool={placement.num_pool_tokens}"
+            f"gpu={held.num_gpu_tokens};cpu={held.num_cpu_only_tokens}"
+            f";pool={held.num_fetched_tokens}"
         )
     waited_ms = tries.wait.waited_ms
     router_ms = (placement.placed_s - prompt.inbound.arrived_s) * 1000 - waited_ms

@@ -15,12 +15,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from policies.view import CandidateId, ReplicaView
+from policies.view import NOTHING_HELD, CandidateId, Holding, ReplicaView
 from router.contracts import HashContract
 from router.errors import RouterError
 from router.index.block_index import NO_BLOCKS
 from router.index.cache_view import CacheView
-from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate
 from router.request.lookup import Lookup
 from router.request.plan import Found, PoolMatch
@@ -115,19 +115,19 @@ class Matcher:
         """
         if prompt.read.request is not None and not prompt.read.request.reads_cache:
             first_blocks = self._first_blocks(prompt, candidates)
-            return Found(matches={}, pools={}, first_blocks_hash=first_blocks)
+            return Found(held={}, pools={}, first_blocks_hash=first_blocks)
         same = same_names(prompt, candidates)
         contracts = self._by_contract(prompt, same)
-        matches = self._matches(prompt, contracts)
+        held = self._held(prompt, contracts)
         if prompt.inbound.api.ranks_since is not None:
             anywhere = [each for each in candidates if not prompt.is_placed_at(each)]
-            matches = _of_any_rank(matches, anywhere)
+            held = _of_any_rank(held, anywhere)
         pools: dict[CandidateId, PoolMatch] = {}
         if self.pool is not None and contracts:
             pools = self.pool.match(prompt, same, contracts, self.caches.index)
-            _add_pools(matches, pools, self.pool.reads)
+            _add_pools(held, pools, self.pool.reads)
         return Found(
-            matches=matches,
+            held=held,
             pools=pools,
             first_blocks_hash=self._first_blocks(prompt, candidates),
         )
@@ -164,23 +164,23 @@ class Matcher:
             return True
         return self.caches.has_room(prompt.keys(contract), candidate.id, prompt.num_tokens)
 
-    def _matches(self, prompt: Prompt, contracts: _ByContract) -> dict[CandidateId, Match]:
+    def _held(self, prompt: Prompt, contracts: _ByContract) -> dict[CandidateId, Holding]:
         """Count the leading prompt tokens each candidate can reuse, capped as the engine caps.
 
         The chain is computed once per contract.
         """
-        matches: dict[CandidateId, Match] = {}
+        held: dict[CandidateId, Holding] = {}
         for contract, ids in contracts.items():
             keys, size = prompt.keys(contract), contract.block_size
             # The engine recomputes at least the last token, hence a whole block of a full hit.
             reusable = (prompt.num_tokens - 1) // size
-            last, match = NO_BLOCKS, NO_MATCH
+            last, holding = NO_BLOCKS, NOTHING_HELD
             for cid, found in self.caches.match(keys, ids, prompt.found, reusable).items():
                 if found is not last:  # candidates that hold as much have the same one
                     last = found
-                    match = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
-                matches[cid] = match
-        return matches
+                    holding = Holding(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
+                held[cid] = holding
+        return held
 
     def _by_contract(self, prompt: Prompt, candidates: Sequence[Candidate]) -> _ByContract:
         """Group candidates by how their blocks are named; those not known at all are left out.
@@ -214,25 +214,26 @@ def same_names(prompt: Prompt, candidates: Sequence[Candidate]) -> Sequence[Cand
 
 
 def _add_pools(
-    matches: dict[CandidateId, Match],
+    held: dict[CandidateId, Holding],
     pools: Mapping[CandidateId, PoolMatch],
     reads: Callable[[CandidateId], bool],
 ) -> None:
     """Add what pools have to what candidates hold themselves, and whether they read it."""
-    last: tuple[Match, PoolMatch, bool] | None = None
-    match = NO_MATCH
+    last: tuple[Holding, PoolMatch, bool] | None = None
+    holding = NOTHING_HELD
     for cid, pool in pools.items():
-        own, is_reader = matches.get(cid, NO_MATCH), reads(cid)
+        own, is_reader = held.get(cid, NOTHING_HELD), reads(cid)
         if last is None or own is not last[0] or pool is not last[1] or is_reader is not last[2]:
             last = own, pool, is_reader
-            num_on_disk = pool.num_disk_tokens(*own[:2]) if is_reader else 0
-            match = Match(*own[:2], pool.num_tokens, is_reader, num_on_disk)
-        matches[cid] = match  # candidates that have as much have the same one
+            gpu, cpu = own.num_gpu_tokens, own.num_cpu_tokens
+            on_disk = pool.num_disk_tokens(gpu, cpu) if is_reader else 0
+            holding = Holding(gpu, cpu, pool.num_tokens, on_disk, is_reader)
+        held[cid] = holding  # candidates that have as much have the same one
 
 
 def _of_any_rank(
-    matches: dict[CandidateId, Match], candidates: Sequence[Candidate]
-) -> dict[CandidateId, Match]:
+    held: dict[CandidateId, Holding], candidates: Sequence[Candidate]
+) -> dict[CandidateId, Holding]:
     """Give each rank what its replica's ranks have in the mean: the engine will choose one.
 
     Rounded down to blocks. So replicas compare by what can be expected of them.
@@ -242,9 +243,9 @@ def _of_any_rank(
         if each.rank is not None:
             ranks.setdefault(each.replica.name, []).append(each)
     for group in ranks.values():
-        found = [matches.get(each.id, NO_MATCH) for each in group]
+        found = [held.get(each.id, NOTHING_HELD) for each in group]
         size = len(group) * (group[0].replica.block_size or 1)
-        gpu = sum(match.num_gpu_tokens for match in found) // size * size // len(group)
-        cpu = sum(match.num_cpu_tokens for match in found) // size * size // len(group)
-        matches |= {each.id: Match(gpu, cpu) for each in group}
-    return matches
+        gpu = sum(each.num_gpu_tokens for each in found) // size * size // len(group)
+        cpu = sum(each.num_cpu_tokens for each in found) // size * size // len(group)
+        held |= {each.id: Holding(gpu, cpu) for each in group}
+    return held

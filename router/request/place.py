@@ -22,14 +22,14 @@ from msgspec.structs import replace
 
 from policies.policy import Policy
 from policies.registry import create
-from policies.view import CandidateId, RequestView, Snapshot
+from policies.view import NOTHING_HELD, CandidateId, Holding, RequestView, Snapshot
 from router.cluster.outbox import Outbox
 from router.experiments.assignment import Assignment
 from router.experiments.runner import ExperimentRunner
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.records.record import AssignmentRecord
-from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.fleet import Fleet
 from router.replicas.halves import choose_halves
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate, Replica
@@ -183,10 +183,10 @@ class Place:
         session = (
             self._sessions.get(read.session_hash, now_s) if read.session_hash is not None else None
         )
-        matches, home = found.matches, None
+        held, home = found.held, None
         if session is not None and read.request is not None and not prompt.is_matchable:
-            matches, home = _with_last_turn(prompt, session, matches)
-        views = self._fleet.views(candidates, matches, now_s, in_front_ms)
+            held, home = _with_last_turn(prompt, session, held)
+        views = self._fleet.views(candidates, held, now_s, in_front_ms)
         sets = self._fleet.working_sets
         sets.expire(now_s)
         snapshot = Snapshot(
@@ -283,8 +283,8 @@ class Place:
             placement.claim = None
         if self._outbox is not None:
             self._outbox.ended(old, computed=False)
+        placement.predicted = plan.prediction
         self._claim(prompt, placement, plan)
-        _predict(placement, plan)
 
     def _begin(
         self,
@@ -298,6 +298,7 @@ class Place:
         candidate = plan.candidate
         placement = Placement(
             plan=plan,
+            predicted=plan.prediction,
             lease=self._fleet.admit(candidate.id, booking, now_s),
             claim=None,
             state=self._caches.state(candidate.id),
@@ -306,7 +307,6 @@ class Place:
         )
         self._claim(prompt, placement, plan, waits=prefill is not None)
         self._metrics.decisions.labels(plan.policy.name, placement.state).inc()
-        _predict(placement, plan)
         return placement
 
     def _claim(
@@ -333,7 +333,7 @@ class Place:
                 session_hash=None if is_prefill else prompt.read.session_hash,
                 has_named_session=prompt.read.has_named_session,
             )
-        if self.pool is not None and plan.num_pool_tokens and not waits:
+        if self.pool is not None and plan.view.num_fetched_tokens and not waits:
             self.pool.begins_fetch(candidate.id)
 
     # ---------------------------------------------------------------- first token, end
@@ -355,7 +355,7 @@ class Place:
         self._fleet.first_token(placement.lease, at_s)
         if self._outbox is not None:
             self._outbox.answered(placement.lease, at_s)
-        if self.pool is not None and placement.num_pool_tokens:
+        if self.pool is not None and placement.predicted.num_fetched_tokens:
             self.pool.fetched(placement.candidate.id, placement.lease.begun_s)
 
     def end(self, placement: Placement, outcome: Outcome) -> None:
@@ -383,9 +383,9 @@ class Place:
 
 def _booking(prompt: Prompt, plan: Plan) -> Booking:
     """Return what a request adds to the load of the candidate that computes it."""
-    read, num_pool = prompt.read, plan.num_pool_tokens
+    read, held = prompt.read, plan.view
     is_prompt, is_prefill = read.request is not None, plan.candidate.replica.role == "prefill"
-    num_cached = plan.num_own_tokens + num_pool
+    num_pool, num_cached = held.num_fetched_tokens, held.num_cached_tokens
     num_uncached = 0
     if is_prompt:
         num_uncached = max(prompt.num_tokens - num_cached, 0) + prompt.num_more_tokens
@@ -394,7 +394,7 @@ def _booking(prompt: Prompt, plan: Plan) -> Booking:
     return Booking(
         num_uncached_tokens=num_uncached,
         num_cached_tokens=num_cached,
-        num_fetched_tokens=num_cached - plan.view.num_gpu_tokens,
+        num_fetched_tokens=num_cached - held.num_gpu_tokens,
         is_from_pool=num_pool > 0,
         num_disk_tokens=plan.num_disk_tokens if num_pool else 0,
         streams=has_first_token,
@@ -404,31 +404,22 @@ def _booking(prompt: Prompt, plan: Plan) -> Booking:
     )
 
 
-def _predict(placement: Placement, plan: Plan) -> None:
-    """Set what is predicted to be reused of a prompt; nothing, if that is a guess."""
-    num_gpu = plan.view.num_gpu_tokens
-    placement.num_gpu_tokens = 0 if plan.is_guess else num_gpu
-    placement.num_cpu_tokens = 0 if plan.is_guess else plan.num_own_tokens - num_gpu
-    placement.num_pool_tokens = plan.num_pool_tokens
-    placement.num_in_pool = plan.view.num_pool_tokens
-
-
 def _with_last_turn(
-    prompt: Prompt, session: SessionView, matches: dict[CandidateId, Match]
-) -> tuple[dict[CandidateId, Match], CandidateId | None]:
+    prompt: Prompt, session: SessionView, held: dict[CandidateId, Holding]
+) -> tuple[dict[CandidateId, Holding], CandidateId | None]:
     """Credit a session's last replica with its last prompt, if no more of this one is known.
 
     A guess, for prompts with unnamed media and for models without a tokenizer.
 
     Returns:
-        The matches, and the replica that was credited. None: more is known.
+        The holdings, and the replica that was credited. None: more is known.
     """
     home = session.candidate
-    match = matches.get(home, NO_MATCH)
+    known = held.get(home, NOTHING_HELD)
     num_tokens = min(session.num_tokens, prompt.num_tokens - 1)
-    if num_tokens <= match.num_gpu_tokens:
-        return matches, None
-    credited = match._replace(
-        num_gpu_tokens=num_tokens, num_cpu_tokens=max(match.num_cpu_tokens, num_tokens)
+    if num_tokens <= known.num_gpu_tokens:
+        return held, None
+    credited = replace(
+        known, num_gpu_tokens=num_tokens, num_cpu_tokens=max(known.num_cpu_tokens, num_tokens)
     )
-    return {**matches, home: credited}, home
+    return {**held, home: credited}, home

@@ -8,12 +8,11 @@ from msgspec import Struct
 
 from policies.cost import costs_of
 from policies.policy import Policy
-from policies.view import CandidateCost, CandidateId, Decision, ReplicaView, Snapshot
+from policies.view import CandidateCost, CandidateId, Decision, Holding, ReplicaView, Snapshot
 from router.contracts import BlockKey, HashContract
 from router.index.cache_view import Claim
 from router.index.hit_length import KvLayout
 from router.records.record import AssignmentRecord
-from router.replicas.fleet import Match
 from router.replicas.halves import PrefillPlan
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
@@ -52,7 +51,7 @@ class PoolMatch(Struct, frozen=True):
 class Found(Struct, frozen=True, kw_only=True):
     """What candidates and the shared pool have of one prompt."""
 
-    matches: dict[CandidateId, Match]
+    held: dict[CandidateId, Holding]
     pools: Mapping[CandidateId, PoolMatch]  # of candidates in a pool that is counted on
     first_blocks_hash: int | None  # None: not known
 
@@ -79,9 +78,18 @@ class Plan(Struct, frozen=True, kw_only=True):
         return self.pools.get(self.candidate.id)
 
     @property
-    def num_own_tokens(self) -> int:
-        """Count the leading tokens that the candidate holds itself, on its GPU or in CPU memory."""
-        return max(self.view.num_gpu_tokens, self.view.num_cpu_tokens)
+    def prediction(self) -> Holding:
+        """What the engine is predicted to reuse. A guess predicts nothing."""
+        view = self.view
+        if self.is_guess:
+            return Holding(num_pool_tokens=view.num_pool_tokens, reads_pool=False)
+        return Holding(
+            view.num_gpu_tokens,
+            view.num_cpu_tokens,
+            view.num_pool_tokens,
+            view.num_disk_tokens,
+            view.reads_pool,
+        )
 
     @property
     def num_pooled_tokens(self) -> int | None:
@@ -93,11 +101,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     def prefill(self) -> Plan | None:
         """The plan for the replica that computes the prompt. None: the candidate does."""
         return self.halves.choice if self.halves is not None else None
-
-    @property
-    def num_pool_tokens(self) -> int:
-        """Count the tokens that the candidate would fetch from the pool, beyond its own."""
-        return max(0, (self.num_pooled_tokens or 0) - self.num_own_tokens)
 
     @property
     def num_disk_tokens(self) -> int:
@@ -116,7 +119,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         pool = self.pool
         if pool is None or not self.view.reads_pool:
             return 0
-        num_known = max(self.num_own_tokens, pool.num_tokens)
+        num_known = max(self.view.num_own_tokens, pool.num_tokens)
         num_held = max(
             view.num_gpu_tokens
             for view in self.snapshot.replicas
@@ -134,23 +137,17 @@ class Placement(Struct, kw_only=True):
     """A decision in force, and what the request holds until `Place.end`.
 
     plan: The decision. What is predicted may be newer: see `Place.rebook`.
-    num_gpu_tokens: Predicted to be reused from the GPU.
-    num_cpu_tokens: And beyond those, from the replica's own CPU memory.
-    num_pool_tokens: And beyond both, fetched from the shared pool.
-    num_in_pool: Leading tokens in the pool when it was placed. None: not known.
+    predicted: What the engine is predicted to reuse.
     state: exact | degraded | blind.
     prefill: Where its prompt is computed, if that is another replica.
     """
 
     plan: Plan
+    predicted: Holding
     lease: Lease
     claim: Claim | None
     state: str
     placed_s: float
-    num_gpu_tokens: int = 0
-    num_cpu_tokens: int = 0
-    num_pool_tokens: int = 0
-    num_in_pool: int | None = None
     prefill: Placement | None = None
     is_ended: bool = False
 
@@ -179,10 +176,4 @@ class Placement(Struct, kw_only=True):
     @property
     def may_fetch(self) -> bool:
         """Whether the engine will look for something in the pool, whatever was counted on."""
-        num_own = self.num_gpu_tokens + self.num_cpu_tokens
-        return (self.num_in_pool or 0) > num_own
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Count the prompt tokens predicted to be reused."""
-        return self.num_gpu_tokens + self.num_cpu_tokens + self.num_pool_tokens
+        return (self.predicted.num_pool_tokens or 0) > self.predicted.num_own_tokens

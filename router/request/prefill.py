@@ -436,7 +436,7 @@ def _planned(placement: Placement) -> PrefillRecord:
         candidate=prefill.candidate.id,
         cost=cost,
         predicted_ms=prefill.lease.predicted_ms,
-        num_predicted_cached_tokens=prefill.num_cached_tokens,
+        num_predicted_cached_tokens=prefill.predicted.num_cached_tokens,
         policy=plan.choice.policy.name,
         policy_params=params_of(plan.choice.policy),
         snapshot=plan.choice.snapshot,

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from policies.naming import params_of
+from policies.view import Holding
 from router.api.usage import Usage
 from router.experiments.runner import ExperimentRunner
 from router.index.cache_view import CacheView
@@ -75,7 +76,7 @@ class Recorder:
             state=placement.state,
             status=status,
             outcome=outcome,
-            num_cached_tokens=placement.num_cached_tokens,
+            predicted=placement.predicted,
             usage=usage,
             predicted_ttft_ms=placement.predicted_ttft_ms,
             ttft_ms=ttft_ms,
@@ -99,7 +100,6 @@ class Recorder:
     def left(self, prompt: Prompt, tries: Tries, plan: Plan, *, status: int) -> None:
         """Record a request whose client left while it waited; it was never sent."""
         now_s = time.monotonic()
-        num_cached_tokens = 0 if plan.is_guess else plan.num_own_tokens + plan.num_pool_tokens
         record = _record_of(
             prompt,
             tries,
@@ -107,7 +107,7 @@ class Recorder:
             state=self._caches.state(plan.candidate.id),
             status=status,
             outcome=Outcome.CLIENT_GONE,
-            num_cached_tokens=num_cached_tokens,
+            predicted=plan.prediction,
             usage=None,
             predicted_ttft_ms=None,
             ttft_ms=None,
@@ -182,9 +182,10 @@ class Recorder:
         stages.place.observe(placement.placed_s - prompt.tokenized_s - waited_s)
         stages.total.observe(placement.placed_s - arrived_s - waited_s)
         metrics.prompt_tokens.inc(prompt.num_tokens)
-        metrics.predicted_tokens.inc(placement.num_cached_tokens)
-        metrics.cpu_tokens.inc(placement.num_cpu_tokens)
-        metrics.pool_tokens.inc(placement.num_pool_tokens)
+        held = placement.predicted
+        metrics.predicted_tokens.inc(held.num_cached_tokens)
+        metrics.cpu_tokens.inc(held.num_cpu_only_tokens)
+        metrics.pool_tokens.inc(held.num_fetched_tokens)
         if record.ttft_ms is not None:
             error_ms = abs(record.ttft_ms - placement.predicted_ttft_ms)
             metrics.ttft_error.observe(error_ms / 1000)
@@ -207,7 +208,8 @@ class Recorder:
         reported = usage.num_cached_tokens
         if reported is None or not prompt.is_placed_at(placement.candidate):
             return
-        name, error = placement.candidate.id, placement.num_cached_tokens - reported
+        name, predicted = placement.candidate.id, placement.predicted.num_cached_tokens
+        error = predicted - reported
         metrics = self._of(name)
         if prompt.tokens is None:
             return
@@ -218,7 +220,6 @@ class Recorder:
         claim = placement.claim
         result = "exact" if error == 0 else "over" if error > 0 else "under"
         if result == "over" and claim is not None:
-            predicted = placement.num_cached_tokens
             if self._caches.was_overtaken(claim, reported, predicted):
                 result = "evicted"  # between decision and schedule: no fault of what we know
         contract = self._caches.contract(name)
@@ -235,10 +236,10 @@ class Recorder:
         if result != "evicted" and (not is_pooled or error == 0):
             changed = self._caches.audit(
                 name,
-                placement.num_cached_tokens,
+                predicted,
                 reported,
                 claim,
-                num_cpu_tokens=placement.num_cpu_tokens,
+                num_cpu_tokens=placement.predicted.num_cpu_only_tokens,
             )
             if changed is not None:
                 self._metrics.last_block_changes.labels(name).inc()
@@ -309,8 +310,8 @@ def _fields(
         "why": record.decision.reason,
         "prefill": tries.prefill.where if tries.prefill is not None else None,
         "tokens": prompt.num_tokens,
-        "cached": placement.num_cached_tokens,
-        "pool": placement.num_pool_tokens,
+        "cached": placement.predicted.num_cached_tokens,
+        "pool": placement.predicted.num_fetched_tokens,
         "reported": record.num_reported_cached_tokens,
         "state": placement.state,
         "tries": len(tries.records),
@@ -333,7 +334,7 @@ def _record_of(
     state: str,
     status: int,
     outcome: Outcome,
-    num_cached_tokens: int,
+    predicted: Holding,
     usage: Usage | None,
     predicted_ttft_ms: float | None,
     ttft_ms: float | None,
@@ -358,7 +359,7 @@ def _record_of(
         outcome=outcome.value,
         status=status,
         num_prompt_tokens=prompt.num_tokens,
-        num_predicted_cached_tokens=num_cached_tokens,
+        num_predicted_cached_tokens=predicted.num_cached_tokens,
         num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
         router_ms=(placed_s - arrived_s) * 1000 - wait.waited_ms,

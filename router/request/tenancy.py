@@ -98,7 +98,7 @@ def charge(prompt: Prompt, plan: Plan, now_s: float) -> Charge | None:
     if prompt.tokens is None:
         num_tokens = len(prompt.inbound.body or b"") // _BYTES_PER_TOKEN
     else:
-        num_tokens = max(prompt.num_tokens - plan.num_own_tokens - plan.num_pool_tokens, 0)
+        num_tokens = max(prompt.num_tokens - plan.view.num_cached_tokens, 0)
         num_tokens += prompt.num_more_tokens
     return prompt.tenant.account.charge(num_tokens, now_s)
 
@@ -122,7 +122,7 @@ def settle(
         if tries.prefill is not None and tries.prefill.result == "remote":
             num_cached = tries.prefill.num_reported_cached_tokens or 0  # computed there
         if num_cached is None:
-            num_cached = placement.num_cached_tokens
+            num_cached = placement.predicted.num_cached_tokens
         tries.charge.settle(max(usage.prompt_tokens - num_cached, 0), now_s)
 
 

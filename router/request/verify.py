@@ -143,7 +143,7 @@ class PoolVerifier:
         another candidate holds, though nothing has said so yet.
         """
         match = plan.pool
-        if match is None or not (plan.num_pool_tokens or plan.num_likely_tokens):
+        if match is None or not (plan.view.num_fetched_tokens or plan.num_likely_tokens):
             return []
         num_likely_blocks = min(plan.num_likely_blocks, len(match.chain))
         if not (match.num_blocks or num_likely_blocks) or not self._config.verify_keys:
@@ -236,8 +236,8 @@ class PoolVerifier:
 
         Where it had, a wrong prediction says nothing about the replica's own event stream.
         """
-        num_own = placement.num_gpu_tokens + placement.num_cpu_tokens
-        num_pool = placement.num_in_pool or 0
+        num_own = placement.predicted.num_own_tokens
+        num_pool = placement.predicted.num_pool_tokens or 0
         if num_pool <= num_own:
             return False
         candidate = placement.candidate.id
@@ -257,7 +257,7 @@ class PoolVerifier:
                 extra={"candidate": candidate},
             )
         pool = self._pools.get(placement.candidate.replica.pool or "")
-        if pool is not None and num_reported != placement.num_cached_tokens:
+        if pool is not None and num_reported != placement.predicted.num_cached_tokens:
             pool.catalog.wants_listing = True
         return True
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from policies import CandidateId, ReplicaView, RequestView, Snapshot, create
+from policies import CandidateId, Holding, ReplicaView, RequestView, Snapshot, create
 from router.errors import NoReplicaAvailable, UnknownModel
 from router.index.hit_length import KvLayout
 from router.messages import KvGroup
@@ -15,7 +15,6 @@ from router.replicas import (
     EngineLoad,
     Fleet,
     HealthRules,
-    Match,
     ProbeFailure,
     Replica,
     ServedModel,
@@ -38,7 +37,7 @@ def test_a_request_goes_its_way() -> None:
     """Candidates, views, decision, admission, first token, end: and nothing is left."""
     fleet = fleet_of("a", "b")
     candidates = fleet.candidates("m", 0.0)
-    views = fleet.views(candidates, {CandidateId("b"): Match(800, 900)}, 0.0)
+    views = fleet.views(candidates, {CandidateId("b"): Holding(800, 900)}, 0.0)
     asked = Snapshot(
         now_s=0.0, number=0, seed=0, request=RequestView(num_tokens=1000), replicas=views
     )
@@ -319,28 +318,28 @@ def test_a_view_is_kept_until_something_changes() -> None:
     fleet = fleet_of("a")
     candidates = fleet.candidates("m", 0.0)
 
-    def shown(match: Match, now_s: float) -> ReplicaView:
+    def shown(match: Holding, now_s: float) -> ReplicaView:
         return fleet.views(candidates, {A: match}, now_s)[0]
 
-    first = shown(Match(16, 16), 0.0)
-    assert shown(Match(16, 16), 0.05) is first
-    assert shown(Match(16, 32), 0.05).num_cpu_tokens == 32
+    first = shown(Holding(16, 16), 0.0)
+    assert shown(Holding(16, 16), 0.05) is first
+    assert shown(Holding(16, 32), 0.05).num_cpu_tokens == 32
     lease = send(fleet, "a", 1.0)
-    assert shown(Match(16, 16), 1.0).num_waiting == 1
+    assert shown(Holding(16, 16), 1.0).num_waiting == 1
     fleet.first_token(lease, 1.05)
-    decoding = shown(Match(16, 16), 1.05)
+    decoding = shown(Holding(16, 16), 1.05)
     assert (decoding.num_requests, decoding.num_waiting) == (1, 0)
     fleet.end(lease, 1.06, Outcome.OK)
-    assert shown(Match(16, 16), 1.06).num_requests == 0
+    assert shown(Holding(16, 16), 1.06).num_requests == 0
     fleet.note_engine_load(A, load(running=3, waiting=0, at_s=1.07))
-    assert shown(Match(16, 16), 1.07).num_requests == 3
-    assert shown(Match(16, 16), 16.06).num_requests == 3
-    assert shown(Match(16, 16), 16.08).num_requests == 0
+    assert shown(Holding(16, 16), 1.07).num_requests == 3
+    assert shown(Holding(16, 16), 16.06).num_requests == 3
+    assert shown(Holding(16, 16), 16.08).num_requests == 0
     for number in range(40):
         lease = send(fleet, "a", 100.0 + number)
         fleet.first_token(lease, 100.5 + number)
         fleet.end(lease, 100.6 + number, Outcome.OK)
-    assert shown(Match(16, 16), 140.0).cost != first.cost
+    assert shown(Holding(16, 16), 140.0).cost != first.cost
 
 
 def test_cache_pressure_rises_with_work_and_fades() -> None:

@@ -718,7 +718,7 @@ def a_prompt(num_waiting: int = 0) -> Any:
     return SimpleNamespace(
         read=read,
         num_tokens=10,
-        tokenized=SimpleNamespace(num_more_tokens=0),
+        num_more_tokens=0,
         plan=plan,
         service_class=None,
         tenant=None,
