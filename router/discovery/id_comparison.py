@@ -67,11 +67,7 @@ async def _chat(ask: Ask, prompter: Prompter, body: dict[str, Any]) -> Differenc
         with suppress(TemplateFailed):  # it takes no system message, no tools
             ours = prompter.chat_ids(request)
         theirs = await ask(orjson.dumps(tokenize_body(body)))
-    except BadRequest:
-        return None
-    except NeedsEngine as exc:
-        if exc.reason == "date":
-            raise
+    except (BadRequest, NeedsEngine):
         return None
     if ours is None:
         return of_refused()

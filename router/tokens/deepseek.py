@@ -58,10 +58,10 @@ class DeepSeekRenderer(ABC):
     tag_prefix = ""
     is_dated: Final = False
 
-    __slots__ = ("_given", "_memo", "_printers", "_release", "_remembering", "date")
+    __slots__ = ("_given", "_memo", "_printers", "_release", "_remembering", "today")
 
     def __init__(self, given: str | None = None, release: Release = V0_32) -> None:
-        self.date: datetime.date | None = None
+        self.today: Callable[[], datetime.date] = datetime.date.today
         self._release = release
         self._given = given
         self._memo = JsonMemo()

@@ -7,7 +7,6 @@ marked text                harmony_encoder.py, mistral_encoder.py
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,14 +27,6 @@ class ChatEncoder(Protocol):
 
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
         """Encode a prompt at once, as the engine does."""
-        ...
-
-
-class MarkedEncoder(ChatEncoder, Protocol):
-    """Makes token ids of marked text."""
-
-    def date_in(self, ids: Sequence[int]) -> datetime.date | None:
-        """Read the date in an engine's prompt; None: it shows none."""
         ...
 
 

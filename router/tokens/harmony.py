@@ -49,15 +49,15 @@ class HarmonyRenderer:
         wants_system_first: See `Renderer.wants_system_first`; the engine tries out the model's
             Jinja template, though it renders none of it.
 
-    date: The engine's date, which stands at the head of every prompt; None: not known now.
+    today: Returns the engine's date, which is at the beginning of every prompt.
     """
 
     is_dated: Final = True
 
-    __slots__ = ("_memo", "_wants_system_first", "date")
+    __slots__ = ("_memo", "_wants_system_first", "today")
 
     def __init__(self, wants_system_first: Callable[[], bool]) -> None:
-        self.date: datetime.date | None = None
+        self.today: Callable[[], datetime.date] = datetime.date.today
         self._wants_system_first = wants_system_first
         self._memo = JsonMemo()
 
@@ -75,8 +75,6 @@ class HarmonyRenderer:
             raise NeedsEngine("field", request.engine_only)
         if request.continue_final_message and request.add_generation_prompt:
             raise continued_and_begun()
-        if self.date is None:
-            raise NeedsEngine("date")
         instructions, conversation = _read(request)
         effort = request.reasoning_effort
         if effort is not None and effort not in _EFFORTS:
@@ -84,7 +82,7 @@ class HarmonyRenderer:
                 f"gpt-oss has no `reasoning_effort` {effort!r}", param="reasoning_effort"
             )
         tools = [_tool(tool) for tool in build_tools(request.tools, memo) or ()]
-        key = FIELD.join([f"s{self.date.isoformat()}", effort or "medium", str(bool(tools))])
+        key = FIELD.join([f"s{self.today().isoformat()}", effort or "medium", str(bool(tools))])
         pieces: list[Piece] = [(key, ())]
         if instructions or tools:
             pieces.append(_developer(instructions, tools or None))

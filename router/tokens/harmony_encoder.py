@@ -8,8 +8,6 @@ entrypoints/openai/parser/harmony_utils.py (render_for_completion, _use_legacy_t
 
 from __future__ import annotations
 
-import datetime
-import re
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +27,6 @@ from router.tokens.marked_text import unescaped
 _NEEDLES = (Needle(MESSAGE, MESSAGE.encode(), 0, MESSAGE.encode()),)
 _MAX_HEADERS = 1024
 _MAX_HEADER_CHARS = 4 << 20  # of all: a developer message's has the instructions and all tools
-_HEAD_TOKENS = 64
-_DATE = re.compile(r"^Current date: (\S+)$", re.MULTILINE)
 _CHANNELS = {"a": "analysis", "c": "commentary", "f": "final"}
 
 
@@ -71,14 +67,6 @@ class HarmonyEncoder:
             config=_library.RenderConversationConfig(auto_drop_analysis=False),
         )
         return array("I", self._with_legacy_headers(ids))
-
-    def date_in(self, ids: Sequence[int]) -> datetime.date | None:
-        """Read the date in a prompt's system message; None: it shows none."""
-        found = _DATE.search(self._encoding.decode(list(ids[:_HEAD_TOKENS])))
-        try:
-            return datetime.date.fromisoformat(found[1]) if found is not None else None
-        except ValueError:
-            return None
 
     def _encode(self, text: str) -> TokenIds:
         ids: TokenIds = array("I")

@@ -92,7 +92,7 @@ FLAGS: Final = (
     "if the engine has --chat-template, --default-chat-template-kwargs, "
     "--chat-template-content-format or --reasoning-effort-map, give the router the same: "
     "tokens.chat_templates, tokens.chat_template_kwargs, tokens.content_formats, "
-    "tokens.reasoning_effort_maps"
+    "tokens.reasoning_effort_maps; if its prompts contain the date, set tokens.time_zone"
 )
 """What to do if an engine makes another text of a chat."""
 

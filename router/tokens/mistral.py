@@ -22,7 +22,7 @@ import copy
 import datetime
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -59,10 +59,10 @@ class MistralRenderer:
     """
 
     is_dated: Final = False
-    __slots__ = ("_given", "_memo", "_normalizer", "_tokenizer", "_tools", "_validator", "date")
+    __slots__ = ("_given", "_memo", "_normalizer", "_tokenizer", "_tools", "_validator", "today")
 
     def __init__(self, tokenizer: MistralTokenizer, given: str | None = None) -> None:
-        self.date: datetime.date | None = None
+        self.today: Callable[[], datetime.date] = datetime.date.today
         text_tokenizer = tokenizer.instruct_tokenizer.tokenizer
         version = text_tokenizer.version
         self._given = given

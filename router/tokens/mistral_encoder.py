@@ -7,7 +7,6 @@ mistral-common 1.13, tokens/tokenizers/tekken.py, sentencepiece.py.
 
 from __future__ import annotations
 
-import datetime
 import os
 from array import array
 from collections.abc import Sequence
@@ -126,10 +125,6 @@ class MistralEncoder:
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
         """Encode a prompt at once."""
         return self._encode(text)
-
-    def date_in(self, ids: Sequence[int]) -> datetime.date | None:
-        """Read the date in an engine's prompt; there is none."""
-        return None
 
     def _encode(self, marked: str) -> TokenIds:
         ids: TokenIds = array("I")

@@ -23,7 +23,7 @@ from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract, MediaS
 from router.errors import TemplateFailed
 from router.tokens.content_format import ContentFormat
 from router.tokens.encoder import IdCuts, slice_ids
-from router.tokens.encoders import ChatEncoder, MarkedEncoder, PlainEncoder
+from router.tokens.encoders import ChatEncoder, PlainEncoder
 from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
 from router.tokens.media_book import KnownMedia, MediaBook, tokens_between
 from router.tokens.media_names import MediaKind
@@ -175,7 +175,6 @@ class Prompter:
 
     __slots__ = (
         "_chat_encoder",
-        "_dates",
         "_encoder",
         "_max_bytes",
         "_prefix",
@@ -195,7 +194,7 @@ class Prompter:
         encoder: PlainEncoder | None,
         renderer: Renderer | None,
         *,
-        chat_encoder: MarkedEncoder | None = None,
+        chat_encoder: ChatEncoder | None = None,
         asks_engine: bool = True,
         media: MediaBook | None = None,
         max_inline_items: int = 1_000,
@@ -210,7 +209,6 @@ class Prompter:
         self._renderer = renderer
         self._probes = TemplateProbes(renderer) if renderer is not None else None
         self._chat_encoder = chat_encoder
-        self._dates: dict[str, datetime.date | None] = {}  # by replica
         self._reason = reason
         self._max_bytes = max_bytes
         self._tree = SegmentTree(max_bytes)
@@ -236,51 +234,10 @@ class Prompter:
         """Whether the engine's date is part of its chats."""
         return self._renderer is not None and self._renderer.is_dated
 
-    def set_date(self, date: datetime.date | None) -> None:
-        """Render with the engine's date; None: it is not known now, and dated chats are not."""
+    def set_clock(self, today: Callable[[], datetime.date]) -> None:
+        """Render with the date that `today` returns: the engine's."""
         if self._renderer is not None:
-            self._renderer.date = date
-
-    def note_date(self, replica: str, date: datetime.date | None) -> None:
-        """Note a replica's date; None: not known now. It counts while all replicas agree."""
-        self._dates[replica] = date
-        self._agree_on_date()
-
-    def forget_date(self, replica: str) -> None:
-        """Forget the date of a replica that is gone."""
-        if self._dates.pop(replica, None) is not None or self._dates:
-            self._agree_on_date()
-
-    def _agree_on_date(self) -> None:
-        dates = set(self._dates.values())
-        self.set_date(dates.pop() if len(dates) == 1 else None)
-
-    def find_date(
-        self, request: ChatRequest, ids: Sequence[int], today: datetime.date
-    ) -> datetime.date | None:
-        """Find the date with which our prompt of a request is the engine's; None: with none.
-
-        Args:
-            ids: The engine's prompt.
-            today: Some time zone's date.
-
-        Raises:
-            NeedsEngine, TemplateFailed: as `plan_chat`.
-        """
-        if self._renderer is None:
-            raise NeedsEngine("model", self._reason)
-        encoder: ChatEncoder = self._chat_encoder or self._usable_encoder()
-        printed = self._chat_encoder.date_in(ids) if self._chat_encoder is not None else None
-        day = datetime.timedelta(days=1)
-        renderer = copy.copy(self._renderer)
-        for candidate in (today, today - day, today + day, printed):
-            renderer.date = candidate
-            if candidate is not None:
-                text = renderer.render(self.adapted(request), by_the_book=True)
-                whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
-                if whole.tolist() == list(ids):
-                    return candidate
-        return None
+            self._renderer.today = today
 
     @property
     def size_bytes(self) -> int:
@@ -451,8 +408,10 @@ class Prompter:
         not be any more after this.
         """
         if isinstance(request, ChatRequest):
-            is_same = self.chat_ids(request) == tokens.ids()
-            return is_same or (self.is_dated and self._is_of_yesterday(request, tokens))
+            ids = tokens.ids()
+            if self.chat_ids(request) == ids:
+                return True
+            return self.is_dated and self._yesterday().chat_ids(request) == ids
         text = request.prompts[0]
         if not isinstance(text, str):
             return True
@@ -463,6 +422,15 @@ class Prompter:
         text = self._rendered(request, by_the_book=True)
         encoder: ChatEncoder = self._chat_encoder or self._present_encoder()
         return encoder.encode_whole(text, add_special_tokens=request.add_special_tokens).tolist()
+
+    def _yesterday(self) -> Prompter:
+        """Return a prompter of the day before: a prompt may be proven after midnight."""
+        other, renderer = copy.copy(self), copy.copy(self._renderer)
+        if renderer is not None:
+            today = renderer.today
+            renderer.today = lambda: today() - datetime.timedelta(days=1)
+        other._renderer = renderer
+        return other
 
     def text_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Make a text's ids by `tokenizers`, without the shortcuts; raises as `prove`."""
@@ -495,17 +463,6 @@ class Prompter:
                 seen.add(text)
                 encoder = self._present_encoder()
                 yield setting, encoder.encode_whole(text, add_special_tokens=False).tolist()
-
-    def _is_of_yesterday(self, request: ChatRequest, tokens: Tokens) -> bool:
-        """Return whether a prompt was made before the engine's last midnight."""
-        renderer = copy.copy(self._renderer)
-        if renderer is None or renderer.date is None:
-            return False
-        renderer.date -= datetime.timedelta(days=1)
-        text = renderer.render(self.adapted(request), by_the_book=True)
-        encoder: ChatEncoder = self._chat_encoder or self._present_encoder()
-        whole = encoder.encode_whole(text, add_special_tokens=request.add_special_tokens)
-        return whole.tolist() == tokens.ids()
 
     def observe_proof(
         self, tokens: Tokens, *, is_chat: bool, is_same: bool, now_s: float

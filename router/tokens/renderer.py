@@ -89,7 +89,7 @@ class ChatRenderer:
         "_release",
         "_special_tokens",
         "_templates",
-        "date",
+        "today",
     )
 
     def __init__(
@@ -100,7 +100,7 @@ class ChatRenderer:
         release: Release = V0_32,
     ) -> None:
         self._content_format: ContentFormat | None = None
-        self.date: datetime.date | None = None
+        self.today: Callable[[], datetime.date] = datetime.date.today
         self._adapt = adapt
         self._release = release
         self._find_template = find_template
@@ -169,7 +169,7 @@ class ChatRenderer:
                 raise continued_and_begun()
             conversation, final_text = _tagged(conversation, template)
         if template.is_dated:
-            arguments["strftime_now"] = _clock(self.date)
+            arguments["strftime_now"] = _clock(self.today())
         compiled = template.stock() if by_the_book else template.template
         parts = self._run(compiled, conversation, arguments)
         return [_cut_at_tag("".join(parts), final_text)] if continues else parts
@@ -282,18 +282,12 @@ def guesses(
         )
 
 
-def _clock(date: datetime.date | None) -> Callable[[str], str]:
-    """Make the function by which a template asks for the engine's date.
-
-    Raises:
-        NeedsEngine: it is not known.
-    """
-    if date is None:
-        raise NeedsEngine("date")
+def _clock(date: datetime.date) -> Callable[[str], str]:
+    """Return the function by which a template asks for the engine's date."""
 
     def strftime_now(form: str) -> str:
         if not set(_DIRECTIVES.findall(form)) <= _DATES:
-            raise NeedsEngine("date", "time of day")
+            raise NeedsEngine("today", "time of day")
         return date.strftime(form)
 
     return strftime_now

@@ -23,10 +23,10 @@ from router.tokens.deepseek_v41 import DeepSeekV41Renderer
 class Renderer(Protocol):
     """Renders chat requests of one model as the engine does.
 
-    date: The engine's date, where it is known.
+    today: Returns the engine's date.
     """
 
-    date: datetime.date | None
+    today: Callable[[], datetime.date]
 
     @property
     def is_dated(self) -> bool:

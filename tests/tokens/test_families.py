@@ -163,10 +163,10 @@ def test_a_proof_after_midnight() -> None:
     plan = prompter.plan_chat(request)
     tokens = prompter.commit(plan, plan.encode())
 
-    prompter.set_date(DATE + datetime.timedelta(days=1))
+    prompter.set_clock(lambda: DATE + datetime.timedelta(days=1))
     assert prompter.prove(request, tokens)
 
-    prompter.set_date(DATE + datetime.timedelta(days=2))
+    prompter.set_clock(lambda: DATE + datetime.timedelta(days=2))
     assert not prompter.prove(request, tokens)
 
 
