@@ -22,7 +22,7 @@ from router.api.openai import ChatRequest, CompletionRequest, Json, TokenIds
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract, MediaSpan
 from router.errors import TemplateFailed
 from router.tokens.content_format import ContentFormat
-from router.tokens.encoder import IdCuts, slice_ids
+from router.tokens.cuts import IdCuts, slice_ids
 from router.tokens.encoders import ChatEncoder, PlainEncoder
 from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
 from router.tokens.media_book import KnownMedia, MediaBook, tokens_between
@@ -30,9 +30,9 @@ from router.tokens.media_names import MediaKind
 from router.tokens.media_text import MediaEncoder, MediaText
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.panics import is_failure
-from router.tokens.renderer import ChatRenderer, guesses
-from router.tokens.renderers import Renderer
+from router.tokens.renderer import Renderer
 from router.tokens.template_probes import TemplateProbes
+from router.tokens.templates import ChatRenderer, guesses
 from router.tokens.trust import TokenTrust
 
 Verdict = Literal["same", "fast", "pieces", "outdated"]

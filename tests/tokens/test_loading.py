@@ -15,13 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from router.api.openai import parse_chat
 from router.extras import install_hint
-from router.tokens import (
-    NeedsEngine,
-    Prompter,
-    load_prompter,
-    loading,
-    modes,
-)
+from router.tokens import NeedsEngine, Prompter, load_prompter, model_files
 from tests.tokens.vllm_routes import MODEL
 
 HELLO = parse_chat({"messages": [{"role": "user", "content": "hello"}]})
@@ -135,14 +129,6 @@ def test_mistral_format(model: Path) -> None:
     assert load_prompter(str(model)).engine_only == "Mistral's tokenizer: KeyError"
 
 
-def test_mistral_by_name() -> None:
-    """A name on the hub of that family may be of a model with Mistral's own tokenizer."""
-    config = {"architectures": ["MistralForCausalLM"]}
-
-    assert modes.find_mode("someone/some-model", config) == modes.MISTRAL
-    assert modes.find_mode("someone/some-model", config, "hf") == modes.HF
-
-
 def test_no_such_model(tmp_path: Path) -> None:
     """A missing model is a reason, not an error."""
     prompter = load_prompter(str(tmp_path / "nothing"), local_files_only=True)
@@ -184,7 +170,7 @@ def test_slow_or_odd_tokenizers() -> None:
 
     for tokenizer, reason in ((object(), "fast"), (own, "its own"), (splitting, "splits")):
         with pytest.raises(NeedsEngine, match=reason):
-            loading._check_tokenizer(tokenizer)
+            model_files.check_tokenizer(tokenizer)
 
 
 def test_no_chat_template(model: Path) -> None:

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from router.tokens.models.modes import KIMI_CLASS
 from router.tokens.needs_engine import NeedsEngine
 
-CLASS: Final = "TikTokenTokenizer"
 _METHODS: Final = frozenset(
     "__init__ encode encode_batch decode _split_whitespaces_or_nonwhitespaces "
     "pre_tokenizer_process vocab_size get_vocab _tokenize _convert_token_to_id "
@@ -62,10 +62,10 @@ def read_code(source: str) -> KimiCode:
         found = [
             node
             for node in ast.parse(source).body
-            if isinstance(node, ast.ClassDef) and node.name == CLASS
+            if isinstance(node, ast.ClassDef) and node.name == KIMI_CLASS
         ]
         if len(found) != 1:
-            raise _unknown(f"no class {CLASS}")
+            raise _unknown(f"no class {KIMI_CLASS}")
         return _read_class(found[0])
     except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
         raise _unknown(type(exc).__name__) from exc
