@@ -18,7 +18,7 @@ import orjson
 from router.api.openai import Json
 from router.tokens.content_format import ContentFormat
 from router.tokens.json_memo import JsonMemo
-from router.tokens.media_names import MAX_URL_CHARS, MediaItem, MediaKind
+from router.tokens.media import MEDIA_PARTS, read_item
 from router.tokens.needs_engine import NeedsEngine
 
 Conversation = list[dict[str, Any]]
@@ -40,13 +40,6 @@ _PART_FIELDS = frozenset(
     "audio_embeds audio_url closed data file image_embeds image_pil image_url input_audio name "
     "prompt_cache_breakpoint refusal text thinking type uuid video_embeds video_url".split()
 )
-_TEXT_PARTS = frozenset("text input_text output_text refusal thinking tool_reference".split())
-_MEDIA_PARTS: dict[str, MediaKind] = {
-    "image_url": "image",
-    "audio_url": "audio",
-    "input_audio": "audio",
-    "video_url": "video",
-}
 _BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -123,84 +116,6 @@ def check_message(message: Json) -> None:
         raise NeedsEngine("message", "content is null")
 
 
-def has_media(messages: Sequence[Json]) -> bool:
-    """Return whether a message has a part that is no text."""
-    for message in messages:
-        content = message.get("content")
-        if type(content) is list and any(map(_is_media, content)):
-            return True
-    return False
-
-
-def mark_media(messages: Sequence[Json], mark: str) -> list[Json]:
-    """Copy messages with a mark in the place of what a message with media says."""
-    return [
-        {**message, "content": mark} if has_media((message,)) else message for message in messages
-    ]
-
-
-def media_items(messages: Sequence[Json]) -> list[MediaItem]:
-    """List the images and sounds of a conversation, in order.
-
-    Raises:
-        NeedsEngine: one of them is not as it should be, or there is another kind of media.
-    """
-    items: list[MediaItem] = []
-    for message in messages:
-        content = message.get("content")
-        if type(content) is list:
-            items += [_item(part) for part in content if _is_media(part)]
-    return items
-
-
-def _is_media(part: object) -> bool:
-    kind = part.get("type") if isinstance(part, dict) else "text"
-    return not isinstance(kind, str) or kind not in _TEXT_PARTS
-
-
-def _item(part: dict[str, Any]) -> MediaItem:
-    """Read an image's part, a sound's or a video's.
-
-    Raises:
-        NeedsEngine: it is none, or the engine may read it differently.
-    """
-    field, uuid = part.get("type"), part.get("uuid")
-    kind = _MEDIA_PARTS.get(field) if type(field) is str else None
-    if kind is None or field not in part:
-        raise NeedsEngine("multimodal", "kind")
-    is_named = type(uuid) is str and uuid != ""
-    if uuid is not None and not is_named:
-        raise NeedsEngine("multimodal", "uuid")
-    item = part[field]
-    if field == "input_audio":
-        url: Any = _audio_url(item)
-    elif type(item) is dict:
-        url = item.get("url")
-    elif is_named:
-        url = item
-    else:
-        raise NeedsEngine("multimodal", "url")
-    if type(url) is not str and not (is_named and url is None):
-        raise NeedsEngine("multimodal", "url")
-    return MediaItem(url, uuid if is_named else None, kind)
-
-
-def _audio_url(audio: Any) -> str | None:
-    """Write a sound that came with its format as the engine does; None: there is none.
-
-    Raises:
-        NeedsEngine: the engine may read it differently.
-    """
-    if audio is None:
-        return None
-    data, form = (audio.get("data"), audio.get("format")) if type(audio) is dict else (None, None)
-    if type(data) is not str or type(form) is not str:
-        raise NeedsEngine("multimodal", "input_audio")
-    if len(data) > MAX_URL_CHARS:
-        raise NeedsEngine("multimodal", "size")
-    return f"data:audio/{form};base64,{data}" if data and form else None
-
-
 def text_parts(message: Json) -> list[dict[str, Any]]:
     """List the text parts of a message whose content is a list.
 
@@ -264,9 +179,9 @@ def _content(
 def _part_or_media(part: Any) -> dict[str, Any]:
     """Rebuild a text part or an item: type, then the fields that no model of the engine knows."""
     name = part.get("type") if type(part) is dict else None
-    if type(name) is not str or name not in _MEDIA_PARTS:
+    if type(name) is not str or name not in MEDIA_PARTS:
         return _part(part)
-    kind = _item(part).kind
+    kind = read_item(part).kind
     extras = {key: value for key, value in part.items() if key not in _PART_FIELDS}
     if len(extras) + 2 + ("uuid" in part) != len(part):
         raise NeedsEngine("multimodal", "content part")

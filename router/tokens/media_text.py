@@ -17,7 +17,7 @@ from xxhash import xxh3_128_hexdigest
 from router.api.openai import TokenIds
 from router.tokens.encoders import ChatEncoder
 from router.tokens.incremental import Boundaries, Boundary, NewSegment
-from router.tokens.media_book import KnownMedia
+from router.tokens.media import KnownMedia
 
 _EDGE: Final = b"\xff"
 

@@ -25,7 +25,7 @@ from router.tokens.content_format import ContentFormat
 from router.tokens.cuts import IdCuts, slice_ids
 from router.tokens.encoders import ChatEncoder, PlainEncoder
 from router.tokens.incremental import Chain, Segment, SegmentTree, Walk
-from router.tokens.media_book import KnownMedia, MediaBook, tokens_between
+from router.tokens.media import KnownMedia, MediaBook, tokens_between
 from router.tokens.media_names import MediaKind
 from router.tokens.media_text import MediaEncoder, MediaText
 from router.tokens.needs_engine import NeedsEngine

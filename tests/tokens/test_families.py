@@ -16,7 +16,7 @@ import pytest
 from router.api.openai import ChatRequest, parse_chat
 from router.errors import TemplateFailed
 from router.tokens import NeedsEngine
-from router.tokens.conversation import mark_media
+from router.tokens.media import mark_media
 from router.tokens.models import harmony_encoder
 from tests.conversations import conversations, grown
 from tests.tokens.families import APIS, DATE, FAMILIES, ONLY_PROVEN
