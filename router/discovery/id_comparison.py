@@ -6,7 +6,6 @@ shows what no other route does. Source: vLLM 0.32.0, entrypoints/serve/tokenize/
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -73,8 +72,4 @@ async def _chat(ask: Ask, prompter: Prompter, body: dict[str, Any]) -> Differenc
         return of_refused()
     if theirs == ours:
         return None
-    for setting, ids in prompter.guesses(request, body["model"]):
-        if ids == theirs:
-            return of_chat(theirs, ours, setting)
-        await asyncio.sleep(0)
-    return of_chat(theirs, ours, None)
+    return of_chat(theirs, ours)

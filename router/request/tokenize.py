@@ -34,7 +34,7 @@ from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.media import KnownMedia, MediaBook, has_media, mark_media, media_items
 from router.tokens.media_names import MediaItem
 from router.tokens.panics import is_failure
-from router.tokens.prompter import EncodePlan
+from router.tokens.plan import EncodePlan
 
 logger = logging.getLogger(__name__)
 

@@ -139,14 +139,14 @@ def _shown(tokens: Sequence[str]) -> str:
     return "|".join([*tokens[:most], *(["…"] if len(tokens) > most else [])])
 
 
-def of_chat(theirs: Sequence[int], ours: Sequence[int], guess: str | None) -> Difference:
-    """Describe a chat of which another text is made; `guess`: which setting would make it."""
+def of_chat(theirs: Sequence[int], ours: Sequence[int]) -> Difference:
+    """Describe a chat of which another text is made."""
     position = first_difference(theirs, ours)
     what = (
         f"the engine makes {len(theirs)} tokens of a sample chat, this router {len(ours)}; they "
         f"differ from token {position} on"
     )
-    return Difference(of="chat", what=what, hint=FLAGS if guess is None else guess)
+    return Difference(of="chat", what=what, hint=FLAGS)
 
 
 def of_refused() -> Difference:

@@ -8,12 +8,10 @@ utils/chat_template_utils.py (render_jinja_template).
 
 from __future__ import annotations
 
-import copy
 import datetime
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jinja2.meta
 from jinja2 import Template, TemplateError
@@ -41,9 +39,6 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _DIRECTIVES = re.compile("%(.?)", re.DOTALL)
 _DATES = frozenset("aAbBdjmyYuUVwWG%")
 _PASSED = frozenset({"tools", "documents", "add_generation_prompt", "continue_final_message"})
-_PROVIDED = frozenset("messages raise_exception strftime_now range namespace".split())
-_MAX_GUESSED = 32  # names of arguments
-_EFFORTS = ("none", "low", "medium", "high")
 
 
 class ChatTemplate:
@@ -180,22 +175,6 @@ class ChatRenderer(Renderer):
         except Exception as exc:  # whatever a template may raise
             raise NeedsEngine("template", type(exc).__name__) from exc
 
-    def argument_names(self) -> frozenset[str]:
-        """List what the templates read besides messages, tools and the tokenizer's own names.
-
-        Raises:
-            NeedsEngine: as `template`.
-        """
-        names = self.template(False).accepted | self.template(True).accepted
-        return frozenset(names - _PASSED - _PROVIDED - self._special_tokens.keys())
-
-    def in_format(self, content_format: ContentFormat) -> ChatRenderer:
-        """Return a renderer of the same model for engines with this content format."""
-        renderer = copy.copy(self)
-        renderer._templates = {}
-        renderer.use_format(content_format)
-        return renderer
-
     def use_format(self, content_format: ContentFormat) -> None:
         """Take content as the engine's `--chat-template-content-format` says, not as it finds."""
         self._content_format = content_format
@@ -249,29 +228,6 @@ class ChatRenderer(Renderer):
             raise
         except Exception as exc:  # whatever a template may raise; the engine answers 400 to it
             raise TemplateFailed(_reason(exc), param="messages") from exc
-
-
-def guesses(
-    renderer: ChatRenderer, model: str
-) -> Iterator[tuple[str, ChatRenderer, dict[str, Any] | None]]:
-    """Yield what an engine's flags may be: how to set it here, a renderer, template arguments."""
-    for name in sorted(renderer.argument_names())[:_MAX_GUESSED]:
-        values: tuple[bool | str, ...] = _EFFORTS if name.endswith("effort") else (False, True)
-        for value in values:
-            said = json.dumps({name: value})
-            yield (
-                f"the engine's ids are those of --default-chat-template-kwargs '{said}': set "
-                f"tokens.chat_template_kwargs: {{{model}: {said}}}",
-                renderer,
-                {name: value},
-            )
-    for form in get_args(ContentFormat):
-        yield (
-            f"the engine's ids are those of --chat-template-content-format {form}: set "
-            f"tokens.content_formats: {{{model}: {form}}}",
-            renderer.in_format(form),
-            None,
-        )
 
 
 def _clock(date: datetime.date) -> Callable[[str], str]:

@@ -156,7 +156,7 @@ class TokenTrust:
         self._blocks.clear()
         return self.reason is None
 
-    def start_anew(self) -> None:
+    def start_again(self) -> None:
         """Forget what spoke against our tokens: they are made in another way from now on."""
         self._reason = None
         self._agrees.clear()
