@@ -24,7 +24,6 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import NamedTuple, Protocol, cast
-from weakref import ref
 
 import numpy as np
 import orjson
@@ -41,7 +40,6 @@ _SEED_MASK = (1 << 64) - 1
 _LEAF = 0x6C656166  # mixed into a tail's seed: a tail is no segment, even if its bytes are the same
 _SEGMENT_BYTES = 500  # a segment with its array and its place in the tree
 _CHAIN_BYTES = 400  # a chain, its list, digest and open tokens
-_NUM_LOOKS = 16  # for keys that are put together: a turn adds fewer segments
 _STEP_TOKENS = 16_384  # hashed at once: 1.3 ms
 _JSON_STEP_IDS = 131_072  # written at once: 0.8 ms
 _ChainName = tuple[HashContract, tuple[str, str] | None, bytes | None]  # adapter, digest of a salt
@@ -80,20 +78,11 @@ class Chain(NamedTuple):
     open_media: tuple[MediaSpan, ...] = ()  # from the first open token; the last may end there
 
 
-class Together(NamedTuple):
-    """Keys of a whole prompt: of them, the first `num_blocks` end in the path to a segment."""
-
-    chain_id: int
-    num_blocks: int
-    keys: ref[array[int]]
-
-
 class Segment:
     """One node of the tree; created by `SegmentTree` alone.
 
     next_key, next_bytes, next_guard: The child that was used last, tried before searching.
     media: The identifier of the image or other item that its tokens stand for; None: text.
-    together: What was put together last of a path that had one segment more, its tail; or None.
     """
 
     __slots__ = (
@@ -106,7 +95,6 @@ class Segment:
         "next_guard",
         "next_key",
         "size_bytes",
-        "together",
     )
 
     def __init__(self, key: int, ids: TokenIds, media: str | None = None) -> None:
@@ -117,7 +105,6 @@ class Segment:
         self.next_bytes = 0
         self.next_guard = b""
         self.chains: dict[int, Chain] | None = None
-        self.together: Together | None = None
         self.json: bytes | None = None  # the ids as JSON, separated by commas; None: not asked for
         self.size_bytes = _SEGMENT_BYTES + 4 * len(ids)
 
@@ -254,21 +241,15 @@ class SegmentTree:
     def keys(
         self, path: Sequence[Segment], contract: HashContract, extra: ExtraKeys
     ) -> Sequence[BlockKey]:
-        """List the keys of the path's full blocks, hashing what is not known.
-
-        An array("Q"): put together by copying words. Those of the last prompt on this path are
-        copied at once while something has them, as the order of eviction does: 4 us of 12 for
-        6,000 blocks in 100 segments, and one place in memory instead of hundreds.
-        """
+        """List the keys of the path's full blocks as an array("Q"), hashing what is not known."""
         chain_id = self._chain_id(contract, extra)
-        position, keys, before = _known_keys(path, chain_id)
+        before = _START
         parts: list[array[int]] = []
-        for segment in path[position:]:
+        for segment in path:
             before = self._chain(segment, chain_id, before, contract, extra)
             parts.append(before.keys)
+        keys = array("Q")
         keys.frombytes(b"".join(parts))
-        if len(path) > 1:  # the tail is another with every turn
-            path[-2].together = Together(chain_id, len(keys) - len(before.keys), ref(keys))
         return cast("Sequence[BlockKey]", keys)
 
     def hashing(
@@ -348,9 +329,7 @@ class SegmentTree:
             if segment.json is None:
                 numbers = np.frombuffer(segment.ids, np.uint32)
                 segment.json = orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-                segment.size_bytes += len(segment.json)
-                if self._segments.get(segment.key) is segment:
-                    self._size_bytes += len(segment.json)
+                self._grow(segment, len(segment.json))
                 num_ids += len(numbers)
                 if num_ids > _JSON_STEP_IDS:
                     num_ids = 0
@@ -362,9 +341,7 @@ class SegmentTree:
     ) -> None:
         assert segment.chains is not None
         segment.chains[chain_id] = chain._replace(digests=digests)
-        segment.size_bytes += len(digests)
-        if self._segments.get(segment.key) is segment:
-            self._size_bytes += len(digests)
+        self._grow(segment, len(digests))
 
     def _chain_id(self, contract: HashContract, extra: ExtraKeys) -> int:
         """Return a number for the pair that no other pair gets, to look up by."""
@@ -407,9 +384,13 @@ class SegmentTree:
             dropped = segment.chains.pop(next(iter(segment.chains)))
             grown -= _BLOCK_BYTES * len(dropped.keys) + _CHAIN_BYTES + len(dropped.digests or b"")
         segment.chains[chain_id] = chain
-        segment.size_bytes += grown
+        self._grow(segment, grown)
+
+    def _grow(self, segment: Segment, num_bytes: int) -> None:
+        """Count more memory of a segment; it may have been evicted meanwhile."""
+        segment.size_bytes += num_bytes
         if self._segments.get(segment.key) is segment:
-            self._size_bytes += grown
+            self._size_bytes += num_bytes
 
     def make_root(self, name: str, ids: TokenIds | None = None) -> Segment:
         """Create the root of a kind of prompt; `ids` are in front of each of them."""
@@ -421,24 +402,6 @@ def _remember_next(segment: Segment, key: int, num_bytes: int, guard: bytes) -> 
 
 
 _START = Chain(array("Q"), None, array("I"))
-
-
-def _known_keys(path: Sequence[Segment], chain_id: int) -> tuple[int, array[int], Chain]:
-    """Copy keys that are put together already.
-
-    Returns how many segments they are of, the keys, and the last of these segments' chain.
-    """
-    keys = array("Q")
-    for number in range(len(path) - 1, max(0, len(path) - 1 - _NUM_LOOKS), -1):
-        segment = path[number - 1]
-        together = segment.together
-        if together is None or together.chain_id != chain_id:
-            continue
-        known, chains = together.keys(), segment.chains
-        if known is not None and chains is not None and chain_id in chains:
-            keys.frombytes(memoryview(known)[: together.num_blocks].cast("B"))
-            return number, keys, chains[chain_id]
-    return 0, keys, _START
 
 
 def _extended(before: Chain, segment: Segment, contract: HashContract, extra: ExtraKeys) -> Chain:
