@@ -1,6 +1,7 @@
 """Load a model's tokenizer and chat template, and decide whether they can be used here.
 
-What the engine renders by code that is not known here, or reads differently, is left to the engine.
+A model is left to the engine if the engine has code for it that is not known here, or reads its
+files differently.
 Sources: vLLM 0.32.0, tokenizers/registry.py, tokenizers/deepseek_v32.py.
 """
 

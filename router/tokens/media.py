@@ -2,8 +2,8 @@
 
 The engine's processor turns an item into tokens. An engine is asked once for an item's tokens. They
 are remembered by the item's bytes, for the client's tenant. From then on a prompt with the item is
-made here. Its name in block hashes is computed (`media_names`). What engines count proves the
-tokens, or ends their use for a while.
+made here. Its name in block hashes is computed (`media_names`). The engines' counts prove
+the tokens, or end their use for a while.
 """
 
 from __future__ import annotations

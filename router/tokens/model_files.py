@@ -16,7 +16,7 @@ from router.releases import V0_32, Release
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.panics import is_failure
 
-# What a tokenizer class must not override.
+# Methods that a tokenizer class must not override.
 _OVERRIDABLE = ("__call__", "_encode_plus", "apply_chat_template", "get_chat_template")
 
 

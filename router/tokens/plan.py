@@ -1,4 +1,4 @@
-"""The tokens of one prompt: first what is left to encode, then the ids and block keys."""
+"""One prompt: first the plan of its new part, then its token ids and block keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EncodeNew = Callable[[bytes, Sequence[NewSegment]], list[TokenIds]]
 
 
 class EncodePlan(Struct, frozen=True, kw_only=True):
-    """What is left to encode of one prompt.
+    """The known part of one prompt, and the new part to encode.
 
     data: The prompt's bytes.
     encode_new: Returns the ids of each new segment of `data`; pure and thread-safe.
@@ -40,7 +40,7 @@ class EncodePlan(Struct, frozen=True, kw_only=True):
         return sum([len(segment.ids) for segment in self.walk.path])
 
     def encode(self) -> list[TokenIds]:
-        """Encode what is new: pure, thread-safe, without the GIL for most of the time.
+        """Encode the new part: pure, thread-safe, without the GIL for most of the time.
 
         About 0.7 ms per 1,000 new tokens.
         """
@@ -100,7 +100,7 @@ class Tokens:
     def hashing(
         self, contract: HashContract, extra: ExtraKeys
     ) -> Generator[Callable[[], Chain] | None, Chain, None]:
-        """Hash what is new in steps; see `SegmentTree.hashing`."""
+        """Hash the new part in steps; see `SegmentTree.hashing`."""
         return self._tree.hashing(self._path, contract, extra)
 
     def digests(

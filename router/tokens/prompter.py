@@ -1,6 +1,6 @@
 """One model's way from a request to its tokens and block keys, in three steps.
 
-    plan    on the loop: render, and find what is known (about 0.5 ms for 80,000 tokens)
+    plan    on the loop: render, and find the known part (about 0.5 ms for 80,000 tokens)
     encode  anywhere: only what no earlier prompt had; long texts off the loop
     commit  on the loop: remember it, and return the tokens
 
@@ -52,8 +52,8 @@ class _Roots(NamedTuple):
 class Prompter:
     """Makes the prompts of one model.
 
-    What is remembered of a long prompt makes the next one 150 ms quicker. It is remembered for its
-    *owner* alone, so that no client can measure what others sent. An owner is any text, preferably
+    Remembered parts make a long prompt 150 ms quicker. Each is remembered for its *owner* alone, so
+    that no client can measure the prompts of others. An owner is any text, preferably
     a secret one. All prompts without an owner have the same owner.
 
     Args:
@@ -65,7 +65,7 @@ class Prompter:
         max_inline_items: With more messages, parts and calls (see `ChatRequest.num_items`), a chat
             is rendered off the loop.
         reason: Why something is missing, for `NeedsEngine`; "" if nothing is.
-        max_bytes: Budget for what is remembered of prompts.
+        max_bytes: Budget for remembered prompts.
     """
 
     __slots__ = (
@@ -221,7 +221,7 @@ class Prompter:
     # ---------------------------------------------------------------- plan and commit
 
     def plan_chat(self, request: ChatRequest, owner: str = "") -> EncodePlan:
-        """Render a chat request and find what is new in it.
+        """Render a chat request and find its new part.
 
         Raises:
             NeedsEngine: only the engine can make its tokens.
@@ -232,7 +232,7 @@ class Prompter:
     def plan_rendered(
         self, request: ChatRequest, parts: Sequence[str], *, owner: str = ""
     ) -> EncodePlan:
-        """Find what is new in the parts that `render_parts` returned.
+        """Find the new part of the text that `render_parts` returned.
 
         Raises:
             NeedsEngine: the text is no Unicode.
@@ -251,7 +251,7 @@ class Prompter:
         *,
         owner: str = "",
     ) -> EncodePlan:
-        """Find what is new in a prompt of texts with images or sounds between them.
+        """Find the new part of a prompt of texts with images or sounds between them.
 
         Args:
             texts: As `render` wrote them, without those behind the first unknown item.
@@ -274,7 +274,7 @@ class Prompter:
     def plan_completion(
         self, request: CompletionRequest, index: int = 0, *, owner: str = ""
     ) -> EncodePlan:
-        """Find what is new in one prompt of a completion request (by default the first).
+        """Find the new part of one prompt of a completion request (by default the first).
 
         Raises:
             NeedsEngine: only the engine can make its tokens.
@@ -290,7 +290,7 @@ class Prompter:
         return self.plan_ids(prompt, owner)
 
     def plan_text(self, text: str, *, add_special_tokens: bool, owner: str = "") -> EncodePlan:
-        """Find what is new in a text.
+        """Find the new part of a text.
 
         Raises:
             NeedsEngine: the tokenizer cannot be used here, or the text is no Unicode.
@@ -298,7 +298,7 @@ class Prompter:
         return self._plan_text(_bytes([text]), add_special_tokens, owner)
 
     def plan_ids(self, ids: Sequence[int], owner: str = "") -> EncodePlan:
-        """Find what is new in token ids: a prompt sent as such, or an engine's own answer.
+        """Find the new part of token ids: a prompt of ids, or an engine's answer.
 
         Raises:
             ValueError, TypeError, OverflowError: these are no token ids.
@@ -447,7 +447,7 @@ class Prompter:
         self.trust.start_again()
         return True
 
-    # ---------------------------------------------------------------- what is needed
+    # ---------------------------------------------------------------- parts that may be missing
 
     def _usable_encoder(self) -> PlainEncoder:
         if self.trust.reason is not None:

@@ -1,4 +1,4 @@
-"""What renders a model's chats: `templates` by a Jinja template, `models` by rules of a family."""
+"""The interface of a model's renderer: a Jinja template (`templates`), or rules (`models`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Renderer(ABC):
         Args:
             by_the_book: Render without shortcuts, to compare.
             apart: Remember nothing.
-            owner: Whose request it is. What is remembered of it speeds up no other owner's.
+            owner: Whose request it is. Remembered parts speed up only the same owner's requests.
 
         Raises:
             NeedsEngine: only the engine knows how it renders the request.

@@ -1,7 +1,7 @@
-"""From a chat request to the text that the engine encodes.
+"""Render a chat request by a Jinja template: the text that the engine encodes.
 
-One `ChatRenderer` per model: its templates, the engine's options for them, and the rendering as
-vLLM and transformers do it together. Sources: vLLM 0.32.0, renderers/hf.py
+There is one `ChatRenderer` per model, with its templates and the engine's options for them. It
+renders as vLLM and transformers do together. Sources: vLLM 0.32.0, renderers/hf.py
 (safe_apply_chat_template), renderers/online_renderer.py (render_chat); transformers 5.19,
 utils/chat_template_utils.py (render_jinja_template).
 """
@@ -42,7 +42,7 @@ _PASSED = frozenset({"tools", "documents", "add_generation_prompt", "continue_fi
 
 
 class ChatTemplate:
-    """A compiled chat template and what the engine derives from its text."""
+    """A compiled chat template, and properties that the engine derives from its text."""
 
     __slots__ = ("accepted", "content_format", "is_dated", "knows_developer", "source", "template")
 
@@ -71,9 +71,9 @@ class ChatRenderer(Renderer):
 
     Args:
         find_template: Returns the template's text for requests with tools (True) or without.
-            Raises LookupError where there is none.
-        special_tokens: What the tokenizer calls `bos_token` and so on: names templates may use.
-        adapt: What the tokenizer's own code makes of a template's arguments; None: nothing.
+            Raises LookupError if there is none.
+        special_tokens: The tokenizer's `bos_token` and so on, which templates may use.
+        adapt: Changes a template's arguments as the tokenizer's own code does; None: nothing.
         release: The engine's.
     """
 
@@ -176,7 +176,7 @@ class ChatRenderer(Renderer):
             raise NeedsEngine("template", type(exc).__name__) from exc
 
     def use_format(self, content_format: ContentFormat) -> None:
-        """Take content as the engine's `--chat-template-content-format` says, not as it finds."""
+        """Use the engine's `--chat-template-content-format` instead of detecting it."""
         self._content_format = content_format
         self._templates.clear()
 
@@ -189,7 +189,7 @@ class ChatRenderer(Renderer):
         """
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
-        if request.chat_template is not None:  # a client's program: it may never end
+        if request.chat_template is not None:  # a client's program may never end
             raise NeedsEngine("request_template")
         if not request.messages:
             raise TemplateFailed("`messages` must hold at least one message", param="messages")
@@ -222,7 +222,7 @@ class ChatRenderer(Renderer):
             "messages": conversation,
         }
         try:
-            # `generate` would resume a generator of its own for each part, too.
+            # `generate` would also resume a generator of its own for each part.
             return list(template.root_render_func(template.new_context(given)))
         except NeedsEngine:
             raise
@@ -242,7 +242,7 @@ def _clock(date: datetime.date) -> Callable[[str], str]:
 
 
 def _tagged(conversation: Conversation, template: ChatTemplate) -> tuple[Conversation, str]:
-    """Mark the end of the last message's text, so that the rendering can be cut there.
+    """Mark the end of the last message's text, to cut the rendering there.
 
     Returns the conversation with the mark, and the text without it.
     """
@@ -269,11 +269,11 @@ def _cut_at_tag(text: str, final_text: str) -> str:
     position = text.rindex(bare_tag)
     if text.startswith(_CONTINUE_TAG, position):
         return text[:position]
-    return text[:position].rstrip()  # the template trimmed the message: so must we
+    return text[:position].rstrip()  # the template trimmed the message
 
 
 def _reason(exc: BaseException) -> str:
-    """Find the most telling message in a chain of errors."""
+    """Return the template's own message from a chain of errors, else that of `exc`."""
     seen: set[int] = set()
     current: BaseException | None = exc
     while current is not None and id(current) not in seen:

@@ -16,7 +16,7 @@ _NUM_PROVEN: Final = 100  # agreeing answers in a row, after which the pause is 
 
 
 class _Evidence:
-    """What one replica showed.
+    """The evidence of one replica.
 
     agrees: Whether its last answer agreed; None: it has not answered.
     is_compared: Whether the ids of its process were compared with ours.

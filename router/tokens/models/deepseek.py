@@ -1,4 +1,4 @@
-"""What the encodings of DeepSeek V3.2, V4 and V4.1 share: tokens, tools, calls and the renderer.
+"""The common parts of DeepSeek V3.2, V4 and V4.1: tokens, tools, calls and the renderer.
 
 These models have no Jinja template. The engine renders their chats by its own rules, which
 `deepseek_v32` and `deepseek_v4` follow. Sources: vLLM 0.32.0, in tokenizers/ and renderers/ the
@@ -117,7 +117,7 @@ class DeepSeekRenderer(Renderer):
         """Write the prompt of a conversation.
 
         Args:
-            arguments: What the request gives a template.
+            arguments: The request's template arguments.
 
         Raises:
             TemplateFailed: the rules refuse the messages.

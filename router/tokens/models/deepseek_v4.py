@@ -238,7 +238,7 @@ class DeepSeekV41Renderer(DeepSeekV4Renderer):
             content = given.get("content") or ""
             if isinstance(content, list):
                 content = "\n\n".join([part["text"] for part in content])
-            elif given.get("content") == []:  # the engine cannot copy what it makes of it
+            elif given.get("content") == []:  # the engine fails on it
                 raise NeedsEngine("message", "content without a part")
             message["content"] = content
         return conversation

@@ -114,7 +114,7 @@ class HarmonyRenderer(Renderer):
 
 
 def _read(request: ChatRequest) -> tuple[str | None, list[Piece]]:
-    """Write down what was said: the instructions, then messages.
+    """Return the instructions and the messages.
 
     Raises:
         NeedsEngine, TemplateFailed: as `HarmonyRenderer.render`.
@@ -136,11 +136,7 @@ def _read(request: ChatRequest) -> tuple[str | None, list[Piece]]:
 
 
 def _checked(message: Json) -> Json:
-    """Return a message after `check_message`.
-
-    Raises:
-        NeedsEngine: it is not certain what the engine makes of it.
-    """
+    """Return a message after `check_message`, which raises."""
     check_message(message)
     return message
 
@@ -158,7 +154,7 @@ def _developer(instructions: str | None, tools: Sequence[Any] | None) -> Piece:
 
 
 def _pieces(messages: Sequence[Json]) -> Iterator[Piece]:
-    """Write down the messages behind the instructions.
+    """Yield the messages behind the instructions.
 
     Raises:
         NeedsEngine, TemplateFailed: as `HarmonyRenderer.render`.
@@ -208,7 +204,7 @@ def _calls(message: Json) -> Sequence[Json]:
     """Return a message's calls.
 
     Raises:
-        NeedsEngine: they are odd, or have a name that the header's encoding refuses.
+        NeedsEngine: they are malformed, or a header cannot contain a name.
     """
     if "tool_calls" not in message:
         return ()
@@ -237,7 +233,7 @@ def _texts(message: Json) -> tuple[str, ...]:
 
 
 def _joined(message: Json) -> str | None:
-    """Join a message's texts; None: it has none."""
+    """Join a message's texts; None: it has no text."""
     content = message.get("content")
     if content is None or type(content) is str:
         return content
@@ -245,7 +241,7 @@ def _joined(message: Json) -> str | None:
 
 
 def _current(pieces: list[Piece]) -> list[Piece]:
-    """Drop the analysis before the last final answer: it led there, and is of no use any more."""
+    """Drop the analysis before the last final answer, as the library does."""
     last_final = max((i for i, (key, _) in enumerate(pieces) if key == "f"), default=-1)
     return [piece for i, piece in enumerate(pieces) if i >= last_final or piece[0] != "a"]
 

@@ -1,7 +1,7 @@
 """Kimi's tokenizers: token ids by tiktoken, as the code in the models' repositories makes them.
 
-That code is read (`kimi_code`) and never executed. transformers does what it does around the code:
-the class here takes the same arguments. A text is cut at the added tokens. Between two of them, a
+That code is read (`kimi_code`) and never executed. The class here takes the same arguments, so that
+transformers treats it in the same way. A text is cut at the added tokens. Between two of them, a
 long text is split as that code splits it.
 Source: vLLM 0.32.0, tokenizers/hf.py; transformers 5.19, tokenization_python.py (tokenize);
 moonshotai's tokenization_kimi.py (encode).
@@ -55,11 +55,11 @@ def load(files: ModelFiles, max_bytes: int) -> Prompter:
 
 
 class KimiTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
-    """A model's vocabulary, special tokens and templates, as its own class would have them.
+    """A model's vocabulary, special tokens and templates, as its own class has them.
 
     Args:
         vocab_file: `tiktoken.model`.
-        code: Of the class that the engine runs.
+        code: The facts about the class that the engine runs.
     """
 
     vocab_files_names = {"vocab_file": "tiktoken.model"}  # noqa: RUF012 (transformers' own name)
@@ -109,7 +109,7 @@ class KimiTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         return self.encoding.n_vocab
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the special tokens: all that is looked up by name."""
+        """Return the special tokens: no others are looked up by name."""
         return self.specials
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
@@ -151,10 +151,10 @@ def _load_tokenizer(files: ModelFiles) -> tuple[KimiTokenizer, KimiCode]:
 
 
 def read_vocabulary(path: Path) -> dict[bytes, int]:
-    """Read `tiktoken.model`: a token in base64 and its rank a line.
+    """Read `tiktoken.model`: one token in base64 and its rank per line.
 
     Raises:
-        ValueError: it is none, or too large.
+        ValueError: it is malformed or too large.
         OSError: it cannot be read.
     """
     if path.stat().st_size > _MAX_FILE_BYTES:
@@ -167,7 +167,7 @@ class KimiEncoder(PlainEncoder):
     """Encodes texts with tiktoken.
 
     Raises:
-        NeedsEngine: special tokens that a text does not distinguish.
+        NeedsEngine: some special tokens cannot be told apart in a text.
     """
 
     __slots__ = ("_apart", "_encoding", "_needles", "_specials", "_splits")
@@ -217,7 +217,7 @@ class KimiEncoder(PlainEncoder):
         return ids
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """Split a text where the engine encodes what follows on its own."""
+        """Split a text where the engine encodes the rest on its own."""
         if len(text) <= _MAX_RUN:
             yield text
             return
@@ -248,8 +248,7 @@ def _boundaries(tokenizer: KimiTokenizer, splitting: set[str], hints: str) -> Bo
     """Find where texts may be cut: at tokens at which the engine splits them, too.
 
     Raises:
-        NeedsEngine: there are special tokens of which a text may hold halves, that are written
-            otherwise in the vocabulary, or that it does not have.
+        NeedsEngine: special tokens overlap, are also plain tokens, or are not in the vocabulary.
     """
     specials: dict[str, int] = tokenizer.specials
     vocabulary = tokenizer.encoding._mergeable_ranks
@@ -274,7 +273,7 @@ def _boundaries(tokenizer: KimiTokenizer, splitting: set[str], hints: str) -> Bo
 
 
 class KimiArguments:
-    """What the class adds to the arguments of a template, and changes in them."""
+    """Changes the arguments of a template as the class does."""
 
     __slots__ = ("_code",)
 
@@ -285,7 +284,7 @@ class KimiArguments:
         """Return the arguments as the template gets them.
 
         Raises:
-            NeedsEngine: tools so deep that it depends on the engine's stack.
+            NeedsEngine: tools so deep that the result depends on the engine's stack.
         """
         changed = self._code.template_defaults | arguments
         tools = arguments.get("tools")

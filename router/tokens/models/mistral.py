@@ -5,8 +5,8 @@ special tokens between texts that are encoded one by one. Here those rules run w
 only writes the texts down. So what a turn repeats is not encoded again. By the book, the library
 itself encodes, and the prompt has ids only.
 
-What the library refuses is left to the engine, whose release may be another. Releases 1.11.6,
-1.12.0 and 1.13.1 gave the same ids whenever they gave any.
+If the library refuses a request, it is left to the engine, which may have another release.
+Releases 1.11.6, 1.12.0 and 1.13.1 gave the same ids whenever they gave any.
 
 Source: vLLM 0.32.0, renderers/mistral.py, tokenizers/mistral.py, renderers/online_renderer.py
 (render_chat); transformers 5.19, tokenization_mistral_common.py (apply_chat_template).

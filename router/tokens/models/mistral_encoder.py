@@ -34,7 +34,7 @@ def load_tokenizer(model: str, *, local_files_only: bool = False) -> MistralToke
     """Load a model's tokenizer; blocking, for a second.
 
     Raises:
-        NeedsEngine: it has none, or one that cannot be used here.
+        NeedsEngine: it is missing, or cannot be used here.
     """
     try:
         if Path(model).is_dir():
@@ -99,7 +99,7 @@ class MistralEncoder(MarkedEncoder):
 
 
 def _failure(exc: BaseException, reason: str) -> BaseException:
-    """Return what to raise: an interrupt is no failure."""
+    """Return the error to raise: an interrupt stays one."""
     if not is_failure(exc):
         return exc
     return NeedsEngine(reason, f"Mistral's tokenizer: {type(exc).__name__}")
