@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import date
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
 
 from msgspec.structs import fields
 
@@ -62,6 +63,7 @@ def check(config: Config) -> None:
     check_redis(config.redis)
     if config.index.mode == "redis" and not config.redis.is_configured:
         raise ConfigError("index.mode: redis needs redis.url (--redis)", param="index.mode")
+    _check_time_zone(config.tokens.time_zone)
     _check_dates(config.tokens.start_dates)
     _check_policy(config.policy)
     _check_shadows(config.shadow)
@@ -252,6 +254,16 @@ def _check_origins(origins: tuple[str, ...], key: str) -> None:
                 "or *",
                 param=f"{key}[{i}]",
             )
+
+
+def _check_time_zone(name: str) -> None:
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as exc:
+        raise ConfigError(
+            f"tokens.time_zone: {name!r} is not a time zone; write a name such as Europe/Berlin",
+            param="tokens.time_zone",
+        ) from exc
 
 
 def _check_dates(dates: dict[str, str]) -> None:

@@ -58,11 +58,18 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             'NAME={"medium":"low"} (vLLM 0.33 or newer)'
         ),
     ] = {}
+    time_zone: Annotated[
+        str,
+        Meta(
+            description="time zone of the engines, as in Europe/Berlin: prompts of gpt-oss and "
+            "some chat templates contain the engine's date"
+        ),
+    ] = "UTC"
     start_dates: Annotated[
         dict[str, str],
         Meta(
             description="served model -> VLLM_SYSTEM_START_DATE of its engines, NAME=YYYY-MM-DD, "
-            "for gpt-oss; default: detected"
+            "for gpt-oss; default: today in tokens.time_zone"
         ),
     ] = {}
     encoder: Annotated[

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
@@ -365,31 +365,6 @@ class EngineApi:
             raise UpstreamBroken(
                 replica, f"/tokenize answered {answer.status} without tokens"
             ) from exc
-
-    async def chat_ids(
-        self, replica: str, url: str, body: Mapping[str, Any], *, timeout_s: float
-    ) -> list[int]:
-        """Let the engine render the chat `body`: by its render route, else for one token.
-
-        Raises:
-            UpstreamError: it did not answer in time or not with tokens.
-        """
-        one_token = {**body, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
-        for path in ("/v1/chat/completions/render", "/v1/chat/completions"):
-            answer = await self._send(
-                replica,
-                "POST",
-                url + path,
-                headers={**_JSON, **self._key.headers(url)},
-                body=orjson.dumps(one_token),
-                timeout_s=timeout_s,
-            )
-            if answer.status == 200:
-                try:
-                    return pages.prompt_ids(answer.body)
-                except ValueError as exc:
-                    raise UpstreamBroken(replica, f"{path} answered without tokens") from exc
-        raise UpstreamBroken(replica, f"{path} answered {answer.status}")
 
     async def takes_tools(
         self, replica: str, url: str, model: str, *, timeout_s: float

@@ -171,11 +171,6 @@ class _Tokenized(Struct):
     tokens: list[Annotated[int, Meta(ge=0, lt=1 << 31)]]
 
 
-class _Prompt(Struct, frozen=True):
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-
-
 class _Refusal(Struct):
     message: str
 
@@ -191,7 +186,6 @@ _decode_paused = decoder(_Paused, "json")
 _decode_server_info = decoder(_ServerInfo, "json")
 _decode_engines = decoder(dict[int, _Engine], "json")
 _decode_tokens = decoder(_Tokenized, "json")
-_decode_prompt = decoder(_Prompt, "json")
 _decode_refused = decoder(_Refused, "json")
 
 
@@ -249,19 +243,6 @@ def tokens(body: bytes) -> list[int]:
         ValueError: they are none.
     """
     return _decode_tokens(body).tokens
-
-
-def prompt_ids(body: bytes) -> list[int]:
-    """Read the prompt's tokens from a rendered chat, or from an answer to one.
-
-    Raises:
-        ValueError: there are none.
-    """
-    found = _decode_prompt(body)
-    ids = found.token_ids if found.token_ids is not None else found.prompt_token_ids
-    if ids is None:
-        raise ValueError("no token ids")
-    return ids
 
 
 def refusal(body: bytes) -> str:

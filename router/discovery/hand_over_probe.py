@@ -76,7 +76,7 @@ async def takes_ids(
     if text is None or text.prompt_token_ids is None:
         return False
     if text.prompt_token_ids != ours:
-        raise WrongIds(of_chat(text.prompt_token_ids, ours, None))
+        raise WrongIds(of_chat(text.prompt_token_ids, ours))
     for ids in (ours[:-1], ours + ours[-3:]):
         fields = {"model": model, "kv_transfer_params": {"prompt_token_ids": ids}}
         answer = await _ask(api, replica, url, path, fields)

@@ -6,7 +6,6 @@ shows what no other route does. Source: vLLM 0.32.0, entrypoints/serve/tokenize/
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -67,18 +66,10 @@ async def _chat(ask: Ask, prompter: Prompter, body: dict[str, Any]) -> Differenc
         with suppress(TemplateFailed):  # it takes no system message, no tools
             ours = prompter.chat_ids(request)
         theirs = await ask(orjson.dumps(tokenize_body(body)))
-    except BadRequest:
-        return None
-    except NeedsEngine as exc:
-        if exc.reason == "date":
-            raise
+    except (BadRequest, NeedsEngine):
         return None
     if ours is None:
         return of_refused()
     if theirs == ours:
         return None
-    for setting, ids in prompter.guesses(request, body["model"]):
-        if ids == theirs:
-            return of_chat(theirs, ours, setting)
-        await asyncio.sleep(0)
-    return of_chat(theirs, ours, None)
+    return of_chat(theirs, ours)

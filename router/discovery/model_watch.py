@@ -1,4 +1,4 @@
-"""What is found out about the models of one replica, beside its health: tokenizers, ids, dates."""
+"""Detect what the models of one replica need, beside its health: tokenizers, token ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from functools import partial
 from typing import Final
 
 from router.config import Config
-from router.discovery.dates import DateWatch
 from router.discovery.engine_api import EngineApi
 from router.discovery.hand_over_probe import WrongIds, takes_ids
 from router.discovery.id_comparison import compare
@@ -26,7 +25,6 @@ from router.tokens.id_probe import Difference
 logger = logging.getLogger(__name__)
 
 _ASK_AGAIN_S: Final = 30.0
-_LOADING_S: Final = 0.2  # pause between looks whether a tokenizer is loaded
 
 
 class ModelWatch:
@@ -50,7 +48,6 @@ class ModelWatch:
         self._timeout_s = config.tokens.engine_timeout_s
         self._count_other_ids = count_other_ids
         self._interval_s = config.health.interval_s
-        self._start_dates = config.tokens.start_dates
         self._engine_api = engine_api
         self._prompters = prompters
         self._loader = loader
@@ -65,14 +62,7 @@ class ModelWatch:
         """Load what its models need, and start the tasks that ask it about them."""
         self._loader.load(replica)
         name = replica.name
-        return [
-            group.create_task(self._ask_about_ids(replica), name=f"hand over {name}"),
-            *(
-                group.create_task(self._watch_date(m.id, replica), name=f"date of {m.id}")
-                for m in replica.models
-                if m.parent is None and m.id not in self._start_dates
-            ),
-        ]
+        return [group.create_task(self._ask_about_ids(replica), name=f"hand over {name}")]
 
     def forget(self, name: str) -> None:
         """Forget what was found out about a replica: it is gone, or another process."""
@@ -154,16 +144,3 @@ class ModelWatch:
             + (", and the engine tokenizes" if is_ended else " to this replica"),
             extra={**fields, "difference": difference.what, "hint": difference.hint},
         )
-
-    async def _watch_date(self, model: str, replica: Replica) -> None:
-        """Watch the date in a model's prompts, if there is one."""
-        while True:
-            prompter = self._prompters.get(model)
-            if prompter is not None:
-                break
-            await asyncio.sleep(_LOADING_S)
-        if prompter.is_dated:
-            watch = DateWatch(
-                model, prompter, replica=replica.name, url=replica.url, api=self._engine_api
-            )
-            await watch.run()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from datetime import date
+from datetime import date, datetime
 from functools import partial
+from zoneinfo import ZoneInfo
 
 from msgspec.structs import replace
 
@@ -132,6 +134,15 @@ def configured_prompter(
     content_format = config.content_formats.get(model, "auto")
     if content_format != "auto":
         prompter.set_content_format(content_format)
-    if (pinned := config.start_dates.get(model)) is not None:
-        prompter.set_date(date.fromisoformat(pinned))
+    prompter.set_clock(_clock(model, config))
     return prompter
+
+
+def _clock(model: str, config: TokensConfig) -> Callable[[], date]:
+    """Return what tells the date that a model's engines put into prompts."""
+    pinned = config.start_dates.get(model)
+    if pinned is not None:
+        start = date.fromisoformat(pinned)
+        return lambda: start
+    zone = ZoneInfo(config.time_zone)
+    return lambda: datetime.now(zone).date()

@@ -169,33 +169,17 @@ class TokenAudit:
     def is_partial(
         self, prompt: Prompt, placement: Placement, num_reported: int, block_size: int
     ) -> bool:
-        """Return whether an engine reused more of a prompt than was to be known of it.
+        """Return whether an engine reused more tokens behind an image or a sound than predicted.
 
-        Behind an image or a sound: one that is not known, or of which the name is not proven yet.
-        Also notes what speaks for the names and against.
+        Such an item may be unknown, or its name may differ from the engine's.
         """
-        if not prompt.has_media or prompt.tokens is None:
-            return False
         num_predicted = placement.predicted.num_cached_tokens
-        if prompt.way == "prefix":
-            is_at_end = num_predicted + block_size > prompt.num_named_tokens
-            return is_at_end and num_reported > num_predicted
-        if prompt.way != "media":
-            return num_reported > num_predicted
-        prompter = self._prompters.get(prompt.model or "")
-        book = prompter.media if prompter is not None else None
-        if book is None:
-            return num_reported > num_predicted
-        if prompt.num_named_tokens < prompt.tokens.num_tokens:  # some name is not known yet
-            is_at_end = num_predicted + block_size > prompt.num_named_tokens
-            return is_at_end and num_reported > num_predicted
-        is_in_text = num_predicted + block_size <= prompt.num_head_tokens
-        if placement.state == "exact" and not is_in_text and not prompt.has_named_media:
-            if num_reported > num_predicted:
-                book.observe_reuse(False, monotonic())
-            elif num_reported == num_predicted > prompt.num_head_tokens:
-                book.observe_reuse(True, monotonic())
-        return num_reported > num_predicted and not is_in_text and not book.is_proven
+        return (
+            prompt.has_media
+            and prompt.tokens is not None
+            and num_reported > num_predicted
+            and num_predicted + block_size > prompt.num_head_tokens
+        )
 
     def _sample(self, prompt: Prompt, prompter: Prompter) -> None:
         """Prove one of many prompts."""

@@ -20,7 +20,7 @@ from router.api.openai import ChatRequest
 from router.errors import TemplateFailed
 from router.request.engine_tokens import EngineTokenizer
 from router.tokens import NeedsEngine, Prompter
-from router.tokens.media_book import KnownMedia, MediaBook, media_key
+from router.tokens.media import KnownMedia, MediaBook, media_key
 from router.tokens.media_names import MediaItem, data_of, name_of
 
 _MAX_ASKED: Final = 4  # new items of one request; the others when it comes again

@@ -31,11 +31,10 @@ from router.request.media_tokens import MediaFinder, num_media_chars
 from router.request.results import Read, Tokenized
 from router.request.tenancy import owner_of
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
-from router.tokens.conversation import has_media, mark_media, media_items
-from router.tokens.media_book import KnownMedia, MediaBook
+from router.tokens.media import KnownMedia, MediaBook, has_media, mark_media, media_items
 from router.tokens.media_names import MediaItem
 from router.tokens.panics import is_failure
-from router.tokens.prompter import EncodePlan
+from router.tokens.plan import EncodePlan
 
 logger = logging.getLogger(__name__)
 

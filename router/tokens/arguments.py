@@ -1,4 +1,4 @@
-"""What a chat request gives its template besides the messages.
+"""Build the template's arguments of a chat request, besides the messages.
 
 Source: vLLM 0.32.0, entrypoints/openai/chat_completion/protocol.py (build_chat_params),
 renderers/params.py (merge_kwargs).
@@ -14,7 +14,7 @@ from router.tokens.conversation import build_tools, check_numbers
 from router.tokens.json_memo import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
 
-# Parameters of transformers' apply_chat_template: as template arguments they would steer it.
+# Parameters of transformers' apply_chat_template. As template arguments they would change its work.
 _STEERING = frozenset(
     "chat_template tokenize conversation conversations messages tools documents padding truncation "
     "max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
@@ -22,13 +22,13 @@ _STEERING = frozenset(
 
 
 def template_arguments(request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
-    """Merge what the template is given; later ones win, null and "auto" never do.
+    """Merge the template's arguments. Later ones win; null and "auto" never do.
 
     The engine's defaults come first, then tools, then the request's own. The Responses route keeps
     a null or "auto" of the request's own arguments if the engine has no defaults.
 
     Raises:
-        NeedsEngine: arguments on which the engine's rendering is not known.
+        NeedsEngine: it is not known how the engine renders an argument.
     """
     given, defaults = request.chat_template_kwargs or {}, request.template_defaults or {}
     steering = _STEERING & (given.keys() | defaults.keys())
@@ -44,13 +44,13 @@ def template_arguments(request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
     if request.reasoning_effort is not None and "enable_thinking" not in given:
         own["enable_thinking"] = request.reasoning_effort != "none"
     tools, merged = {"tools": build_tools(request.tools, memo)}, _merged(given, own)
-    if request.renders_as == "responses":  # merges them itself, and hands them on as defaults
+    if request.renders_as == "responses":  # it merges them itself, and passes them as defaults
         defaults = _merged(defaults, merged) if defaults else merged
     return {"tools": None, **_merged(_merged(defaults, tools), merged)}
 
 
 def continued_and_begun() -> TemplateFailed:
-    """Refuse a request that wants its last message continued and an answer begun."""
+    """Return the error for a request to continue its last message and to begin an answer."""
     return TemplateFailed(
         "`continue_final_message` and `add_generation_prompt` exclude each other: set the latter "
         "to false",

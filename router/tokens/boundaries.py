@@ -1,25 +1,36 @@
-"""Where a text may be cut so that the pieces' tokens, put together, are the whole text's tokens.
+"""Find where a text may be cut so that the pieces' joined tokens are the whole text's tokens.
 
-The `tokenizers` library works in this order: (1) added tokens that are not normalized are found
-in the raw text, leftmost, longest first, and split it; (2) each piece between them is normalized,
-(3) split in the same way at the normalized added tokens, (4) pre-tokenized and (5) encoded on its
-own; (6) the post-processor puts fixed tokens around the whole. So a cut beside a match of step 1
-changes nothing, nor does one beside a match of step 3 where step 2 does nothing; and an occurrence
-in the text is such a match if no other added token can claim any of its characters. That holds for
-forged ones too: a `<|im_end|>` that a user typed is a match like any other.
+The `tokenizers` library works in this order:
 
-A token is *safe* if
-1. it is not normalized (or the tokenizer does not normalize), not `single_word`, and neither begins
-   nor ends with white space (an `lstrip` or `rstrip` neighbour eats white space, never more);
-2. no other token of its own step contains it, and none (itself included) has an ending that is its
-   beginning; and if it is found in step 3, no token of step 1 shares any character with it: so
-   every occurrence is a match;
-3. if some added token is `single_word`, its ends are no word characters (that one looks around).
-The cut goes behind it; in front of it if it is `rstrip`, nowhere if it is `lstrip` too.
+1. It finds the added tokens that are not normalized in the raw text, and splits the text at them.
+   The leftmost match wins, then the longest.
+2. It normalizes each piece between them.
+3. It splits the pieces in the same way at the normalized added tokens.
+4. It pre-tokenizes each piece.
+5. It encodes each piece on its own.
+6. The post-processor puts fixed tokens around the whole.
 
-Steps 2 to 5 see nothing outside their piece, with one exception: a Metaspace pre-tokenizer with
-prepend_scheme "first" asks whether the piece starts the text. There, a safe token is put in front
-of every segment but the first, and its id dropped. Unknown parts of a tokenizer: no safe tokens.
+So a cut beside a match of step 1 changes nothing. Nor does a cut beside a match of step 3 if step 2
+does nothing. An occurrence in the text is such a match if no other added token can claim any of its
+characters. A forged `<|im_end|>` that a user typed is a match like any other.
+
+A token is *safe* if all of these hold:
+
+1. It is not normalized, or the tokenizer does not normalize. It is not `single_word`. It neither
+   begins nor ends with white space: an `lstrip` or `rstrip` neighbour only takes white space.
+2. Every occurrence is a match. No other token of its own step contains it. No token, itself
+   included, has an ending that is its beginning. If it is found in step 3, no token of step 1
+   shares any character with it.
+3. If some added token is `single_word`, its ends are no word characters: such a token looks around.
+
+The cut is behind a safe token. It is in front of an `rstrip` token, and nowhere if the token is
+`lstrip` too.
+
+Steps 2 to 5 see nothing outside their piece, with one exception. A Metaspace pre-tokenizer with
+prepend_scheme "first" checks whether the piece starts the text. For such a tokenizer, a safe token
+is put in front of every segment but the first, and its id is dropped.
+
+A tokenizer with unknown parts has no safe tokens.
 Source: tokenizers 0.23, added_vocabulary.rs, tokenizer/mod.rs, pre_tokenizers/metaspace.rs.
 """
 
@@ -46,7 +57,7 @@ _MAX_NEEDLES = 12  # each is one pass over the text that is new: 0.03 ms per 100
 class Needle(Struct, frozen=True):
     """A safe token. The cut is `offset` bytes behind the start of its UTF-8 bytes.
 
-    `guard` is what must follow the cut for it to be one: the token itself if the cut is in front.
+    `guard` must follow the cut: it is the token itself if the cut is in front of it.
     """
 
     token: str
@@ -56,13 +67,13 @@ class Needle(Struct, frozen=True):
 
 
 class Boundaries(Struct, frozen=True):
-    """What a tokenizer's own description allows to cut.
+    """Where a tokenizer's own description allows cuts.
 
     needles: Safe tokens to cut at; empty: no text can be cut.
-    anchor: Put in front of all segments but the first and worth one token; "": nothing.
-    has_plain_ends: The post-processor at most adds fixed tokens around the whole.
-    apart: All tokens that are safe and leave the white space around them alone: the text in front
-        of one and the text behind it have the tokens that they have on their own.
+    anchor: One token to put in front of all segments but the first; "": nothing.
+    has_plain_ends: The post-processor only adds fixed tokens around the whole, or nothing.
+    apart: All safe tokens that do not change the white space around them. The text before such a
+        token and the text behind it can be encoded on their own.
     """
 
     needles: tuple[Needle, ...]
@@ -153,7 +164,7 @@ def _safe_tokens(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class _Step:
-    """The added tokens that are searched for together."""
+    """The added tokens of one step of the search."""
 
     __slots__ = ("_beginnings", "_contents", "_endings")
 

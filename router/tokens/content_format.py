@@ -1,9 +1,11 @@
-"""Whether a chat template takes a message's content as a string or as a list of parts.
+"""Detect whether a chat template takes a message's content as a string or as a list of parts.
 
-The engine decides by the template's syntax tree: if anything loops over a message's content, parts
-are handed over ("openai"), else their joined text ("string"). The same decision, on the same tree.
-Source: vllm/renderers/hf.py, _iter_nodes_assign_content_item, 0.32.0 and 0.33.0. From 0.33 on, the
-attributes of a namespace count as names of messages (`ns.rest`), and other targets are passed over.
+The engine decides by the template's syntax tree. If anything loops over a message's content, the
+template gets parts ("openai"), else their joined text ("string"). Here the rule is the same.
+From 0.33 on, a namespace's attributes count as names of messages (`ns.rest`), and other targets
+are skipped.
+
+Source: vllm/renderers/hf.py, _iter_nodes_assign_content_item, 0.32.0 and 0.33.0.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ ContentFormat = Literal["string", "openai"]
 
 
 def detect_content_format(tree: nodes.Template, release: Release = V0_32) -> ContentFormat:
-    """Find the format by the template's tree; "string" where the rule cannot be applied."""
+    """Detect the format by the template's tree; "string" if the rule cannot be applied."""
     try:
         return "openai" if any(_content_loops(tree, release)) else "string"
     except _NotAName:
         return "string"
 
 
-_MAX_ALIASES = 10_000  # two names set to each other would never end
+_MAX_ALIASES = 10_000  # two names that are set to each other would loop for ever
 
 
 class _NotAName(Exception):
@@ -71,9 +73,9 @@ def _aliases(tree: nodes.Template, name: str) -> list[str]:
 
 
 def _aliases_since_0_33(tree: nodes.Template, name: str) -> list[str]:
-    """List the names as `_aliases`, and attributes of namespaces as `ns.rest`."""
+    """List the names as `_aliases` does, and attributes of namespaces as `ns.rest`."""
     found = [name]
-    for related in found:  # it grows
+    for related in found:  # grows meanwhile
         for assign in tree.find_all(nodes.Assign):
             for alias in _assigned(assign, related):
                 if alias not in found:

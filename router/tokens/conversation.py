@@ -1,9 +1,9 @@
-"""Messages and tools as the engine hands them to the chat template, to the key.
+"""Rebuild messages and tools as the engine gives them to the chat template, to the key.
 
-The engine first squeezes a request through typed models (unknown fields fall away, known ones come
-out in the models' order), then rebuilds every message. Here both steps are one, for the shapes on
-which they are certain; every other shape is for the engine (`NeedsEngine`), most often because it
-will refuse it. Source: vLLM 0.32.0, renderers/chat_utils.py (_parse_chat_message_content,
+The engine first decodes a request into typed models. They drop unknown fields, and order the known
+ones. Then it rebuilds every message. Here both steps are one, for the shapes whose result is
+certain. Every other shape is left to the engine (`NeedsEngine`), which refuses most of them.
+ Source: vLLM 0.32.0, renderers/chat_utils.py (_parse_chat_message_content,
 _postprocess_messages), renderers/hf.py (_convert_developer_to_system,
 _consolidate_system_messages), entrypoints/openai/chat_completion/protocol.py.
 """
@@ -18,7 +18,7 @@ import orjson
 from router.api.openai import Json
 from router.tokens.content_format import ContentFormat
 from router.tokens.json_memo import JsonMemo
-from router.tokens.media_names import MAX_URL_CHARS, MediaItem, MediaKind
+from router.tokens.media import MEDIA_PARTS, read_item
 from router.tokens.needs_engine import NeedsEngine
 
 Conversation = list[dict[str, Any]]
@@ -31,22 +31,15 @@ _USUAL_KEYS = {
     "tool": frozenset({"role", "content", "tool_call_id"}),
 }
 _CUSTOM_ROLE_KEYS = frozenset({"role", "content", "name"})
-# Keys that turn a message into something else for the engine, unless they are null.
+# Keys that make the engine read a message as something else, unless they are null.
 _HAZARDOUS_KEYS = ("audio", "function_call", "tools")
 # Keys of openai_harmony's message model, which competes with the others for the message.
 _HARMONY_KEYS = frozenset({"author", "channel", "recipient", "content_type"})
-# Fields of any content part that the engine's models know: dropped where extra ones are kept.
+# Fields of any content part that the engine's models know: dropped, while extra ones are kept.
 _PART_FIELDS = frozenset(
     "audio_embeds audio_url closed data file image_embeds image_pil image_url input_audio name "
     "prompt_cache_breakpoint refusal text thinking type uuid video_embeds video_url".split()
 )
-_TEXT_PARTS = frozenset("text input_text output_text refusal thinking tool_reference".split())
-_MEDIA_PARTS: dict[str, MediaKind] = {
-    "image_url": "image",
-    "audio_url": "audio",
-    "input_audio": "audio",
-    "video_url": "video",
-}
 _BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -61,11 +54,11 @@ def build_conversation(
     """Rebuild the messages for the template.
 
     Args:
-        name_first: Of a call; the arguments come first otherwise, as in the chat route's model.
-        shows_media: Leave images and sounds to the template, where it takes parts.
+        name_first: Put a call's name before its arguments, unlike the chat route's model.
+        shows_media: Leave images and sounds to the template, if it takes parts.
 
     Raises:
-        NeedsEngine: it is not certain what the engine makes of a message.
+        NeedsEngine: it is not certain how the engine reads a message.
     """
     as_parts = content_format == "openai"
     shows_media = shows_media and as_parts
@@ -110,10 +103,10 @@ def _message(message: Json, as_parts: bool, memo: JsonMemo, shows_media: bool) -
 
 
 def check_message(message: Json) -> None:
-    """Refuse a message of which it is not certain what the engine makes; not its parts and calls.
+    """Check a message's keys and role, but not its parts and calls.
 
     Raises:
-        NeedsEngine: it is not certain.
+        NeedsEngine: it is not certain how the engine reads the message.
     """
     role = message["role"]
     usual_keys = _USUAL_KEYS.get(role)
@@ -121,84 +114,6 @@ def check_message(message: Json) -> None:
         _check_unusual(message, is_known_role=usual_keys is not None)
     if "content" in message and message["content"] is None and role != "assistant":
         raise NeedsEngine("message", "content is null")
-
-
-def has_media(messages: Sequence[Json]) -> bool:
-    """Return whether a message has a part that is no text."""
-    for message in messages:
-        content = message.get("content")
-        if type(content) is list and any(map(_is_media, content)):
-            return True
-    return False
-
-
-def mark_media(messages: Sequence[Json], mark: str) -> list[Json]:
-    """Copy messages with a mark in the place of what a message with media says."""
-    return [
-        {**message, "content": mark} if has_media((message,)) else message for message in messages
-    ]
-
-
-def media_items(messages: Sequence[Json]) -> list[MediaItem]:
-    """List the images and sounds of a conversation, in order.
-
-    Raises:
-        NeedsEngine: one of them is not as it should be, or there is another kind of media.
-    """
-    items: list[MediaItem] = []
-    for message in messages:
-        content = message.get("content")
-        if type(content) is list:
-            items += [_item(part) for part in content if _is_media(part)]
-    return items
-
-
-def _is_media(part: object) -> bool:
-    kind = part.get("type") if isinstance(part, dict) else "text"
-    return not isinstance(kind, str) or kind not in _TEXT_PARTS
-
-
-def _item(part: dict[str, Any]) -> MediaItem:
-    """Read an image's part, a sound's or a video's.
-
-    Raises:
-        NeedsEngine: it is none, or the engine may read it differently.
-    """
-    field, uuid = part.get("type"), part.get("uuid")
-    kind = _MEDIA_PARTS.get(field) if type(field) is str else None
-    if kind is None or field not in part:
-        raise NeedsEngine("multimodal", "kind")
-    is_named = type(uuid) is str and uuid != ""
-    if uuid is not None and not is_named:
-        raise NeedsEngine("multimodal", "uuid")
-    item = part[field]
-    if field == "input_audio":
-        url: Any = _audio_url(item)
-    elif type(item) is dict:
-        url = item.get("url")
-    elif is_named:
-        url = item
-    else:
-        raise NeedsEngine("multimodal", "url")
-    if type(url) is not str and not (is_named and url is None):
-        raise NeedsEngine("multimodal", "url")
-    return MediaItem(url, uuid if is_named else None, kind)
-
-
-def _audio_url(audio: Any) -> str | None:
-    """Write a sound that came with its format as the engine does; None: there is none.
-
-    Raises:
-        NeedsEngine: the engine may read it differently.
-    """
-    if audio is None:
-        return None
-    data, form = (audio.get("data"), audio.get("format")) if type(audio) is dict else (None, None)
-    if type(data) is not str or type(form) is not str:
-        raise NeedsEngine("multimodal", "input_audio")
-    if len(data) > MAX_URL_CHARS:
-        raise NeedsEngine("multimodal", "size")
-    return f"data:audio/{form};base64,{data}" if data and form else None
 
 
 def text_parts(message: Json) -> list[dict[str, Any]]:
@@ -211,10 +126,10 @@ def text_parts(message: Json) -> list[dict[str, Any]]:
 
 
 def _check_unusual(message: Json, *, is_known_role: bool) -> None:
-    """Let through what the engine ignores or merely copies.
+    """Accept keys that the engine ignores or only copies.
 
     Raises:
-        NeedsEngine: a key that may change what the engine makes of the message.
+        NeedsEngine: a key that may change how the engine reads the message.
     """
     if not is_known_role and not message.keys() <= _CUSTOM_ROLE_KEYS:
         raise NeedsEngine("message", "role")
@@ -238,7 +153,7 @@ def _check_unusual(message: Json, *, is_known_role: bool) -> None:
 def _content(
     message: Json, role: str, as_parts: bool, shows_media: bool
 ) -> str | list[dict[str, Any]]:
-    """Rebuild any content but the plain string."""
+    """Rebuild content that is not a plain string."""
     content = message.get("content")
     if content is None:
         parts: list[Any] = []
@@ -256,17 +171,17 @@ def _content(
         checked = [part for part in map(_without_billing_header, checked) if part is not None]
     if not as_parts:
         return "\n".join([part["text"] for part in checked if part["text"]])
-    if role == "tool":  # few templates take parts here; the engine keeps the empty ones this way
+    if role == "tool":  # few templates take parts here; the engine then keeps the empty ones
         return "\n".join([part["text"] for part in checked])
     return checked
 
 
 def _part_or_media(part: Any) -> dict[str, Any]:
-    """Rebuild a text part or an item: type, then the fields that no model of the engine knows."""
+    """Rebuild a text part or an item: its type, then the fields that the engine does not know."""
     name = part.get("type") if type(part) is dict else None
-    if type(name) is not str or name not in _MEDIA_PARTS:
+    if type(name) is not str or name not in MEDIA_PARTS:
         return _part(part)
-    kind = _item(part).kind
+    kind = read_item(part).kind
     extras = {key: value for key, value in part.items() if key not in _PART_FIELDS}
     if len(extras) + 2 + ("uuid" in part) != len(part):
         raise NeedsEngine("multimodal", "content part")
@@ -274,7 +189,7 @@ def _part_or_media(part: Any) -> dict[str, Any]:
 
 
 def _part(part: Any) -> dict[str, Any]:
-    """Rebuild a text part: type, text, then the fields that no model of the engine knows."""
+    """Rebuild a text part: its type and text, then the fields that the engine does not know."""
     if type(part) is not dict:
         raise NeedsEngine("message", "content part")
     if part.get("type") != "text":
@@ -292,7 +207,7 @@ def _part(part: Any) -> dict[str, Any]:
 
 
 def _without_billing_header(part: dict[str, Any]) -> dict[str, Any] | None:
-    """Drop the line Claude Code puts in front, which changes with every request."""
+    """Drop the first line of Claude Code's prompt, which changes with every request."""
     text: str = part["text"]
     if not text.startswith(_BILLING_HEADER):
         return part
@@ -304,7 +219,7 @@ def _tool_calls(message: Json, memo: JsonMemo) -> list[dict[str, Any]] | None:
     calls = message["tool_calls"]
     if calls is None:
         if "content" in message and message["content"] is None:
-            raise NeedsEngine("tool_calls", "null beside null content")  # no model takes both
+            raise NeedsEngine("tool_calls", "null beside null content")  # no model accepts both
         return None
     if type(calls) is not list:
         raise NeedsEngine("tool_calls", "not a list")
@@ -312,7 +227,7 @@ def _tool_calls(message: Json, memo: JsonMemo) -> list[dict[str, Any]] | None:
 
 
 def _tool_call(call: Any, memo: JsonMemo) -> dict[str, Any]:
-    """Rebuild a call: known fields in the models' order, then the others in their own."""
+    """Rebuild a call: known fields in the models' order, then the others in the request's order."""
     if type(call) is not dict:
         raise NeedsEngine("tool_calls", "not an object")
     function = call.get("function")
@@ -335,7 +250,7 @@ def _tool_call(call: Any, memo: JsonMemo) -> dict[str, Any]:
 
 
 def reasoning_of(message: Json) -> str | None:
-    """Return a message's thinking.
+    """Return a message's reasoning.
 
     Raises:
         NeedsEngine: it is no text.
@@ -349,9 +264,9 @@ def reasoning_of(message: Json) -> str | None:
 
 
 def without_developer(conversation: Conversation) -> Conversation:
-    """Turn developer messages into system ones, and all of those into one at the front.
+    """Join developer and system messages into one system message at the front.
 
-    For templates that do not know the role. Unchanged if there is no such message.
+    For templates that do not know the role. Without a developer message, nothing changes.
     """
     if "developer" not in [message["role"] for message in conversation]:
         return conversation
@@ -374,7 +289,7 @@ def _joined(content: str | list[dict[str, Any]]) -> str:
 
 
 def build_tools(tools: Sequence[Json] | None, memo: JsonMemo) -> list[dict[str, Any]] | None:
-    """Rebuild the tools: known fields only, in the models' order, null where absent.
+    """Rebuild the tools: known fields only, in the models' order, null if absent.
 
     Raises:
         NeedsEngine: a tool that the engine refuses or might read differently.
@@ -382,7 +297,7 @@ def build_tools(tools: Sequence[Json] | None, memo: JsonMemo) -> list[dict[str, 
     if tools is None:
         return None
     try:
-        key = orjson.dumps(tools)  # order and number types count; == would ignore both
+        key = orjson.dumps(tools)  # unlike ==, this tells orders and types of numbers apart
     except (TypeError, ValueError) as exc:
         raise NeedsEngine("tools", type(exc).__name__) from exc
     known: list[dict[str, Any]] | None = memo.get(key)

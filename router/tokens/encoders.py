@@ -1,18 +1,24 @@
-"""What makes token ids of what a renderer writes, and of plain text.
+"""Make token ids of what a renderer writes, and of plain text.
 
-of                         kept in
-a text                     encoder.py (tokenizers, fastokens), mistral_encoder.py
-marked text                harmony_encoder.py, mistral_encoder.py
+| of          | by                                                       |
+|-------------|----------------------------------------------------------|
+| text        | `encoder.TextEncoder` (tokenizers, fastokens), `models`  |
+| marked text | `models`                                                 |
 """
 
 from __future__ import annotations
 
-import datetime
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
 from router.api.openai import TokenIds
+from router.tokens.boundaries import Needle
+from router.tokens.cuts import TextCuts
 from router.tokens.incremental import Boundaries, NewSegment
+from router.tokens.marked_text import MARK
+
+_NEEDLES = (Needle(MARK, MARK.encode(), 0, MARK.encode()),)
 
 
 class ChatEncoder(Protocol):
@@ -23,7 +29,11 @@ class ChatEncoder(Protocol):
         ...
 
     def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
-        """Encode segments of a prompt; pure and thread-safe."""
+        """Encode segments of a prompt; pure and thread-safe.
+
+        Raises:
+            NeedsEngine: the library fails on it, as the engine's will.
+        """
         ...
 
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
@@ -31,29 +41,79 @@ class ChatEncoder(Protocol):
         ...
 
 
-class MarkedEncoder(ChatEncoder, Protocol):
-    """Makes token ids of marked text."""
+class MarkedEncoder(ABC):
+    """Makes token ids of marked text. A prompt may be cut in front of each mark."""
 
-    def date_in(self, ids: Sequence[int]) -> datetime.date | None:
-        """Read the date in an engine's prompt; None: it shows none."""
-        ...
+    __slots__ = ()
+
+    def cuts(self, data: bytes) -> TextCuts:
+        """Find the boundaries of a prompt."""
+        return TextCuts(data, _NEEDLES)
+
+    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
+        """See `ChatEncoder.encode`."""
+        return [self.encode_marked(data[segment.start : segment.end].decode()) for segment in new]
+
+    def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+        """See `ChatEncoder.encode_whole`."""
+        return self.encode_marked(text)
+
+    @abstractmethod
+    def encode_marked(self, text: str) -> TokenIds:
+        """Encode marked text; raises as `ChatEncoder.encode`."""
 
 
-class PlainEncoder(ChatEncoder, Protocol):
-    """Makes token ids of text; `TextEncoder` says what each member is."""
+class PlainEncoder(ABC):
+    """Makes token ids of text; by default not by fastokens.
 
-    failure: str | None
-    max_chars_per_token: int
-    prefix: TokenIds | None
-    suffix: TokenIds | None
+    max_chars_per_token: Of the longest token in the vocabulary, as vLLM counts it.
+    prefix, suffix: Tokens that `add_special_tokens` puts around a text. None: it does more than
+        that, and such texts are not cut.
+    failure: Why fastokens was given up while it worked; None: it was not.
+    """
+
+    __slots__ = ("failure", "max_chars_per_token", "prefix", "suffix")
+
+    def __init__(
+        self, max_chars_per_token: int, prefix: TokenIds | None, suffix: TokenIds | None
+    ) -> None:
+        self.max_chars_per_token = max_chars_per_token
+        self.prefix = prefix
+        self.suffix = suffix
+        self.failure: str | None = None
+
+    @abstractmethod
+    def cuts(self, data: bytes) -> Boundaries:
+        """Find the boundaries of a text."""
+
+    @abstractmethod
+    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
+        """See `ChatEncoder.encode`. `suffix` goes behind the last of `new`, the text's tail."""
+
+    @abstractmethod
+    def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+        """See `ChatEncoder.encode_whole`."""
+
+    @abstractmethod
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
+        """Decode each token by itself. A token that is no whole character is not readable."""
+
+    def token_apart(self, token_id: int) -> str | None:
+        """Return an added token's text if the text around it can be encoded without it."""
+        return None
 
     @property
-    def is_fast(self) -> bool: ...
+    def is_fast(self) -> bool:
+        """Return whether segments are encoded by fastokens."""
+        return False
 
-    def token_apart(self, token_id: int) -> str | None: ...
+    def quicken(self) -> str | None:
+        """Load fastokens and prove it; blocking, up to seconds: off the loop.
 
-    def texts_of(self, ids: Sequence[int]) -> list[str]: ...
+        Returns why it is not used; None: it is, from now on.
+        """
+        return "the model has a tokenizer of its own"
 
-    def quicken(self) -> str | None: ...
-
-    def slow_down(self) -> bool: ...
+    def slow_down(self) -> bool:
+        """Encode without fastokens from now on; return whether it was in use."""
+        return False

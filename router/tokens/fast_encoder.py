@@ -1,8 +1,8 @@
-"""The same ids, sooner: fastokens, for the byte-pair tokenizers that it knows.
+"""Make the same ids faster, by fastokens, for the byte-pair tokenizers that it knows.
 
-vLLM itself can run on it (VLLM_USE_FASTOKENS: vllm/tokenizers/fastokens.py at 0.32.0). It is not
-believed: what loads is proven first (`proof`), and samples are encoded again by `tokenizers` while
-it serves (`request.audit`).
+vLLM itself can use it (VLLM_USE_FASTOKENS: vllm/tokenizers/fastokens.py at 0.32.0). Each tokenizer
+is proven first (`proof`). While it serves, samples are encoded again by `tokenizers`
+(`request.audit`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FastEncoderFailed(Exception):
-    """fastokens cannot do it; the message says what kind of failure, and quotes no text."""
+    """fastokens failed; the message says how, and quotes no text."""
 
 
 class FastEncoder:
@@ -39,7 +39,7 @@ class FastEncoder:
     __slots__ = ("_tokenizer",)
 
     def __init__(self, description: str) -> None:
-        # Its threads would spin for more work while the loop's core is wanted.
+        # Its idle threads would keep the loop's core busy.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
         try:
             from fastokens import Tokenizer
@@ -51,10 +51,10 @@ class FastEncoder:
             raise _failure(exc, f"fastokens: {exc}") from exc
 
     def encode(self, texts: Sequence[str]) -> list[TokenIds]:
-        """Encode texts without the tokens that are put around one.
+        """Encode texts without special tokens around them.
 
         Raises:
-            FastEncoderFailed: it gives up on one of them.
+            FastEncoderFailed: it fails on one of them.
         """
         try:
             data, offsets = self._tokenizer.encode_batch_flat(list(texts))
@@ -65,5 +65,5 @@ class FastEncoder:
 
 
 def _failure(exc: BaseException, reason: str) -> BaseException:
-    """Return what to raise: an interrupt is no failure."""
+    """Return the error to raise: an interrupt stays one."""
     return FastEncoderFailed(reason) if is_failure(exc) else exc

@@ -1,19 +1,20 @@
-"""Whether engines are handed a prompt's token ids: by model, kind of request and replica.
+"""Decide whether engines get a prompt's token ids: by model, kind of request and replica.
 
-An engine that is handed ids skips its own template and tokenizer and computes those ids. Wrong ids
-then cost more than a match: they give another answer, and the engine's count of them proves
-nothing. So ids go to:
+An engine that gets ids skips its own template and tokenizer, and computes those ids. Wrong ids give
+another answer, and the engine's count of them proves nothing. So ids are sent only if all of these
+are proven:
 
-    a model    while its tokens are proven: a prompt encoded whole, eight counted as we count
-    a kind     of request (route, and what besides the messages decides a prompt: tools, template
-               arguments) after engines counted two of its prompts as we did
-    a replica  after its process computed the ids it was handed where the text had other ones, and
-               gave our own ids for a text (router.discovery.hand_over_probe)
+- The model's tokens: one prompt was encoded whole, and engines counted eight as we do.
+- The kind of request: engines counted two of its prompts as we do. A kind is a route, tools and
+  template arguments: everything that decides a prompt besides the messages.
+- The replica: its process computed ids that differ from the text beside them, and it gave our ids
+  for a text (`router.discovery.hand_over_probe`).
 
-One in 32 prompts still goes as text, so that its count goes on proving. Any sign of wrong ids
-suspends handing over for the model at once, for a pause that doubles; then everything is proven
-anew. With `tokens.hand_over: on` model and kind need no proof; replicas are asked all the same, and
-wrong ids suspend it as well.
+One in 32 prompts still goes as text, so that its count is new evidence. Any sign of wrong ids
+suspends the model at once, for a pause that doubles. Then everything is proven again. With
+`tokens.hand_over: on`, model and kind need no proof. Replicas are still asked, and wrong ids still
+suspend the model.
+
 Source: vLLM 0.32.0, renderers/online_renderer.py:_reused_prompt_token_ids.
 """
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 Mode = Literal["auto", "on", "off"]
 
-_MIN_TOKENS: Final = 1024  # an engine makes fewer in some 2 ms; see docs/research/index.md
+_MIN_TOKENS: Final = 1024  # an engine makes fewer in about 2 ms; see docs/research/index.md
 _MIN_AGREED: Final = 8
 _MIN_OF_KIND: Final = 2
 _MAX_KINDS: Final = 256  # of a model
@@ -40,7 +41,7 @@ _PAUSE_S: Final = (60.0, 3600.0)
 
 
 class Kind(NamedTuple):
-    """What requests have in common whose prompts are made alike."""
+    """A kind of request: the engine makes their prompts in the same way."""
 
     path: str
     digest: int
@@ -60,14 +61,14 @@ class _Model:
         self.num_agreed = 0
         self.num_failed = 0
         self.kinds: dict[Kind, int] = {}
-        self.paths: set[str] = set()  # that requests came by
+        self.paths: set[str] = set()  # of requests
 
 
 class HandOver:
-    """Decides about each prompt, from what requests and replicas showed.
+    """Decides about each prompt, by the evidence of requests and replicas.
 
     Args:
-        on_suspended: Is called with model and reason.
+        on_suspended: Called with model and reason.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class HandOver:
         return state.num_due % _AS_TEXT != 0
 
     def observe_match(self, model: str, kind: Kind) -> None:
-        """Note that an engine tokenized a prompt's text itself, and counted it as we did."""
+        """Record that an engine tokenized a prompt's text itself, and counted it as we do."""
         if self._mode == "off":
             return
         state = self._model(self._prompters.base(model))
@@ -110,14 +111,14 @@ class HandOver:
         state.kinds[kind] = state.kinds.get(kind, 0) + 1
 
     def observe_attempt(self, model: str, now_s: float, *, failed: bool) -> None:
-        """Note whether a replica failed on ids; suspend after several failures in a row."""
+        """Record whether a replica failed on ids; suspend after several failures in a row."""
         state = self._model(self._prompters.base(model))
         state.num_failed = state.num_failed + 1 if failed else 0
         if state.num_failed >= _MAX_FAILED:
             self.suspend(model, "failed", now_s)
 
     def suspend(self, model: str, reason: str, now_s: float) -> None:
-        """Stop handing over a model's ids for a while, and forget the evidence.
+        """Stop sending a model's ids for a while, and drop the evidence.
 
         Args:
             reason: `count`, `tokens`, `ids`, `refused` or `failed`; a label of the metric.
@@ -141,7 +142,7 @@ class HandOver:
     # ---------------------------------------------------------------- replicas
 
     def to_probe(self, replica: str, models: Iterable[str], now_s: float) -> list[tuple[str, str]]:
-        """List models and paths for which a replica has yet to be asked whether it takes ids."""
+        """List models and paths for which a replica must still be asked whether it takes ids."""
         return [
             (model, path)
             for model in models
@@ -151,7 +152,7 @@ class HandOver:
         ]
 
     def observe_probe(self, replica: str, model: str, path: str, *, takes: bool) -> None:
-        """Note what a replica did with ids."""
+        """Record whether a replica takes ids."""
         self._takes[replica, model, path] = takes
         logger.info(
             "token ids are sent" if takes else "the replica does not take token ids",
@@ -159,11 +160,11 @@ class HandOver:
         )
 
     def forget(self, replica: str) -> None:
-        """Forget a replica: its process is gone, the next one may be another release's."""
+        """Forget a replica whose process is gone: the next one may be of another release."""
         self._takes = {key: takes for key, takes in self._takes.items() if key[0] != replica}
 
     def _has_our_ids(self, base: str, replica: str) -> bool:
-        """Return whether a replica is not known to count or make other tokens."""
+        """Return whether no evidence shows that a replica has other tokens."""
         prompter = self._prompters.get(base)
         return prompter is not None and not prompter.trust.disagrees(replica)
 

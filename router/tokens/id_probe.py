@@ -1,8 +1,8 @@
-"""What an engine is asked, so that its token ids can be compared with ours; and a difference.
+"""Texts and chats to compare an engine's token ids with ours, and the message of a difference.
 
-What must live here: the texts and chats, and what a difference says. What must not: asking
-(router.discovery.id_comparison). Equal counts prove nothing: releases of a tokenizers library have
-split `2024` as `202|4` and as `2|024`. The texts are this router's own, so they may be logged.
+Asking engines is in `router.discovery.id_comparison`. Equal counts prove nothing: releases of a
+tokenizers library have split `2024` as `202|4` and as `2|024`. The texts are this router's own, so
+they may be logged.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TEXTS: Final[dict[str, tuple[str, ...]]] = {
     "long runs": ("a" * 80, "ab" * 40, "-" * 80, "=" * 60, "1" * 40, "é" * 30),
     "invisible characters": ("\u200b\u200d", "\ufeff", "\u00ad\u202e", "\x1b[0m", "\x7f", "\ufffd"),
 }
-"""Texts in which tokenizers differ, by what they have in common."""
+"""Texts in which tokenizers differ, by kind."""
 
 ALL_TEXTS: Final = "\n".join(text for texts in TEXTS.values() for text in texts)
 
@@ -85,28 +85,28 @@ CHATS: Final[tuple[dict[str, Any], ...]] = (
     },
     {"messages": [{"role": "user", "content": "Look it up."}], "tools": [_TOOL]},
 )
-"""Chats of which some are made otherwise with other arguments for the template. A template may
-refuse the later ones."""
+"""Chats. Other template arguments change the prompts of some. A template may refuse the later
+ones."""
 
 FLAGS: Final = (
     "if the engine has --chat-template, --default-chat-template-kwargs, "
     "--chat-template-content-format or --reasoning-effort-map, give the router the same: "
     "tokens.chat_templates, tokens.chat_template_kwargs, tokens.content_formats, "
-    "tokens.reasoning_effort_maps"
+    "tokens.reasoning_effort_maps; if its prompts contain the date, set tokens.time_zone"
 )
-"""What to do if an engine makes another text of a chat."""
+"""The hint if an engine renders a chat as another text."""
 
 RELEASES: Final = (
     "install the releases of transformers and tokenizers that the engine has, or name the "
     "engine's own files: tokens.models"
 )
-"""What to do if an engine splits a text in another way."""
+"""The hint if an engine splits a text in another way."""
 
 
 class Difference(Struct, frozen=True, kw_only=True):
     """How an engine's ids differ from ours.
 
-    of: `text`: the same text is split in another way. `chat`: another text is made of a chat.
+    of: `text`: the same text is split in another way. `chat`: a chat is rendered as another text.
     """
 
     of: Literal["text", "chat"]
@@ -124,7 +124,7 @@ def first_difference(theirs: Sequence[int], ours: Sequence[int]) -> int:
 
 
 def of_text(kind: str, text: str, theirs: Sequence[str], ours: Sequence[str]) -> Difference:
-    """Describe a text that is split in another way; `theirs` and `ours`: its tokens, shown."""
+    """Describe a text that is split in another way; `theirs` and `ours`: its tokens as text."""
     shown = text if len(text) <= 40 else f"{text[:40]}…"
     return Difference(
         of="text",
@@ -139,18 +139,18 @@ def _shown(tokens: Sequence[str]) -> str:
     return "|".join([*tokens[:most], *(["…"] if len(tokens) > most else [])])
 
 
-def of_chat(theirs: Sequence[int], ours: Sequence[int], guess: str | None) -> Difference:
-    """Describe a chat of which another text is made; `guess`: which setting would make it."""
+def of_chat(theirs: Sequence[int], ours: Sequence[int]) -> Difference:
+    """Describe a chat that is rendered as another text."""
     position = first_difference(theirs, ours)
     what = (
         f"the engine makes {len(theirs)} tokens of a sample chat, this router {len(ours)}; they "
         f"differ from token {position} on"
     )
-    return Difference(of="chat", what=what, hint=FLAGS if guess is None else guess)
+    return Difference(of="chat", what=what, hint=FLAGS)
 
 
 def of_refused() -> Difference:
-    """Describe a chat that our template refuses, and the engine's does not."""
+    """Describe a chat that our template refuses but the engine's accepts."""
     return Difference(
         of="chat", what="the template here refuses a sample chat, the engine's does not", hint=FLAGS
     )

@@ -1,19 +1,20 @@
-"""What is known of prompts: a tree of segments, each with its tokens and its part of the chains.
+"""Remember prompts as a tree of segments, each with its tokens and its part of the hash chains.
 
 A prompt is a path from a root: segments that end at safe boundaries, then a tail. A segment's key
-is a digest of everything up to its end, so a prompt is recognised as far as its bytes agree with
-any earlier one, of any client. A segment holds its own tokens only, and per (contract, extra
-keys) the keys of the blocks that end in it plus the open tokens behind the last of them: chains
-grow with the path and are never computed twice.
+is a digest of everything up to its end. So a prompt is recognised up to the first byte that differs
+from all earlier prompts. A segment has its own tokens only. For each pair of contract and extra
+keys it also has a part of a chain. Chains grow with the path and are never computed twice.
 
     bytes of a prompt    [0, s1) [s1, s2) ... [sn, end)     segments, then the tail (a leaf)
     a segment's tokens   its own, in order; a block may begin in one segment and end in the next
-    its chain            keys of the blocks that end in it; digest of the last; open tokens behind;
-                         where they were asked for, the digests of all of these blocks;
+    its chain            keys of the blocks that end in it, and the digest of the last;
+                         the open tokens behind the last block;
+                         the digests of all of these blocks, once they were needed;
                          the images or other items that reach into the open tokens
 
-Bounded by bytes. The order of eviction is by last use, deepest first, so what is held is always
-connected to its root. A segment that was evicted while a plan held it comes back with the plan.
+The tree is bounded by bytes. The least recently used segments are evicted, deepest first, so every
+segment stays connected to its root. A segment that was evicted while a plan used it comes back with
+the plan.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import NamedTuple, Protocol, cast
-from weakref import ref
 
 import numpy as np
 import orjson
@@ -34,14 +34,13 @@ from router.api.openai import TokenIds
 from router.contracts import BlockKey, ExtraKeys, HashContract, MediaSpan
 
 MAX_CHAINS = 8
-"""Chains a segment remembers: one per pair of contract and extra keys (salts, adapters)."""
+"""Chains that a segment remembers: one per pair of contract and extra keys (salt, adapter)."""
 
 _MAX_CHAIN_IDS = 4096
 _SEED_MASK = (1 << 64) - 1
-_LEAF = 0x6C656166  # mixed into a tail's seed: a tail is no segment, even if its bytes are the same
+_LEAF = 0x6C656166  # mixed into a tail's seed: it differs from a segment with the same bytes
 _SEGMENT_BYTES = 500  # a segment with its array and its place in the tree
 _CHAIN_BYTES = 400  # a chain, its list, digest and open tokens
-_NUM_LOOKS = 16  # for keys that are put together: a turn adds fewer segments
 _STEP_TOKENS = 16_384  # hashed at once: 1.3 ms
 _JSON_STEP_IDS = 131_072  # written at once: 0.8 ms
 _ChainName = tuple[HashContract, tuple[str, str] | None, bytes | None]  # adapter, digest of a salt
@@ -49,9 +48,10 @@ _BLOCK_BYTES = 8  # a key, as a machine word: an int in a list takes 40, and a c
 
 
 class Boundary(NamedTuple):
-    """A place where bytes may be cut: `position`, and what must follow for it to be one.
+    """A position where bytes may be cut.
 
-    media: The identifier of the image or other item for which the bytes up to there stand.
+    guard: The bytes that must follow.
+    media: The identifier of the image or other item that the bytes up to there stand for.
     """
 
     position: int
@@ -76,16 +76,8 @@ class Chain(NamedTuple):
     keys: array[int]
     digest: bytes | None  # of the last full block of the path; None: there is none yet
     open_tokens: TokenIds  # behind that block, fewer than a block and its lookahead
-    digests: bytes | None = None  # of the blocks of `keys`, put together; None: not asked for
+    digests: bytes | None = None  # of the blocks of `keys`, joined; None: not needed yet
     open_media: tuple[MediaSpan, ...] = ()  # from the first open token; the last may end there
-
-
-class Together(NamedTuple):
-    """Keys of a whole prompt: of them, the first `num_blocks` end in the path to a segment."""
-
-    chain_id: int
-    num_blocks: int
-    keys: ref[array[int]]
 
 
 class Segment:
@@ -93,7 +85,6 @@ class Segment:
 
     next_key, next_bytes, next_guard: The child that was used last, tried before searching.
     media: The identifier of the image or other item that its tokens stand for; None: text.
-    together: What was put together last of a path that had one segment more, its tail; or None.
     """
 
     __slots__ = (
@@ -106,7 +97,6 @@ class Segment:
         "next_guard",
         "next_key",
         "size_bytes",
-        "together",
     )
 
     def __init__(self, key: int, ids: TokenIds, media: str | None = None) -> None:
@@ -117,8 +107,7 @@ class Segment:
         self.next_bytes = 0
         self.next_guard = b""
         self.chains: dict[int, Chain] | None = None
-        self.together: Together | None = None
-        self.json: bytes | None = None  # the ids as JSON, separated by commas; None: not asked for
+        self.json: bytes | None = None  # the ids as JSON, separated by commas; None: not needed yet
         self.size_bytes = _SEGMENT_BYTES + 4 * len(ids)
 
 
@@ -133,9 +122,9 @@ class NewSegment(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """How far a prompt is known: `path` covers the bytes before `new`, root first.
+    """How much of a prompt is known: `path` covers the bytes before `new`, root first.
 
-    The last of `new` is the tail; if `new` is empty, `path` ends with the tail.
+    The last of `new` is the tail. If `new` is empty, `path` ends with the tail.
     """
 
     path: list[Segment]
@@ -167,7 +156,7 @@ class SegmentTree:
         return self._size_bytes
 
     def walk(self, root: Segment, data: bytes, boundaries: Boundaries) -> Walk:
-        """Find how far `data` is known below `root`, and cut the rest.
+        """Find how much of `data` is known below `root`, and cut the rest.
 
         Args:
             root: From `make_root`; not part of the budget.
@@ -223,7 +212,7 @@ class SegmentTree:
             node, position = child, end
 
     def commit(self, walk: Walk, encoded: Sequence[TokenIds]) -> list[Segment]:
-        """Add what was encoded; return the whole path, root first.
+        """Add encoded segments; return the whole path, root first.
 
         Args:
             walk: From `walk`, however long ago.
@@ -254,29 +243,23 @@ class SegmentTree:
     def keys(
         self, path: Sequence[Segment], contract: HashContract, extra: ExtraKeys
     ) -> Sequence[BlockKey]:
-        """List the keys of the path's full blocks, hashing what is not known.
-
-        An array("Q"): put together by copying words. Those of the last prompt on this path are
-        copied at once while something has them, as the order of eviction does: 4 us of 12 for
-        6,000 blocks in 100 segments, and one place in memory instead of hundreds.
-        """
+        """List the keys of the path's full blocks as an array("Q"), and hash the unknown ones."""
         chain_id = self._chain_id(contract, extra)
-        position, keys, before = _known_keys(path, chain_id)
+        before = _START
         parts: list[array[int]] = []
-        for segment in path[position:]:
+        for segment in path:
             before = self._chain(segment, chain_id, before, contract, extra)
             parts.append(before.keys)
+        keys = array("Q")
         keys.frombytes(b"".join(parts))
-        if len(path) > 1:  # the tail is another with every turn
-            path[-2].together = Together(chain_id, len(keys) - len(before.keys), ref(keys))
         return cast("Sequence[BlockKey]", keys)
 
     def hashing(
         self, path: Sequence[Segment], contract: HashContract, extra: ExtraKeys
     ) -> Generator[Callable[[], Chain] | None, Chain, None]:
-        """Hash what `keys` would, in steps of some ms.
+        """Hash the same blocks as `keys`, in steps of a few ms.
 
-        Yields None where other tasks may run, or work for any thread: its result is to be sent in.
+        Yields None when other tasks may run, or work for any thread, whose result must be sent in.
         """
         chain_id = self._chain_id(contract, extra)
         before = _START
@@ -310,8 +293,8 @@ class SegmentTree:
             extra: Salt and adapter of the prompt.
             positions: Block numbers, ascending; below `len(keys(path, ...))`.
 
-        Hashes only the segments that these blocks end in (1.3 us a block), and remembers them:
-        32 bytes a block of the budget.
+        Hashes only the segments in which these blocks end (1.3 us a block), and remembers the
+        digests: 32 bytes a block of the budget.
         """
         chain_id = self._chain_id(contract, extra)
         found: list[bytes] = []
@@ -340,17 +323,15 @@ class SegmentTree:
     def json(self, path: Sequence[Segment]) -> Generator[None, None, bytes]:
         """Write the path's ids as JSON numbers, separated by commas.
 
-        Yields where other tasks may run. Only what was not written before is written (6 us per
-        1,000 ids), and remembered: some 6 bytes an id of the budget.
+        Yields when other tasks may run. Only ids that were not written before are written (6 us per
+        1,000). They are remembered: about 6 bytes an id of the budget.
         """
         num_ids = 0
         for segment in path:
             if segment.json is None:
                 numbers = np.frombuffer(segment.ids, np.uint32)
                 segment.json = orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-                segment.size_bytes += len(segment.json)
-                if self._segments.get(segment.key) is segment:
-                    self._size_bytes += len(segment.json)
+                self._grow(segment, len(segment.json))
                 num_ids += len(numbers)
                 if num_ids > _JSON_STEP_IDS:
                     num_ids = 0
@@ -362,12 +343,10 @@ class SegmentTree:
     ) -> None:
         assert segment.chains is not None
         segment.chains[chain_id] = chain._replace(digests=digests)
-        segment.size_bytes += len(digests)
-        if self._segments.get(segment.key) is segment:
-            self._size_bytes += len(digests)
+        self._grow(segment, len(digests))
 
     def _chain_id(self, contract: HashContract, extra: ExtraKeys) -> int:
-        """Return a number for the pair that no other pair gets, to look up by."""
+        """Return a number for the pair, as a short key; no other pair gets it."""
         salt = extra.cache_salt  # a client's own may be as long as a body
         digest = None if salt is None else sha256(salt.encode("utf-8", "surrogatepass")).digest()
         name = contract, extra.lora, digest
@@ -388,10 +367,10 @@ class SegmentTree:
         contract: HashContract,
         extra: ExtraKeys,
     ) -> Chain:
-        """Return a segment's part of a chain, hashed if it is not known, or not any more.
+        """Return a segment's part of a chain, and hash it if it is not known.
 
-        Prompts of other salts and adapters may have displaced it here and not in the segments
-        behind: those in front are shared by more.
+        Prompts with other salts and adapters may have displaced it here but not in later segments,
+        because more prompts share the first segments.
         """
         chain = segment.chains.get(chain_id) if segment.chains is not None else None
         if chain is None:
@@ -407,12 +386,16 @@ class SegmentTree:
             dropped = segment.chains.pop(next(iter(segment.chains)))
             grown -= _BLOCK_BYTES * len(dropped.keys) + _CHAIN_BYTES + len(dropped.digests or b"")
         segment.chains[chain_id] = chain
-        segment.size_bytes += grown
+        self._grow(segment, grown)
+
+    def _grow(self, segment: Segment, num_bytes: int) -> None:
+        """Count more memory of a segment; it may have been evicted meanwhile."""
+        segment.size_bytes += num_bytes
         if self._segments.get(segment.key) is segment:
-            self._size_bytes += grown
+            self._size_bytes += num_bytes
 
     def make_root(self, name: str, ids: TokenIds | None = None) -> Segment:
-        """Create the root of a kind of prompt; `ids` are in front of each of them."""
+        """Create the root of a kind of prompt; `ids` are the first tokens of each."""
         return Segment(xxh3_128_intdigest(name.encode()), ids if ids is not None else array("I"))
 
 
@@ -421,24 +404,6 @@ def _remember_next(segment: Segment, key: int, num_bytes: int, guard: bytes) -> 
 
 
 _START = Chain(array("Q"), None, array("I"))
-
-
-def _known_keys(path: Sequence[Segment], chain_id: int) -> tuple[int, array[int], Chain]:
-    """Copy keys that are put together already.
-
-    Returns how many segments they are of, the keys, and the last of these segments' chain.
-    """
-    keys = array("Q")
-    for number in range(len(path) - 1, max(0, len(path) - 1 - _NUM_LOOKS), -1):
-        segment = path[number - 1]
-        together = segment.together
-        if together is None or together.chain_id != chain_id:
-            continue
-        known, chains = together.keys(), segment.chains
-        if known is not None and chains is not None and chain_id in chains:
-            keys.frombytes(memoryview(known)[: together.num_blocks].cast("B"))
-            return number, keys, chains[chain_id]
-    return 0, keys, _START
 
 
 def _extended(before: Chain, segment: Segment, contract: HashContract, extra: ExtraKeys) -> Chain:
@@ -452,7 +417,7 @@ def _extended(before: Chain, segment: Segment, contract: HashContract, extra: Ex
 
 
 def _joined(before: Chain, segment: Segment) -> tuple[TokenIds, tuple[MediaSpan, ...]]:
-    """Put a segment behind the open tokens; also the items among them."""
+    """Append a segment to the open tokens; also return the items among them."""
     tokens = before.open_tokens + segment.ids
     if segment.media is None:
         return tokens, before.open_media

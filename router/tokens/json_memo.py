@@ -1,9 +1,9 @@
-"""JSON that comes back with every turn: parsed once, printed once.
+"""Parse and print JSON once that repeats with every turn.
 
-An agent's history repeats the arguments of every tool call as a JSON text; the engine parses them,
-and most templates print them again; and the tools themselves never change. All are remembered by
-text, within a byte budget. Templates cannot change what they are given (the sandbox is immutable),
-so values may be shared between requests.
+An agent's history repeats the arguments of every tool call as a JSON text. The engine parses them,
+and most templates print them again. The tools do not change at all. All are remembered by their
+text, within a budget of bytes. Requests may share values, because templates cannot change them: the
+sandbox is immutable.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from router.tokens.needs_engine import NeedsEngine
 Tojson = Callable[..., str]
 
 _MAX_ARGUMENTS = 256 * 1024
-"""Characters of one call's: parsing them holds the interpreter, for 8 ms at worst."""
+"""Characters of one call's arguments: to parse them blocks the interpreter for up to 8 ms."""
 
 _Key = str | bytes | tuple[str, str | bytes]
 
 
 class _Entry(NamedTuple):
     value: Any
-    printable: Sequence[Any]  # the objects in it whose JSON is worth keeping
+    printable: Sequence[Any]  # the objects in it whose JSON is remembered
     size_bytes: int
 
 
 class JsonMemo:
-    """Values by the text they came from and, as long as these are held, their JSON by identity."""
+    """Values by the text that they were parsed from, and the JSON of these values by identity."""
 
     __slots__ = ("_entries", "_max_bytes", "_printed", "_size_bytes")
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
-        self._printed: dict[int, str | None] = {}  # by id(); None: held, not printed yet
+        self._printed: dict[int, str | None] = {}  # by id(); None: not printed yet
         self._max_bytes = max_bytes
         self._size_bytes = 0
 
@@ -44,7 +44,7 @@ class JsonMemo:
         """Parse a tool call's arguments as the engine does: {} unless they are an object.
 
         Raises:
-            NeedsEngine: JSON on which the engine fails, too deep or with a number too long.
+            NeedsEngine: JSON that the engine cannot parse: too deep, or with a too long number.
         """
         known: dict[str, Any] | None = self.get(text)
         if known is not None:
@@ -63,7 +63,7 @@ class JsonMemo:
         return value
 
     def get(self, key: _Key) -> Any:
-        """Return what was put under `key`; None if it is not held (any more)."""
+        """Return the value of `key`; None if it is unknown or was evicted."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -71,7 +71,7 @@ class JsonMemo:
         return entry.value
 
     def put(self, key: _Key, value: Any, printable: Sequence[Any]) -> None:
-        """Hold `value` under `key`; the oldest entries go where the budget asks for it."""
+        """Remember `value` under `key`, and evict the oldest entries above the budget."""
         size_bytes = _size(_text(key))
         if key in self._entries or size_bytes > self._max_bytes:
             return
@@ -86,11 +86,11 @@ class JsonMemo:
                 del self._printed[id(item)]
 
     def of(self, owner: str) -> JsonMemo:
-        """Return an owner's part of it: of one budget, found by no other owner."""
+        """Return an owner's part: of the same budget, but no other owner finds its values."""
         return _Owned(self, owner) if owner else self
 
     def wrap(self, tojson: Tojson) -> Tojson:
-        """Make the filter `tojson` remember what it printed, without options, of held values."""
+        """Make the filter `tojson` remember the JSON of known values, printed without options."""
         printed = self._printed
 
         def remembering(value: Any, *args: Any, **kwargs: Any) -> str:
@@ -121,7 +121,7 @@ class _Owned(JsonMemo):
 
 
 def _size(text: str | bytes) -> int:
-    """Estimate what a text, its JSON and the objects between them take.
+    """Estimate the memory of a text, the objects parsed from it, and their JSON.
 
     An empty list or object takes 64 bytes, an object's first key 120 more, a number or text 30.
     """

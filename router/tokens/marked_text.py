@@ -1,8 +1,9 @@
-"""Prompts in marked text: special tokens by number, and texts that are encoded apart from them.
+"""Write prompts in marked text: special tokens by number, and texts that are encoded one by one.
 
     MARK id,id,… TEXT text [TEXT text …]
 
-No text holds a mark, once it is escaped. A prompt may be cut in front of each MARK.
+An escaped text contains no mark. A prompt may be cut in front of each MARK. gpt-oss prompts have a
+header's key in the place of the ids (`models.harmony`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _NUL: Final = "\0\3"
 
 
 def escaped(text: str) -> str:
-    """Make a text one in which no mark is found."""
+    """Escape a text so that it contains no mark."""
     return text.replace("\0", _NUL)
 
 
@@ -25,8 +26,8 @@ def unescaped(text: str) -> str:
     return text.replace(_NUL, "\0")
 
 
-def split(marked: str) -> Iterator[tuple[list[int], list[str]]]:
-    """Yield what stands behind each mark: special tokens, and texts."""
+def split(marked: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the head behind each mark, and the texts behind the head; both unescaped."""
     for piece in marked.split(MARK)[1:]:
-        ids, *texts = piece.split(TEXT)
-        yield [int(each) for each in ids.split(",")], [unescaped(each) for each in texts]
+        head, *texts = piece.split(TEXT)
+        yield unescaped(head), [unescaped(each) for each in texts]

@@ -1,22 +1,22 @@
-"""How an engine names an image or a sound: the identifier in the hashes of its blocks.
+"""Compute the engine's name of an image or a sound: the identifier in its block hashes.
 
 Source: vLLM 0.32.0, multimodal/hasher.py (MultiModalHasher), multimodal/processing/inputs.py
 (get_mm_hashes), multimodal/media/image.py (ImageMediaIO.load_bytes), media/audio.py (load_audio),
-parse.py (_parse_audio_data), media/connector.py (_load_data_url). Without options for the processor
-or the reading of media in the request:
+parse.py (_parse_audio_data), media/connector.py (_load_data_url). For requests without options for
+the processor or for reading media:
 
     a client's `uuid`    is the identifier
     an image's bytes     BLAKE3 of {"image": the bytes, "model_id": what `--model` says}; the
                          bytes with {"image_mode": "RGB", "rgba_background_color": white} beside
-                         them where the engine had to convert the picture: it was not RGB, or,
-                         from 0.33 on, a PNG with a transparent colour
-    a sound              BLAKE3 of {"audio": its samples as float32, "model_id": the same}, as they
-                         are after decoding and resampling to what the model hears
+                         them if the engine converts the picture: it is not RGB, or, from 0.33 on,
+                         a PNG with a transparent colour
+    a sound              BLAKE3 of {"audio": its samples as float32, "model_id": the same}, after
+                         decoding and resampling to the model's rate
 
-every key and value of it with its length in front, every container with its kind. Named here: PNG,
-JPEG, WebP, GIF; WAV of one channel with 16 bits in the model's rate, which needs neither a codec
-nor a resampler. Other items have no name here, and nothing behind them matches. Nor has an item
-behind an address: it may be another picture the next time.
+Every key and value has its length in front, every container its kind. Named here are PNG, JPEG,
+WebP and GIF. WAV is named if it has one channel with 16 bits in the model's rate, which needs no
+codec and no resampler. Other items have no name here, and nothing behind them matches. Neither has
+an item behind an address: it may be another picture the next time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from router.releases import V0_32, V0_33, Release
 MediaKind = Literal["image", "audio", "video"]
 
 MAX_URL_CHARS: Final = 16 << 20
-"""Of an image or another item: a larger one is not named here."""
+"""The longest URL of an item that is named here."""
 
 _MAX_JPEG_SEGMENTS: Final = 1_000
 _SEQUENCE, _MAPPING, _LEAF = b"\x01", b"\x02", b"\x03"
@@ -47,7 +47,11 @@ _SCALE: Final = np.float32(1 / 32768)
 
 
 class MediaItem(NamedTuple):
-    """One image or sound of a request. `url`: None where a client names one that it sent before."""
+    """One image or sound of a request.
+
+    url: None: the client names an item that it sent before.
+    uuid: The client's name for it, if it gave one.
+    """
 
     url: str | None
     uuid: str | None
@@ -61,12 +65,12 @@ def name_of(
     sample_rate: int | None,
     release: Release = V0_32,
 ) -> str | None:
-    """Find an item's identifier; None: it is not known here. Blocking: some ms a megabyte.
+    """Compute an item's identifier; None: it is not known here. Blocking: a few ms a megabyte.
 
     Args:
-        data: What its URL holds; see `data_of`.
-        model_id: What the engine's `--model` says.
-        sample_rate: Of what the model hears; None: not known.
+        data: The content of its URL; see `data_of`.
+        model_id: The engine's `--model`.
+        sample_rate: Of the model's sounds; None: not known.
     """
     if item.uuid is not None:
         return item.uuid
@@ -84,7 +88,7 @@ def name_of(
 
 
 def data_of(url: str) -> bytes | None:
-    """Decode a data URL; None: it is none, or not as the engine takes it."""
+    """Decode a data URL; None: it is none, or in a form that the engine refuses."""
     if len(url) > MAX_URL_CHARS or url[:5].lower() != "data:":
         return None
     described, _, data = url[5:].partition(",")
@@ -101,7 +105,7 @@ def _framed(chunk: bytes) -> bytes:
 
 
 def _converted(data: bytes) -> bytes:
-    """Write the bytes of a picture that the engine made RGB, on white where it was transparent."""
+    """Write the bytes of a picture that the engine converts to RGB, on white if transparent."""
     white = b"".join([_LEAF + _framed((255).to_bytes(8, "little"))] * 3)
     return b"".join(
         (
@@ -115,7 +119,7 @@ def _converted(data: bytes) -> bytes:
 
 
 def _is_rgb(data: bytes, release: Release) -> bool | None:
-    """Return whether a picture stays as Pillow reads it, from its head: RGB; None: not certain."""
+    """Return whether a picture is RGB for Pillow, by its first bytes; None: not certain."""
     if data.startswith(_PNG) and data[12:16] == b"IHDR" and len(data) > 25:
         if data[25] != _PNG_RGB or release < V0_33:
             return data[25] == _PNG_RGB
@@ -128,7 +132,7 @@ def _is_rgb(data: bytes, release: Release) -> bool | None:
 
 
 def _png_is_opaque(data: bytes) -> bool | None:
-    """Return whether an RGB picture has no transparent colour: a chunk before the pixels."""
+    """Return whether an RGB picture has no transparent colour, a chunk before the pixels."""
     position = len(_PNG)
     for _ in range(_MAX_PNG_CHUNKS):
         kind = data[position + 4 : position + 8]
@@ -141,7 +145,7 @@ def _png_is_opaque(data: bytes) -> bool | None:
 
 
 def _jpeg_is_rgb(data: bytes) -> bool | None:
-    """Read how many components the frame has: 3 are RGB, 1 is grey, 4 are CMYK."""
+    """Read the number of the frame's components: 3 are RGB, 1 is grey, 4 are CMYK."""
     position = 2
     for _ in range(_MAX_JPEG_SEGMENTS):
         if data[position : position + 1] != b"\xff" or len(data) < position + 10:
@@ -153,7 +157,7 @@ def _jpeg_is_rgb(data: bytes) -> bool | None:
 
 
 def _webp_is_rgb(data: bytes) -> bool | None:
-    """Read whether there is transparency: then it is RGBA."""
+    """Read whether there is no transparency: with it, the picture is RGBA."""
     kind = data[12:16]
     if kind == b"VP8 ":
         return True
@@ -165,7 +169,7 @@ def _webp_is_rgb(data: bytes) -> bool | None:
 
 
 def _samples(data: bytes, sample_rate: int | None) -> np.ndarray[tuple[int], np.dtype[Any]] | None:
-    """Read a WAV's samples as engines do, in [-1, 1); None: of another form, or not certain."""
+    """Read a WAV's samples as engines do, in [-1, 1); None: another format, or not certain."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         return None
     position, is_alike = 12, False

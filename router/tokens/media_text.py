@@ -1,10 +1,10 @@
-"""A prompt's text with marks where its images are, as bytes with boundaries for the segment tree.
+"""Write a prompt's text with a mark for each image, as bytes with boundaries for the segment tree.
 
     bytes    text, mark, text, mark, ..., text       a mark: 0xff, a digest of the image, 0xff
     tokens   encoded, the image's own, encoded, ...
 
-No text in UTF-8 has the byte 0xff. A mark is a segment of its own, so two prompts share what lies
-behind an image only if it is the same image.
+No UTF-8 text contains the byte 0xff. A mark is a segment of its own. So two prompts share the
+text behind an image only if it is the same image.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from xxhash import xxh3_128_hexdigest
 from router.api.openai import TokenIds
 from router.tokens.encoders import ChatEncoder
 from router.tokens.incremental import Boundaries, Boundary, NewSegment
-from router.tokens.media_book import KnownMedia
+from router.tokens.media import KnownMedia
 
 _EDGE: Final = b"\xff"
 
 
 class MediaText:
-    """The bytes, and the images in them by where their marks begin."""
+    """The bytes, and the images by the position of their marks."""
 
     __slots__ = ("data", "ends", "media")
 
     def __init__(self, texts: Sequence[str], media: Sequence[KnownMedia]) -> None:
-        """Put images between texts, which are one more."""
+        """Join texts with images between them; there is one more text than images."""
         data = bytearray(texts[0].encode())
         self.media: dict[int, KnownMedia] = {}
         self.ends: list[tuple[int, int]] = []  # of the marks: [start, end), ascending
@@ -43,7 +43,7 @@ class MediaText:
 
 
 class MediaCuts:
-    """The boundaries of marked text: those of the text, and both ends of every mark."""
+    """The boundaries of the text, and both ends of every mark."""
 
     __slots__ = ("_next", "_text", "_text_cuts")
 
@@ -69,7 +69,7 @@ class MediaCuts:
 
 
 class MediaEncoder:
-    """Makes the ids of marked text: those of the text by the model's encoder."""
+    """Makes the ids: of the text by the model's encoder, of images their own."""
 
     __slots__ = ("_encoder", "_text")
 

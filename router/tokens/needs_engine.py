@@ -1,4 +1,4 @@
-"""The outcome "only the engine can make this prompt": never a guess in its place."""
+"""The outcome that only the engine can make a prompt: nothing is guessed instead."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from __future__ import annotations
 class NeedsEngine(Exception):
     """Ask the engine for this prompt's tokens, or forward without knowing them.
 
-    Not an error of the client or the engine, and no RouterError: the data path catches it.
-    `reason` comes from a small closed set per release (a metric's label); `detail` is for the log
-    and holds no prompt text.
+    Not an error of the client or the engine, and no RouterError: the request path catches it.
+
+    reason: Of a small closed set per release: a metric's label.
+    detail: For the log; contains no prompt text.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:

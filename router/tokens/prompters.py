@@ -1,4 +1,4 @@
-"""The prompters of all models behind this router, and which of them can be relied on."""
+"""The prompters of all models behind this router."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from router.tokens.prompter import Prompter
 
 
 class Prompters:
-    """One prompter per served model; loaded once, whichever replica names the model first.
+    """One prompter per served model, loaded for the first replica that serves it.
 
-    It is loaded again for a replica of a newer release if that makes prompts by other rules. The
-    old one serves until then.
+    A replica of a newer release, with other rules for prompts, loads it again. The old prompter
+    serves until then.
 
-    Adapters share their base model's. Who asks before the loading is done gets None: such a
-    prompt is routed without tokens, it does not wait.
+    An adapter has its base model's prompter. While a prompter is loading, prompts do not wait: they
+    are routed without tokens.
     """
 
     __slots__ = ("_bases", "_by_model", "_loading", "_releases")
@@ -24,7 +24,7 @@ class Prompters:
         self._by_model: dict[str, Prompter] = {}
         self._loading: set[str] = set()
         self._bases: dict[str, str] = {}
-        self._releases: dict[str, Release] = {}  # by whose rules prompts are made, or soon will be
+        self._releases: dict[str, Release] = {}  # whose rules apply now, or once loading is done
 
     def adapt(self, adapters: Mapping[str, str]) -> None:
         """Serve adapters (name to base model) with their base models' prompters."""
@@ -48,7 +48,7 @@ class Prompters:
         return sorted(self._loading)
 
     def forget(self, replica: str) -> None:
-        """Forget what a replica counted: it is gone, or another process."""
+        """Drop the evidence of a replica that is gone, or is another process now."""
         for prompter in self._by_model.values():
             prompter.trust.forget(replica)
 

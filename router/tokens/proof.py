@@ -1,8 +1,12 @@
-"""Texts that encoders get wrong, to hold one against another before it is used.
+"""Compare two encoders on texts that encoders get wrong, before one is used.
 
-Every class that pre-tokenizers ask for, at the ends of their runs; what normalizers change; added
-tokens, whole, broken and in each other's way; words of the vocabulary, alone, behind a space and
-joined at random; long runs. The same for every run of a tokenizer.
+The texts are the same in each run for a tokenizer:
+
+- characters of every class that pre-tokenizers distinguish, at the ends of their runs
+- characters that normalizers change
+- added tokens: whole, broken and overlapping
+- words of the vocabulary: alone, behind a space and joined at random
+- long runs
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from router.tokens.fast_encoder import FastEncoder
 _NUM_MIXED = 1_500
 _NUM_WORDS = 600  # of the vocabulary, spread over it
 _MAX_ADDED = 300
-_BATCH = 200  # freeing what one encode leaves behind holds the interpreter
+_BATCH = 200  # to free the memory of one large encode would block the interpreter
 
 _HARD = (
     *("", " ", "  ", "   ", "\t", "\n", "\r", "\r\n", "\n\n", " \n", "\n ", "\t\n \n", "\x0b\x0c"),
@@ -55,12 +59,12 @@ _RANGES = (
 
 
 def find_difference(tokenizer: Tokenizer, fast: FastEncoder) -> str | None:
-    """Encode the texts by both; blocking, some 0.3 s.
+    """Encode the texts by both; blocking, about 0.3 s.
 
-    Returns what is different, without quoting a text; None: nothing is.
+    Returns the difference, without quoting a text; None: there is none.
 
     Raises:
-        FastEncoderFailed: it gives up on one of them.
+        FastEncoderFailed: it fails on one of them.
     """
     texts = list(texts_for(tokenizer))
     for start in range(0, len(texts), _BATCH):
@@ -74,13 +78,13 @@ def find_difference(tokenizer: Tokenizer, fast: FastEncoder) -> str | None:
 
 
 def encode_plainly(tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenIds]:
-    """Encode texts by `tokenizers`, without the tokens that are put around one."""
+    """Encode texts by `tokenizers`, without special tokens around them."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [array("I", encoding.ids) for encoding in encodings]
 
 
 def texts_for(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the texts that a tokenizer is proven with."""
+    """Yield the texts for the proof of a tokenizer."""
     rng = random.Random(0)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     added = rng.sample(added, min(len(added), _MAX_ADDED))

@@ -1,144 +1,39 @@
-"""From a chat request to the text that the engine encodes.
-
-One `ChatRenderer` per model: its templates, the engine's options for them, and the rendering as
-vLLM and transformers do it together. Sources: vLLM 0.32.0, renderers/hf.py
-(safe_apply_chat_template), renderers/online_renderer.py (render_chat); transformers 5.19,
-utils/chat_template_utils.py (render_jinja_template).
-"""
+"""The interface of a model's renderer: a Jinja template (`templates`), or rules (`models`)."""
 
 from __future__ import annotations
 
-import copy
 import datetime
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
-
-import jinja2.meta
-from jinja2 import Template, TemplateError
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from router.api.openai import ChatRequest
-from router.errors import TemplateFailed
-from router.releases import V0_32, Release
-from router.tokens.arguments import continued_and_begun, template_arguments
-from router.tokens.content_format import ContentFormat, detect_content_format
-from router.tokens.conversation import (
-    Conversation,
-    build_conversation,
-    without_developer,
-)
 from router.tokens.json_memo import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.sandbox import compile_template, stock_template
 from router.tokens.template_probes import wants_system_first
 
-FindTemplate = Callable[[bool], str]
-Adapt = Callable[[dict[str, Any], JsonMemo], dict[str, Any]]
 
-_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-_DIRECTIVES = re.compile("%(.?)", re.DOTALL)
-_DATES = frozenset("aAbBdjmyYuUVwWG%")
-_PASSED = frozenset({"tools", "documents", "add_generation_prompt", "continue_final_message"})
-_PROVIDED = frozenset("messages raise_exception strftime_now range namespace".split())
-_MAX_GUESSED = 32  # names of arguments
-_EFFORTS = ("none", "low", "medium", "high")
-
-
-class ChatTemplate:
-    """A compiled chat template and what the engine derives from its text."""
-
-    __slots__ = ("accepted", "content_format", "is_dated", "knows_developer", "source", "template")
-
-    def __init__(
-        self,
-        source: str,
-        memo: JsonMemo,
-        release: Release = V0_32,
-        content_format: ContentFormat | None = None,
-    ) -> None:
-        self.source = source
-        self.template: Template = compile_template(source, memo)
-        tree = self.template.environment.parse(source)
-        self.content_format = content_format or detect_content_format(tree, release)
-        self.knows_developer = '"developer"' in source or "'developer'" in source
-        self.accepted = jinja2.meta.find_undeclared_variables(tree) | _PASSED
-        self.is_dated = "strftime_now" in source
-
-    def stock(self) -> Template:
-        """Return the template as transformers itself runs it."""
-        return stock_template(self.source)
-
-
-class ChatRenderer:
-    """Renders chat requests of one model.
+class Renderer(ABC):
+    """Renders chat requests of one model as the engine does.
 
     Args:
-        find_template: Returns the template's text for requests with tools (True) or without.
-            Raises LookupError where there is none.
-        special_tokens: What the tokenizer calls `bos_token` and so on: names templates may use.
-        adapt: What the tokenizer's own code makes of a template's arguments; None: nothing.
-        release: The engine's.
+        given: The engine's `--chat-template`. A renderer without a template only uses it for the
+            Messages API, as the engine does.
+
+    is_dated: Whether prompts contain the engine's date.
+    today: Returns the engine's date.
     """
 
-    __slots__ = (
-        "_adapt",
-        "_content_format",
-        "_find_template",
-        "_memo",
-        "_release",
-        "_special_tokens",
-        "_templates",
-        "date",
-    )
+    __slots__ = ("_given", "_memo", "today")
 
-    def __init__(
-        self,
-        find_template: FindTemplate,
-        special_tokens: Mapping[str, str],
-        adapt: Adapt | None = None,
-        release: Release = V0_32,
-    ) -> None:
-        self._content_format: ContentFormat | None = None
-        self.date: datetime.date | None = None
-        self._adapt = adapt
-        self._release = release
-        self._find_template = find_template
-        self._special_tokens = dict(special_tokens)
+    is_dated: ClassVar[bool] = False
+
+    def __init__(self, given: str | None = None) -> None:
+        self._given = given
         self._memo = JsonMemo()
-        self._templates: dict[bool, ChatTemplate] = {}
+        self.today: Callable[[], datetime.date] = datetime.date.today
 
-    @property
-    def is_dated(self) -> bool:
-        """Whether a template asks for the date."""
-        try:
-            return any(self.template(with_tools).is_dated for with_tools in (False, True))
-        except NeedsEngine:
-            return False
-
-    def template(self, with_tools: bool) -> ChatTemplate:
-        """Return the template for requests with or without tools, compiled at the first call.
-
-        Some models have one for requests with tools.
-
-        Raises:
-            NeedsEngine: the model has none, or one that does not compile here.
-        """
-        known = self._templates.get(with_tools)
-        if known is not None:
-            return known
-        other = self._templates.get(not with_tools)
-        try:
-            source = self._find_template(with_tools)
-            if other is not None and other.source == source:
-                found = other
-            else:
-                found = ChatTemplate(source, self._memo, self._release, self._content_format)
-        except (LookupError, TemplateError) as exc:
-            raise NeedsEngine("template", f"{type(exc).__name__}: {exc}") from exc
-        self._templates[with_tools] = found
-        return found
-
+    @abstractmethod
     def render(
         self,
         request: ChatRequest,
@@ -147,196 +42,42 @@ class ChatRenderer:
         apart: bool = False,
         owner: str = "",
     ) -> str:
-        """Render the prompt's text; see `renderers.Renderer.render`."""
-        return "".join(self._render(request, by_the_book=by_the_book, apart=apart, owner=owner))
+        """Render the prompt's text.
+
+        Threads other than the loop's must set `by_the_book` or `apart`.
+
+        Args:
+            by_the_book: Render without shortcuts, to compare.
+            apart: Remember nothing.
+            owner: Whose request it is. Remembered parts speed up only the same owner's requests.
+
+        Raises:
+            NeedsEngine: only the engine knows how it renders the request.
+            TemplateFailed: the template or the rules refuse the messages. The engine will
+                answer 400.
+        """
 
     def render_parts(
         self, request: ChatRequest, *, apart: bool = False, owner: str = ""
     ) -> Sequence[str]:
-        """See `renderers.Renderer.render_parts`."""
-        return self._render(request, by_the_book=False, apart=apart, owner=owner)
+        """Render as `render`, in parts to join.
 
-    def _render(
-        self, request: ChatRequest, *, by_the_book: bool, apart: bool, owner: str
-    ) -> Sequence[str]:
-        memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
-        conversation, arguments, template = self._prepare(request, memo)
-        continues = bool(arguments.pop("continue_final_message", False))
-        if continues and request.shows_media:
-            raise NeedsEngine("multimodal", "continue_final_message")
-        if continues:
-            if arguments.get("add_generation_prompt"):
-                raise continued_and_begun()
-            conversation, final_text = _tagged(conversation, template)
-        if template.is_dated:
-            arguments["strftime_now"] = _clock(self.date)
-        compiled = template.stock() if by_the_book else template.template
-        parts = self._run(compiled, conversation, arguments)
-        return [_cut_at_tag("".join(parts), final_text)] if continues else parts
+        One wide character makes all of a text wide, and ten times slower to encode. Most parts
+        have none.
+        """
+        return [self.render(request, apart=apart, owner=owner)]
 
     def wants_system_first(self) -> bool:
-        """Return whether one of the model's templates refuses a system message behind a user's.
+        """Return whether the Messages API joins all system messages into one in front.
 
         Raises:
-            NeedsEngine: the model has no template, or one with which an engine would not start.
+            NeedsEngine: that depends on a template which is not known here.
         """
         try:
-            sources = {self.template(has).source for has in (False, True)}
-            return any(map(wants_system_first, sources))
-        except NeedsEngine:
-            raise
+            return wants_system_first(self._given or "")
         except Exception as exc:  # whatever a template may raise
             raise NeedsEngine("template", type(exc).__name__) from exc
 
-    def argument_names(self) -> frozenset[str]:
-        """List what the templates read besides messages, tools and the tokenizer's own names.
-
-        Raises:
-            NeedsEngine: as `template`.
-        """
-        names = self.template(False).accepted | self.template(True).accepted
-        return frozenset(names - _PASSED - _PROVIDED - self._special_tokens.keys())
-
-    def in_format(self, content_format: ContentFormat) -> ChatRenderer:
-        """Return a renderer of the same model for engines with this content format."""
-        renderer = copy.copy(self)
-        renderer._templates = {}
-        renderer.use_format(content_format)
-        return renderer
-
-    def use_format(self, content_format: ContentFormat) -> None:
-        """Take content as the engine's `--chat-template-content-format` says, not as it finds."""
-        self._content_format = content_format
-        self._templates.clear()
-
-    def _prepare(
-        self, request: ChatRequest, memo: JsonMemo
-    ) -> tuple[Conversation, dict[str, Any], ChatTemplate]:
-        """Convert a request: messages, the arguments for the template, and the template.
-
-        Raises: as `render`.
-        """
-        if request.engine_only is not None:
-            raise NeedsEngine("field", request.engine_only)
-        if request.chat_template is not None:  # a client's program: it may never end
-            raise NeedsEngine("request_template")
-        if not request.messages:
-            raise TemplateFailed("`messages` must hold at least one message", param="messages")
-        arguments = template_arguments(request, memo)
-        with_tools = arguments.get("tools") is not None
-        template = self.template(with_tools)
-        conversation = build_conversation(
-            request.messages,
-            template.content_format,
-            memo,
-            name_first=request.renders_as == "responses",
-            shows_media=request.shows_media,
-        )
-        if not template.knows_developer:
-            conversation = without_developer(conversation)
-        accepted = template.accepted
-        arguments = {key: value for key, value in arguments.items() if key in accepted}
-        if self._adapt is not None:
-            arguments = self._adapt(arguments, memo)
-        return conversation, arguments, template
-
-    def _run(
-        self, template: Template, conversation: Conversation, arguments: dict[str, Any]
-    ) -> Sequence[str]:
-        given = {
-            "tools": None,
-            "documents": None,
-            **self._special_tokens,
-            **arguments,
-            "messages": conversation,
-        }
-        try:
-            # `generate` would resume a generator of its own for each part, too.
-            return list(template.root_render_func(template.new_context(given)))
-        except NeedsEngine:
-            raise
-        except Exception as exc:  # whatever a template may raise; the engine answers 400 to it
-            raise TemplateFailed(_reason(exc), param="messages") from exc
-
-
-def guesses(
-    renderer: ChatRenderer, model: str
-) -> Iterator[tuple[str, ChatRenderer, dict[str, Any] | None]]:
-    """Yield what an engine's flags may be: how to set it here, a renderer, template arguments."""
-    for name in sorted(renderer.argument_names())[:_MAX_GUESSED]:
-        values: tuple[bool | str, ...] = _EFFORTS if name.endswith("effort") else (False, True)
-        for value in values:
-            said = json.dumps({name: value})
-            yield (
-                f"the engine's ids are those of --default-chat-template-kwargs '{said}': set "
-                f"tokens.chat_template_kwargs: {{{model}: {said}}}",
-                renderer,
-                {name: value},
-            )
-    for form in get_args(ContentFormat):
-        yield (
-            f"the engine's ids are those of --chat-template-content-format {form}: set "
-            f"tokens.content_formats: {{{model}: {form}}}",
-            renderer.in_format(form),
-            None,
-        )
-
-
-def _clock(date: datetime.date | None) -> Callable[[str], str]:
-    """Make the function by which a template asks for the engine's date.
-
-    Raises:
-        NeedsEngine: it is not known.
-    """
-    if date is None:
-        raise NeedsEngine("date")
-
-    def strftime_now(form: str) -> str:
-        if not set(_DIRECTIVES.findall(form)) <= _DATES:
-            raise NeedsEngine("date", "time of day")
-        return date.strftime(form)
-
-    return strftime_now
-
-
-def _tagged(conversation: Conversation, template: ChatTemplate) -> tuple[Conversation, str]:
-    """Mark the end of the last message's text, so that the rendering can be cut there.
-
-    Returns the conversation with the mark, and the text without it.
-    """
-    if "content" not in template.source:
-        raise TemplateFailed("the chat template has no `content` to continue", param="messages")
-    last = dict(conversation[-1])
-    content = last["content"]
-    if isinstance(content, str):
-        last["content"] = content + _CONTINUE_TAG
-        return [*conversation[:-1], last], content
-    if not content:
-        raise TemplateFailed("the final message has no text to continue", param="messages")
-    text: str = content[-1]["text"]
-    last["content"] = [*content[:-1], {**content[-1], "text": text + _CONTINUE_TAG}]
-    return [*conversation[:-1], last], text
-
-
-def _cut_at_tag(text: str, final_text: str) -> str:
-    bare_tag = _CONTINUE_TAG.strip()
-    if final_text.strip() not in text or bare_tag not in text:
-        raise TemplateFailed(
-            "the chat template drops the final message, it cannot be continued", param="messages"
-        )
-    position = text.rindex(bare_tag)
-    if text.startswith(_CONTINUE_TAG, position):
-        return text[:position]
-    return text[:position].rstrip()  # the template trimmed the message: so must we
-
-
-def _reason(exc: BaseException) -> str:
-    """Find the most telling message in a chain of errors."""
-    seen: set[int] = set()
-    current: BaseException | None = exc
-    while current is not None and id(current) not in seen:
-        if isinstance(current, TemplateError):
-            return str(current)
-        seen.add(id(current))
-        current = current.__cause__ or current.__context__
-    return str(exc)
+    def _memo_of(self, owner: str, *, is_alone: bool) -> JsonMemo:
+        """Return an owner's memo; a new one if nothing may be remembered."""
+        return JsonMemo() if is_alone else self._memo.of(owner)

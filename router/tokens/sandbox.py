@@ -1,18 +1,19 @@
-"""The sandbox that chat templates run in, with shortcuts for what they do all day.
+"""The sandbox for chat templates, with shortcuts for common operations.
 
-transformers renders in jinja's ImmutableSandboxedEnvironment, where every `message.role` costs a
-raised and caught AttributeError and every `content.strip()` a chain of checks. The subclass here
-answers the harmless cases at once and leaves all others to its parent: same values, same errors,
+transformers renders in jinja's ImmutableSandboxedEnvironment. There, every `message.role` raises
+and catches an AttributeError, and every `content.strip()` runs a chain of checks. The subclass here
+answers the harmless cases at once, and leaves all others to its parent: same values, same errors,
 same refusals. 171 messages, 385 KB, a Qwen3 template: 4.2 -> 1.1 ms.
 
-The cases, and why the parent would have answered the same:
+The cases, and why the parent gives the same answer:
+
 1. A dict's key that is no dict attribute: the parent fails at getattr, then subscribes.
 2. A str method other than format and format_map: public, not mutating, so the parent allows it.
-3. A public property of a loop: likewise.
-4. A namespace's plain value (str, number, list, dict, None): the parent would only have checked the
-   name, and namespaces hand out nothing but what the template put there.
-5. A call of a str's own method: is_safe_callable is true of builtins, and nothing else is done
-   with the context.
+3. A public property of a loop: the parent allows it, too.
+4. A namespace's plain value (str, number, list, dict, None): the parent only checks the name, and
+   namespaces return only values that the template stored.
+5. A call of a str's own method: is_safe_callable is true of builtins, and the parent does nothing
+   else with the context.
 6. Case 1 of a plain name, `message.role` or `message['role']`, and case 3 of `loop` are compiled
    into the template.
 """
@@ -41,10 +42,10 @@ _PLAIN_TYPES = frozenset({str, int, float, bool, type(None), list, dict})
 
 
 def stock_template(source: str) -> Template:
-    """Compile a chat template as transformers does (and it remembers: a look-up after that).
+    """Compile a chat template as transformers does, which remembers it.
 
-    By a private function (of transformers 5.19). A release without it would compile templates in a
-    way that is not known here: then the engine renders.
+    Uses a private function of transformers 5.19. For a release without it, the engine renders: it
+    is not known how that release compiles templates.
 
     Raises:
         jinja2.TemplateSyntaxError: the template is not one.
@@ -68,7 +69,7 @@ def compile_template(source: str, memo: JsonMemo) -> Template:
     """
     theirs: Environment = stock_template(source).environment
     if type(theirs) is not ImmutableSandboxedEnvironment:
-        return theirs.from_string(source)  # a release that does it differently: do as it does
+        return theirs.from_string(source)  # a release that does it differently
     ours = theirs.overlay()
     ours.__class__ = FastSandbox
     ours.filters = {**theirs.filters, "tojson": memo.wrap(theirs.filters["tojson"])}

@@ -1,13 +1,14 @@
-"""What the engine tries out on a chat template before it converts requests of `/v1/messages`.
+"""Try out a chat template as the engine does before it converts requests of `/v1/messages`.
 
-    system    does the template take a system message behind a user's? Else all of them go into one
+    system    Does the template accept a system message behind a user's? Else all of them are joined
               in front, and each new reminder changes the prompt from its beginning on.
-    effort    does it do something for the effort `none`? Else disabled thinking is `low`.
+    effort    Does the effort `none` change the prompt? Else disabled thinking is `low`.
+
+The engine uses a bare environment. A template that calls a function of transformers fails there,
+and counts as one that wants its system message first.
 
 Source: vLLM 0.32.0, entrypoints/anthropic/serving.py (_should_merge_inline_system,
-_detect_merge_inline_system, _probe_disabled_thinking_effort), with its own bare environment: a
-template that calls a function which only transformers provides fails there, and so counts as one
-that wants its system message first.
+_detect_merge_inline_system, _probe_disabled_thinking_effort).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _HI: Final = ({"role": "user", "content": "Hi"},)
 def wants_system_first(source: str) -> bool:
     """Return whether a template refuses a system message behind a user's.
 
-    Raises: whatever else a template may raise; an engine does not start with such a one.
+    Raises: whatever else a template may raise; an engine does not start with such a template.
     """
     if not source:
         return True
@@ -46,19 +47,19 @@ def wants_system_first(source: str) -> bool:
 
 
 class Probed(Protocol):
-    """What is tried out."""
+    """A renderer to try out."""
 
     def render(self, request: ChatRequest, *, apart: bool = False) -> str:
         """Render a prompt's text, or raise TemplateFailed or NeedsEngine("rules")."""
         ...
 
     def wants_system_first(self) -> bool:
-        """Return whether all system messages have to be one in front."""
+        """Return whether all system messages must be joined in front."""
         ...
 
 
 class TemplateProbes:
-    """What was found out of one model's renderer, once each.
+    """The results for one model's renderer, each tried out once.
 
     efforts: The engine's `--reasoning-effort-map`.
     defaults: The engine's `--default-chat-template-kwargs`.
@@ -74,7 +75,7 @@ class TemplateProbes:
         self.defaults: Json | None = None
 
     def adapted(self, request: ChatRequest) -> ChatRequest:
-        """Change what the Messages API makes dependent on the template; set what engines do.
+        """Change the fields that depend on the template, and set the engine's defaults.
 
         Raises:
             NeedsEngine: the template cannot be tried out here.
@@ -97,7 +98,7 @@ class TemplateProbes:
         return request
 
     def _disabled_effort(self) -> str:
-        """Find the effort that stands for disabled thinking: `low` where `none` does nothing."""
+        """Return the effort for disabled thinking: `low` if `none` changes nothing."""
         without = self._prompt("none")
         if without is None or any(self._prompt(effort) == without for effort in _EFFORTS):
             return "low"
@@ -122,7 +123,7 @@ class TemplateProbes:
 
 
 def _with_system_first(messages: Sequence[Json]) -> list[Json]:
-    """Put all system messages into one in front; their contents are strings."""
+    """Join all system messages in front; their contents are strings."""
     texts: list[Any] = [each["content"] for each in messages if each["role"] == "system"]
     others = [each for each in messages if each["role"] != "system"]
     return [{"role": "system", "content": "".join(texts)}, *others]

@@ -1,4 +1,4 @@
-"""Whether engines have the tokens that we have: evidence by replica, a verdict by model."""
+"""Decide whether a model is tokenized here, by evidence that engines have the same tokens."""
 
 from __future__ import annotations
 
@@ -8,36 +8,57 @@ from typing import Final
 from router.backoff import Suspension
 from router.tokens.id_probe import Difference
 
-_MIN_AGAINST: Final = 2  # replicas, where several serve the model
-_NUM_RECENT: Final = 32  # prompts of a replica whose blocks were waited for
-_MAX_MISSED: Final = 3  # of them did not come
+_MIN_AGAINST: Final = 2  # replicas, if several serve the model
+_NUM_RECENT: Final = 32  # prompts of a replica whose blocks were expected
+_MAX_MISSED: Final = 3  # of them, whose blocks the replica did not store
 _PAUSE_S: Final = (30.0, 3600.0)
 _NUM_PROVEN: Final = 100  # agreeing answers in a row, after which the pause is short again
-_NONE: Final[deque[bool]] = deque()
+
+
+class _Evidence:
+    """The evidence of one replica.
+
+    agrees: Whether its last answer agreed; None: it has not answered.
+    is_compared: Whether the ids of its process were compared with ours.
+    difference: The result of the comparison; None: the ids are the same.
+    blocks: Whether it stored our blocks, for recent prompts.
+    """
+
+    __slots__ = ("agrees", "blocks", "difference", "is_compared")
+
+    def __init__(self) -> None:
+        self.is_compared = False
+        self.difference: Difference | None = None
+        self.clear_answers()
+
+    def clear_answers(self) -> None:
+        self.agrees: bool | None = None
+        self.blocks: deque[bool] = deque(maxlen=_NUM_RECENT)
+
+    @property
+    def num_missed(self) -> int:
+        return self.blocks.count(False)
 
 
 class TokenTrust:
-    """Counts agreement with the replicas, and decides whether a model is tokenized here.
+    """Counts agreement with the replicas of one model.
 
-    A prompt's tokens are either the engine's or worthless for finding its blocks. The other
-    replicas show whose fault a disagreement is: one that disagrees alone is wrong itself. Where
-    several disagree, and more than agree, our tokens are wrong: the engine tokenizes, for a pause
-    that doubles each time; then ours are tried again.
+    A prompt's tokens must be the engine's, else they match no blocks. A replica that disagrees
+    alone is wrong itself. If several disagree, and more than agree, our tokens are wrong: the
+    engine tokenizes for a pause, which doubles each time. Then our tokens are tried again.
 
-    Ids that were compared weigh more than counts: a process that makes other ids goes on making
-    them, so nothing is tried again while it runs. More such processes than others end it.
+    Compared ids count more than counts of tokens. A process goes on making the ids that it makes,
+    so nothing is tried again while more than half of the processes make other ids.
 
-    proven: What engines accepted and counted as we do since the model was last suspect: pairs of
-        an API's name and whether the request had a tool choice.
+    proven: Requests that engines accepted and counted as we do, since the model was last suspect:
+        pairs of an API's name and whether the request had a tool choice.
     """
 
     __slots__ = (
-        "_agrees",
-        "_blocks",
-        "_ids",
         "_num_in_a_row",
         "_num_serving",
         "_reason",
+        "_replicas",
         "_suspension",
         "num_matches",
         "num_mismatches",
@@ -49,38 +70,40 @@ class TokenTrust:
         self.num_matches = 0
         self.num_mismatches = 0
         self.num_proofs = 0
-        self._reason: str | None = None
         self.proven: set[tuple[str, bool]] = set()
-        self._agrees: dict[str, bool] = {}  # by replica: its last answer
-        self._ids: dict[str, Difference | None] = {}  # by replica, once compared; None: the same
+        self._reason: str | None = None
+        self._replicas: dict[str, _Evidence] = {}
         self._num_serving = 0
-        self._blocks: dict[str, deque[bool]] = {}  # by replica: whether those of prompts came
         self._num_in_a_row = 0
         self._suspension = Suspension(*_PAUSE_S)
 
     @property
     def reason(self) -> str | None:
         """Why the engine tokenizes; None: it need not."""
-        different = [found for found in self._ids.values() if found is not None]
-        return different[-1].what if 2 * len(different) > self._num_serving else self._reason
+        found = [each.difference for each in self._replicas.values() if each.difference is not None]
+        return found[-1].what if 2 * len(found) > self._num_serving else self._reason
 
     def disagrees(self, replica: str) -> bool:
-        """Return whether the replica counted other tokens last, or makes other ids."""
-        return self._agrees.get(replica) is False or self._ids.get(replica) is not None
+        """Return whether the replica's last answer had other tokens, or it makes other ids."""
+        known = self._replicas.get(replica)
+        return known is not None and (known.agrees is False or known.difference is not None)
 
     def has_compared(self, replica: str) -> bool:
         """Return whether the ids of the replica's process were compared with ours."""
-        return replica in self._ids
+        return replica in self._replicas and self._replicas[replica].is_compared
 
     def observe_ids(
         self, replica: str, difference: Difference | None, *, num_serving: int = 1
     ) -> None:
-        """Note the outcome of a comparison of ids; None: they are the same.
+        """Record the result of a comparison of ids.
 
-        `num_serving`: replicas that serve the model now.
+        Args:
+            difference: None: they are the same.
+            num_serving: Replicas that serve the model now.
         """
-        self._ids[replica] = difference
-        self._num_serving = max(num_serving, len(self._ids))
+        known = self._evidence(replica)
+        known.is_compared, known.difference = True, difference
+        self._num_serving = max(num_serving, self._num_compared())
         if difference is not None:
             self.num_mismatches += 1
             self.proven.clear()
@@ -90,57 +113,43 @@ class TokenTrust:
     ) -> bool:
         """Compare our count of a prompt with a replica's `usage.prompt_tokens`.
 
-        Only for prompts that were tokenized here. `has_others`: other replicas serve the model,
-        too. Returns whether the counts agree.
+        Only for prompts that were tokenized here. Returns whether the counts agree.
+
+        Args:
+            has_others: Other replicas serve the model, too.
         """
         is_match = num_tokens == prompt_tokens
         reason = f"counted {num_tokens} prompt tokens, the engine {prompt_tokens}"
-        if not is_match or not self._is_missed(replica):
+        # Missing blocks show that a replica's ids are not ours, whatever it counts.
+        if not is_match or self.num_missed(replica) < _MAX_MISSED:
             self._judge(replica, is_match, reason, has_others=has_others, now_s=now_s)
         self._count(is_match)
         return is_match
 
     def observe_blocks(self, replica: str, came: bool, *, has_others: bool, now_s: float) -> None:
-        """Note whether a replica stored our blocks of a prompt that it tokenized itself."""
-        recent = self._blocks.setdefault(replica, deque(maxlen=_NUM_RECENT))
-        recent.append(came)
+        """Record whether a replica stored our blocks of a prompt that it tokenized itself."""
+        known = self._evidence(replica)
+        known.blocks.append(came)
         if not came:
             self._count(False)
             self.proven.clear()
-        if self._is_missed(replica):
-            reason = f"the engine stored other blocks of {recent.count(False)} recent prompts"
+        if known.num_missed >= _MAX_MISSED:
+            reason = f"the engine stored other blocks of {known.num_missed} recent prompts"
             self._judge(replica, False, reason, has_others=has_others, now_s=now_s)
 
     def num_missed(self, replica: str) -> int:
         """Count the recent prompts of which a replica stored other blocks."""
-        return self._blocks.get(replica, _NONE).count(False)
-
-    def _is_missed(self, replica: str) -> bool:
-        """Return whether blocks show that a replica's ids are not ours, whatever it counts."""
-        return self.num_missed(replica) >= _MAX_MISSED
-
-    def _judge(
-        self, replica: str, is_match: bool, reason: str, *, has_others: bool, now_s: float
-    ) -> None:
-        """Note a replica's evidence; it ends local tokens where enough replicas have such."""
-        self._agrees[replica] = is_match
-        if is_match:
-            return
-        num_against = sum(not agrees for agrees in self._agrees.values())
-        is_enough = num_against >= (_MIN_AGAINST if has_others else 1)
-        if is_enough and 2 * num_against > len(self._agrees):
-            self._end(reason, now_s)
+        known = self._replicas.get(replica)
+        return known.num_missed if known is not None else 0
 
     def forget(self, replica: str) -> None:
-        """Forget what a replica counted and made: it is gone, or another process."""
-        self._agrees.pop(replica, None)
-        self._blocks.pop(replica, None)
-        if replica in self._ids:
-            del self._ids[replica]
-            self._num_serving = len(self._ids)
+        """Drop the evidence of a replica that is gone, or is another process now."""
+        known = self._replicas.pop(replica, None)
+        if known is not None and known.is_compared:
+            self._num_serving = self._num_compared()
 
     def observe_proof(self, is_proven: bool, *, now_s: float) -> bool:
-        """Note the outcome of a full encode of a prompt that was encoded in pieces."""
+        """Record the result of a full encode of a prompt that was encoded in pieces."""
         self.num_proofs += 1
         self._count(is_proven)
         if not is_proven:
@@ -148,20 +157,39 @@ class TokenTrust:
         return is_proven
 
     def try_again(self, now_s: float) -> bool:
-        """Use our tokens again once the pause is over; True: from now on."""
+        """Use our tokens again if the pause is over; return whether they are used from now on."""
         if self._reason is None or self._suspension.is_on(now_s):
             return False
         self._reason = None
-        self._agrees.clear()
-        self._blocks.clear()
+        for known in self._replicas.values():
+            known.clear_answers()
         return self.reason is None
 
-    def start_anew(self) -> None:
-        """Forget what spoke against our tokens: they are made in another way from now on."""
+    def start_again(self) -> None:
+        """Drop all evidence: tokens are made in another way from now on."""
         self._reason = None
-        self._agrees.clear()
-        self._blocks.clear()
-        self._ids.clear()
+        self._replicas.clear()
+
+    def _evidence(self, replica: str) -> _Evidence:
+        known = self._replicas.get(replica)
+        if known is None:
+            known = self._replicas[replica] = _Evidence()
+        return known
+
+    def _num_compared(self) -> int:
+        return sum(each.is_compared for each in self._replicas.values())
+
+    def _judge(
+        self, replica: str, is_match: bool, reason: str, *, has_others: bool, now_s: float
+    ) -> None:
+        """Record a replica's evidence; end local tokens if enough replicas are against them."""
+        self._evidence(replica).agrees = is_match
+        if is_match:
+            return
+        votes = [each.agrees for each in self._replicas.values() if each.agrees is not None]
+        num_against = votes.count(False)
+        if num_against >= (_MIN_AGAINST if has_others else 1) and 2 * num_against > len(votes):
+            self._end(reason, now_s)
 
     def _count(self, is_match: bool) -> None:
         if not is_match:
@@ -174,7 +202,7 @@ class TokenTrust:
             self._suspension.reset()
 
     def _end(self, reason: str, now_s: float) -> None:
-        if self._reason is None:  # requests of before may still come to the same end
+        if self._reason is None:  # earlier requests may still come to the same end
             self._reason = reason
             self.proven.clear()
             self._suspension.begin(now_s)

@@ -46,7 +46,7 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         "error", "tokenizer", "'2024' (digits) as 202|4, this router as 2|024", "transformers",
     ),
     (
-        model(difference=of_chat([1, 2, 3], [1, 2], None)),
+        model(difference=of_chat([1, 2, 3], [1, 2])),
         "error", "tokenizer", "differ from token 2 on", "--default-chat-template-kwargs",
     ),
     (

@@ -37,7 +37,7 @@ REPLICAS: list[ReplicaSeen] = [
     replace(REPLICA, prefix_caching=False),
     replace(REPLICA, takes_tools=False),
     model(engine_only="OSError: no files"),
-    model(difference=of_chat(range(21), [0, 1, 2, *range(4, 21)], None)),
+    model(difference=of_chat(range(21), [0, 1, 2, *range(4, 21)])),
 ]
 PORT = PortSeen(key="listen", host="0.0.0.0", port=8080, error="Address already in use")
 

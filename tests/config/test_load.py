@@ -477,6 +477,7 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
         (["policy:", "  params:", "    alpha: x"], 2, "policy 'kv_aware'"),
         (["shadow:", "  policies:", "    - random", "    - nope"], 4, "shadow.policies[1]"),
         (["redis:", "  lease_s: 0.1"], 2, "redis.lease_s"),
+        (["tokens:", "  time_zone: Berlin"], 2, "'Berlin' is not a time zone"),
         (["tokens:", "  start_dates:", "    a/b.c: soon"], 2, "is not YYYY-MM-DD"),
         (["admin:", "  open: true", "  host: 0.0.0.0"], 2, "admin.open"),
     ],

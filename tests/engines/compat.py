@@ -27,7 +27,7 @@ from router.api import routes as served
 from router.contracts import ALGORITHMS
 from router.http import control
 from router.kv_events import wire
-from router.tokens import modes
+from router.tokens.models import modes
 from tests.engines.overlay import PYTHON, environment, overlay, version_of
 from tests.test_docs import VLLM_FLAGS
 
@@ -177,7 +177,7 @@ def _registries(kind: str, now: Any, before: Any) -> Iterator[Row]:
         if name == "modes by architecture":
             known = {*modes._BY_ARCHITECTURE.values(), "terratorch"}
             if strange := sorted(set(found) - known):
-                yield Row("breaks", kind, f"{name}: not in tokens/modes.py: {_shown(strange)}")
+                yield Row("breaks", kind, f"{name}: not in models/modes.py: {_shown(strange)}")
         earlier = (before or {}).get(name)
         yield from _changes(kind, name, found, earlier, _READ_SETTINGS.get(name, set()))
 

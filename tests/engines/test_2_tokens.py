@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from router.discovery.engine_api import EngineApi
 from tests.engines.harness import BLOCK_SIZE, Engine, EventTap, Router
 from tests.engines.test_1_engine import published_blocks
 from tests.engines.turns import mixed_sessions, take_turns
@@ -124,13 +123,3 @@ def test_completions_have_the_engines_tokens(
 
     assert explained["token_ids"] == wanted
     assert usage["prompt_tokens"] == len(wanted)
-
-
-async def test_an_answer_of_one_token_shows_its_prompt(replicas: tuple[Engine, Engine]) -> None:
-    """The date in gpt-oss prompts is read so, where there is no render route."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-
-    async with EngineApi(timeout_s=60) as api:
-        ids = await api.chat_ids("r1", replicas[0].url, body, timeout_s=60)
-
-    assert ids == replicas[0].tokenize(body)

@@ -38,7 +38,7 @@ from router.pool.catalog import PoolCatalog
 from router.records.record import DecisionRecord
 from router.replicas.replica import candidates_of
 from router.run import run
-from router.tokens import loading
+from router.tokens import loading, model_files
 from tests.redis_servers import RedisServer
 
 SECRET = "wr-s3cret"
@@ -478,7 +478,7 @@ def listening() -> Iterator[io.StringIO]:
 
 
 _tokenizer = functools.cache(replica_module.ChatTokenizer)
-_load = functools.cache(loading._load_tokenizer)
+_load = functools.cache(model_files.load_tokenizer)
 _encoder = functools.cache(loading.TextEncoder)
 
 
@@ -504,7 +504,7 @@ def _compile_once(environment: Environment, source: Any, *args: Any, **named: An
 def prepared() -> Iterator[None]:
     """Give routers the tokenizers and templates that each would load for itself."""
     with (
-        mock.patch.object(loading, "_load_tokenizer", _load),
+        mock.patch.object(model_files, "load_tokenizer", _load),
         mock.patch.object(loading, "TextEncoder", _copy_encoder),
         mock.patch.object(Environment, "compile", _compile_once),
     ):

@@ -23,20 +23,23 @@ from router.api.outline import make_outline
 from router.api.responses import parse_responses
 from router.errors import ClientError
 from router.tokens import NeedsEngine, load_prompter
-from router.tokens.harmony import HarmonyRenderer
-from router.tokens.harmony_encoder import HarmonyEncoder
 from router.tokens.incremental import NewSegment
-from router.tokens.renderers import WITHOUT_TEMPLATE
+from router.tokens.models.deepseek_v4 import DeepSeekV4Renderer, DeepSeekV41Renderer
+from router.tokens.models.deepseek_v32 import DeepSeekV32Renderer
+from router.tokens.models.harmony import HarmonyRenderer
+from router.tokens.models.harmony_encoder import HarmonyEncoder
 from tests.faults.stage import Engines, on_stage
 from tests.fuzz.budget import fuzz
 
 PROMPTER = load_prompter(str(MODEL_DIR), local_files_only=True)
 RENDERERS = [
-    *(make(None) for make in WITHOUT_TEMPLATE.values()),
+    DeepSeekV32Renderer(),
+    DeepSeekV4Renderer(),
+    DeepSeekV41Renderer(),
     HarmonyRenderer(lambda: False),
 ]
 for each in RENDERERS:
-    each.date = datetime.date(2025, 6, 28)
+    each.today = lambda: datetime.date(2025, 6, 28)
 HARMONY = HarmonyEncoder()
 _NO_IDS = array("I")
 NAMES = (

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from router.api.openai import parse_chat
 from router.request import media_tokens
-from router.tokens import Prompter, conversation, load_prompter
+from router.tokens import Prompter, load_prompter, media
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Json, Stage, on_stage
 from tests.vision_model import image_part, make_vision_model, png, sound_part, wav
@@ -155,7 +155,7 @@ async def test_sound_that_the_engine_refuses_is_asked_about_once(tmp_path: Path)
 async def test_large_sound_ends_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine is not asked about it: it would decode it, and once more for the answer."""
     monkeypatch.setattr(media_tokens, "_MAX_ASKED_CHARS", 1_000)
-    monkeypatch.setattr(conversation, "MAX_URL_CHARS", 2_000)
+    monkeypatch.setattr(media, "MAX_URL_CHARS", 2_000)
     before = {"type": "text", "text": "What was said before. " * 60}
     async with seeing(tmp_path, "qwen2_audio") as (engine, stage):
         for size in (1_000, 2_000):

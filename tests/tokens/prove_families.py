@@ -14,7 +14,6 @@ of their tokenizers (`kimi_models`).
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import subprocess
 import sys
@@ -77,7 +76,8 @@ def load(name: str, release: Release = V0_32) -> Prompter:
             local_files_only=True,
             release=release,
         )
-    prompter.set_date(DATE if shown.is_harmony else datetime.date.today())
+    if shown.is_harmony:
+        prompter.set_clock(lambda: DATE)
     return prompter
 
 

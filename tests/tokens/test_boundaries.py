@@ -14,7 +14,8 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from router.tokens.boundaries import Needle, find_boundaries
-from router.tokens.encoder import TextCuts, TextEncoder
+from router.tokens.cuts import TextCuts
+from router.tokens.encoder import TextEncoder
 from router.tokens.incremental import NewSegment
 from tests.effort import examples
 from tests.tokens.vllm_routes import MODEL

@@ -15,8 +15,9 @@ import pytest
 
 from router.api.openai import ChatRequest, parse_chat
 from router.errors import TemplateFailed
-from router.tokens import NeedsEngine, harmony_encoder
-from router.tokens.conversation import mark_media
+from router.tokens import NeedsEngine
+from router.tokens.media import mark_media
+from router.tokens.models import harmony_encoder
 from tests.conversations import conversations, grown
 from tests.tokens.families import APIS, DATE, FAMILIES, ONLY_PROVEN
 from tests.tokens.mistral_models import VERSIONS, suited
@@ -151,7 +152,7 @@ def test_headers_are_remembered_within_a_budget(monkeypatch: pytest.MonkeyPatch)
     ]
 
     for text in texts:
-        ids = encoder._encode(text)
+        ids = encoder.encode_marked(text)
         assert ids == encoder.encode_whole(text, add_special_tokens=False)
         assert 900 <= sum(map(len, encoder._frames)) == encoder._num_chars <= 3_000
 
@@ -163,10 +164,10 @@ def test_a_proof_after_midnight() -> None:
     plan = prompter.plan_chat(request)
     tokens = prompter.commit(plan, plan.encode())
 
-    prompter.set_date(DATE + datetime.timedelta(days=1))
+    prompter.set_clock(lambda: DATE + datetime.timedelta(days=1))
     assert prompter.prove(request, tokens)
 
-    prompter.set_date(DATE + datetime.timedelta(days=2))
+    prompter.set_clock(lambda: DATE + datetime.timedelta(days=2))
     assert not prompter.prove(request, tokens)
 
 

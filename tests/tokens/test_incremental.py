@@ -6,7 +6,6 @@ import tracemalloc
 from array import array
 
 import pytest
-from msgspec.structs import replace
 
 from router.contracts import NO_EXTRA, Algorithm, ExtraKeys, HashContract
 from router.tokens import incremental
@@ -161,37 +160,6 @@ def test_a_long_salt_is_not_kept(algorithm: Algorithm) -> None:
         tracemalloc.stop()
 
     assert size_bytes < 200_000
-
-
-@pytest.mark.parametrize("lookahead", [0, 1, 3, 9])
-def test_keys_are_the_same_whatever_is_put_together_already(lookahead: int) -> None:
-    """A turn's keys are copied from the last one's while these exist, in the same chain alone."""
-    contract = replace(CONTRACT, lookahead=lookahead)
-    tree = SegmentTree()
-    root = tree.make_root("r")
-    salted = ExtraKeys(cache_salt="s")
-    turns = [
-        b"a" * 37,
-        b"a" * 30 + b"b" * 31,
-        b"a" * 30 + b"b" * 30 + b"c" * 5,
-        b"a" * 30 + b"d" * 9,
-    ]
-    kept = []
-    for extra in (NO_EXTRA, salted, NO_EXTRA, salted):
-        for data in turns:
-            keys = tree.keys(_add(tree, root, data)[1], contract, extra)
-            assert list(keys) == contract.extend(None, list(data), extra)[0]
-            again = tree.keys(_add(tree, root, data)[1], contract, extra)
-            assert again == keys
-            assert again is not keys
-            kept += [keys, again]
-    del keys, again
-    kept.clear()
-    for data in turns:
-        assert (
-            list(tree.keys(_add(tree, root, data)[1], contract, NO_EXTRA))
-            == (contract.extend(None, list(data))[0])
-        )
 
 
 def test_digests_are_those_of_the_whole_chain() -> None:

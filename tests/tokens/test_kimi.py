@@ -12,8 +12,8 @@ import pytest
 from router.api.openai import parse_chat
 from router.extras import install_hint
 from router.tokens import Prompter, load_prompter
-from router.tokens.kimi_code import read_code
-from router.tokens.kimi_tools import declare_tools, sort_keys
+from router.tokens.models.kimi_code import read_code
+from router.tokens.models.kimi_tools import declare_tools, sort_keys
 from tests.tokens.kimi_models import CODE, build_model
 
 USER = {"role": "user", "content": "hi"}

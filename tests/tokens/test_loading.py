@@ -15,13 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from router.api.openai import parse_chat
 from router.extras import install_hint
-from router.tokens import (
-    NeedsEngine,
-    Prompter,
-    load_prompter,
-    loading,
-    modes,
-)
+from router.tokens import NeedsEngine, Prompter, load_prompter, model_files
 from tests.tokens.vllm_routes import MODEL
 
 HELLO = parse_chat({"messages": [{"role": "user", "content": "hello"}]})
@@ -104,15 +98,13 @@ def test_gpt_oss_without_the_library(model: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_template_with_the_date(model: Path) -> None:
-    """It is rendered with the engine's date, once that is known; not for the time of day."""
+    """It is rendered with the engine's date; a time of day is not known here."""
     dated = load_prompter(str(model), chat_template="{{ strftime_now('%d %b %Y') }}")
     timed = load_prompter(str(model), chat_template="{{ strftime_now('%H:%M') }}")
 
-    with pytest.raises(NeedsEngine):
-        dated.plan_chat(HELLO)
     for prompter in (dated, timed):
         assert prompter.is_dated
-        prompter.set_date(datetime.date(2026, 3, 1))
+        prompter.set_clock(lambda: datetime.date(2026, 3, 1))
     assert _text(dated) == "01 Mar 2026"
     assert dated.render(HELLO, by_the_book=True) == "01 Mar 2026"
     with pytest.raises(NeedsEngine):
@@ -135,14 +127,6 @@ def test_mistral_format(model: Path) -> None:
     (model / "consolidated.safetensors").write_text("")
 
     assert load_prompter(str(model)).engine_only == "Mistral's tokenizer: KeyError"
-
-
-def test_mistral_by_name() -> None:
-    """A name on the hub of that family may be of a model with Mistral's own tokenizer."""
-    config = {"architectures": ["MistralForCausalLM"]}
-
-    assert modes.find_mode("someone/some-model", config) == modes.MISTRAL
-    assert modes.find_mode("someone/some-model", config, "hf") == modes.HF
 
 
 def test_no_such_model(tmp_path: Path) -> None:
@@ -186,7 +170,7 @@ def test_slow_or_odd_tokenizers() -> None:
 
     for tokenizer, reason in ((object(), "fast"), (own, "its own"), (splitting, "splits")):
         with pytest.raises(NeedsEngine, match=reason):
-            loading._check_tokenizer(tokenizer)
+            model_files.check_tokenizer(tokenizer)
 
 
 def test_no_chat_template(model: Path) -> None:

@@ -16,7 +16,9 @@ from router.api.openai import parse_chat, parse_completion
 from router.api.responses import parse_responses
 from router.errors import TemplateFailed
 from router.extras import install_hint
-from router.tokens import NeedsEngine, Prompter, load_prompter, mistral, mistral_encoder, modes
+from router.tokens import NeedsEngine, Prompter, load_prompter
+from router.tokens.model_files import ModelFiles
+from router.tokens.models import FAMILIES, find_family, mistral, mistral_encoder, modes
 from tests.tokens.mistral_models import build_model
 from tests.tokens.vllm_routes import MODEL
 
@@ -224,19 +226,23 @@ def test_a_directory_without_config_json(model: Path, tmp_path: Path) -> None:
 
 
 def test_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a name on the hub, the files decide; where they cannot be listed, the engine."""
-    from router.tokens import loading
+    """Behind a name on the hub, the files decide; if they cannot be listed, the engine does."""
+    listed = ["consolidated.safetensors", "tekken.json"]
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_: listed)
 
-    files = ["consolidated.safetensors", "tekken.json"]
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_: files)
-
-    assert loading._mistral_or_hf("someone/model", False) == modes.MISTRAL
-    del files[0]
-    assert loading._mistral_or_hf("someone/model", False) == modes.HF
+    assert find_family(_on_the_hub()) is FAMILIES[modes.MISTRAL]
+    del listed[0]
+    assert find_family(_on_the_hub()) is None
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", mock.Mock(side_effect=OSError))
     for offline in (True, False):
         with pytest.raises(NeedsEngine):
-            loading._mistral_or_hf("someone/model", offline)
+            find_family(_on_the_hub(local_files_only=offline))
+
+
+def _on_the_hub(**options: Any) -> ModelFiles:
+    files = ModelFiles("someone/model", **options)
+    vars(files).update(config={"architectures": ["MistralForCausalLM"]}, tokenizer_config={})
+    return files
 
 
 def test_system_messages_in_between(model: Path) -> None:

@@ -18,8 +18,9 @@ from tokenizers.processors import TemplateProcessing
 from router.api.openai import parse_chat, parse_completion
 from router.contracts import ExtraKeys, HashContract
 from router.errors import TemplateFailed
-from router.tokens import NeedsEngine, Prompter, Tokens, incremental, load_prompter, loading
-from router.tokens.encoder import ID_STRIDE, TextEncoder
+from router.tokens import NeedsEngine, Prompter, Tokens, incremental, load_prompter, model_files
+from router.tokens.cuts import ID_STRIDE
+from router.tokens.encoder import TextEncoder
 from tests.effort import examples
 from tests.tokens.corpus import text
 from tests.tokens.record_golden import TEMPLATES
@@ -29,11 +30,11 @@ CONTRACT = HashContract(algorithm="sha256", block_size=16)
 SALTED = ExtraKeys(cache_salt="pepper")
 
 
-_files = functools.cache(loading._load_tokenizer)
+_files = functools.cache(model_files.load_tokenizer)
 
 
 def _load(template: str = "agent", cache_tokens: int = 1_000_000) -> Prompter:
-    with mock.patch.object(loading, "_load_tokenizer", _files):
+    with mock.patch.object(model_files, "load_tokenizer", _files):
         return load_prompter(
             str(MODEL), chat_template=TEMPLATES[template], cache_tokens=cache_tokens
         )

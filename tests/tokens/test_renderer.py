@@ -12,7 +12,7 @@ import pytest
 from router.api.openai import parse_chat
 from router.errors import TemplateFailed
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.renderer import ChatRenderer
+from router.tokens.templates import ChatRenderer
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{{ options }}"
 TRIMMING = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}\n{% endfor %}"

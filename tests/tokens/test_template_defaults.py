@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from loadtest.emulator.options import TINY_MODEL
-from router.api.openai import parse_chat
 from router.errors import ClientError
 from router.tokens import Prompter, load_prompter
 from tests.tokens.prove_families import ours
-from tests.tokens.template_defaults import GOLDEN, HEAD, Case, cases
+from tests.tokens.template_defaults import GOLDEN, Case, cases
 
 RECORDED: list[str | None] = json.loads(GOLDEN.read_text())
 
@@ -51,23 +48,3 @@ def test_the_flags_make_a_difference() -> None:
     ]
 
     assert sum(changed) > 60
-
-
-@pytest.mark.parametrize(
-    ("case", "setting"),
-    [
-        (Case("chat", {}, HEAD, {"enable_thinking": False}), "chat_template_kwargs: {tiny: {"),
-        (Case("chat", {}, HEAD, {"reasoning_effort": "low"}), '{"reasoning_effort": "low"}'),
-        (Case("chat", {}, HEAD, {}, "string"), "--chat-template-content-format string"),
-    ],
-)
-def test_the_engines_flag_is_guessed_from_its_ids(case: Case, setting: str) -> None:
-    """One argument of the template, or the format, with which ours are the engine's."""
-    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}] * 2}]}
-    theirs = prompter_of(case).chat_ids(parse_chat(body))
-    here = prompter_of(Case("chat", {}, HEAD, {}))
-
-    found = [said for said, ids in here.guesses(parse_chat(body), "tiny") if ids == theirs]
-
-    assert len(found) == 1
-    assert setting in found[0]

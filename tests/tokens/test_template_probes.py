@@ -7,8 +7,8 @@ import pytest
 from router.api.anthropic import parse_messages
 from router.api.openai import ChatRequest
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.renderer import ChatRenderer
 from router.tokens.template_probes import TemplateProbes, wants_system_first
+from router.tokens.templates import ChatRenderer
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 STRICT = (

@@ -21,9 +21,9 @@ from router.contracts import HashContract, block_key
 from router.request import media_tokens
 from router.request.media_tokens import MediaFinder
 from router.tokens import NeedsEngine, Prompter, load_prompter
-from router.tokens.conversation import build_conversation, has_media, media_items
+from router.tokens.conversation import build_conversation
 from router.tokens.json_memo import JsonMemo
-from router.tokens.media_book import MediaBook, media_key, tokens_between
+from router.tokens.media import MediaBook, has_media, media_items, media_key, tokens_between
 from router.tokens.media_names import MediaItem
 from tests.tokens.record_vision import BLOCK_SIZE, as_responses, bodies
 from tests.tokens.vllm_routes import fingerprint
@@ -205,7 +205,7 @@ async def test_an_engine_that_does_not_tell_is_not_asked_again(setup: Setup) -> 
 
 
 async def test_a_wrong_count_ends_images_for_a_while(setup: Setup) -> None:
-    """Only images: what is text alone is not doubted."""
+    """Only images: prompts of text alone stay trusted."""
     items = media_items(PROMPTS[-1][0]["messages"])[:1]
     await setup.find(items)
     now_s = media_tokens.monotonic()
@@ -216,18 +216,6 @@ async def test_a_wrong_count_ends_images_for_a_while(setup: Setup) -> None:
     assert setup.book.is_off(now_s + 29)
     assert not setup.book.is_off(now_s + 31)
     assert setup.prompter.trust.reason is None
-
-
-def test_names_that_no_engine_uses_end_images(setup: Setup) -> None:
-    """Eight reports against them without one for them; one for them is enough."""
-    for _ in range(8):
-        setup.book.observe_reuse(False, 0.0)
-    assert setup.book.is_off(1.0)
-
-    setup.book.observe_reuse(True, 100.0)
-    for _ in range(20):
-        setup.book.observe_reuse(False, 100.0)
-    assert not setup.book.is_off(101.0)
 
 
 def test_what_stands_for_an_image_is_found() -> None:

@@ -1,8 +1,8 @@
-"""What the code of a Kimi model's tokenizer does: read from its source, which is never run.
+"""Read from its source how a Kimi model's tokenizer works; the source is never executed.
 
-Kimi's models bring no tokenizer.json but `tiktoken.model` and a class of their own, which an engine
-runs with `--trust-remote-code`. Its releases differ in a few facts. They are found in the syntax
-tree; a class with anything else in it is left to the engine.
+Kimi's models have no tokenizer.json. They have `tiktoken.model` and a class of their own, which an
+engine runs with `--trust-remote-code`. Releases of the class differ in a few facts, which are read
+from the syntax tree. A class with anything unknown is left to the engine.
 Source: moonshotai's tokenization_kimi.py (K2, K2 Thinking, K2.5, K2.6), TikTokenTokenizer.
 """
 
@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from router.tokens.models.modes import KIMI_CLASS
 from router.tokens.needs_engine import NeedsEngine
 
-CLASS: Final = "TikTokenTokenizer"
 _METHODS: Final = frozenset(
     "__init__ encode encode_batch decode _split_whitespaces_or_nonwhitespaces "
     "pre_tokenizer_process vocab_size get_vocab _tokenize _convert_token_to_id "
@@ -31,16 +31,16 @@ _NO_DEFAULTS: Final = frozenset({"tools", "tokenize", "add_generation_prompt"})
 
 
 class KimiCode(Struct, frozen=True, kw_only=True):
-    """The facts that decide what a class makes of a chat.
+    """The facts about a class that decide a chat's tokens.
 
-    pattern: By which a text is split.
-    num_special: Ids behind those of the vocabulary file.
+    pattern: Splits a text.
+    num_special: Number of ids behind those of the vocabulary file.
     special_defaults: Special tokens of models whose configuration names none.
-    keeps_added: Whether texts are split at all of the configuration's added tokens, or at the
+    keeps_added: Whether texts are split at all of the configuration's added tokens; False: at the
         special ones alone.
     sorts_tools: Whether the template gets tools with their keys in order.
-    declares_tools: Whether it gets them in TypeScript, too, as `tools_ts_str`.
-    template_defaults: What it gets unless a request says otherwise.
+    declares_tools: Whether the template also gets tools in TypeScript, as `tools_ts_str`.
+    template_defaults: Arguments of the template that a request may override.
     """
 
     pattern: str
@@ -56,16 +56,16 @@ def read_code(source: str) -> KimiCode:
     """Read the facts in a module's source.
 
     Raises:
-        NeedsEngine: it holds something that is not known here.
+        NeedsEngine: it contains something that is not known here.
     """
     try:
         found = [
             node
             for node in ast.parse(source).body
-            if isinstance(node, ast.ClassDef) and node.name == CLASS
+            if isinstance(node, ast.ClassDef) and node.name == KIMI_CLASS
         ]
         if len(found) != 1:
-            raise _unknown(f"no class {CLASS}")
+            raise _unknown(f"no class {KIMI_CLASS}")
         return _read_class(found[0])
     except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
         raise _unknown(type(exc).__name__) from exc
@@ -129,7 +129,7 @@ def _called(node: ast.AST) -> Iterator[str]:
 
 
 def _pattern(node: ast.expr | None) -> str:
-    """Evaluate a text, or texts that are put together with `"|".join([…])`."""
+    """Evaluate a text, or texts that are joined with `"|".join([…])`."""
     match node:
         case ast.Constant(value=str(text)):
             return text

@@ -1,4 +1,4 @@
-"""Which renderer the engine takes for a model: by its architecture, its type and its files.
+"""Find which renderer the engine takes for a model: by its architecture, its type and its files.
 
 Sources: vLLM 0.32.0, config/model.py (tokenizer_mode), tokenizers/registry.py
 (resolve_tokenizer_args), renderers/online_renderer.py (use_harmony).
@@ -15,9 +15,12 @@ from typing import Any, Final
 HF: Final = "hf"
 HARMONY: Final = "harmony"
 MISTRAL: Final = "mistral"
+KIMI: Final = "kimi"  # to the engine it is `hf`, with a tokenizer class of the model's own
 DEEPSEEK_V32: Final = "deepseek_v32"
 DEEPSEEK_V4: Final = "deepseek_v4"
 DEEPSEEK_V41: Final = "deepseek_v41"
+
+KIMI_CLASS: Final = "TikTokenTokenizer"
 
 _BY_ARCHITECTURE = {
     "MoonshotKimiaForCausalLM": "kimi_audio",
@@ -40,22 +43,22 @@ def find_mode(model: str, config: dict[str, Any], given: str | None = None) -> s
     Args:
         model: A directory or a name on the hub.
         config: Its config.json.
-        given: The engine's `--tokenizer-mode`; None: it was not given one.
+        given: The engine's `--tokenizer-mode`; None: not set.
 
-    Not only modes that are rendered here. A name on the hub of Mistral's family is taken for one
-    with Mistral's own tokenizer: whether it is, its files say (`is_mistral_format`).
+    Includes modes that are not known here. A name on the hub of Mistral's family gets Mistral's
+    mode: only its files tell whether it has such a tokenizer (`is_mistral_format`).
     """
     if config.get("model_type") == "gpt_oss":  # whatever the tokenizer's mode
         return HARMONY
-    if given is not None and given.lower() != "auto":
-        return given.lower()
-    for architecture in config.get("architectures") or ():
+    if given is not None:
+        return given
+    architectures = config.get("architectures") or ()
+    for architecture in architectures:
         if architecture in _BY_ARCHITECTURE:
             return _BY_ARCHITECTURE[architecture]
     if Path(model).is_dir():
         return MISTRAL if is_mistral_format(os.listdir(model)) else HF
-    families = [each for each in config.get("architectures") or () if _is_mistral_family(each)]
-    return MISTRAL if families else HF
+    return MISTRAL if any(each.startswith(_MISTRAL_FAMILY) for each in architectures) else HF
 
 
 def is_mistral_format(files: Iterable[str]) -> bool:
@@ -67,5 +70,9 @@ def is_mistral_format(files: Iterable[str]) -> bool:
     )
 
 
-def _is_mistral_family(architecture: str) -> bool:
-    return architecture.startswith(_MISTRAL_FAMILY)
+def is_kimi(tokenizer_config: dict[str, Any]) -> bool:
+    """Return whether the tokenizer is Kimi's class in the model's repository."""
+    classes = tokenizer_config.get("auto_map")
+    if isinstance(classes, dict):
+        classes = classes.get("AutoTokenizer")
+    return bool(tokenizer_config.get("tokenizer_class") == KIMI_CLASS and classes)

@@ -1,6 +1,6 @@
-"""Tools as Kimi K2.5 and later print them: in TypeScript, `tools_ts_str` for their templates.
+"""Print tools in TypeScript as Kimi K2.5 and later do: `tools_ts_str` of their templates.
 
-A schema that the engine's code cannot print makes it leave all tools in JSON.
+If the engine's code cannot print one schema, it leaves all tools in JSON.
 Source: moonshotai's tool_declaration_ts.py (K2.5, K2.6), encode_tools_to_typescript_style.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from router.tokens.needs_engine import NeedsEngine
 
-_Schema = Any  # a JSON value: what is no schema raises
+_Schema = Any  # a JSON value; anything but a schema raises
 _Print = Callable[[str], Any]  # a type, given the indentation of its line
 
 _INDENT: Final = "  "
@@ -40,7 +40,7 @@ _ENUM_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
 
 
 def sort_keys(value: Any) -> Any:
-    """Put the keys of all objects in a JSON value in order."""
+    """Sort the keys of all objects in a JSON value."""
     if isinstance(value, dict):
         return {key: sort_keys(each) for key, each in sorted(value.items())}
     if isinstance(value, list):
@@ -49,10 +49,10 @@ def sort_keys(value: Any) -> Any:
 
 
 def declare_tools(tools: list[dict[str, Any]]) -> str | None:
-    """Print function tools; None: the engine's code gives up on one.
+    """Print function tools; None: the engine's code fails on one.
 
     Raises:
-        NeedsEngine: schemas so deep that it depends on the engine's stack.
+        NeedsEngine: schemas so deep that the result depends on the engine's stack.
     """
     try:
         functions = "\n".join(
@@ -60,7 +60,7 @@ def declare_tools(tools: list[dict[str, Any]]) -> str | None:
         )
     except RecursionError as exc:
         raise NeedsEngine("tools", "too deep") from exc
-    except Exception:  # whatever a schema that is none makes of the steps here, and there
+    except Exception:  # whatever an invalid schema raises, here and there
         return None
     if not functions:
         return ""
@@ -161,7 +161,7 @@ class _Object:
     def _print_others(self, indent: str) -> Any:
         if isinstance(self._others, bool):
             return "any" if self._others else "never"
-        return self._others(indent)  # what cannot be called is no schema
+        return self._others(indent)  # raises if it is no schema
 
 
 def _braces(lines: list[str], indent: str) -> str:
@@ -170,7 +170,7 @@ def _braces(lines: list[str], indent: str) -> str:
 
 
 def _read(schema: _Schema, definitions: _Definitions) -> _Print:
-    """Read a schema, and return what prints it; whatever is no schema raises."""
+    """Return a function that prints a schema; anything but a schema raises."""
     if isinstance(schema, bool):
         return lambda indent: "any" if schema else "null"
     if not isinstance(schema, dict):
@@ -214,7 +214,7 @@ def _array(schema: dict[str, Any], definitions: _Definitions) -> _Print:
 
 
 def _check_enum(schema: dict[str, Any]) -> None:
-    """Raise for values that are not of the schema's type, if it names one."""
+    """Raise for values of another type than the schema names, if it names one."""
     if "type" not in schema:
         return
     kind = schema["type"]
@@ -229,7 +229,7 @@ def _check_enum(schema: dict[str, Any]) -> None:
 
 
 def _docstring(schema: _Schema, indent: str) -> str:
-    """Print what is said of a type in front of it: its description and its limits."""
+    """Print the comments in front of a type: its description and its limits."""
     if isinstance(schema, bool) or not schema:
         return ""
     about = schema.get("description", "")

@@ -1,41 +1,32 @@
-"""Token ids of gpt-oss prompts in marked text (see `harmony`), by OpenAI's harmony library.
+"""Make token ids of gpt-oss prompts in marked text (see `harmony`), by OpenAI's harmony library.
 
 The library (the extra `harmony`; it brings its vocabulary) encodes the text between special
-tokens. What it makes of a header is asked of it once for each kind of header, and tool calls get
-the header that the engine gives them. Source: vLLM 0.32.0,
+tokens. It renders each kind of header once. Tool calls get the header that the engine gives them.
+
+Source: vLLM 0.32.0,
 entrypoints/openai/parser/harmony_utils.py (render_for_completion, _use_legacy_tool_call_headers).
 """
 
 from __future__ import annotations
 
-import datetime
-import re
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import openai_harmony as _library
 import orjson
 
 from router.api.openai import TokenIds
-from router.tokens.boundaries import Needle
-from router.tokens.encoder import TextCuts
-from router.tokens.harmony import FIELD
-from router.tokens.incremental import NewSegment
-from router.tokens.marked_text import MARK as MESSAGE
-from router.tokens.marked_text import TEXT as CONTENT
-from router.tokens.marked_text import unescaped
+from router.tokens.encoders import MarkedEncoder
+from router.tokens.marked_text import split
+from router.tokens.models.harmony import FIELD
 
-_NEEDLES = (Needle(MESSAGE, MESSAGE.encode(), 0, MESSAGE.encode()),)
 _MAX_HEADERS = 1024
-_MAX_HEADER_CHARS = 4 << 20  # of all: a developer message's has the instructions and all tools
-_HEAD_TOKENS = 64
-_DATE = re.compile(r"^Current date: (\S+)$", re.MULTILINE)
+_MAX_HEADER_CHARS = 4 << 20  # of all: a developer message's key contains all tools
 _CHANNELS = {"a": "analysis", "c": "commentary", "f": "final"}
 
 
-class HarmonyEncoder:
-    """Encodes marked text. A prompt may be cut wherever a message begins."""
+class HarmonyEncoder(MarkedEncoder):
+    """Encodes marked text."""
 
     __slots__ = ("_encoding", "_frames", "_marks", "_num_chars")
 
@@ -50,21 +41,9 @@ class HarmonyEncoder:
             for name in ("start", "channel", "constrain", "message")
         ]
 
-    def cuts(self, data: bytes) -> TextCuts:
-        """Find the boundaries of a prompt."""
-        return TextCuts(data, _NEEDLES)
-
-    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
-        """Encode segments of a prompt; thread-safe, without the GIL for most of the time."""
-        return [self._encode(data[segment.start : segment.end].decode()) for segment in new]
-
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
-        """Encode a prompt at once, by the library's own way for a whole conversation."""
-        messages = [
-            self._message(unescaped(key), [unescaped(each) for each in texts])
-            for key, *texts in _split(text)
-            if key != "g"
-        ]
+        """Encode a prompt at once, as the library encodes a whole conversation."""
+        messages = [self._message(key, texts) for key, texts in split(text) if key != "g"]
         ids = self._encoding.render_conversation_for_completion(
             _library.Conversation.from_messages(messages),
             _library.Role.ASSISTANT,
@@ -72,35 +51,26 @@ class HarmonyEncoder:
         )
         return array("I", self._with_legacy_headers(ids))
 
-    def date_in(self, ids: Sequence[int]) -> datetime.date | None:
-        """Read the date in a prompt's system message; None: it shows none."""
-        found = _DATE.search(self._encoding.decode(list(ids[:_HEAD_TOKENS])))
-        try:
-            return datetime.date.fromisoformat(found[1]) if found is not None else None
-        except ValueError:
-            return None
-
-    def _encode(self, text: str) -> TokenIds:
+    def encode_marked(self, text: str) -> TokenIds:
         ids: TokenIds = array("I")
-        for key, *texts in _split(text):
+        for key, texts in split(text):
             header, end = self._frames.get(key) or self._frame(key)
             ids += header
             for each in texts:
                 if each:
-                    ids.extend(self._encoding.encode(unescaped(each), disallowed_special=()))
+                    ids.extend(self._encoding.encode(each, disallowed_special=()))
             ids += end
         return ids
 
     def _frame(self, key: str) -> tuple[TokenIds, TokenIds]:
-        """Find what stands before and behind a message's texts."""
-        plain = unescaped(key)
-        if plain == "g":
+        """Return the tokens before and behind a message's texts."""
+        if key == "g":
             start = self._marks[0]
             found = array("I", [start, *self._encoding.encode("assistant")]), array("I")
         else:
-            has_functions = plain.startswith("s") and plain.endswith("True")
+            has_functions = key.startswith("s") and key.endswith("True")
             options = _library.RenderOptions(conversation_has_function_tools=has_functions)
-            ids = self._encoding.render(self._message(plain, [""]), options)
+            ids = self._encoding.render(self._message(key, [""]), options)
             ids = self._with_legacy_headers(ids)
             found = array("I", ids[:-1]), array("I", ids[-1:])
         if len(self._frames) >= _MAX_HEADERS or self._num_chars + len(key) > _MAX_HEADER_CHARS:
@@ -162,11 +132,6 @@ class HarmonyEncoder:
                 made += ids[position : end + 1]
             position = end + 1
         return made
-
-
-def _split(text: str) -> list[list[str]]:
-    """Split marked text into messages: a key, and texts."""
-    return [each.split(CONTENT) for each in text.split(MESSAGE)[1:]]
 
 
 def _developer(rest: str) -> Any:

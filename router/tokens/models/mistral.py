@@ -1,16 +1,12 @@
-"""Mistral's own tokenizers: from a chat request to a prompt in marked text, for `mistral_encoder`.
+"""Mistral's own tokenizers: from a chat request to a prompt in marked text (`marked_text`).
 
-The engine renders these chats by the rules of Mistral's library (the extra `mistral`),
-which puts special tokens between texts that are encoded one by one. Those rules are run here with
-a tokenizer that only writes the texts down, so a prompt becomes a row of
+The engine renders these chats by the rules of Mistral's library (the extra `mistral`), which puts
+special tokens between texts that are encoded one by one. Here those rules run with a tokenizer that
+only writes the texts down. So what a turn repeats is not encoded again. By the book, the library
+itself encodes, and the prompt has ids only.
 
-    MARK id,id,… TEXT text [TEXT text …]             special tokens, and the texts behind them
-
-and what a turn repeats is not encoded again. By the book, the library encodes itself, and there is
-nothing but ids.
-
-What the library refuses is the engine's to refuse: its release may be another, which differ in that
-(1.11.6, 1.12.0 and 1.13.1 gave the same ids wherever they gave any).
+If the library refuses a request, it is left to the engine, which may have another release.
+Releases 1.11.6, 1.12.0 and 1.13.1 gave the same ids whenever they gave any.
 
 Source: vLLM 0.32.0, renderers/mistral.py, tokenizers/mistral.py, renderers/online_renderer.py
 (render_chat); transformers 5.19, tokenization_mistral_common.py (apply_chat_template).
@@ -19,7 +15,6 @@ Source: vLLM 0.32.0, renderers/mistral.py, tokenizers/mistral.py, renderers/onli
 from __future__ import annotations
 
 import copy
-import datetime
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -37,8 +32,15 @@ from router.tokens.arguments import template_arguments
 from router.tokens.conversation import check_message, reasoning_of, text_parts
 from router.tokens.json_memo import JsonMemo
 from router.tokens.marked_text import MARK, TEXT, escaped
+from router.tokens.model_files import ModelFiles
+from router.tokens.models.mistral_encoder import (
+    MistralEncoder,
+    MistralTextEncoder,
+    load_tokenizer,
+)
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.template_probes import wants_system_first
+from router.tokens.prompter import Prompter
+from router.tokens.renderer import Renderer
 
 _CALL_ID_CHARS = 9
 _EFFORTS = frozenset(effort.value for effort in ReasoningEffort)
@@ -46,27 +48,36 @@ _WITH_EFFORT: Final = 15  # the first version whose prompts show an effort
 _MAX_TOOL_SETS = 64
 _MAX_TOOLS_BYTES = 256 * 1024  # of a set that is remembered; the library's objects take more
 
-MAX_INLINE_ITEMS: Final = 100
-"""Messages and the like that are rendered on the loop: the library takes some 80 µs for each."""
+_MAX_INLINE_ITEMS: Final = 100  # rendered on the loop: the library takes about 80 µs for each
 
 
-class MistralRenderer:
+def load(files: ModelFiles, max_bytes: int) -> Prompter:
+    """Load a model's tokenizer and its rules; see `models`."""
+    tokenizer = load_tokenizer(files.name, local_files_only=files.local_files_only)
+    texts = MistralTextEncoder(tokenizer)
+    return Prompter(
+        texts,
+        MistralRenderer(tokenizer, files.template),
+        chat_encoder=MistralEncoder(texts),
+        max_inline_items=_MAX_INLINE_ITEMS,
+        max_bytes=max_bytes,
+    )
+
+
+class MistralRenderer(Renderer):
     """Renders chat requests of a model with Mistral's own tokenizer.
 
     Args:
         tokenizer: The library's.
-        given: The engine's `--chat-template`, which it only tries out for its Messages API.
+        given: See `Renderer`.
     """
 
-    is_dated: Final = False
-    __slots__ = ("_given", "_memo", "_normalizer", "_tokenizer", "_tools", "_validator", "date")
+    __slots__ = ("_normalizer", "_tokenizer", "_tools", "_validator")
 
     def __init__(self, tokenizer: MistralTokenizer, given: str | None = None) -> None:
-        self.date: datetime.date | None = None
+        super().__init__(given)
         text_tokenizer = tokenizer.instruct_tokenizer.tokenizer
         version = text_tokenizer.version
-        self._given = given
-        self._memo = JsonMemo()
         self._tokenizer = tokenizer
         self._normalizer = get_normalizer(version, text_tokenizer.model_settings_builder)
         self._validator = get_validator(version, mode=ValidationMode.test)
@@ -82,9 +93,9 @@ class MistralRenderer:
     ) -> str:
         """Render the prompt's marked text; see `Renderer.render`.
 
-        Tools are remembered in other threads, too: to check a set takes the library 40 ms.
+        Tools are also remembered in other threads: the library takes 40 ms to check a set.
         """
-        memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
+        memo = self._memo_of(owner, is_alone=by_the_book or apart)
         arguments = _arguments(request, memo)
         continues = bool(arguments.get("continue_final_message"))
         messages = _messages(request, memo)
@@ -108,21 +119,8 @@ class MistralRenderer:
             return self._written(self._normalizer.from_chat_completion_request(asked))
         except RecursionError as exc:
             raise NeedsEngine("arguments", "too deep") from exc
-        except Exception as exc:  # whatever the library has against it
+        except Exception as exc:  # whatever the library refuses
             raise NeedsEngine("rules", type(exc).__name__) from exc
-
-    def render_parts(
-        self, request: ChatRequest, *, apart: bool = False, owner: str = ""
-    ) -> Sequence[str]:
-        """See `Renderer.render_parts`."""
-        return [self.render(request, apart=apart, owner=owner)]
-
-    def wants_system_first(self) -> bool:
-        """See `Renderer.wants_system_first`."""
-        try:
-            return wants_system_first(self._given or "")
-        except Exception as exc:  # whatever a template may raise
-            raise NeedsEngine("template", type(exc).__name__) from exc
 
     def _written(self, normalized: Any) -> str:
         writing = _Writer(self._tokenizer.instruct_tokenizer.tokenizer)
@@ -132,9 +130,9 @@ class MistralRenderer:
 
 
 class _Writer:
-    """Stands in for a tokenizer: writes down what it is to encode.
+    """Writes down the texts that a tokenizer would encode.
 
-    Each text gets a number below 0, where other tokens are special ones.
+    Each text gets a number below 0. Other tokens are special ones.
     """
 
     __slots__ = ("_tokenizer", "texts")
@@ -150,7 +148,7 @@ class _Writer:
         return [-len(self.texts)]
 
     def decode(self, tokens: list[int], special_token_policy: Any = None) -> str:
-        """The library keeps a copy of the prompt's text, which is not needed."""
+        """Return no text: the library keeps a copy of the prompt, which is not needed."""
         return ""
 
     def __getattr__(self, name: str) -> Any:
@@ -158,7 +156,7 @@ class _Writer:
 
 
 class _ToolSets:
-    """The tools of recent requests as the library has them, checked; thread-safe."""
+    """The checked tools of recent requests, as objects of the library; thread-safe."""
 
     __slots__ = ("_checked", "_lock", "_validator")
 
@@ -170,7 +168,7 @@ class _ToolSets:
     def find(self, owner: str, tools: list[Json]) -> list[Any]:
         """Convert and check tools.
 
-        Raises: what the library does.
+        Raises: as the library.
         """
         key = owner, orjson.dumps(tools)
         with self._lock:
@@ -191,7 +189,7 @@ class _ToolSets:
 
 
 def _arguments(request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
-    """Find what is rendered besides the messages.
+    """Return the arguments that are rendered besides the messages.
 
     Raises:
         NeedsEngine, TemplateFailed: as `MistralRenderer.render`.
@@ -234,7 +232,7 @@ def _messages(request: ChatRequest, memo: JsonMemo) -> list[dict[str, Any]]:
 
 
 def _message(message: Json, memo: JsonMemo, by_chat: bool) -> dict[str, Any]:
-    """Rebuild a message; by the Responses API no id is cut, and no rule has its kinds of parts.
+    """Rebuild a message. The Responses API cuts no ids, and its kinds of parts have no rule.
 
     Raises:
         NeedsEngine: as `MistralRenderer.render`.
@@ -262,7 +260,7 @@ def _calls(message: Json, memo: JsonMemo, by_chat: bool) -> list[dict[str, Any]]
     """Rebuild a message's calls.
 
     Raises:
-        NeedsEngine: they are odd.
+        NeedsEngine: it is not certain how the engine reads them.
     """
     calls = message.get("tool_calls")
     if calls is None:

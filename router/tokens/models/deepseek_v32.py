@@ -1,7 +1,7 @@
 """DeepSeek V3.2: from a conversation to the prompt's text.
 
-Thinking is kept only behind the last user's message; which of the earlier messages count as history
-depends on the last message's role. Source: vLLM 0.32.0, tokenizers/deepseek_v32_encoding.py.
+Thinking is kept only behind the last user's message. The last message's role decides which earlier
+messages count as history. Source: vLLM 0.32.0, tokenizers/deepseek_v32_encoding.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from router.tokens.content_format import ContentFormat
 from router.tokens.conversation import Conversation
-from router.tokens.deepseek import (
+from router.tokens.model_files import ModelFiles
+from router.tokens.models.deepseek import (
     ASSISTANT,
     BOS,
     DSML,
@@ -24,8 +25,10 @@ from router.tokens.deepseek import (
     Printers,
     calls_block,
     last_user,
+    load_deepseek,
     refused,
 )
+from router.tokens.prompter import Prompter
 
 _CALLS = "function_calls"
 _KEPT_ROLES = frozenset({"user", "system", "tool", "assistant"})
@@ -55,6 +58,11 @@ Here are the functions available in JSONSchema format:
 <functions>
 """  # noqa: E501
 _TOOLS_END: Final = "\n</functions>\n"
+
+
+def load(files: ModelFiles, max_bytes: int) -> Prompter:
+    """Load a model's tokenizer and its rules; see `models`."""
+    return load_deepseek(files, DeepSeekV32Renderer, max_bytes)
 
 
 class DeepSeekV32Renderer(DeepSeekRenderer):

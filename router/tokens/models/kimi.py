@@ -1,8 +1,8 @@
 """Kimi's tokenizers: token ids by tiktoken, as the code in the models' repositories makes them.
 
-That code is read (`kimi_code`), never run. What transformers does around it is done by
-transformers: the class here takes the same arguments. A text is cut at the added tokens; what is
-between two of them is split in pieces, where it is long, as that code does.
+That code is read (`kimi_code`) and never executed. The class here takes the same arguments, so that
+transformers treats it in the same way. A text is cut at the added tokens. Between two of them, a
+long text is split as that code splits it.
 Source: vLLM 0.32.0, tokenizers/hf.py; transformers 5.19, tokenization_python.py (tokenize);
 moonshotai's tokenization_kimi.py (encode).
 """
@@ -19,18 +19,21 @@ from typing import Any, Final
 import orjson
 import tiktoken
 from transformers import PreTrainedTokenizer
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
-from transformers.utils.hub import cached_file
 
 from router.api.openai import TokenIds
 from router.tokens.boundaries import Boundaries, find_boundaries
-from router.tokens.encoder import TextCuts
+from router.tokens.cuts import TextCuts
+from router.tokens.encoders import PlainEncoder
 from router.tokens.incremental import NewSegment
 from router.tokens.json_memo import JsonMemo
-from router.tokens.kimi_code import CLASS, KimiCode, read_code
-from router.tokens.kimi_tools import declare_tools, sort_keys
+from router.tokens.model_files import ModelFiles
+from router.tokens.models.kimi_code import KimiCode, read_code
+from router.tokens.models.kimi_tools import declare_tools, sort_keys
+from router.tokens.models.modes import KIMI_CLASS
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.panics import is_failure
+from router.tokens.prompter import Prompter
+from router.tokens.templates import ChatRenderer
 
 _MAX_FILE_BYTES: Final = 64 << 20  # tiktoken.model has 3 MB
 _MAX_CHARS: Final = 400_000
@@ -39,12 +42,24 @@ _RUNS: Final = re.compile(r"\s+|\S+")
 _PLAIN: Final = re.compile("[!-~]+")
 
 
+def load(files: ModelFiles, max_bytes: int) -> Prompter:
+    """Load a model's tokenizer and templates; see `models`."""
+    tokenizer, code = _load_tokenizer(files)
+    templates = files.templates(tokenizer)
+    arguments = KimiArguments(code)
+    return Prompter(
+        KimiEncoder(tokenizer, templates.hints()),
+        ChatRenderer(templates.find, tokenizer.special_tokens_map, arguments, files.release),
+        max_bytes=max_bytes,
+    )
+
+
 class KimiTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
-    """A model's vocabulary, special tokens and templates, as its own class would have them.
+    """A model's vocabulary, special tokens and templates, as its own class has them.
 
     Args:
         vocab_file: `tiktoken.model`.
-        code: Of the class that the engine runs.
+        code: The facts about the class that the engine runs.
     """
 
     vocab_files_names = {"vocab_file": "tiktoken.model"}  # noqa: RUF012 (transformers' own name)
@@ -94,7 +109,7 @@ class KimiTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         return self.encoding.n_vocab
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the special tokens: all that is looked up by name."""
+        """Return the special tokens: no others are looked up by name."""
         return self.specials
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
@@ -107,24 +122,26 @@ class KimiTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         raise NotImplementedError
 
 
-def load_kimi(model: str, *, local_files_only: bool = False) -> tuple[KimiTokenizer, KimiCode]:
-    """Load a model's tokenizer and read the code of its class; blocking, for a second.
+def _load_tokenizer(files: ModelFiles) -> tuple[KimiTokenizer, KimiCode]:
+    """Load the tokenizer and read the code of its class.
 
     Raises:
         NeedsEngine: a file is missing or broken, or the code is not known here.
     """
     try:
-        config = get_tokenizer_config(model, local_files_only=local_files_only)
-        classes = config["auto_map"]
+        classes = files.tokenizer_config["auto_map"]
         named = classes["AutoTokenizer"] if isinstance(classes, dict) else classes
         slow, fast = named if isinstance(named, list) else (named, None)
         module, _, name = str(slow).partition(".")
-        if fast is not None or name != CLASS or "--" in module:
+        if fast is not None or name != KIMI_CLASS or "--" in module:
             raise NeedsEngine("model", "the tokenizer's class is another")
-        path = cached_file(model, f"{module}.py", local_files_only=local_files_only)
-        code = read_code(Path(str(path)).read_text())
-        options = {"truncation_side": "left", "local_files_only": local_files_only}
-        return KimiTokenizer.from_pretrained(model, code=code, **options), code
+        code = read_code(files.path(f"{module}.py").read_text())
+        return KimiTokenizer.from_pretrained(
+            files.name,
+            code=code,
+            truncation_side="left",
+            local_files_only=files.local_files_only,
+        ), code
     except NeedsEngine:
         raise
     except BaseException as exc:  # whatever a broken or foreign model directory raises
@@ -134,10 +151,10 @@ def load_kimi(model: str, *, local_files_only: bool = False) -> tuple[KimiTokeni
 
 
 def read_vocabulary(path: Path) -> dict[bytes, int]:
-    """Read `tiktoken.model`: a token in base64 and its rank a line.
+    """Read `tiktoken.model`: one token in base64 and its rank per line.
 
     Raises:
-        ValueError: it is none, or too large.
+        ValueError: it is malformed or too large.
         OSError: it cannot be read.
     """
     if path.stat().st_size > _MAX_FILE_BYTES:
@@ -146,29 +163,20 @@ def read_vocabulary(path: Path) -> dict[bytes, int]:
     return {base64.b64decode(token): int(rank) for token, rank in lines}
 
 
-class KimiEncoder:
-    """Encodes texts as `TextEncoder` does, never by fastokens.
+class KimiEncoder(PlainEncoder):
+    """Encodes texts with tiktoken.
 
     Raises:
-        NeedsEngine: special tokens that a text does not distinguish.
+        NeedsEngine: some special tokens cannot be told apart in a text.
     """
 
-    __slots__ = (
-        "_apart",
-        "_encoding",
-        "_needles",
-        "_specials",
-        "_splits",
-        "failure",
-        "max_chars_per_token",
-        "prefix",
-        "suffix",
-    )
-
-    is_fast: Final = False
+    __slots__ = ("_apart", "_encoding", "_needles", "_specials", "_splits")
 
     def __init__(self, tokenizer: KimiTokenizer, hints: str = "") -> None:
         specials: dict[str, int] = tokenizer.specials
+        # Source: vllm/tokenizers/hf.py at 0.32.0; the vocabulary is written a character a byte
+        longest = max(tokenizer.longest, *map(len, specials))
+        super().__init__(longest, array("I"), array("I"))
         splitting = set(tokenizer.added_tokens_encoder)
         found = _boundaries(tokenizer, splitting, hints)
         self._encoding = tokenizer.encoding
@@ -176,14 +184,8 @@ class KimiEncoder:
         self._needles = found.needles
         self._apart = found.apart & splitting
         self._splits = re.compile("|".join(map(re.escape, splitting)) or "(?!)")
-        self.failure: str | None = None
-        # Source: vllm/tokenizers/hf.py at 0.32.0; the vocabulary is written a character a byte
-        self.max_chars_per_token = max(tokenizer.longest, *map(len, specials))
-        self.prefix: TokenIds | None = array("I")
-        self.suffix: TokenIds | None = array("I")
 
     def token_apart(self, token_id: int) -> str | None:
-        """See `TextEncoder.token_apart`."""
         try:
             token = self._encoding.decode_single_token_bytes(token_id).decode()
         except (KeyError, UnicodeDecodeError):
@@ -191,19 +193,12 @@ class KimiEncoder:
         return token if token in self._apart else None
 
     def cuts(self, data: bytes) -> TextCuts:
-        """Find the boundaries of a text."""
         return TextCuts(data, self._needles)
 
     def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
-        """Encode segments of a text; thread-safe, without the GIL for most of the time.
-
-        Raises:
-            NeedsEngine: the library gives up on it, as the engine's will.
-        """
         return [self._encode(data[segment.start : segment.end].decode()) for segment in new]
 
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
-        """Encode a text at once; raises as `encode`."""
         return self._encode(text)
 
     def _encode(self, text: str) -> TokenIds:
@@ -222,7 +217,7 @@ class KimiEncoder:
         return ids
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """Split a text where the engine encodes what follows on its own."""
+        """Split a text where the engine encodes the rest on its own."""
         if len(text) <= _MAX_RUN:
             yield text
             return
@@ -234,16 +229,7 @@ class KimiEncoder:
         yield from _parts(text[start:])
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
-        """See `TextEncoder.texts_of`."""
         return [self._encoding.decode([each]) for each in ids]
-
-    def quicken(self) -> str | None:
-        """See `TextEncoder.quicken`."""
-        return "tiktoken"
-
-    def slow_down(self) -> bool:
-        """See `TextEncoder.slow_down`."""
-        return False
 
 
 def _parts(text: str) -> Iterator[str]:
@@ -262,8 +248,7 @@ def _boundaries(tokenizer: KimiTokenizer, splitting: set[str], hints: str) -> Bo
     """Find where texts may be cut: at tokens at which the engine splits them, too.
 
     Raises:
-        NeedsEngine: there are special tokens of which a text may hold halves, that are written
-            otherwise in the vocabulary, or that it does not have.
+        NeedsEngine: special tokens overlap, are also plain tokens, or are not in the vocabulary.
     """
     specials: dict[str, int] = tokenizer.specials
     vocabulary = tokenizer.encoding._mergeable_ranks
@@ -288,7 +273,7 @@ def _boundaries(tokenizer: KimiTokenizer, splitting: set[str], hints: str) -> Bo
 
 
 class KimiArguments:
-    """What the class adds to the arguments of a template, and changes in them."""
+    """Changes the arguments of a template as the class does."""
 
     __slots__ = ("_code",)
 
@@ -299,7 +284,7 @@ class KimiArguments:
         """Return the arguments as the template gets them.
 
         Raises:
-            NeedsEngine: tools so deep that it depends on the engine's stack.
+            NeedsEngine: tools so deep that the result depends on the engine's stack.
         """
         changed = self._code.template_defaults | arguments
         tools = arguments.get("tools")

@@ -1,18 +1,17 @@
-"""What the encodings of DeepSeek V3.2, V4 and V4.1 have in common: tokens, tools, calls, renderer.
+"""The common parts of DeepSeek V3.2, V4 and V4.1: tokens, tools, calls and the renderer.
 
-These models have no Jinja template: the engine renders their chats by rules of its own, which
-`deepseek_v32`, `deepseek_v4` and `deepseek_v41` follow. Sources: vLLM 0.32.0, in tokenizers/ and
-renderers/ the files of these names, and of those with `_encoding`.
+These models have no Jinja template. The engine renders their chats by its own rules, which
+`deepseek_v32` and `deepseek_v4` follow. Sources: vLLM 0.32.0, in tokenizers/ and renderers/ the
+files of these names, and those with `_encoding`.
 """
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
@@ -20,9 +19,12 @@ from router.releases import V0_32, Release
 from router.tokens.arguments import continued_and_begun, template_arguments
 from router.tokens.content_format import ContentFormat
 from router.tokens.conversation import Conversation, build_conversation
+from router.tokens.encoder import TextEncoder
 from router.tokens.json_memo import JsonMemo
+from router.tokens.model_files import ModelFiles
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.template_probes import wants_system_first
+from router.tokens.prompter import Prompter
+from router.tokens.renderer import Renderer
 
 BOS = "<｜begin▁of▁sentence｜>"
 EOS = "<｜end▁of▁sentence｜>"
@@ -36,35 +38,32 @@ Message = dict[str, Any]
 
 
 class Printers(NamedTuple):
-    """What writes a tool's definition, and a call's arguments."""
+    """Writes a tool's definition, and a call's arguments."""
 
     tool: Callable[[Message], str]
     arguments: Callable[[Message], str]
 
 
-class DeepSeekRenderer(ABC):
+class DeepSeekRenderer(Renderer):
     """Renders chat requests of a DeepSeek model.
 
     Args:
-        given: The engine's `--chat-template`, which it only tries out for its Messages API.
+        given: See `Renderer`.
         release: The engine's.
 
     Encoding ignores `add_generation_prompt`, `continue_final_message` and `documents`.
 
-    tag_prefix: What stands before the name in the tags of calls.
+    tag_prefix: Stands before the name in the tags of calls.
     """
 
     content_format: ContentFormat
     tag_prefix = ""
-    is_dated: Final = False
 
-    __slots__ = ("_given", "_memo", "_printers", "_release", "_remembering", "date")
+    __slots__ = ("_printers", "_release", "_remembering")
 
     def __init__(self, given: str | None = None, release: Release = V0_32) -> None:
-        self.date: datetime.date | None = None
+        super().__init__(given)
         self._release = release
-        self._given = given
-        self._memo = JsonMemo()
         arguments = functools.partial(_arguments, f"{DSML}{self.tag_prefix}parameter")
         self._printers = Printers(_tool, arguments)
         self._remembering = Printers(self._memo.wrap(_tool), self._memo.wrap(arguments))
@@ -77,9 +76,8 @@ class DeepSeekRenderer(ABC):
         apart: bool = False,
         owner: str = "",
     ) -> str:
-        """Render the prompt's text; see `Renderer.render`."""
         is_alone = by_the_book or apart
-        memo = JsonMemo() if is_alone else self._memo.of(owner)
+        memo = self._memo_of(owner, is_alone=is_alone)
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
         if request.chat_template is not None:
@@ -99,24 +97,11 @@ class DeepSeekRenderer(ABC):
         except RecursionError as exc:
             raise NeedsEngine("arguments", "too deep") from exc
 
-    def render_parts(
-        self, request: ChatRequest, *, apart: bool = False, owner: str = ""
-    ) -> Sequence[str]:
-        """See `Renderer.render_parts`."""
-        return [self.render(request, apart=apart, owner=owner)]
-
-    def wants_system_first(self) -> bool:
-        """See `Renderer.wants_system_first`."""
-        try:
-            return wants_system_first(self._given or "")
-        except Exception as exc:  # whatever a template may raise
-            raise NeedsEngine("template", type(exc).__name__) from exc
-
     def read(self, messages: Sequence[Json], memo: JsonMemo) -> Conversation:
         """Rebuild the messages.
 
         Raises:
-            NeedsEngine: it is not certain what the engine makes of one.
+            NeedsEngine: it is not certain how the engine reads one.
             TemplateFailed: the rules refuse one.
         """
         return build_conversation(messages, self.content_format, memo)
@@ -129,11 +114,25 @@ class DeepSeekRenderer(ABC):
         arguments: dict[str, Any],
         printers: Printers,
     ) -> str:
-        """Write the prompt of a conversation; `arguments` are what the request gives a template.
+        """Write the prompt of a conversation.
+
+        Args:
+            arguments: The request's template arguments.
 
         Raises:
             TemplateFailed: the rules refuse the messages.
         """
+
+
+def load_deepseek(files: ModelFiles, renderer: type[DeepSeekRenderer], max_bytes: int) -> Prompter:
+    """Load a model whose chats `renderer` renders.
+
+    Raises:
+        NeedsEngine: its tokenizer cannot be used here.
+    """
+    tokenizer = files.tokenizer(has_class=False)
+    encoder = TextEncoder(tokenizer.backend_tokenizer, f"{BOS}{EOS}{USER}{ASSISTANT}")
+    return Prompter(encoder, renderer(files.template, files.release), max_bytes=max_bytes)
 
 
 def to_json(value: Any) -> str:
@@ -156,7 +155,12 @@ def _parameter(tag: str, key: str, value: Any) -> str:
 
 
 def calls_block(calls: Sequence[Message], name: str, printers: Printers, prefix: str = "") -> str:
-    """Write an assistant's calls as one DSML block; `prefix`: the renderer's `tag_prefix`."""
+    """Write an assistant's calls as one DSML block.
+
+    Args:
+        name: Of the tag around them.
+        prefix: The renderer's `tag_prefix`.
+    """
     block, invoke = f"{DSML}{prefix}{name}", f"{DSML}{prefix}invoke"
     lines = [f"\n\n<{block}>"]
     for call in calls:
@@ -177,5 +181,5 @@ def last_user(conversation: Sequence[Message]) -> int:
 
 
 def refused(reason: str) -> TemplateFailed:
-    """Build the error for messages that the encoding does not take."""
+    """Return the error for messages that the encoding refuses."""
     return TemplateFailed(f"DeepSeek's encoding takes no {reason}", param="messages")

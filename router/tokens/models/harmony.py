@@ -1,10 +1,10 @@
-"""gpt-oss: from a chat request to a prompt in marked text, which `harmony_encoder` makes ids of.
+"""gpt-oss: from a chat request to a prompt in marked text, which `harmony_encoder` encodes.
 
 The engine renders these chats with OpenAI's harmony library, message by message, and ignores the
-chat template. Text of messages is encoded apart from their headers, and never holds a special
-token. So a prompt is written down as a row of messages, each with the key of its header:
+chat template. A message's texts are encoded apart from its header and never contain a special
+token. So a prompt is a row of messages, each with the key of its header:
 
-    MESSAGE key CONTENT text [CONTENT text …]        the texts of one message are encoded apart
+    MARK key TEXT text [TEXT text …]
 
     key                      message
     s date effort flag       the system message; the flag: there are functions
@@ -19,9 +19,8 @@ entrypoints/openai/parser/harmony_utils.py.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import orjson
 
@@ -29,12 +28,15 @@ from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
 from router.tokens.arguments import continued_and_begun
 from router.tokens.conversation import build_tools, check_message, reasoning_of, text_parts
-from router.tokens.harmony_items import Piece, item_pieces, split_items
-from router.tokens.json_memo import JsonMemo
-from router.tokens.marked_text import MARK as MESSAGE
-from router.tokens.marked_text import TEXT as CONTENT
-from router.tokens.marked_text import escaped
+from router.tokens.encoder import TextEncoder
+from router.tokens.marked_text import MARK, TEXT, escaped
+from router.tokens.model_files import ModelFiles
+from router.tokens.models import missing
+from router.tokens.models.harmony_items import Piece, item_pieces, split_items
 from router.tokens.needs_engine import NeedsEngine
+from router.tokens.prompter import Prompter
+from router.tokens.renderer import Renderer
+from router.tokens.templates import ChatRenderer
 
 FIELD: Final = "\x1f"
 
@@ -42,24 +44,41 @@ _EFFORTS = frozenset({"low", "medium", "high"})
 _INSTRUCTING = frozenset({"system", "developer"})
 
 
-class HarmonyRenderer:
-    """Renders chat requests of gpt-oss.
+def load(files: ModelFiles, max_bytes: int) -> Prompter:
+    """Load a model's tokenizer, for texts, and the library, for chats; see `models`."""
+    tokenizer = files.tokenizer()
+    templates = files.templates(tokenizer)
+    encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
+    lacking = missing("openai_harmony", "harmony")
+    if lacking is not None:
+        return Prompter(encoder, None, asks_engine=False, reason=lacking, max_bytes=max_bytes)
+    from router.tokens.models.harmony_encoder import HarmonyEncoder
+
+    unused = ChatRenderer(templates.find, tokenizer.special_tokens_map, release=files.release)
+    return Prompter(
+        encoder,
+        HarmonyRenderer(unused.wants_system_first),
+        chat_encoder=HarmonyEncoder(),
+        asks_engine=False,
+        max_bytes=max_bytes,
+    )
+
+
+class HarmonyRenderer(Renderer):
+    """Renders chat requests of gpt-oss. The engine's date is at the beginning of every prompt.
 
     Args:
-        wants_system_first: See `Renderer.wants_system_first`; the engine tries out the model's
-            Jinja template, though it renders none of it.
-
-    date: The engine's date, which stands at the head of every prompt; None: not known now.
+        wants_system_first: See `Renderer.wants_system_first`. The engine tries out the model's
+            Jinja template, though it does not render it.
     """
 
-    is_dated: Final = True
+    is_dated: ClassVar[bool] = True
 
-    __slots__ = ("_memo", "_wants_system_first", "date")
+    __slots__ = ("_wants_system_first",)
 
     def __init__(self, wants_system_first: Callable[[], bool]) -> None:
-        self.date: datetime.date | None = None
+        super().__init__()
         self._wants_system_first = wants_system_first
-        self._memo = JsonMemo()
 
     def render(
         self,
@@ -70,13 +89,11 @@ class HarmonyRenderer:
         owner: str = "",
     ) -> str:
         """Render the prompt's marked text; see `Renderer.render`."""
-        memo = JsonMemo() if by_the_book or apart else self._memo.of(owner)
+        memo = self._memo_of(owner, is_alone=by_the_book or apart)
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
         if request.continue_final_message and request.add_generation_prompt:
             raise continued_and_begun()
-        if self.date is None:
-            raise NeedsEngine("date")
         instructions, conversation = _read(request)
         effort = request.reasoning_effort
         if effort is not None and effort not in _EFFORTS:
@@ -84,7 +101,7 @@ class HarmonyRenderer:
                 f"gpt-oss has no `reasoning_effort` {effort!r}", param="reasoning_effort"
             )
         tools = [_tool(tool) for tool in build_tools(request.tools, memo) or ()]
-        key = FIELD.join([f"s{self.date.isoformat()}", effort or "medium", str(bool(tools))])
+        key = FIELD.join([f"s{self.today().isoformat()}", effort or "medium", str(bool(tools))])
         pieces: list[Piece] = [(key, ())]
         if instructions or tools:
             pieces.append(_developer(instructions, tools or None))
@@ -92,19 +109,12 @@ class HarmonyRenderer:
         pieces.append(("g", ()))
         return "".join(map(_written, pieces))
 
-    def render_parts(
-        self, request: ChatRequest, *, apart: bool = False, owner: str = ""
-    ) -> Sequence[str]:
-        """See `Renderer.render_parts`."""
-        return [self.render(request, apart=apart, owner=owner)]
-
     def wants_system_first(self) -> bool:
-        """See `Renderer.wants_system_first`."""
         return self._wants_system_first()
 
 
 def _read(request: ChatRequest) -> tuple[str | None, list[Piece]]:
-    """Write down what was said: the instructions, then messages.
+    """Return the instructions and the messages.
 
     Raises:
         NeedsEngine, TemplateFailed: as `HarmonyRenderer.render`.
@@ -126,11 +136,7 @@ def _read(request: ChatRequest) -> tuple[str | None, list[Piece]]:
 
 
 def _checked(message: Json) -> Json:
-    """Return a message after `check_message`.
-
-    Raises:
-        NeedsEngine: it is not certain what the engine makes of it.
-    """
+    """Return a message after `check_message`, which raises."""
     check_message(message)
     return message
 
@@ -148,7 +154,7 @@ def _developer(instructions: str | None, tools: Sequence[Any] | None) -> Piece:
 
 
 def _pieces(messages: Sequence[Json]) -> Iterator[Piece]:
-    """Write down the messages behind the instructions.
+    """Yield the messages behind the instructions.
 
     Raises:
         NeedsEngine, TemplateFailed: as `HarmonyRenderer.render`.
@@ -198,7 +204,7 @@ def _calls(message: Json) -> Sequence[Json]:
     """Return a message's calls.
 
     Raises:
-        NeedsEngine: they are odd, or have a name that the header's encoding refuses.
+        NeedsEngine: they are malformed, or a header cannot contain a name.
     """
     if "tool_calls" not in message:
         return ()
@@ -227,7 +233,7 @@ def _texts(message: Json) -> tuple[str, ...]:
 
 
 def _joined(message: Json) -> str | None:
-    """Join a message's texts; None: it has none."""
+    """Join a message's texts; None: it has no text."""
     content = message.get("content")
     if content is None or type(content) is str:
         return content
@@ -235,11 +241,11 @@ def _joined(message: Json) -> str | None:
 
 
 def _current(pieces: list[Piece]) -> list[Piece]:
-    """Drop the analysis before the last final answer: it led there, and is of no use any more."""
+    """Drop the analysis before the last final answer, as the library does."""
     last_final = max((i for i, (key, _) in enumerate(pieces) if key == "f"), default=-1)
     return [piece for i, piece in enumerate(pieces) if i >= last_final or piece[0] != "a"]
 
 
 def _written(piece: Piece) -> str:
     key, texts = piece
-    return MESSAGE + escaped(key) + "".join([CONTENT + escaped(text) for text in texts])
+    return MARK + escaped(key) + "".join([TEXT + escaped(text) for text in texts])

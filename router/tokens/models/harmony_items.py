@@ -1,6 +1,6 @@
-"""A Responses request as gpt-oss messages: item by item, not by way of a chat.
+"""Convert a Responses request to gpt-oss messages, item by item instead of through a chat.
 
-Only of requests that `router.api.responses` could convert; what is odd beyond that is for the
+Only for requests that `router.api.responses` could convert. Other unusual items are left to the
 engine. Source: vLLM 0.32.0, renderers/online_renderer.py (_render_responses_with_harmony),
 entrypoints/openai/responses/harmony.py (response_input_to_harmony).
 """
@@ -15,7 +15,7 @@ from router.errors import TemplateFailed
 from router.tokens.needs_engine import NeedsEngine
 
 Piece = tuple[str, tuple[str, ...]]
-"""A message: its key (see `harmony`) and its texts."""
+"""A message: its header's key (see `harmony`) and its texts."""
 
 _INSTRUCTING: Final = ("system", "developer")
 _STATUSES: Final = (None, "in_progress", "completed", "incomplete")
@@ -25,7 +25,7 @@ def split_items(body: Json) -> tuple[str | None, Sequence[Json]]:
     """Return the instructions and the items behind them.
 
     Raises:
-        NeedsEngine: there is more than instructions, input and functions.
+        NeedsEngine: there is something besides instructions, input and functions.
     """
     if body.get("previous_input_messages") is not None:
         raise NeedsEngine("field", "previous_input_messages")
@@ -43,7 +43,7 @@ def split_items(body: Json) -> tuple[str | None, Sequence[Json]]:
 
 
 def item_pieces(items: Sequence[Json]) -> Iterator[Piece | str]:
-    """Write down the items; a developer's as its text alone.
+    """Yield the items as messages; a developer's message as its text alone.
 
     Raises:
         NeedsEngine, TemplateFailed: as `Renderer.render`.
