@@ -84,7 +84,6 @@ def _admin_app(router: Router) -> AdminApp:
     token = read_secret(config.admin.token_file, "admin.token_file")
     return AdminApp(
         explainer=Explainer(router.pipeline, router.caches, router.fleet),
-        registry=router.registry,
         watches=router.watches,
         experiments=router.experiments,
         status=router.status,

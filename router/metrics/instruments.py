@@ -200,8 +200,7 @@ class Metrics:
     arm_requests: Annotated[Counter, Spec("warmroute_arm_requests", "experiment arm outcome",
         "Requests of a variant that count for the experiment, by outcome")]
     arm_not_counted: Annotated[Counter, Spec("warmroute_arm_not_counted", "experiment arm reason",
-        "Requests of a variant that do not count, by reason: wash_out, clock_step, stopped, "
-        "beyond_partition")]
+        "Requests of a variant that do not count, by reason: wash_out, stopped")]
     arm_ttft: Annotated[Histogram, Spec("warmroute_arm_ttft_seconds", "experiment arm",
         "Time from arrival to the first byte of a stream, by variant", _TTFT_BUCKETS)]
     arm_tokens: Annotated[Counter, Spec("warmroute_arm_tokens", "experiment arm kind",

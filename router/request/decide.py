@@ -19,9 +19,9 @@ from router.records.record import AssignmentRecord
 from router.replicas.fleet import NO_MATCH, Fleet, Match
 from router.replicas.halves import choose_halves
 from router.replicas.ledger import NOTHING, InFront
-from router.replicas.replica import Candidate, Replica
+from router.replicas.replica import Candidate
 from router.replicas.sessions import Sessions, SessionView
-from router.request.assign import assign, narrowed, own_of, record_of
+from router.request.assign import assign, record_of
 from router.request.job import Choice, Job, Placement
 from router.request.match import Matcher
 from router.request.split import why_here
@@ -84,15 +84,11 @@ class Decider:
             UnknownModel, NoReplicaAvailable: no replica serves the model, or none that does is up.
         """
         now_s = monotonic()
-        candidates: Sequence[Candidate]
         candidates = candidates_for(self._fleet, job, now_s)
-        assigned, assignment = job.assigned, None
-        if assigned is not None:
-            candidates, is_beyond = narrowed(assigned, candidates)
-            assignment = record_of(assigned, is_beyond=is_beyond)
         policy = self._policy if job.prompt is not None else self._plain_policy
-        if assigned is not None and assigned.policy is not None:
-            policy = assigned.policy
+        assignment = None
+        if job.assigned is not None:
+            policy, assignment = job.assigned.policy, record_of(job.assigned)
         if self._fleet.is_split and job.prompt is not None:
             return self._decide_both(job, candidates, policy, in_front_ms, assignment)
         return self._choose(job, candidates, policy, now_s, in_front_ms, assignment)
@@ -113,18 +109,10 @@ class Decider:
         now_s = monotonic()
         others = [
             candidate
-            for candidate in self._prefillers(job, placement.candidate.replica, now_s)
+            for candidate in self._fleet.prefillers(job.model, placement.candidate.replica, now_s)
             if candidate.replica.name != failed.candidate.replica.name
         ]
         return self._choose(job, others, failed.policy, now_s) if others else None
-
-    def _prefillers(self, job: Job, reader: Replica, now_s: float) -> Sequence[Candidate]:
-        """List the candidates that may compute a prompt for a decode replica.
-
-        An arm's own or none: its decode replica can do without, so it need not go to another's.
-        """
-        prefillers = self._fleet.prefillers(job.model, reader, now_s)
-        return prefillers if job.assigned is None else own_of(job.assigned, prefillers)
 
     def _decide_both(
         self,
@@ -138,7 +126,7 @@ class Decider:
         now_s = monotonic()
         choice, plan = choose_halves(
             candidates,
-            lambda reader, at_s: self._prefillers(job, reader, at_s),
+            lambda reader, at_s: self._fleet.prefillers(job.model, reader, at_s),
             policy,
             lambda some, by: self._choose(job, some, by, now_s, in_front_ms),
             lambda choice: why_here(job, choice),
