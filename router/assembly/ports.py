@@ -57,7 +57,6 @@ def _data_app(router: Router) -> DataApp:
             router.pipeline,
             upstream=router.upstream,
             headers=RequestHeaders(router.engine_key, router.withheld),
-            fleet=router.fleet,
             limits=config.limits,
             metrics=router.metrics,
         ),

@@ -89,7 +89,7 @@ class Metrics:
     connections: Annotated[Gauge, Spec("warmroute_connections", "",
         "Open client connections")]
     websockets: Annotated[Gauge, Spec("warmroute_websockets", "",
-        "Open WebSockets, including those without a model yet")]
+        "Open WebSockets")]
     websocket_messages: Annotated[Counter, Spec("warmroute_websocket_messages", "by",
         "WebSocket messages passed on, by sender: client, replica")]
     websockets_ended: Annotated[Counter, Spec("warmroute_websockets_ended", "by",
