@@ -1,8 +1,8 @@
 """Decide recorded snapshots again: by the recorded policy, and by another one as a late shadow.
 
-Policies are pure, so the recorded policy must choose as it did then. Where it does not, the record
-is not of this code, or of other parameters. Where prompts are computed apart, a record has two
-decisions, and the other policy is asked about the prompt's.
+Policies are pure, so the recorded policy must choose as it did. If it does not, the record is of
+another version, or of other parameters. With prefill and decode apart a record has two decisions,
+and the other policy is asked about the prompt's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import msgspec
 from msgspec import Struct
 
 from loadtest.experiments.bad_lines import RecordsError
-from loadtest.experiments.records import Progress
 from loadtest.experiments.shadows import QUANTILES, WhatIf, named
 from policies.cost import candidate_costs
 from policies.policy import Policy
@@ -26,11 +25,10 @@ from policies.view import CandidateCost, CandidateId, Decision, Snapshot
 from router.records.record import SCHEMA
 
 _NAMED: Final = 5
-_PROGRESS_EVERY: Final = 500  # records
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
-    """What one decision needs."""
+    """The inputs of one decision, and the decision."""
 
     policy: str
     policy_params: dict[str, Any] = {}
@@ -39,7 +37,7 @@ class _Choice(Struct, frozen=True, kw_only=True):
 
 
 class _Prefill(Struct, frozen=True, kw_only=True):
-    """How the place of a prompt was chosen that is computed apart; None: it was not."""
+    """The decision about a prompt that is computed apart; None: there was none."""
 
     policy: str | None = None
     policy_params: dict[str, Any] = {}
@@ -48,7 +46,7 @@ class _Prefill(Struct, frozen=True, kw_only=True):
 
 
 class _Decided(_Choice, frozen=True, kw_only=True):
-    """The part of a record that its decisions need."""
+    """The parts of a record that its decisions need."""
 
     schema: int
     request_id: str
@@ -56,7 +54,7 @@ class _Decided(_Choice, frozen=True, kw_only=True):
 
     @property
     def prompt(self) -> _Choice | None:
-        """The prompt's decision, where it is computed apart; None: there is none."""
+        """Return the prompt's own decision; None: there is none."""
         prefill = self.prefill
         if prefill is None or prefill.snapshot is None or prefill.decision is None:
             return None
@@ -69,19 +67,19 @@ class _Decided(_Choice, frozen=True, kw_only=True):
 
 
 class Disagreement(Struct, frozen=True, kw_only=True):
-    """A record whose policy, asked again, answers otherwise."""
+    """A record whose policy decides otherwise now."""
 
     file: str
     line: int
     request_id: str
     policy: str
     recorded: CandidateId
-    again: CandidateId | None  # None: there is no such policy, or it takes no such parameters
+    again: CandidateId | None  # None: the policy or its parameters are unknown
     reason: str
 
 
 class Redecided(Struct, frozen=True, kw_only=True):
-    """How many decisions were made again, and how."""
+    """The result of deciding again."""
 
     schema: str = "warmroute.redecided/1"
     num_records: int
@@ -96,7 +94,7 @@ class Redecided(Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether every record was decided again as it was."""
+        """Return whether every record was decided again as it was."""
         return self.num_same == self.num_records
 
 
@@ -106,7 +104,6 @@ def redecide(
     other: Policy | None = None,
     other_label: str = "",
     skip_bad: bool = False,
-    progress: Progress = lambda what, share: None,
 ) -> Redecided:
     """Decide every record again.
 
@@ -114,14 +111,13 @@ def redecide(
         files: Of decision records, plain or .gz.
         other: A policy to ask as well.
         other_label: What to call it.
-        skip_bad: Leave lines out that are no records; a torn last one is left out anyway.
-        progress: Called with the share of the files' bytes that is done.
+        skip_bad: Leave out lines that are no records; a torn last line is always left out.
 
     Raises:
-        RecordsError: a line is no record, or there is none.
+        RecordsError: a line is no record, or there are no records.
     """
     tally = _Tally(other)
-    for file, number, record in _read(list(files), skip_bad, tally, progress):
+    for file, number, record in _read(files, skip_bad, tally):
         tally.add(file, number, record)
     if not tally.num_records:
         raise RecordsError("no decision record in these files")
@@ -129,7 +125,7 @@ def redecide(
 
 
 class _Tally:
-    """Counts as records come."""
+    """Counts the records."""
 
     def __init__(self, other: Policy | None) -> None:
         self._other = other
@@ -141,7 +137,7 @@ class _Tally:
         self._num_same = self._num_other_costs = self._num_other_choice = self._num_unknown = 0
 
     def add(self, file: Path, line: int, record: _Decided) -> None:
-        """Decide one record again: its answer's place, and its prompt's if that is another."""
+        """Decide one record again: the answer's place, and the prompt's if it has its own."""
         self.num_records += 1
         prompt = record.prompt
         choice: _Choice = record
@@ -177,7 +173,7 @@ class _Tally:
             self._pairs.append(_pair(prompt or record, self._other))
 
     def result(self, label: str) -> Redecided:
-        """Sum up."""
+        """Return the result."""
         return Redecided(
             num_records=self.num_records,
             num_bad=self.num_bad,
@@ -205,7 +201,7 @@ def _made(name: str, params: bytes) -> Policy:
 
 
 def _pair(record: _Choice, other: Policy) -> tuple[bool, float, float, int, int, int, int]:
-    """Price both choices alike: agreement, then first-token times, uncached, fetched."""
+    """Price both choices: agreement, then first-token times, uncached, fetched."""
     chosen = other.decide(record.snapshot).candidate
     costs: dict[CandidateId, CandidateCost] = {
         cost.id: cost for cost in candidate_costs(record.snapshot)
@@ -244,17 +240,13 @@ def _what_if(label: str, pairs: list[tuple[bool, float, float, int, int, int, in
 
 
 def _read(
-    files: list[Path], skip_bad: bool, tally: _Tally, progress: Progress
+    files: Iterable[Path], skip_bad: bool, tally: _Tally
 ) -> Iterator[tuple[Path, int, _Decided]]:
     decoder = msgspec.json.Decoder(_Decided)
-    total = sum(file.stat().st_size for file in files) or 1
-    done = 0
     for file in files:
         with file.open("rb") as raw:
             lines: IO[bytes] = gzip.open(raw) if file.suffix == ".gz" else raw  # type: ignore[assignment]
             for number, line in enumerate(lines, 1):
-                if number % _PROGRESS_EVERY == 0:
-                    progress("deciding again", (done + raw.tell()) / total)
                 if not line.strip():
                     continue
                 try:
@@ -268,7 +260,6 @@ def _read(
                         ) from exc
                     continue
                 yield file, number, record
-        done += file.stat().st_size
 
 
 def _decoded(decoder: msgspec.json.Decoder[_Decided], line: bytes) -> _Decided:
@@ -286,7 +277,7 @@ def _decoded(decoder: msgspec.json.Decoder[_Decided], line: bytes) -> _Decided:
 
 
 def _of_each(record: dict[str, Any]) -> dict[str, Any]:
-    """Give each candidate what the pool had: records of schema 1 say it once, for all."""
+    """Give each candidate the pool's tokens, which records of schema 1 have once for all."""
     for snapshot in (record["snapshot"], (record.get("prefill") or {}).get("snapshot")):
         if snapshot is not None:
             for view in snapshot["replicas"]:
