@@ -1,6 +1,6 @@
 """Pairs of turns of two variants, and clusters of sessions that are drawn together.
 
-Both variants ran the same workload, so a turn is paired with itself: same session, number and round.
+Both variants ran the same workload, so a turn is paired with itself by session, number and round.
 Only complete pairs count. A session's turns depend on each other, and so do a session and its
 sub-agents: they are one cluster.
 """
