@@ -5,8 +5,8 @@ A 95 % interval that is drawn again after every batch misses the truth at some t
 allowed. It is about 1.5 times as wide as the usual interval if it is tuned well.
 
 Method: take the likelihood ratio of the t statistic against "the effect is x", averaged over
-effects around x from N(0, scale^2). It is a martingale that starts at 1, so it ever reaches 1 / alpha with
-probability alpha at most (Ville). The interval has each x for which it has not. With
+effects around x from N(0, scale^2). It is a martingale that starts at 1, so it ever reaches
+1 / alpha with probability alpha at most (Ville). The interval has each x for which it has not. With
 tau = scale^2 / se^2 the ratio against 0 is
 
     1 / sqrt(1 + tau) * ((1 + t^2 / df) / (1 + t^2 / ((1 + tau) * df))) ^ ((df + 1) / 2)
