@@ -123,7 +123,6 @@ def build_pipeline(parts: Parts) -> Pipeline:
     steps = Steps(
         turns=turns,
         reader=Reader(
-            parts.threads.outliner,
             fleet=parts.fleet,
             withheld=parts.withheld,
             session_headers=config.session.headers,

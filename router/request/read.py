@@ -19,14 +19,21 @@ from router.api.forms import is_form, model_of_form
 from router.api.known_messages import KnownMessages
 from router.api.model_names import named_model
 from router.api.not_json import why_not_json
-from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
-from router.api.outliner import Outliner
+from router.api.outline import (
+    AT_ONCE_MS,
+    LARGE_BYTES,
+    MOST_MS,
+    SMALL_BYTES,
+    Outline,
+    costs_ms,
+    make_outline,
+)
 from router.api.response_ids import CREATE, is_kept, named_in
 from router.api.sessions import session_hash, session_of
 from router.api.side_effects import has_side_effects
 from router.api.withheld import Withheld
 from router.contracts import NO_EXTRA, ExtraKeys
-from router.errors import BadRequest
+from router.errors import BadRequest, PayloadTooLarge
 from router.replicas.fleet import Fleet
 from router.request import tenancy
 from router.request.handing import kind_of
@@ -34,7 +41,7 @@ from router.request.job import Inbound, Job
 
 
 class Reader:
-    """Turns requests into jobs, without holding up the loop for more than some 20 ms.
+    """Turns requests into jobs, without holding the event loop for more than 50 ms.
 
     Args:
         session_headers: Where a session id is looked for.
@@ -43,20 +50,17 @@ class Reader:
     __slots__ = (
         "_fleet",
         "_known",
-        "_outliner",
         "_session_headers",
         "_withheld",
     )
 
     def __init__(
         self,
-        outliner: Outliner,
         *,
         fleet: Fleet,
         withheld: Withheld,
         session_headers: Sequence[str],
     ) -> None:
-        self._outliner = outliner
         self._known = KnownMessages()
         self._fleet = fleet
         self._withheld = withheld
@@ -68,10 +72,10 @@ class Reader:
         Raises:
             BadRequest: the body has to be a JSON object and is none, or is nested too deep; a
                 prompt's body is empty, or a field of it is wrong.
-            PayloadTooLarge, Overloaded: as `Outliner.outline`.
+            PayloadTooLarge: the body has too many values.
             RouterError: as `tenancy.apply`.
         """
-        read = await self._parse(inbound)
+        read = self._parse(inbound)
         form_model = await _form_model(inbound) if read is None else None
         return self._job(inbound, request_id, read, form_model)
 
@@ -84,7 +88,7 @@ class Reader:
         if job.prompt is not None:
             job.extra = extra_keys(self._fleet, job.model or "", job.extra.cache_salt)
 
-    async def _parse(self, inbound: Inbound) -> dict[str, Any] | Outline | None:
+    def _parse(self, inbound: Inbound) -> dict[str, Any] | Outline | None:
         """Parse a body. What an engine would read as JSON, but we do not, never gets to it."""
         body = inbound.body
         if body is None or (inbound.needs_model and not inbound.needs_json):  # a form
@@ -94,15 +98,9 @@ class Reader:
             view = self._known.parse(body, known)
             if view is not None:
                 return view
-        if len(body) > SMALL_BYTES and not _is_quick(body):
-            outline = await self._outliner.outline(body)
-            if not outline.is_cheap:
-                if outline.wrong is None:
-                    return outline
-                if not inbound.needs_json:
-                    return None
-                raise BadRequest(why_not_json(outline.wrong))
-        return _whole(inbound)
+        if len(body) <= SMALL_BYTES or _is_quick(body):
+            return _whole(inbound)
+        return _outlined(body, needs_json=inbound.needs_json)
 
     def _job(
         self,
@@ -205,6 +203,17 @@ async def _form_model(inbound: Inbound) -> str | None:
 
 def _is_quick(body: bytes) -> bool:
     return len(body) <= LARGE_BYTES and costs_ms(body) <= AT_ONCE_MS
+
+
+def _outlined(body: bytes, *, needs_json: bool) -> Outline | None:
+    if costs_ms(body) > MOST_MS:
+        raise PayloadTooLarge("the body has too many values")
+    try:
+        return make_outline(body)
+    except ValueError as exc:
+        if not needs_json:
+            return None
+        raise BadRequest(why_not_json(str(exc))) from exc
 
 
 def _whole(inbound: Inbound) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from router.api.apis import MESSAGES
-from router.api.fit import check_fits, check_text_fits, sizes_of, sizes_of_outline, too_many_tokens
+from router.api.fit import check_fits, check_text_fits, sizes_of, too_many_tokens
 from router.api.openai import (
     ChatRequest,
     CompletionRequest,
@@ -178,9 +178,8 @@ class Tokenizer:
         longest = self._max_tokens(job.model) if job.model is not None else None
         if longest is None or job.prompt is None:
             return
-        outline = job.outline
-        sizes = sizes_of_outline(outline) if outline is not None else sizes_of(job.prompt)
-        check_fits(sizes, longest, prompter.max_chars_per_token if prompter is not None else None)
+        chars = prompter.max_chars_per_token if prompter is not None else None
+        check_fits(sizes_of(job.prompt), longest, chars)
 
     async def _locally(self, job: Job, prompter: Prompter) -> Tokens | None:
         longest = self._max_tokens(job.model or "")
