@@ -122,8 +122,9 @@ class Reader:
         job = Job(inbound=inbound, request_id=request_id, tries=[])
         if isinstance(read, Outline):
             job.outline = read
-            if inbound.api.outlined is not None:
-                job.set_prompt(inbound.api.outlined(read))
+            outlined = inbound.api.outlined(read)
+            if outlined is not None:
+                job.set_prompt(outlined)
         elif inbound.api.parse is not None:
             job.set_prompt(inbound.api.parse(_required(body)))
         prompt = job.prompt

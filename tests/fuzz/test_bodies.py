@@ -11,11 +11,10 @@ import orjson
 from hypothesis import strategies as st
 
 from loadtest.tiny_model import MODEL_DIR
+from router.api.apis import CHAT, COMPLETIONS
 from router.api.fit import check_fits, sizes_of
 from router.api.openai import (
     ChatRequest,
-    outlined_chat,
-    outlined_completion,
     parse_chat,
     parse_completion,
 )
@@ -179,7 +178,7 @@ def test_a_body_is_tokens_or_an_error_of_the_clients(body: Any, draw: random.Ran
                 pass
         try:
             assert outline is not None
-            outlined_chat(outline) if is_chat else outlined_completion(outline)
+            (CHAT if is_chat else COMPLETIONS).outlined(outline)
         except ClientError:
             pass
 
