@@ -36,7 +36,10 @@ SOURCES = (
     "docker/grafana/*.py", "docker/prometheus/alerts.yml",
 )  # fmt: skip
 PLAIN = (
+    "loadtest/experiments/",
+    "loadtest/statistics/",
     "policies/",
+    "router/experiments/",
     "router/request/",
     "router/tokens/",
 )

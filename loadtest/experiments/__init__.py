@@ -1,22 +1,18 @@
-"""What a live experiment says, read from the decision records of all routers.
+"""Reports on live experiments, from the decision records of all routers.
 
-What must live here: reading records, and a verdict that may be asked for at any time. What must
-not: formulas (loadtest.statistics), assigning variants, stopping them (that is the router's),
-pictures.
-
-The way of a report, top to bottom:
+Formulas are in `loadtest.statistics`, pictures in `loadtest.pictures`. The router assigns and stops
+variants. The steps of a report:
 
     records        read by DuckDB, bad lines named           bad_lines
     observations   which requests count, for which unit      metrics
     evidence       effects and their intervals at every look
     arms           figures of each variant, for the tables
-    findings       what limits or breaks the claim           ratio_check, soundness, trials,
+    findings       what limits or breaks the claim           ratio_check, soundness,
                                                              design_limits, surroundings
     verdict        the answer in words
     report         all of it as data                         tables, terminal, page, cli
 
-Beside it: `shadows` and `redecide` for policies that did not route, `study` and `drawn` for the
-proof that the promises are kept.
+`shadows` and `redecide` are for policies that did not route.
 """
 
 from loadtest.experiments.bad_lines import RecordsError

@@ -1,7 +1,6 @@
-"""Which lines of a file of decision records are none, and why.
+"""Lines of a file that are no decision records, and why.
 
-The query engine counts them in seconds; finding them again, with their numbers, is a plain read
-of the files that have some.
+The query engine only counts them, so files with bad lines are read again to name them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class RecordsError(Exception):
 
 
 class BadLine(Struct, frozen=True, kw_only=True):
-    """A line that was left out; `is_torn`: the last one, still (or never) being written."""
+    """A line that is left out; `is_torn`: the last line, cut off while it was written."""
 
     file: str
     line: int
@@ -37,7 +36,7 @@ class BadLine(Struct, frozen=True, kw_only=True):
 
 
 class _Core(Struct, frozen=True, kw_only=True):
-    """What a record must have to be counted at all."""
+    """The fields that a record must have."""
 
     schema: int
     request_id: str
@@ -51,7 +50,7 @@ class _Version(Struct, frozen=True, kw_only=True):
 
 
 def find(path: Path, most: int) -> list[BadLine]:
-    """List the first `most` bad lines of a file, and its torn last one.
+    """Return the first `most` bad lines of a file, and its torn last line.
 
     Raises:
         RecordsError: the file cannot be read.

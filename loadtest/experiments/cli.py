@@ -1,13 +1,12 @@
 """`warmroute report` and `warmroute redecide`.
 
-Exit status: 0 done; 1 the result is bad (the experiment is broken, records are decided otherwise
-now); 2 the input is; 130 interrupted.
+Exit status: 0 done; 1 the experiment is broken, or records are decided otherwise now; 2 the input
+is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,16 +16,13 @@ from typing import Any, Final
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import Progress as Bar
 
 from loadtest.experiments.bad_lines import RecordsError
 from loadtest.experiments.evidence import Options
 from loadtest.experiments.metrics import VERDICT_METRICS
-from loadtest.experiments.records import Progress
 from loadtest.extras import MissingExtra, need
 
-_PATIENCE_S: Final = 2.0  # until progress is shown
-_WIDE: Final = 160  # columns, where the width of the screen is unknown
+_WIDE: Final = 160  # columns, if the width of the screen is unknown
 
 
 class _Share(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
@@ -35,7 +31,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
     name = "share"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Read one, above 0 and below 1."""
+        """Return a share above 0 and below 1."""
         try:
             text = str(value).strip()
             share = float(text.rstrip("% ")) / 100 if text.endswith("%") else float(text)
@@ -47,12 +43,12 @@ class _Share(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 
 
 class _Moment(click.ParamType):  # type: ignore[type-arg]
-    """A time: unix seconds, or ISO 8601 (UTC, where it names no zone)."""
+    """A time: unix seconds, or ISO 8601 (UTC without a zone)."""
 
     name = "time"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Read one as unix seconds."""
+        """Return unix seconds."""
         if isinstance(value, float):
             return value
         try:
@@ -75,7 +71,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
     metavar="ID",
     multiple=True,
     help="Of an experiment started again under its name, this start; default: the newest. Several "
-    "count as one.",
+    "are joined.",
 )
 @click.option(
     "--metric",
@@ -113,11 +109,6 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--power", type=_Share(), default="0.8", show_default=True, help="For what is still needed."
 )
-@click.option(
-    "--adjust-for-prompt",
-    is_flag=True,
-    help="Take out what prompt lengths explain (CUPED): narrower. Choose before you look.",
-)
 @click.option("--since", "since_s", type=_Moment(), help="Only records from then on.")
 @click.option("--until", "until_s", type=_Moment(), help="Only records before then.")
 @click.option("--skip-bad", is_flag=True, help="Leave out and count lines that are no records.")
@@ -143,7 +134,6 @@ def report(
     margin: float,
     alpha: float,
     power: float,
-    adjust_for_prompt: bool,
     since_s: float | None,
     until_s: float | None,
     skip_bad: bool,
@@ -159,36 +149,21 @@ def report(
     warmroute report decisions-*.jsonl --experiment lighter-alpha
     warmroute report records/ --metric total --baseline control --html report.html
     """
-    options = Options(
-        metric=metric,
-        alpha=alpha,
-        power=power,
-        effect=effect,
-        margin=margin,
-        adjusts_for_prompt=adjust_for_prompt,
-    )
-    with _shown_progress() as progress:
+    options = Options(metric=metric, alpha=alpha, power=power, effect=effect, margin=margin)
+    with _ending_in_order("reading records"):
         for library in ("duckdb", "scipy", *(["matplotlib"] if html_file is not None else [])):
             need(library)  # now, and not after minutes of reading
         from loadtest.experiments.page import html  # late: numpy
         from loadtest.experiments.records import load
         from loadtest.experiments.report import make_report
 
-        records = load(
-            files, skip_bad=skip_bad, since_s=since_s, until_s=until_s, progress=progress
-        )
+        records = load(files, skip_bad=skip_bad, since_s=since_s, until_s=until_s)
         made, times = make_report(
-            records,
-            name=name,
-            trials=trials,
-            baseline=baseline,
-            options=options,
-            progress=progress,
+            records, name=name, trials=trials, baseline=baseline, options=options
         )
         if json_file is not None:
             _write(json_file, msgspec.json.format(msgspec.json.encode(made), indent=1))
         if html_file is not None:
-            progress("drawing", 0.0)
             command = f"warmroute {' '.join(['report', *sys.argv[2:]])}"
             _write(html_file, html(made, times, command=command).encode())
     from loadtest.experiments.terminal import show
@@ -239,14 +214,12 @@ def redecide(
             other = create(named, own | given)
     except ValueError as exc:
         raise click.BadParameter(str(exc), param_hint="--policy") from exc
-    with _shown_progress() as progress:
+    with _ending_in_order("deciding again"):
         from loadtest.experiments.records import resolve
         from loadtest.experiments.redecide import redecide as decide_again
 
         label = label_of(other) if other is not None else ""
-        found = decide_again(
-            resolve(files), other=other, other_label=label, skip_bad=skip_bad, progress=progress
-        )
+        found = decide_again(resolve(files), other=other, other_label=label, skip_bad=skip_bad)
         if json_file is not None:
             _write(json_file, msgspec.json.format(msgspec.json.encode(found), indent=1))
     from loadtest.experiments.terminal import show_redecided
@@ -263,40 +236,24 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _shown_progress() -> Iterator[Progress]:
-    """Show progress of what takes longer than two seconds; end in order, with a status."""
-    begin_s = time.monotonic()
-    bar = Bar(console=Console(stderr=True), transient=True)
-    tasks: dict[str, Any] = {}
-
-    def progress(what: str, share: float) -> None:
-        if time.monotonic() - begin_s < _PATIENCE_S:
-            return
-        if not tasks:
-            bar.start()
-        if what not in tasks:
-            tasks[what] = bar.add_task(what, total=1.0)
-        bar.update(tasks[what], completed=share)
-
+def _ending_in_order(what: str) -> Iterator[None]:
+    """Show what is going on; turn errors and Ctrl-C into a message and a status."""
     try:
-        yield progress
+        with Console(stderr=True).status(what):
+            yield
     except (RecordsError, MissingExtra) as exc:
-        bar.stop()
         click.echo(f"warmroute: {exc}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        bar.stop()
         click.echo("warmroute: interrupted, nothing was written", err=True)
         sys.exit(130)
-    finally:
-        bar.stop()
 
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file.
 
     Raises:
-        RecordsError: the disk does not take it.
+        RecordsError: it cannot be written.
     """
     try:
         path.write_bytes(content)

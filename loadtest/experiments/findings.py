@@ -1,4 +1,4 @@
-"""What limits a report's claim, or breaks it: said before the numbers are believed."""
+"""A finding: something that limits a report's claim, or breaks it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Weight = Literal["broken", "warning", "note"]
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One of them. `broken`: do not believe any difference; `warning`: it may mislead; `note`."""
+    """`broken`: do not trust any difference; `warning`: it may mislead; `note`: information."""
 
     weight: Weight
     code: str  # for machines: does not change

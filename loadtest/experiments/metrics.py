@@ -1,7 +1,7 @@
-"""What is compared: each a sum over requests divided by a sum over requests.
+"""The metrics: each is a sum over requests divided by a sum over requests.
 
-Expressions are SQL over the table of `records.py`; NULL where a request has no such outcome (no
-usage reported, not streamed, failed before).
+Expressions are SQL over the table of `records.py`. They are NULL if a request has no such outcome
+(no usage reported, not streamed, failed before).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _IS_OK: Final = "outcome = 'ok'"
 
 
 class Metric(Struct, frozen=True, kw_only=True):
-    """One of them. Relative ones are compared by their ratio, the others by their difference."""
+    """A metric. Relative ones are compared by their ratio, the others by their difference."""
 
     name: str
     title: str
@@ -128,17 +128,17 @@ METRICS: Final = {
         ),
     )
 }
-"""All of them, in the order of a report."""
+"""All metrics, in the order of a report."""
 
 VERDICT_METRICS: Final = tuple(
     name for name in METRICS if not name.endswith(("_predicted", "_error"))
 )
-"""What an experiment may be decided by."""
+"""The metrics that can decide an experiment."""
 
-_PARTS: Final = {"split": "session", "partition": "session", "switchback": "slot"}
+_PARTS: Final = {"split": "session", "switchback": "slot"}
 
 
 def unit_noun(design: str, num: int = 1) -> str:
-    """Name what was randomised."""
+    """Return the word for what was randomised."""
     noun = _PARTS.get(design, "unit")
     return noun if num == 1 else f"{noun}s"

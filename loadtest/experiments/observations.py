@@ -1,13 +1,11 @@
-"""An experiment's requests as arrays, each with the unit that was randomised and its weight.
+"""An experiment's requests as arrays, each with its randomised unit and its weight.
 
-What must live here: which requests count, for which variant. What must not: statistics.
-
-Rules:
+This module decides which requests count, and for which variant:
 
 1. Wash-out does not count.
-2. A unit counts for the variant that it was in first, until it is seen in another one (a ramp moved
-   it, or routers disagree).
-3. Variants are compared while both had traffic: after one was stopped, the other's later hours have
+2. A unit counts for its first variant until it is seen in another one (a ramp moved it, or routers
+   disagree).
+3. Variants are compared while both had traffic. After one was stopped, the other's later hours have
    no counterpart.
 4. A request stands for 1 / share requests of the traffic, so that ramps bias nothing.
 """
@@ -22,17 +20,15 @@ from numpy.typing import NDArray
 
 from loadtest.experiments.metrics import HELD, METRICS
 from loadtest.experiments.records import Named, Records
-from loadtest.statistics.effects import totals
-from loadtest.statistics.sequence import Floats
+from loadtest.statistics.effects import Floats, Ints, totals
 
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Window = tuple[float, float]
-"""Since and until when, unix seconds; infinite where there is no bound."""
+"""Begin and end in unix seconds; infinite: no bound."""
 
 SURPRISE: Final = 0.001
-"""An arm that got nothing from the last (first) units is taken for stopped (not yet started) if
-chance alone would do that more seldom."""
+"""A variant without any of the last (first) units counts as stopped (not yet started) if chance
+alone would do that less often."""
 
 _masked: Any = np.ma  # typed in some releases of numpy only
 
@@ -69,7 +65,7 @@ FROM chosen c JOIN units u ON c.unit = u.unit AND c.arm <> u.first_arm GROUP BY 
 
 
 class Crossed(Struct, frozen=True, kw_only=True):
-    """A unit that was in several arms; `is_back`: in the first one again after another."""
+    """A unit that was in several variants; `is_back`: it returned to the first one."""
 
     unit: str
     arms: tuple[str, ...]
@@ -80,7 +76,7 @@ class Crossed(Struct, frozen=True, kw_only=True):
 class Observations(Struct, frozen=True, kw_only=True):
     """Requests in order of their ends, shape (num_requests,); units in order of their beginnings.
 
-    `numerators` and `denominators` of each metric are NaN and 0 where a request has no outcome.
+    `numerators` and `denominators` of a metric are NaN and 0 if a request has no outcome.
     """
 
     experiment: Named
@@ -91,30 +87,28 @@ class Observations(Struct, frozen=True, kw_only=True):
     counts: Bools  # by the rules
     is_wash_out: Bools
     weight: Floats
-    prompt: Floats
     sources: dict[str, Floats]  # prompt tokens as predicted: gpu, cpu, pool, recomputed
     numerators: dict[str, Floats]
     denominators: dict[str, Floats]
-    unit_arm: Ints  # index of its first arm
+    unit_arm: Ints  # index of its first variant
     unit_first_s: Floats
     unit_share: Floats
     unit_slot: Ints  # -1 where the design has no slots
-    shares: tuple[tuple[Floats, Floats], ...]  # of each arm: since when (unix seconds), what
     crossed: tuple[Crossed, ...]
-    windows: tuple[Window, ...]  # of each arm: while it had traffic
+    windows: tuple[Window, ...]  # of each variant: while it had traffic
 
     @property
     def num_units(self) -> int:
-        """Count the units, of all arms."""
+        """Return the number of units of all variants."""
         return len(self.unit_arm)
 
     def window(self, *arms: str) -> Window:
-        """Find when all of these arms had traffic; of all, where none is named."""
+        """Return when all of these variants (default: all) had traffic."""
         windows = [self.windows[self.arms.index(arm)] for arm in arms or self.arms]
         return max(begin for begin, _ in windows), min(end for _, end in windows)
 
     def counted(self, window: Window) -> Bools:
-        """Select the requests that count and began in a window, of units that did."""
+        """Select the requests that count and, with their units, began in a window."""
         begin_s, end_s = window
         is_in = (self.unit_first_s[self.unit] >= begin_s) & (self.started_s <= end_s)
         return self.counts & is_in
@@ -122,7 +116,7 @@ class Observations(Struct, frozen=True, kw_only=True):
     def sums(
         self, metric: str, counted: Bools | None = None, until_s: float = np.inf
     ) -> tuple[Floats, Floats]:
-        """Sum numerators and denominators of what counts, by unit, weighted."""
+        """Return weighted sums of numerators and denominators of counted requests, by unit."""
         counted = self.counts if counted is None else counted
         end = len(self.at_s) if np.isinf(until_s) else np.searchsorted(self.at_s, until_s, "right")
         chosen = counted[:end] & (self.denominators[metric][:end] > 0)
@@ -134,14 +128,16 @@ class Observations(Struct, frozen=True, kw_only=True):
             totals(unit, weight * denominators, self.num_units),
         )
 
-    def prompts(self, metric: str, counted: Bools) -> Floats:
-        """Sum prompt tokens by unit, weighted as the metric's denominators are: a covariate."""
-        chosen = counted & (self.denominators[metric] > 0)
-        weight = (self.weight * self.denominators[metric])[chosen]
-        return totals(self.unit[chosen], weight * self.prompt[chosen], self.num_units)
+    def pair(self, arm: str, baseline: str) -> tuple[Ints, Bools, Ints | None]:
+        """Return the units of two variants, which of them are the first's, and their blocks."""
+        index = self.arms.index
+        units = np.flatnonzero(np.isin(self.unit_arm, (index(arm), index(baseline))))
+        blocks = self.blocks()
+        is_treated = self.unit_arm[units] == index(arm)
+        return units, is_treated, None if blocks is None else blocks[units]
 
     def blocks(self) -> Ints | None:
-        """Number the pairs of slots in a row, if each pair was drawn to have both arms."""
+        """Return the numbers of pairs of slots, if each pair was drawn to have both variants."""
         if self.experiment.design != "switchback" or len(self.arms) != 2:
             return None
         pair = self.unit_slot // 2
@@ -181,7 +177,6 @@ def observe(records: Records, experiment: Named) -> Observations:
         counts=_bools(columns["is_first_arm"]) & ~is_wash_out,
         is_wash_out=is_wash_out,
         weight=1 / _shares(columns["share"]),
-        prompt=_floats(columns["prompt"]),
         sources={name: np.nan_to_num(_floats(columns[name])) for name in SOURCES},
         numerators={name: _floats(columns[f"{name}_num"]) for name in METRICS},
         denominators={name: np.nan_to_num(_floats(columns[f"{name}_den"])) for name in METRICS},
@@ -189,7 +184,6 @@ def observe(records: Records, experiment: Named) -> Observations:
         unit_first_s=first_s,
         unit_share=unit_share,
         unit_slot=_ints(unit_columns["slot"]),
-        shares=_timelines(records, arms),
         crossed=_crossed(records),
         windows=tuple(
             _window(records, arm, np.flatnonzero(unit_arm == index), first_s, unit_share)
@@ -207,7 +201,7 @@ def _requests() -> str:
     )
     return (
         "SELECT u.id AS unit, at_s, started_s, is_wash_out, coalesce(share, 1.0) AS share, "
-        "coalesce(prompt, 0) AS prompt, arm = first_arm AND (left_s IS NULL OR started_s < left_s) "
+        "arm = first_arm AND (left_s IS NULL OR started_s < left_s) "
         f"AS is_first_arm, {_SOURCES}, {measured} "
         "FROM chosen c JOIN units u ON c.unit = u.unit LEFT JOIN leaving l ON c.unit = l.unit "
         "ORDER BY at_s"
@@ -215,10 +209,10 @@ def _requests() -> str:
 
 
 def _window(records: Records, arm: str, own: Ints, first_s: Floats, share: Floats) -> Window:
-    """Find from when to when an arm had traffic of its own.
+    """Return from when to when a variant had traffic of its own.
 
-    Routers say so where an arm is stopped; else it is taken for stopped if, at its share, so long
-    without a unit would be a surprise.
+    Routers mark the requests of a stopped variant. Without marks it counts as stopped if so long a
+    time without a unit would be a surprise at its share.
     """
     if not len(own):
         return -np.inf, np.inf
@@ -232,20 +226,6 @@ def _window(records: Records, arm: str, own: Ints, first_s: Floats, share: Float
         "SELECT min(started_s) FROM chosen WHERE arm = ? AND not_counted = 'stopped'", [arm]
     )
     return begin, end if stopped_s is None else min(end, float(np.nextafter(stopped_s, 0.0)))
-
-
-def _timelines(records: Records, arms: tuple[str, ...]) -> tuple[tuple[Floats, Floats], ...]:
-    """List how each arm's share changed, as its own requests have it."""
-    lines = []
-    for arm in arms:
-        changes = records.columns(
-            "SELECT started_s, share FROM (SELECT started_s, coalesce(share, 1.0) AS share, "
-            "lag(coalesce(share, 1.0)) OVER (ORDER BY started_s) AS before FROM chosen "
-            "WHERE arm = ?) WHERE before IS NULL OR share <> before ORDER BY started_s",
-            [arm],
-        )
-        lines.append((_floats(changes["started_s"]), _shares(changes["share"])))
-    return tuple(lines)
 
 
 def _crossed(records: Records) -> tuple[Crossed, ...]:
@@ -277,6 +257,6 @@ def _bools(column: Any) -> Bools:
 
 
 def _shares(column: Any) -> Floats:
-    """Take shares as they are; what is no share (0, more than 1) weighs as 1."""
+    """Return the shares; a value that is no share (0, above 1) weighs as 1."""
     shares = _floats(column)
     return np.where((shares > 0) & (shares <= 1), shares, 1.0)

@@ -1,4 +1,4 @@
-"""A report as one HTML file; pictures where matplotlib is."""
+"""A report as one HTML page with pictures."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def _experiment_sections(report: Report, times: Times) -> list[Section]:
                     ),
                     alt="difference to the baseline over time, with an interval that narrows",
                     caption=f"With a probability of {percent(1 - report.options.alpha)} the true "
-                    "difference never leaves its band, so it may be looked at all the time. It is "
-                    "decided when the band leaves zero, or stays in the grey one.",
+                    "difference never leaves its band, however often you look. It is decided when "
+                    "the band leaves zero, or stays inside the grey band.",
                 ),
                 evidence_table(report),
             ),
@@ -103,11 +103,11 @@ def _experiment_sections(report: Report, times: Times) -> list[Section]:
             ),
         ),
         Section(
-            title="Who was in which variant",
+            title="Sample ratio",
             parts=_figure(
                 lambda: pictures.ratio(ratio.seen, ratio.expected, noun),
                 alt=f"{noun} per variant beside the expected number",
-                caption=f"p = {ratio.p_sequential:.2g} at every look, {ratio.p_once:.2g} at one.",
+                caption=f"p = {ratio.p_value:.2g}",
             ),
         ),
     ]
@@ -117,9 +117,9 @@ def _shadow_section(report: Report) -> list[Section]:
     if not report.shadows:
         return []
     said = (
-        "Each shadow decided the same snapshots as the live policy, on caches and queues that the "
-        "live policy made. It shows what single requests would have gained, not how a fleet under "
-        "that policy would stand: a reason for an experiment, not its result."
+        "Each shadow decided the live policy's snapshots, on the live policy's caches and queues. "
+        "It shows what single requests would have gained, not how a fleet would do under "
+        "that policy: a reason for an experiment, not its result."
     )
     return [Section(title="Shadow policies", parts=(Note(text=said), shadow_table(report.shadows)))]
 

@@ -1,16 +1,13 @@
 """Decision records of any number of routers, read by DuckDB into one table.
 
-What must live here: which lines count, which columns are read, and how. What must not: statistics.
-
-A record holds a snapshot of every candidate; of several gigabytes only the columns below are kept.
-A session's digest, a variant, a candidate are numbers here, their names are in lists beside.
+This module decides which lines count and which columns are read. A record has a snapshot of every
+candidate, so of several gigabytes only the columns below are kept.
 """
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -23,16 +20,12 @@ from loadtest.extras import need
 from loadtest.words import moment
 from router.records.record import SCHEMA
 
-Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is, in [0, 1]."""
-
 UNNAMED: Final = "none"
-"""The trial of records that name none: they are from before routers did."""
+"""The trial of older records, which name none."""
 
-_NAMED: Final = 5  # bad lines of a file that are named; the rest is counted
-_POLL_S: Final = 0.1
+_NAMED: Final = 5  # bad lines named for each file; the rest is counted
 
-# Of router/records/record.py; what a record lacks (an older one, another kind of line) is NULL.
+# Of router/records/record.py; a field that a record lacks is NULL.
 _COLUMNS: Final = {
     "schema": "INTEGER",
     "request_id": "VARCHAR",
@@ -93,9 +86,9 @@ FROM read_json(?, format='newline_delimited', filename=true, ignore_errors=true,
 
 
 class Named(Struct, frozen=True, kw_only=True):
-    """An experiment that the records know; of those started more than once under a name, each.
+    """One start of an experiment in the records, or several starts that are joined.
 
-    `trials` are the ids of its starts: one, unless several were asked for as one experiment.
+    `trials` are the ids of its starts.
     """
 
     name: str
@@ -103,13 +96,13 @@ class Named(Struct, frozen=True, kw_only=True):
     num_requests: int
     arms: tuple[str, ...]
     trials: tuple[str, ...]
-    control: str | None  # the arm that its definition holds others against; None: not recorded
-    begin_s: float  # its first request came, unix seconds
-    end_s: float  # its last one did
+    control: str | None  # the control of its definition; None: not recorded
+    begin_s: float  # its first request, unix seconds
+    end_s: float  # its last request
 
 
 class Records(Struct, frozen=True, kw_only=True):
-    """What was read. `connection` has one table, `records`, a row for each record."""
+    """The records. `connection` has one table, `records`, with a row for each record."""
 
     connection: Any
     files: tuple[str, ...]
@@ -120,11 +113,11 @@ class Records(Struct, frozen=True, kw_only=True):
     experiments: tuple[Named, ...]
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Ask the table."""
+        """Query the table."""
         return list(self.connection.execute(query, list(parameters)).fetchall())
 
     def columns(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
-        """Ask the table; a masked array for each column."""
+        """Query the table; return a masked array for each column."""
         return dict(self.connection.execute(query, list(parameters)).fetchnumpy())
 
     def trials(self, name: str) -> list[Named]:
@@ -133,15 +126,14 @@ class Records(Struct, frozen=True, kw_only=True):
         return sorted(own, key=lambda each: (each.begin_s, each.trials), reverse=True)
 
     def choose(self, name: str | None, trials: Sequence[str] = ()) -> Named | None:
-        """Find the experiment called `name`, or the only one; None: there is none at all.
+        """Return the experiment called `name`, or the only one; None: there is none.
 
         Args:
-            name: None: there is but one name.
-            trials: Ids of its starts, all of which are then one experiment; none: the newest.
+            name: None: there is only one name.
+            trials: Ids of its starts, which are joined; none: the newest.
 
         Raises:
-            RecordsError: there is no such one (those there are, are named), several to choose
-                from, or its records are of several designs.
+            RecordsError: it is unknown, there are several, or it has several designs.
         """
         names = {e.name: 0 for e in self.experiments}
         for each in self.experiments:
@@ -159,10 +151,10 @@ class Records(Struct, frozen=True, kw_only=True):
 
 
 def _of_trials(known: list[Named], wanted: Sequence[str]) -> list[Named]:
-    """Keep the starts that are wanted, or the newest.
+    """Return the starts that are wanted, or the newest.
 
     Raises:
-        RecordsError: there is no such start; those there are, are named.
+        RecordsError: a start is unknown.
     """
     ids = {trial for each in known for trial in each.trials}
     for trial in wanted:
@@ -180,10 +172,10 @@ def _of_trials(known: list[Named], wanted: Sequence[str]) -> list[Named]:
 
 
 def _joined(parts: list[Named]) -> Named:
-    """Make one of starts, the newest first.
+    """Join starts, the newest first.
 
     Raises:
-        RecordsError: they are of several designs.
+        RecordsError: they have several designs.
     """
     newest = parts[0]
     if len({each.design for each in parts}) > 1:
@@ -203,10 +195,10 @@ def _joined(parts: list[Named]) -> Named:
 
 
 def resolve(patterns: Sequence[str]) -> list[Path]:
-    """Find the files: names, globs, directories (their *.jsonl and *.jsonl.gz); each once.
+    """Return the files of names, globs and directories (*.jsonl and *.jsonl.gz), each once.
 
     Raises:
-        RecordsError: nothing there.
+        RecordsError: a pattern matches nothing.
     """
     found: dict[Path, Path] = {}
     for pattern in patterns:
@@ -230,12 +222,11 @@ def load(
     skip_bad: bool = False,
     since_s: float | None = None,
     until_s: float | None = None,
-    progress: Progress = lambda what, share: None,
 ) -> Records:
     """Read the records of all files.
 
-    A last line that is cut off (its router still writes) is left out and counted; other lines
-    that are no records too, with `skip_bad`.
+    A last line that is cut off (its router still writes) is left out and counted. With `skip_bad`
+    so are other lines that are no records.
 
     Args:
         patterns: Files, globs, directories.
@@ -252,10 +243,10 @@ def load(
     columns = "{" + ", ".join(f"'{name}': '{kind}'" for name, kind in _COLUMNS.items()) + "}"
     query = _TABLE.format(good=_IS_GOOD, columns=columns, unnamed=UNNAMED)
     try:
-        _run(connection, query, [[str(file) for file in files]], progress)
+        connection.execute(query, [[str(file) for file in files]])
     except duckdb.Error as exc:
         raise RecordsError(f"cannot read the records: {exc}") from exc
-    bad = _bad_lines(connection, skip_bad, progress)
+    bad = _bad_lines(connection, skip_bad)
     connection.execute(
         "CREATE TABLE records AS SELECT DISTINCT ON (request_id, at_s) * FROM lines "
         "WHERE is_good AND at_s >= ? AND at_s < ? ORDER BY at_s",
@@ -281,31 +272,17 @@ def load(
     )
 
 
-def _run(connection: Any, query: str, parameters: list[Any], progress: Progress) -> None:
-    """Run a long query in a thread, so that its progress can be shown and Ctrl-C ends it."""
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(connection.execute, query, parameters)
-        try:
-            while not wait([running], _POLL_S).done:
-                progress("reading records", max(0.0, connection.query_progress()) / 100)
-        except BaseException:
-            connection.interrupt()
-            raise
-        running.result()
-
-
-def _bad_lines(connection: Any, skip_bad: bool, progress: Progress) -> list[BadLine]:
-    """Name the bad lines.
+def _bad_lines(connection: Any, skip_bad: bool) -> list[BadLine]:
+    """Return the first bad lines of each file.
 
     Raises:
-        RecordsError: there are some that are not torn, and `skip_bad` is not set.
+        RecordsError: some are not torn, and `skip_bad` is not set.
     """
     files = connection.execute(
         "SELECT file, count(*) FROM lines WHERE NOT is_good GROUP BY file ORDER BY file"
     ).fetchall()
     named: list[BadLine] = []
-    for index, (file, _) in enumerate(files):
-        progress("looking for bad lines", index / len(files))
+    for file, _ in files:
         named += find(Path(file), _NAMED)
     foreign = [line for line in named if not line.is_torn]
     if foreign and not skip_bad:

@@ -1,13 +1,14 @@
 """Decide recorded snapshots again: by the recorded policy, and by another one as a late shadow.
 
-Policies are pure, so the recorded policy must choose as it did then. Where it does not, the record
-is not of this code, or of other parameters. Where prompts are computed apart, a record has two
-decisions, and the other policy is asked about the prompt's.
+Policies are pure, so the recorded policy must choose as it did. If it does not, the record is of
+another version, or of other parameters. With prefill and decode apart a record has two decisions,
+and the other policy is asked about the prompt's.
 """
 
 from __future__ import annotations
 
 import gzip
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -17,71 +18,33 @@ import msgspec
 from msgspec import Struct
 
 from loadtest.experiments.bad_lines import RecordsError
-from loadtest.experiments.records import Progress
 from loadtest.experiments.shadows import QUANTILES, WhatIf, named
-from policies.cost import candidate_costs
 from policies.policy import Policy
 from policies.registry import create
 from policies.view import CandidateCost, CandidateId, Decision, Snapshot
-from router.records.record import SCHEMA
+from router.records.record import SCHEMA, DecisionRecord, ShadowDecision
+from router.request.shadow import shadow_decisions
 
 _NAMED: Final = 5
-_PROGRESS_EVERY: Final = 500  # records
 
-
-class _Choice(Struct, frozen=True, kw_only=True):
-    """What one decision needs."""
-
-    policy: str
-    policy_params: dict[str, Any] = {}
-    snapshot: Snapshot
-    decision: Decision
-
-
-class _Prefill(Struct, frozen=True, kw_only=True):
-    """How the place of a prompt was chosen that is computed apart; None: it was not."""
-
-    policy: str | None = None
-    policy_params: dict[str, Any] = {}
-    snapshot: Snapshot | None = None
-    decision: Decision | None = None
-
-
-class _Decided(_Choice, frozen=True, kw_only=True):
-    """The part of a record that its decisions need."""
-
-    schema: int
-    request_id: str
-    prefill: _Prefill | None = None
-
-    @property
-    def prompt(self) -> _Choice | None:
-        """The prompt's decision, where it is computed apart; None: there is none."""
-        prefill = self.prefill
-        if prefill is None or prefill.snapshot is None or prefill.decision is None:
-            return None
-        return _Choice(
-            policy=prefill.policy or "",
-            policy_params=prefill.policy_params,
-            snapshot=prefill.snapshot,
-            decision=prefill.decision,
-        )
+_Choice = tuple[str, dict[str, Any], Snapshot, Decision]
+"""A policy, its parameters, what it was asked and what it chose."""
 
 
 class Disagreement(Struct, frozen=True, kw_only=True):
-    """A record whose policy, asked again, answers otherwise."""
+    """A record whose policy decides otherwise now."""
 
     file: str
     line: int
     request_id: str
     policy: str
     recorded: CandidateId
-    again: CandidateId | None  # None: there is no such policy, or it takes no such parameters
+    again: CandidateId | None  # None: the policy or its parameters are unknown
     reason: str
 
 
 class Redecided(Struct, frozen=True, kw_only=True):
-    """How many decisions were made again, and how."""
+    """The result of deciding again."""
 
     schema: str = "warmroute.redecided/1"
     num_records: int
@@ -96,7 +59,7 @@ class Redecided(Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether every record was decided again as it was."""
+        """Return whether every record was decided again as it was."""
         return self.num_same == self.num_records
 
 
@@ -106,7 +69,6 @@ def redecide(
     other: Policy | None = None,
     other_label: str = "",
     skip_bad: bool = False,
-    progress: Progress = lambda what, share: None,
 ) -> Redecided:
     """Decide every record again.
 
@@ -114,89 +76,81 @@ def redecide(
         files: Of decision records, plain or .gz.
         other: A policy to ask as well.
         other_label: What to call it.
-        skip_bad: Leave lines out that are no records; a torn last one is left out anyway.
-        progress: Called with the share of the files' bytes that is done.
+        skip_bad: Leave out lines that are no records; a torn last line is always left out.
 
     Raises:
-        RecordsError: a line is no record, or there is none.
+        RecordsError: a line is no record, or there are no records.
     """
-    tally = _Tally(other)
-    for file, number, record in _read(list(files), skip_bad, tally, progress):
-        tally.add(file, number, record)
-    if not tally.num_records:
-        raise RecordsError("no decision record in these files")
-    return tally.result(other_label)
-
-
-class _Tally:
-    """Counts as records come."""
-
-    def __init__(self, other: Policy | None) -> None:
-        self._other = other
-        self._pairs: list[tuple[bool, float, float, int, int, int, int]] = []
-        self._disagreements: list[Disagreement] = []
-        self._by_policy: dict[str, int] = {}
-        self.num_records = 0
-        self.num_bad = 0
-        self._num_same = self._num_other_costs = self._num_other_choice = self._num_unknown = 0
-
-    def add(self, file: Path, line: int, record: _Decided) -> None:
-        """Decide one record again: its answer's place, and its prompt's if that is another."""
-        self.num_records += 1
-        prompt = record.prompt
-        choice: _Choice = record
-        again, reason = _again(choice)
-        if prompt is not None and again == record.decision:
-            choice = prompt
-            again, reason = _again(choice)
-        for policy in dict.fromkeys([record.policy, (prompt or record).policy]):
-            self._by_policy[policy] = self._by_policy.get(policy, 0) + 1
-        if again is None:
-            self._num_unknown += 1
-        elif again == choice.decision:
-            self._num_same += 1
-        elif again.candidate == choice.decision.candidate:
-            self._num_other_costs += 1
-            reason = "the same choice, with other costs or another reason"
-        else:
-            self._num_other_choice += 1
-            reason = "another choice"
-        if again != choice.decision and len(self._disagreements) < _NAMED:
-            self._disagreements.append(
+    kinds: Counter[str] = Counter()
+    by_policy: Counter[str] = Counter()
+    disagreements: list[Disagreement] = []
+    shadows: list[tuple[ShadowDecision, CandidateCost]] = []
+    for file, line, record in _read(files, skip_bad):
+        if record is None:
+            kinds["bad"] += 1
+            continue
+        choices = _choices(record)
+        by_policy.update({name for name, *_ in choices})
+        kind, found = _compared(choices)
+        kinds[kind] += 1
+        if found is not None and len(disagreements) < _NAMED:
+            policy, recorded, again, reason = found
+            disagreements.append(
                 Disagreement(
                     file=str(file),
                     line=line,
                     request_id=record.request_id,
-                    policy=choice.policy,
-                    recorded=choice.decision.candidate,
+                    policy=policy,
+                    recorded=recorded.candidate,
                     again=None if again is None else again.candidate,
                     reason=reason,
                 )
             )
-        if self._other is not None and (prompt is not None or record.prefill is None):
-            self._pairs.append(_pair(prompt or record, self._other))
+        if other is not None and record.by_policy is not None:
+            (shadow,), live = shadow_decisions([(other_label, other)], record)
+            shadows.append((shadow, live))
+    num_bad = kinds.pop("bad", 0)
+    if not kinds:
+        raise RecordsError("no decision record in these files")
+    return Redecided(
+        num_records=kinds.total(),
+        num_bad=num_bad,
+        num_same=kinds["same"],
+        num_other_costs=kinds["other costs"],
+        num_other_choice=kinds["other choice"],
+        num_unknown=kinds["unknown"],
+        by_policy=dict(by_policy),
+        disagreements=tuple(disagreements),
+        what_if=_what_if(other_label, shadows) if shadows else None,
+    )
 
-    def result(self, label: str) -> Redecided:
-        """Sum up."""
-        return Redecided(
-            num_records=self.num_records,
-            num_bad=self.num_bad,
-            num_same=self._num_same,
-            num_other_costs=self._num_other_costs,
-            num_other_choice=self._num_other_choice,
-            num_unknown=self._num_unknown,
-            by_policy=self._by_policy,
-            disagreements=tuple(self._disagreements),
-            what_if=_what_if(label, self._pairs) if self._pairs else None,
-        )
+
+def _choices(record: DecisionRecord) -> list[_Choice]:
+    """List the decisions of a record: the answer's place, and the prompt's if it has its own."""
+    choices = [(record.policy, record.policy_params, record.snapshot, record.decision)]
+    prefill = record.prefill
+    if prefill is not None and prefill.snapshot is not None and prefill.decision is not None:
+        params = prefill.policy_params
+        choices.append((prefill.policy or "", params, prefill.snapshot, prefill.decision))
+    return choices
 
 
-def _again(record: _Choice) -> tuple[Decision | None, str]:
-    try:
-        policy = _made(record.policy, msgspec.json.encode(record.policy_params, order="sorted"))
-    except ValueError as exc:
-        return None, str(exc)
-    return policy.decide(record.snapshot), ""
+def _compared(
+    choices: list[_Choice],
+) -> tuple[str, tuple[str, Decision, Decision | None, str] | None]:
+    """Decide again; return the kind of the result, and the first disagreement."""
+    for name, params, snapshot, recorded in choices:
+        try:
+            policy = _made(name, msgspec.json.encode(params, order="sorted"))
+        except ValueError as exc:
+            return "unknown", (name, recorded, None, str(exc))
+        again = policy.decide(snapshot)
+        if again.candidate != recorded.candidate:
+            return "other choice", (name, recorded, again, "another choice")
+        if again != recorded:
+            reason = "the same choice, with other costs or another reason"
+            return "other costs", (name, recorded, again, reason)
+    return "same", None
 
 
 @lru_cache(maxsize=256)
@@ -204,89 +158,66 @@ def _made(name: str, params: bytes) -> Policy:
     return create(name, msgspec.json.decode(params))
 
 
-def _pair(record: _Choice, other: Policy) -> tuple[bool, float, float, int, int, int, int]:
-    """Price both choices alike: agreement, then first-token times, uncached, fetched."""
-    chosen = other.decide(record.snapshot).candidate
-    costs: dict[CandidateId, CandidateCost] = {
-        cost.id: cost for cost in candidate_costs(record.snapshot)
-    }
-    live, ours = costs[record.decision.candidate], costs[chosen]
-    return (
-        live.id == ours.id,
-        ours.ttft_ms,
-        live.ttft_ms,
-        ours.num_uncached_tokens,
-        live.num_uncached_tokens,
-        ours.num_fetched_tokens,
-        live.num_fetched_tokens,
-    )
-
-
-def _what_if(label: str, pairs: list[tuple[bool, float, float, int, int, int, int]]) -> WhatIf:
+def _what_if(label: str, shadows: list[tuple[ShadowDecision, CandidateCost]]) -> WhatIf:
     import numpy as np
 
-    table = np.asarray(pairs, dtype=float)
-    means = table.mean(0).tolist()  # plain floats, for JSON
-    regret = table[:, 2] - table[:, 1]
+    def mean(values: Iterable[float]) -> float:
+        return float(np.mean(list(values)))
+
+    regrets = [shadow.regret_ms for shadow, _ in shadows]
     return WhatIf(
         policy=label,
-        num_decisions=len(pairs),
-        agreement=means[0],
-        ttft_ms=means[1],
-        live_ttft_ms=means[2],
-        uncached_tokens=means[3],
-        live_uncached_tokens=means[4],
-        fetched_tokens=means[5],
-        live_fetched_tokens=means[6],
-        regret_ms=float(regret.mean()),
-        regret_quantiles=named(np.quantile(regret, QUANTILES).tolist()),
+        num_decisions=len(shadows),
+        agreement=mean(shadow.agrees for shadow, _ in shadows),
+        ttft_ms=mean(shadow.ttft_ms for shadow, _ in shadows),
+        live_ttft_ms=mean(live.ttft_ms for _, live in shadows),
+        uncached_tokens=mean(shadow.num_uncached_tokens for shadow, _ in shadows),
+        live_uncached_tokens=mean(live.num_uncached_tokens for _, live in shadows),
+        fetched_tokens=mean(shadow.num_fetched_tokens for shadow, _ in shadows),
+        live_fetched_tokens=mean(live.num_fetched_tokens for _, live in shadows),
+        regret_ms=mean(regrets),
+        regret_quantiles=named(np.quantile(regrets, QUANTILES).tolist()),
     )
 
 
 def _read(
-    files: list[Path], skip_bad: bool, tally: _Tally, progress: Progress
-) -> Iterator[tuple[Path, int, _Decided]]:
-    decoder = msgspec.json.Decoder(_Decided)
-    total = sum(file.stat().st_size for file in files) or 1
-    done = 0
+    files: Iterable[Path], skip_bad: bool
+) -> Iterator[tuple[Path, int, DecisionRecord | None]]:
+    """Yield the records with file and line; None: the line is left out."""
     for file in files:
         with file.open("rb") as raw:
             lines: IO[bytes] = gzip.open(raw) if file.suffix == ".gz" else raw  # type: ignore[assignment]
             for number, line in enumerate(lines, 1):
-                if number % _PROGRESS_EVERY == 0:
-                    progress("deciding again", (done + raw.tell()) / total)
                 if not line.strip():
                     continue
                 try:
-                    record = _decoded(decoder, line)
-                except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as exc:
-                    tally.num_bad += 1
-                    is_torn = not line.endswith(b"\n")
-                    if not (skip_bad or is_torn):
+                    yield file, number, _decoded(line)
+                except (msgspec.DecodeError, ValueError) as exc:
+                    if not skip_bad and line.endswith(b"\n"):
                         raise RecordsError(
                             f"{file}:{number}: {exc}; leave such lines out with --skip-bad"
                         ) from exc
-                    continue
-                yield file, number, record
-        done += file.stat().st_size
+                    yield file, number, None
 
 
-def _decoded(decoder: msgspec.json.Decoder[_Decided], line: bytes) -> _Decided:
-    record = decoder.decode(line)
-    if record.schema == 1:
-        record = msgspec.convert(_of_each(msgspec.json.decode(line)), _Decided)
+_decode = msgspec.json.Decoder(DecisionRecord).decode
+
+
+def _decoded(line: bytes) -> DecisionRecord:
+    record = _decode(line)
     if not 1 <= record.schema <= SCHEMA:
         raise ValueError(f"field `schema`: version {record.schema} is unknown (1 to {SCHEMA})")
-    for choice, field in ((record, ""), (record.prompt, "prefill.")):
-        if choice is None:
-            continue
-        if choice.decision.candidate not in {view.id for view in choice.snapshot.replicas}:
-            raise ValueError(f"field `{field}decision.candidate`: not in the snapshot")
+    if record.schema == 1:
+        record = msgspec.convert(_of_each(msgspec.json.decode(line)), DecisionRecord)
+    fields = ("decision.candidate", "prefill.decision.candidate")
+    for field, (_, _, snapshot, decision) in zip(fields, _choices(record), strict=False):
+        if decision.candidate not in {view.id for view in snapshot.replicas}:
+            raise ValueError(f"field `{field}`: not in the snapshot")
     return record
 
 
 def _of_each(record: dict[str, Any]) -> dict[str, Any]:
-    """Give each candidate what the pool had: records of schema 1 say it once, for all."""
+    """Give each candidate the pool's tokens, which records of schema 1 have once for all."""
     for snapshot in (record["snapshot"], (record.get("prefill") or {}).get("snapshot")):
         if snapshot is not None:
             for view in snapshot["replicas"]:

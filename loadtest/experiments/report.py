@@ -1,7 +1,4 @@
-"""A report: everything that is said about an experiment, as data.
-
-What must live here: the shape of the JSON, and the order of work. What must not: how it looks.
-"""
+"""A report: everything about an experiment, as data. This module has the shape of the JSON."""
 
 from __future__ import annotations
 
@@ -15,18 +12,16 @@ from loadtest.experiments import shadows as shadow_policies
 from loadtest.experiments.arms import ArmSummary, summarize
 from loadtest.experiments.bad_lines import RecordsError
 from loadtest.experiments.design_limits import check_design
-from loadtest.experiments.evidence import NUM_LOOKS, Evidence, Options, weigh
+from loadtest.experiments.evidence import Evidence, Options, weigh
 from loadtest.experiments.findings import Finding, note
-from loadtest.experiments.metrics import METRICS
 from loadtest.experiments.observations import Observations, observe
 from loadtest.experiments.ratio_check import RatioCheck, check
-from loadtest.experiments.records import Named, Progress, Records
+from loadtest.experiments.records import Named, Records
 from loadtest.experiments.shadows import ShadowSummary
 from loadtest.experiments.soundness import check_soundness
-from loadtest.experiments.surroundings import check_surroundings
-from loadtest.experiments.trials import check_trials
+from loadtest.experiments.surroundings import check_surroundings, check_trials
 from loadtest.experiments.verdict import Verdict, judge
-from loadtest.statistics.sequence import Floats
+from loadtest.statistics.effects import Floats
 
 SCHEMA: Final = "warmroute.report/1"
 
@@ -35,15 +30,15 @@ _ORDER: Final = {"broken": 0, "warning": 1, "note": 2}
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `experiment` None: the records know of none, only shadows are reported.
+    """The content of `--json`. `experiment` None: there are only shadows.
 
-    Shares and relative differences are fractions of 1, times of day unix seconds.
+    Shares and relative differences are fractions of 1, times are unix seconds.
     """
 
     schema: str = SCHEMA
     files: tuple[str, ...]
     num_records: int
-    experiments: tuple[Named, ...]  # all that the records know
+    experiments: tuple[Named, ...]  # all in the records
     experiment: Named | None
     baseline: str | None
     options: Options
@@ -61,12 +56,12 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing says that the numbers must not be believed."""
+        """Return whether no finding breaks the experiment."""
         return all(finding.weight != "broken" for finding in self.findings)
 
 
 class Times(Struct, frozen=True, kw_only=True):
-    """First-token times that count, for pictures: values in ms, and weights."""
+    """First-token times of counted requests, for pictures: values in ms, and weights."""
 
     by_arm: dict[str, tuple[Floats, Floats]]
 
@@ -78,22 +73,20 @@ def make_report(
     trials: Sequence[str] = (),
     baseline: str | None = None,
     options: Options | None = None,
-    progress: Progress = lambda what, share: None,
 ) -> tuple[Report, Times]:
     """Report on an experiment.
 
     Args:
         records: See `records.load`.
-        name: The experiment; None: the only one there is.
-        trials: Ids of its starts, which count as one experiment; none: the newest only.
-        baseline: The arm that others are held against; None: the control arm of the definition.
-            Where records do not name it: the one called control, baseline or default, else the
+        name: The experiment; None: the only one.
+        trials: Ids of its starts, joined as one experiment; none: only the newest.
+        baseline: The variant that others are compared with; None: the control of the definition.
+            If records do not name it: a variant called control, baseline or default, else the
             first by name.
-        options: What is asked.
-        progress: Called with what is being done, and the share of it that is.
+        options: The question.
 
     Raises:
-        RecordsError: no such experiment or arm, or not clear which.
+        RecordsError: the experiment or variant is unknown or ambiguous.
         MissingExtra: scipy is not installed.
     """
     options = options or Options()
@@ -102,27 +95,15 @@ def make_report(
     if experiment is None:
         return _without_experiment(records, shadows, options), Times(by_arm={})
     chosen = _baseline(experiment, baseline)
-    progress("fetching requests", 0.0)
     observations = observe(records, experiment)
-    num_steps = len(experiment.arms) * len(METRICS) + (len(experiment.arms) - 1) * NUM_LOOKS
-    done = 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        progress("comparing variants", done / num_steps)
-
-    arms = summarize(records, observations, chosen, advance=advance)
+    arms = summarize(records, observations, chosen)
     others = [arm for arm in experiment.arms if arm != chosen]
     comparisons = tuple(
-        weigh(
-            observations, arm, chosen, options, alpha=options.alpha / len(others), advance=advance
-        )
+        weigh(observations, arm, chosen, options, alpha=options.alpha / len(others))
         for arm in others
     )
     ratio = check(observations)
-    findings = _findings(records, observations, arms, comparisons, ratio, chosen, baseline, others)
-    begin_s, end_s = float(observations.at_s[0]), float(observations.at_s[-1])
+    findings = _findings(records, observations, arms, comparisons, ratio, chosen)
     report = Report(
         files=records.files,
         num_records=records.num_records,
@@ -130,8 +111,8 @@ def make_report(
         experiment=experiment,
         baseline=chosen,
         options=options,
-        begin_s=begin_s,
-        end_s=end_s,
+        begin_s=float(observations.at_s[0]),
+        end_s=float(observations.at_s[-1]),
         num_units=observations.num_units,
         num_requests=len(observations.at_s),
         num_counted=sum(arm.num_counted for arm in arms),
@@ -148,11 +129,8 @@ def make_report(
 def _without_experiment(
     records: Records, shadows: tuple[ShadowSummary, ...], options: Options
 ) -> Report:
-    findings = [note("no_experiment", "no record is of an experiment; shadows are all there is")]
-    if not shadows:
-        findings = [
-            note("no_experiment", "no record is of an experiment, and none has shadow decisions")
-        ]
+    text = "no record is of an experiment"
+    text += "; only shadows are reported" if shadows else ", and none has shadow decisions"
     return Report(
         files=records.files,
         num_records=records.num_records,
@@ -166,7 +144,7 @@ def _without_experiment(
         num_requests=0,
         num_counted=0,
         verdicts=(),
-        findings=(*findings, *check_surroundings(records, ())),
+        findings=(note("no_experiment", text), *check_surroundings(records, ())),
         sample_ratio=None,
         arms=(),
         comparisons=(),
@@ -200,23 +178,20 @@ def _findings(
     comparisons: tuple[Evidence, ...],
     ratio: RatioCheck,
     baseline: str,
-    wanted: str | None,
-    others: list[str],
 ) -> tuple[Finding, ...]:
+    experiment = observations.experiment
     found = [
         *check_soundness(records, observations, arms, ratio, baseline),
         *check_design(records, observations, arms, comparisons),
         *check_surroundings(records, arms),
-        *check_trials(observations.experiment, records.trials(observations.experiment.name)),
+        *check_trials(experiment, records.trials(experiment.name)),
     ]
-    if wanted is None and baseline not in (observations.experiment.control, *_BASELINES):
-        found.append(note("baseline", f"compared with {baseline}; --baseline NAME chooses another"))
-    if len(others) > 1:
+    if len(comparisons) > 1:
         found.append(
             note(
                 "several_arms",
-                f"{len(others)} variants are compared: each at a level of alpha / {len(others)}, "
-                "so that all verdicts together are wrong as seldom as was asked",
+                f"{len(comparisons)} variants are compared, each at a level of alpha / "
+                f"{len(comparisons)}, so that alpha holds for all verdicts together",
             )
         )
     outside = records.num_records - len(observations.at_s)

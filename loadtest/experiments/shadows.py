@@ -1,9 +1,8 @@
 """What the shadow policies would have done, from the records of live decisions.
 
-All times here are predictions, made alike for the live choice and the shadow's. A shadow decides
-one request at a time on caches and queues that the live policy made: its regret is what it would
-have gained *there*, not how a fleet under it would stand. That a policy looks good in shadow is a
-reason for an experiment, not its result.
+All times are predictions, made the same way for the live choice and the shadow's. A shadow decides
+single requests on the live policy's caches and queues. Its regret is the gain there, and says
+little about a fleet under that policy.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ FROM choices GROUP BY 1, 2 ORDER BY 1, 2
 class WhatIf(Struct, frozen=True, kw_only=True):
     """Another policy on the live one's snapshots; means per request, times in milliseconds.
 
-    `regret_ms` is the live choice's predicted first-token time less the other's: positive where
-    the other would have been sooner.
+    `regret_ms` is the live choice's predicted first-token time less the other's. It is positive if
+    the other is faster.
     """
 
     policy: str
@@ -54,9 +53,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
 
 
 class ShadowSummary(WhatIf, frozen=True, kw_only=True):
-    """A shadow beside one live policy. Its regret is the mean of what it would have `gained_ms`
-    less what it would have `lost_ms`.
-    """
+    """A shadow beside one live policy. Its mean regret is `gained_ms` less `lost_ms`."""
 
     live: str
     gained_ms: float
@@ -64,7 +61,7 @@ class ShadowSummary(WhatIf, frozen=True, kw_only=True):
 
 
 def summarize(records: Records) -> tuple[ShadowSummary, ...]:
-    """Sum up every shadow, for each live policy apart."""
+    """Return the summary of every shadow under each live policy."""
     query = _QUERY.format(quantiles=", ".join(map(str, QUANTILES)))
     return tuple(_summary(row) for row in records.rows(query))
 

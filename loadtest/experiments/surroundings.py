@@ -1,4 +1,4 @@
-"""What records and fleet lack: lost records, decisions made blind, replicas that changed."""
+"""What records and fleet lack: lost records, blind decisions, changed replicas, other starts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Final
 
 from loadtest.experiments.arms import ArmSummary
 from loadtest.experiments.findings import Finding, note, warning
-from loadtest.experiments.records import Records
-from loadtest.words import percent
+from loadtest.experiments.records import Named, Records
+from loadtest.words import moment, percent
 
 _LOST: Final = 0.005  # of decisions
 _BLIND: Final = 0.05  # of requests
 _OTHER_FLEET: Final = 0.01
 _OTHER_POLICY: Final = 0.02
+_LISTED: Final = 5
 
 
 def check_surroundings(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
-    """Yield what is found; `arms` may be empty: there is no experiment."""
+    """Yield findings; `arms` is empty if there is no experiment."""
     yield from _left_out(records)
     yield from _lost(records)
     yield from _states(arms)
@@ -36,8 +37,7 @@ def _left_out(records: Records) -> Iterator[Finding]:
 def _lost(records: Records) -> Iterator[Finding]:
     """Count the decisions that a router numbered and no record has.
 
-    A router numbers its decisions of each model, tries again included; its seed distinguishes
-    processes. Where seeds were configured alike, the file does.
+    A router numbers its decisions of each model, retries included. Its seed identifies the process.
     """
     seen, lost = records.rows(
         "SELECT coalesce(sum(seen), 0), coalesce(sum(greatest(0, span - seen)), 0) FROM ("
@@ -49,16 +49,16 @@ def _lost(records: Records) -> Iterator[Finding]:
         yield warning(
             "lost_records",
             f"about {int(lost):,} of {int(seen + lost):,} decisions have no record (numbers are "
-            "missing): the disk was behind, or a file is not here. Routers count what they "
-            "dropped in warmroute_decision_records_dropped_total. If slow moments lost more than "
-            "others, times are too good",
+            "missing): the disk was slow, or a file is missing. Routers count dropped records in "
+            "warmroute_decision_records_dropped_total. Times are too good if slow moments lost "
+            "more records",
         )
 
 
 def _states(arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
     for arm in arms:
         for state, does in (
-            ("blind", "cache contents were guessed, so cache-aware policies were not themselves"),
+            ("blind", "cache contents were guessed"),
             ("degraded", "cache contents were only partly known"),
         ):
             share = arm.states.get(state, 0.0)
@@ -75,15 +75,11 @@ def _policies(arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
         others = sum(arm.policies.values()) - main
         if others > _OTHER_POLICY * (main + others):
             counts = ", ".join(f"{name} {count:,}" for name, count in arm.policies.items())
-            yield warning(
-                "several_policies",
-                f"{arm.name} ran several policies: {counts}. Was its definition changed, or are "
-                "these requests that no policy but session_sticky can place?",
-            )
+            yield warning("several_policies", f"{arm.name} ran several policies: {counts}")
 
 
 def _fleet(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
-    """Compare the replicas offered: in an experiment by arm, for a partition gives each its own."""
+    """Compare the replicas that decisions could choose from."""
     table, arm = ("chosen", "arm") if arms else ("records", "model")
     rows = records.rows(
         f"SELECT {arm}, fleet, count(*) FROM {table} WHERE fleet IS NOT NULL GROUP BY 1, 2 "
@@ -103,4 +99,30 @@ def _fleet(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
             f"the fleet changed: {percent((total - usual) / total)} of decisions had other replicas"
             f" to choose from than usual ({len(names)} in all). Replicas that come with cold "
             "caches, or go, move both variants, and not always equally",
+        )
+
+
+def check_trials(chosen: Named, known: list[Named]) -> Iterator[Finding]:
+    """Yield the starts of a name that are left out, or joined.
+
+    Args:
+        chosen: The starts that are reported on.
+        known: All starts of that name, the newest first.
+    """
+    left = [each for each in known if not set(each.trials) & set(chosen.trials)]
+    if left:
+        listed = ", ".join(
+            f"{each.trials[0]} (from {moment(each.begin_s)}, {each.num_requests:,} requests)"
+            for each in left[:_LISTED]
+        )
+        yield note(
+            "other_trials",
+            f"this is trial {' and '.join(chosen.trials)}, from {moment(chosen.begin_s)}. Other "
+            f"starts of the name are left out: {listed}. --trial ID chooses, several are joined",
+        )
+    if any(each.begin_s < chosen.end_s and chosen.begin_s < each.end_s for each in left):
+        yield warning(
+            "trials_overlap",
+            "another start of the name ran at the same time: routers that did not receive each "
+            "other's orders? Join them with --trial ID --trial ID",
         )

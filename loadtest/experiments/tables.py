@@ -1,4 +1,4 @@
-"""The tables of a report, as text: the same in the terminal and on the page."""
+"""The tables of a report, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadtest.words import amount, moment, percent, time_span
 
 
 def arm_table(report: Report) -> Table:
-    """Lay out every metric: a column for each arm."""
+    """Lay out every metric, with a column for each variant."""
     rows = [("policy", *(", ".join(list(arm.policies)[:2]) for arm in report.arms))]
     noun = unit_noun(report.experiment.design if report.experiment else "", 2)
     rows.append((noun, *(f"{arm.num_units:,}" for arm in report.arms)))
@@ -43,13 +43,13 @@ def arm_table(report: Report) -> Table:
     return Table(
         head=("", *(arm.name for arm in report.arms)),
         rows=tuple(rows),
-        caption=f"Per variant, with 95 % intervals by {noun} resampled; they hold for one look.",
+        caption=f"Per variant, with 95 % intervals by {noun}; they hold for one look.",
         numeric=tuple(range(1, len(report.arms) + 1)),
     )
 
 
 def difference_table(report: Report) -> Table:
-    """Lay out the differences to the baseline: a column for each other arm."""
+    """Lay out the differences to the baseline, with a column for each other variant."""
     others = [arm for arm in report.arms if arm.against]
     rows = tuple(
         (
@@ -68,7 +68,7 @@ def difference_table(report: Report) -> Table:
 
 
 def evidence_table(report: Report) -> Table:
-    """Lay out what the verdicts rest on: a row for each comparison."""
+    """Lay out the evidence of the verdicts, with a row for each comparison."""
     noun = unit_noun(report.experiment.design if report.experiment else "", 2)
     rows = []
     for found in report.comparisons:
@@ -90,17 +90,17 @@ def evidence_table(report: Report) -> Table:
         )
     confidence = percent(1 - report.comparisons[0].alpha) if report.comparisons else ""
     return Table(
-        head=("arm", "metric", "difference", f"{confidence} sequence", "p", f"{noun} (effective)",
-              f"found with {percent(report.options.power)}", "decided since"),
+        head=("variant", "metric", "difference", f"{confidence} sequence", "p",
+              f"{noun} (effective)", f"found with {percent(report.options.power)}",
+              "decided since"),
         rows=tuple(rows),
-        caption=f"What the verdict rests on: against {report.baseline}, intervals and p that hold "
-        "at every look.",
+        caption=f"Evidence against {report.baseline}: intervals and p hold at every look.",
         numeric=(2, 3, 4, 5, 6),
     )  # fmt: skip
 
 
 def shadow_table(shadows: tuple[WhatIf, ...]) -> Table:
-    """Lay out shadows: shadow's figure, and the live one's in brackets."""
+    """Lay out the shadows' figures, with the live ones in brackets."""
     rows = tuple(
         (
             shadow.policy,
@@ -126,7 +126,7 @@ def shadow_table(shadows: tuple[WhatIf, ...]) -> Table:
 
 
 def redecided_table(found: Redecided) -> Table:
-    """Lay out how records were decided again."""
+    """Lay out the counts of decisions made again."""
     return Table(
         head=("records", "same decision", "same choice, other costs", "other choice", "no policy"),
         rows=(
@@ -146,7 +146,7 @@ def redecided_table(found: Redecided) -> Table:
 
 
 def heading(report: Report) -> str:
-    """Describe in a line what the report is about."""
+    """Describe the report in a line."""
     experiment = report.experiment
     if experiment is None or report.begin_s is None or report.end_s is None:
         return f"{report.num_records:,} records, no experiment"

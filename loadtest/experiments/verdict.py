@@ -1,4 +1,4 @@
-"""The answer, in plain words. It may be asked for at any time, as often as one likes."""
+"""The verdict in words; it holds at every look."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = Literal["better", "worse", "equal", "undecided", "broken"]
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """On one arm against the baseline. `is_final`: more data are not needed for it."""
+    """A variant against the baseline. `is_final`: it needs no more data."""
 
     arm: str
     baseline: str
@@ -28,7 +28,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 def judge(
     evidence: Evidence, findings: tuple[Finding, ...], design: str, options: Options
 ) -> Verdict:
-    """Conclude from an arm's evidence and from what limits it."""
+    """Conclude from a variant's evidence and the findings."""
     metric = METRICS[evidence.metric]
     kind, text = _judged(evidence, findings, design, options, metric)
     return Verdict(

@@ -1,13 +1,12 @@
-"""What may be concluded from measurements: pairs, intervals, verdicts, trends.
+"""Statistics of measurements: pairs, intervals, verdicts, trends.
 
-    measures, pairing, comparison   turns of two variants that ran the same workload, turn by turn
-    bootstrap                       intervals by drawing whole clusters anew, and by rounds
-    resampling                      the same for variants that have sessions of their own
-    effects, sequence, power        live experiments: intervals that hold at every look
+    measures, pairing, comparison   turns of two variants that ran the same workload
+    bootstrap                       intervals by drawing clusters again, and by rounds
+    effects, sequence, power        live experiments: intervals for one look and for every look
     trend                           does a figure drift
-    words                           estimates and comparisons as people read them
+    words                           estimates and comparisons in words
 
-Pure functions of results and a seed. What must not live here: measuring, tables, pictures.
+Pure functions of results and a seed: no measuring, no tables, no pictures.
 """
 
 from loadtest.statistics.bootstrap import Interval

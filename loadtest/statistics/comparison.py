@@ -1,14 +1,13 @@
-"""Two variants and one measure: how much they differ, how sure that is, and what to call it.
+"""Two variants and one measure: their difference, its interval, and the verdict.
 
-A result hangs on luck of two kinds: which sessions came, and what befell a run as a whole (the
-machine's mood, where the first sessions happened to go). Sessions drawn anew know of the first
-kind only, for turns of one run share the second; rounds know of it. The interval given is the hull
-of both, and a difference is called one only if it leaves "no difference" out. By sessions alone,
-two equal variants whose runs vary by 10 % were called different in 35 % of comparisons of two
-rounds.
+A result depends on which sessions came, and on the run as a whole (the machine's load, where the
+first sessions went). Drawing sessions again shows only the first kind of variation, because all
+turns of a run share the second. Rounds show the second kind. The interval is the hull of both, and
+a verdict needs an interval that excludes "no difference". By sessions alone, two equal variants
+whose runs vary by 10 % were called different in 35 % of comparisons of two rounds.
 
-A single round has no interval by rounds: what is said then holds for that run. Times measured
-while the driver itself was late are no ground for a verdict at all.
+A single round has no interval by rounds: the verdict holds for that run. There is no verdict on
+times if the driver itself was late.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from loadtest.statistics.pairing import Round, pair
 
 Verdict = Literal["less", "more", "within the spread", "blurred"]
 
-MIN_CLUSTERS: Final = 5  # fewer sessions than that carry no interval worth the name
+MIN_CLUSTERS: Final = 5  # fewer sessions give no useful interval
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """`arm` against `baseline`, over the turns that succeeded in both.
+    """A variant (`arm`) against `baseline`, over the turns that succeeded in both.
 
-    `effect` is the ratio of means, or the difference of percentiles (`kind`); `rounds` has each
-    round's own. `low` and `high` bound it with 95 % confidence: the hull of `by_session` and
-    `by_round` (None: a single round). `ours` and `theirs` are the two means or percentiles
-    themselves. `blurred` says why there is no verdict.
+    `effect` is the ratio of means, or the difference of percentiles (`kind`). `rounds` has the
+    effect of each round. `low` and `high` bound it with 95 % confidence: the hull of `by_session`
+    and `by_round` (None: a single round). `ours` and `theirs` are the means or percentiles.
+    `blurred` says why there is no verdict.
     """
 
     measure: str
@@ -66,12 +65,12 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """Ours by theirs; None: theirs is 0."""
+        """Return ours / theirs; None: theirs is 0."""
         return self.ours / self.theirs if self.theirs else None
 
     @property
     def is_better(self) -> bool | None:
-        """Return whether the arm did better than the baseline; None: no verdict."""
+        """Return whether the variant did better than the baseline; None: no verdict."""
         if self.verdict not in ("less", "more"):
             return None
         return self.verdict == self.better
@@ -87,11 +86,11 @@ def compare(
     blurred: str = "",
     seed: int = 0,
 ) -> Comparison | None:
-    """Compare two arms over their rounds; None: there is nothing to compare.
+    """Compare two variants over their rounds; None: there is nothing to compare.
 
     Args:
         same_sessions: See `pair`.
-        blurred: Why this measure means little here; "": it does mean something.
+        blurred: Why this measure means little here; "": it is meaningful.
     """
     pairs = pair(measure, rounds, same_sessions=same_sessions)
     kind: Literal["ratio", "difference"] = "ratio" if measure.percentile is None else "difference"

@@ -1,4 +1,4 @@
-"""What is measured of a turn, and what of many turns is compared."""
+"""The measures: a value of each turn, and what of many turns is compared."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Unit = Literal["s", "tokens", "share"]
 
 
 class Measure(Struct, frozen=True, kw_only=True):
-    """One figure of an arm.
+    """One figure of a variant.
 
-    `value` is a turn's part in it; None: not known of this turn, which is left out with its pair.
-    `percentile`, in (0, 1): compare that one; None: the mean. With `counts_failures` a turn that
-    failed, or never came because an earlier one had failed, has a value too.
+    `value` is a turn's part in it; None: unknown, and the turn is left out with its pair.
+    `percentile`, in (0, 1), is compared; None: the mean. With `counts_failures` a turn has a value
+    too if it failed, or never came because an earlier one failed.
     """
 
     name: str
@@ -30,9 +30,9 @@ class Measure(Struct, frozen=True, kw_only=True):
 
 
 def is_good(turn: TurnResult, ttft_s: float | None, tbt_s: float | None) -> bool:
-    """Return whether a turn kept the SLO: it succeeded, and each bound that is given was kept.
+    """Return whether a turn kept the SLO: it succeeded within each given bound.
 
-    A reply of one token has no time between tokens and keeps that bound; a success without a
+    A reply of one token has no inter-token latency and keeps that bound. A success without a
     first-token time does not keep a bound on it.
     """
     if turn.error is not None:
@@ -43,7 +43,7 @@ def is_good(turn: TurnResult, ttft_s: float | None, tbt_s: float | None) -> bool
 
 
 def within_slo(ttft_s: float | None, tbt_s: float | None) -> Measure:
-    """Return the measure of goodput: the share of turns that kept the SLO, failures among them."""
+    """Return the measure of goodput: the share of turns that kept the SLO, failures included."""
     return Measure(
         name="within SLO",
         unit="share",
@@ -55,7 +55,7 @@ def within_slo(ttft_s: float | None, tbt_s: float | None) -> Measure:
 
 def _recomputed(turn: TurnResult) -> float | None:
     if turn.num_prompt_tokens is None or turn.num_cached_tokens is None:
-        return None  # an engine that does not report cached tokens did not compute all of them
+        return None  # no report of cached tokens does not mean that all were computed
     return float(turn.num_recomputed_tokens)
 
 

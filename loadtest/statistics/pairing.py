@@ -1,8 +1,8 @@
-"""Which turns of two variants belong together, and which sessions are drawn together.
+"""Pairs of turns of two variants, and clusters of sessions that are drawn together.
 
-Both variants ran the same workload, so a turn is paired with itself: same session, same number,
-same round. Only pairs whole in both count. Turns of a session hang together (one grows from the
-other), and so do a session and its sub-agents: they are one cluster.
+Both variants ran the same workload, so a turn is paired with itself by session, number and round.
+Only complete pairs count. A session's turns depend on each other, and so do a session and its
+sub-agents: they are one cluster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loadtest.workload import TurnKey
 
 
 class Round(Struct, frozen=True, kw_only=True):
-    """What two arms measured in one round; `is_complete`: both ran to their ends."""
+    """The turns of two variants in one round; `is_complete`: both ran to their ends."""
 
     ours: Sequence[TurnResult]
     theirs: Sequence[TurnResult]
@@ -30,8 +30,8 @@ class Pairs(Struct, frozen=True, kw_only=True):
     """Paired values, shape (num_pairs,) each.
 
     `cluster` is in [0, num_clusters); `round` is the index of the round given. `num_left_out`
-    counts the turns that either arm sent and that are no pair: one of the two failed, did not
-    come, or has no value.
+    counts the turns of either variant without a pair: one of the two failed, did not come, or has
+    no value.
     """
 
     ours: Floats
@@ -46,11 +46,11 @@ def pair(measure: Measure, rounds: Sequence[Round], *, same_sessions: bool = Tru
     """Pair the turns of each round.
 
     Args:
-        same_sessions: A session of one round and its namesake of another are one cluster: the
-            same workload ran again. False: every round drew sessions of its own.
+        same_sessions: Sessions of one name in several rounds are one cluster, because the same
+            workload ran again. False: every round drew its own sessions.
 
-    Warm-up turns are no turns here. A measure that counts failures counts a turn that one arm
-    never sent as failed there, if the round is complete; else it is left out.
+    Warm-up turns do not count. A measure that counts failures counts a turn that one variant never
+    sent as failed, if the round is complete.
     """
     ours: list[float] = []
     theirs: list[float] = []
@@ -83,7 +83,7 @@ def pair(measure: Measure, rounds: Sequence[Round], *, same_sessions: bool = Tru
 
 
 def roots(session_ids: Iterable[str]) -> dict[str, str]:
-    """Find the session that each one descends from; its own id if it is no sub-agent.
+    """Return the session that each one descends from; its own id if it is no sub-agent.
 
     Sub-agents are named after their parents (`s3.2.0` is one of `s3`). A dot is not enough:
     the part before it must be a session too.
@@ -93,10 +93,10 @@ def roots(session_ids: Iterable[str]) -> dict[str, str]:
 
 
 def num_differing_tokens(runs: Sequence[Iterable[TurnResult]]) -> tuple[int, int]:
-    """Count turns whose prompt, and whose reply, had another length in another run.
+    """Count turns whose prompt, and turns whose reply, had another length in another run.
 
-    (0, 0): the same work everywhere. Turns that failed or never came are not counted here: they
-    are errors. Lengths that were not reported are not compared.
+    (0, 0): the same work everywhere. Turns that failed or never came are errors and do not count.
+    Lengths that were not reported are not compared.
     """
     seen: tuple[dict[TurnKey, int], dict[TurnKey, int]] = ({}, {})
     differing: tuple[set[TurnKey], set[TurnKey]] = (set(), set())

@@ -1,16 +1,14 @@
-"""How small a difference is found, and how many units and hours more it takes to find another.
+"""How many more units and hours an experiment needs, at its present variance and traffic.
 
-What must live here: arithmetic on a standard error that shrinks with the square root of units at
-present variance and traffic. The power is that of the last look alone; looking earlier as
-well finds the effect at least as often, so the needs are on the safe side.
+A standard error shrinks with the square root of the units. The power is that of the last look;
+looking earlier as well finds an effect at least as often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from math import ceil, isfinite, sqrt
 from typing import Final
 
-import numpy as np
 from msgspec import Struct
 
 from loadtest.extras import need
@@ -18,14 +16,14 @@ from loadtest.statistics.effects import MIN_UNITS
 from loadtest.statistics.sequence import radius
 
 _SURE: Final = 0.75
-"""Needs are worked out with a standard error that the true one exceeds in one of four cases only:
-of a pilot with heavy-tailed sessions, half find theirs too small, and then too few units."""
+"""Needs assume a standard error that the true one exceeds in one of four cases only. Half of all
+pilots with heavy-tailed sessions see a standard error that is too small."""
 
-_MOST: Final = 1e6  # times what was collected; beyond, "never" is the better answer
+_MOST: Final = 1e6  # times the units so far; beyond that the answer is "never"
 
 
 class Need(Struct, frozen=True, kw_only=True):
-    """Units in all, of both arms, and what is still missing of them; 0: enough."""
+    """Units in all, of both variants, and how many are missing; 0: enough."""
 
     num_units: int
     num_more_units: int
@@ -33,15 +31,15 @@ class Need(Struct, frozen=True, kw_only=True):
 
 
 class Needs(Struct, frozen=True, kw_only=True):
-    """None: nothing is known about the variance yet, or it would take practically for ever.
+    """None: the variance is unknown, or it would take practically for ever.
 
-    `detectable` is the least effect that was found with the power asked for by now, on the scale
-    of estimates (a logarithm of a ratio, or a difference).
+    `detectable` is the least effect that the units so far find with the power asked for, on the
+    scale of estimates (a logarithm of a ratio, or a difference).
     """
 
     detectable: float | None
     to_find: Need | None  # the effect worth finding
-    to_equal: Need | None  # to show that there is none larger than the margin, if there is none
+    to_equal: Need | None  # to show that no difference is larger than the margin
 
 
 def needs(
@@ -56,41 +54,32 @@ def needs(
     effect: float,
     margin: float,
 ) -> Needs:
-    """Work out the needs from what `num_units` units in `span_s` seconds gave."""
+    """Compute the needs from the results of `num_units` units in `span_s` seconds."""
     if se is None or df <= 0 or not num_units:
         return Needs(detectable=None, to_find=None, to_equal=None)
-    stats = need("scipy.stats")
-    found, equal = float(stats.norm.ppf(power)), float(stats.norm.ppf((1 + power) / 2))
-    likely = se * float(np.sqrt(df / stats.chi2.ppf(1 - _SURE, df)))
+    stats, optimize = need("scipy.stats"), need("scipy.optimize")
+    likely = se * sqrt(df / float(stats.chi2.ppf(1 - _SURE, df)))
 
-    def reach(times: float, quantile: float) -> float:
-        """The effect that is found (or excluded) with so many times the units."""
-        shrunk = likely / np.sqrt(times)
-        return float(radius(shrunk, scale=scale, alpha=alpha, df=df * times) + quantile * shrunk)
+    def reach(times: float, share: float) -> float:
+        """Return the effect that so many times the units find, or exclude."""
+        shrunk = likely / sqrt(times)
+        found = radius(shrunk, scale=scale, alpha=alpha, df=df * times)
+        return found + float(stats.norm.ppf(share)) * shrunk
 
-    def units(target: float, quantile: float) -> Need | None:
-        times = _least(lambda t: reach(t, quantile) <= target)
-        if times is None:
+    def units(target: float, share: float) -> Need | None:
+        if reach(_MOST, share) > target:
             return None
-        wanted = max(int(np.ceil(times * num_units)), 2 * MIN_UNITS)
+        times = optimize.brentq(
+            lambda times: min(reach(times, share), 1e9) - target, 1 / _MOST, _MOST, rtol=1e-4
+        )
+        wanted = max(ceil(times * num_units), 2 * MIN_UNITS)
         more = max(0, wanted - num_units)
         more_s = more / num_units * span_s if span_s > 0 else None
         return Need(num_units=wanted, num_more_units=more, more_s=more_s)
 
-    detectable = reach(1.0, found)
+    detectable = reach(1.0, power)
     return Needs(
-        detectable=detectable if np.isfinite(detectable) else None,
-        to_find=units(effect, found),
-        to_equal=units(margin, equal),
+        detectable=detectable if isfinite(detectable) else None,
+        to_find=units(effect, power),
+        to_equal=units(margin, (1 + power) / 2),
     )
-
-
-def _least(is_enough: Callable[[float], bool]) -> float | None:
-    """Find the least number in [1 / _MOST, _MOST] that is enough, to one in a thousand."""
-    low, high = 1 / _MOST, _MOST
-    if not is_enough(high):
-        return None
-    while high / low > 1.001:
-        middle = float(np.sqrt(low * high))
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high

@@ -1,4 +1,4 @@
-"""Does it drift? Over the turns of one run, and over the runs of a whole comparison.
+"""Drift over the turns of one run, and over the runs of a comparison.
 
 Needs scipy (extra `experiments`), imported late.
 """
@@ -12,23 +12,20 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-_SURE: Final = 0.01  # p below which a trend is no accident
+_SURE: Final = 0.01  # p
 _MIN_TURNS: Final = 12
 _MIN_RUNS: Final = 4
 
 
 class Trend(Struct, frozen=True, kw_only=True):
-    """How a figure went from beginning to end: `change` is a ratio, 1.0 for none.
-
-    `is_sure`: more than chance makes of no trend at all (p < 0.01).
-    """
+    """A figure's change from beginning to end, as a ratio; `is_sure`: p < 0.01."""
 
     change: float = 1.0
     is_sure: bool = False
 
 
 def within(values: Sequence[float]) -> Trend:
-    """Compare the last third of a run with its first, by medians; Kendall's rank test."""
+    """Compare the medians of a run's first and last third; Kendall's rank test."""
     if len(values) < _MIN_TURNS:
         return Trend()
     from scipy.stats import kendalltau
@@ -42,10 +39,10 @@ def within(values: Sequence[float]) -> Trend:
 
 
 def across(runs: Sequence[tuple[str, float]]) -> Trend:
-    """Fit one common exponential trend to the runs' figures, in the order in which they ran.
+    """Fit one common exponential trend to the runs' figures, in the order of the runs.
 
     Args:
-        runs: Arm and figure (> 0) of each run. Every arm has a level of its own.
+        runs: Variant and figure (> 0) of each run. Every variant has its own level.
     """
     arms = sorted({arm for arm, _ in runs})
     spare = len(runs) - len(arms) - 1
@@ -53,7 +50,7 @@ def across(runs: Sequence[tuple[str, float]]) -> Trend:
         return Trend()
     from scipy.stats import t as student
 
-    # log figure = level of the arm + slope x position in [-1/2, 1/2]
+    # log figure = level of the variant + slope x position in [-1/2, 1/2]
     position = np.linspace(-0.5, 0.5, len(runs))
     design = np.array([[*(float(arm == own) for own in arms), 0.0] for arm, _ in runs])
     design[:, -1] = position

@@ -1,11 +1,11 @@
-"""Estimates and comparisons as people read them."""
+"""Estimates and comparisons in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from loadtest.statistics.comparison import Comparison
-from loadtest.statistics.resampling import Estimate
+from loadtest.statistics.effects import Estimate
 from loadtest.words import amount, ratio, signed, three_digits
 
 
@@ -18,7 +18,7 @@ def estimate(found: Estimate, unit: str) -> str:
 
 
 def change(found: Estimate, *, is_relative: bool) -> str:
-    """Write a difference between two arms with its sign and interval."""
+    """Write a difference between two variants with its sign and interval."""
     if found.value is None:
         return "-"
     text = f"{signed(found.value)} {'%' if is_relative else 'points'}"
@@ -40,7 +40,7 @@ def sentence(found: Comparison) -> str:
 
 
 def paragraphs(comparisons: Iterable[Comparison]) -> list[str]:
-    """Write one paragraph for each arm and baseline."""
+    """Write one paragraph for each variant and baseline."""
     said: dict[tuple[str, str], list[str]] = {}
     for found in comparisons:
         said.setdefault((found.arm, found.baseline), []).append(sentence(found))
@@ -50,7 +50,7 @@ def paragraphs(comparisons: Iterable[Comparison]) -> list[str]:
 
 
 def figures(found: Comparison) -> tuple[str, ...]:
-    """Write a comparison's cells: theirs, ours, effect, interval, range over the rounds."""
+    """Write a comparison's cells: theirs, ours, effect, interval, range of the rounds."""
     return (
         value(found.unit, found.theirs),
         value(found.unit, found.ours),
@@ -71,13 +71,13 @@ def bounds(found: Comparison) -> str:
 
 
 def round_range(found: Comparison) -> str:
-    """Write the lowest and the highest of the rounds."""
+    """Write the lowest and the highest round."""
     ends = (min(found.rounds), max(found.rounds))
     return " to ".join(_write(found, end, bare=True) for end in ends)
 
 
 def value(measure_unit: str, amount: float | None) -> str:
-    """Write a figure of an arm with its unit; `-` for none."""
+    """Write a figure of a variant with its unit; `-` for none."""
     if amount is None:
         return "-"
     match measure_unit:

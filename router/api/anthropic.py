@@ -21,7 +21,6 @@ from router.api.anthropic_blocks import Chat, add_message, add_system
 from router.api.anthropic_tools import chat_tool_choice, chat_tools, tool_changes
 from router.api.anthropic_types import Block, Message, Options, ThinkingDisabled, Unknown
 from router.api.openai import ChatRequest, Json
-from router.api.outline import Outline
 from router.api.usage import NOT_JSON, PromptDetails, Usage, usage_of_stream
 
 _OPTIONS: Final[dict[str, Any]] = get_type_hints(Options)
@@ -54,15 +53,6 @@ def parse_count(body: Json) -> ChatRequest:
         BadRequest: as `parse_messages`.
     """
     return parse_messages({field: body[field] for field in _COUNTED if field in body})
-
-
-def outlined_messages(outline: Outline) -> ChatRequest:
-    """View what is known of a request that was not read whole.
-
-    Raises:
-        BadRequest: as `parse_messages`, as far as that is known.
-    """
-    return replace(parse_messages({**outline.fields, "messages": []}), engine_only="size")
 
 
 def _converted(body: Json, view: ChatRequest, chats: list[Chat]) -> ChatRequest:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.api import anthropic, openai, responses, responses_usage, usage
 from router.api.openai import ChatRequest, CompletionRequest, Json
@@ -27,7 +28,8 @@ class Api(Struct, frozen=True, kw_only=True):
 
     name: In records and metrics.
     parse: Views a body as what decides its prompt; raises BadRequest. None: that is not known here.
-    outlined: Likewise, of a body that was not read whole.
+    empty: A conversation without text, for a body that is not parsed whole; None: such a body is
+        passed through.
     tokenize_body: Builds the body for an engine's `/tokenize` from the client's own; None: it is
         built from what `parse` returned.
     usage_of_body, usage_of_stream: Read what the engine reports, from a whole answer and from the
@@ -47,7 +49,7 @@ class Api(Struct, frozen=True, kw_only=True):
 
     name: str
     parse: Callable[[Json], Request] | None = None
-    outlined: Callable[[Outline], Request] | None = None
+    empty: Json | None = None
     tokenize_body: Callable[[Json], dict[str, Any]] | None = None
     usage_of_body: Callable[[bytes], Usage | None] = usage.usage_of_body
     usage_of_stream: Callable[[bytes], Usage | None] = usage.usage_of_stream
@@ -58,6 +60,16 @@ class Api(Struct, frozen=True, kw_only=True):
     ranks_since: Release | None = None
     counts: bool = False
 
+    def outlined(self, outline: Outline) -> Request | None:
+        """View the known fields of a body that was not parsed whole; its prompt is unknown.
+
+        Raises:
+            BadRequest: as `parse`.
+        """
+        if self.parse is None or self.empty is None:
+            return None
+        return replace(self.parse({**outline.fields, **self.empty}), engine_only="size")
+
     def honours_rank(self, version: str | None) -> bool:
         """Return whether an engine of this version computes a request at the rank it is told."""
         return self.ranks_since is None or is_at_least(version, self.ranks_since)
@@ -66,21 +78,21 @@ class Api(Struct, frozen=True, kw_only=True):
 CHAT: Final = Api(
     name="chat",
     parse=openai.parse_chat,
-    outlined=openai.outlined_chat,
+    empty={"messages": []},
     tokenize_body=openai.tokenize_body,
 )
 
 COMPLETIONS: Final = Api(
     name="completions",
     parse=openai.parse_completion,
-    outlined=openai.outlined_completion,
+    empty={"prompt": ""},
     tokenize_body=openai.tokenize_body,
 )
 
 MESSAGES: Final = Api(
     name="messages",
     parse=anthropic.parse_messages,
-    outlined=anthropic.outlined_messages,
+    empty={"messages": []},
     usage_of_body=anthropic.usage_of_message,
     usage_of_stream=anthropic.usage_of_messages,
     end=b"",
@@ -93,7 +105,7 @@ COUNT_TOKENS: Final = Api(name="other", parse=anthropic.parse_count, counts=True
 RESPONSES: Final = Api(
     name="responses",
     parse=responses.parse_responses,
-    outlined=responses.outlined_responses,
+    empty={"input": ""},
     tokenize_body=responses.tokenize_responses,
     usage_of_body=responses_usage.usage_of_response,
     usage_of_stream=responses_usage.usage_of_responses,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from msgspec import Struct
 
 from router.api.openai import ChatRequest, CompletionRequest
-from router.api.outline import Outline
 from router.errors import BadRequest
 
 _TRUNCATED = "truncate_prompt_tokens"
@@ -36,18 +35,6 @@ def sizes_of(prompt: ChatRequest | CompletionRequest) -> Sizes:
     ids = max((len(each) for each in prompt.prompts if not isinstance(each, str)), default=0)
     chars = max((len(each) for each in prompt.prompts if isinstance(each, str)), default=0)
     return Sizes(num_prompt_ids=ids, num_prompt_chars=chars)
-
-
-def sizes_of_outline(outline: Outline) -> Sizes:
-    """Take the sizes of a body that was not read whole."""
-    if outline.fields.get(_TRUNCATED) is not None:
-        return Sizes(num_messages=outline.num_messages, num_tools=outline.num_tools)
-    return Sizes(
-        num_messages=outline.num_messages,
-        num_tools=outline.num_tools,
-        num_prompt_ids=outline.num_prompt_ids,
-        num_prompt_chars=outline.num_prompt_chars,
-    )
 
 
 def check_fits(sizes: Sizes, max_tokens: int, max_chars_per_token: int | None) -> None:

@@ -17,9 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from router.api.outline import Outline
 from router.errors import BadRequest
 
 Json = Mapping[str, Any]
@@ -205,24 +203,6 @@ def parse_completion(body: Json) -> CompletionRequest:
         stream_options=_object(body, "stream_options"),
         engine_only=_engine_only(body, ("prompt_embeds", "suffix")) or odd,
     )
-
-
-def outlined_chat(outline: Outline) -> ChatRequest:
-    """View what is known of a chat request that was not read whole.
-
-    Raises:
-        BadRequest: as `parse_chat`, as far as that is known.
-    """
-    return replace(parse_chat({**outline.fields, "messages": []}), engine_only="size")
-
-
-def outlined_completion(outline: Outline) -> CompletionRequest:
-    """View what is known of a completion request that was not read whole.
-
-    Raises:
-        BadRequest: as `parse_completion`, as far as that is known.
-    """
-    return replace(parse_completion({**outline.fields, "prompt": ""}), engine_only="size")
 
 
 def tokenize_body(body: Json) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from router.api.openai import ChatRequest, Json, tokenize_chat
-from router.api.outline import Outline
 from router.errors import BadRequest
 
 _Message = dict[str, Any]
@@ -80,11 +79,6 @@ def parse_responses(body: Json) -> ChatRequest:
         responses_body=body,
         engine_only=_engine_only(body),
     )
-
-
-def outlined_responses(outline: Outline) -> ChatRequest:
-    """View what is known of a request that was not read whole."""
-    return replace(_frame(outline.fields), engine_only="size")
 
 
 def tokenize_responses(body: Json) -> dict[str, Any]:

@@ -68,15 +68,15 @@ class Withheld:
                 raise _refused(name, field)
 
     def check_form(self, body: bytes, content_type: str) -> None:
-        """Refuse a form that has one of the fields: of them forms know `vllm_xargs` alone.
+        """Refuse a form with the field `vllm_xargs`, the only one of the fields that forms know.
 
         Raises:
-            BadRequest: a part is called so, or may be for some reader; or it is no form.
+            BadRequest: a part has this name, or the form is unusual (see router.api.forms).
         """
         if "vllm_xargs" not in self._fields:
             return
         try:
-            if any(b"vllm_xargs" in part.names for part in parts_of_form(body, content_type)):
+            if any(part.name == b"vllm_xargs" for part in parts_of_form(body, content_type)):
                 raise _refused("vllm_xargs", "vllm_xargs")
         except Malformed as exc:
             raise BadRequest(

@@ -12,7 +12,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from policies.registry import create
-from router.api.outliner import Outliner
 from router.api.withheld import Withheld
 from router.cluster import OrderShare, PoolShare, RecordShare, Sharing
 from router.cluster.candidate_names import CandidateNames
@@ -71,13 +70,11 @@ class Threads:
         # Of its own: a model hub that does not answer must not hold up prompts of other models.
         self.load = ThreadPoolExecutor(1, thread_name_prefix="load")
         self.files = ThreadPoolExecutor(1, thread_name_prefix="files")
-        self.outliner = Outliner()
 
     def close(self) -> None:
         """End them without waiting."""
         for executor in (self.encode, self.heavy, self.load, self.files):
             executor.shutdown(wait=False, cancel_futures=True)
-        self.outliner.close()
 
 
 class Parts:

@@ -57,7 +57,6 @@ def _data_app(router: Router) -> DataApp:
             router.story,
             upstream=router.upstream,
             headers=RequestHeaders(router.engine_key, router.withheld),
-            fleet=router.fleet,
             limits=config.limits,
             metrics=router.metrics,
         ),
@@ -84,7 +83,6 @@ def _admin_app(router: Router) -> AdminApp:
     token = read_secret(config.admin.token_file, "admin.token_file")
     return AdminApp(
         explainer=Explainer(router.story, router.caches, router.fleet),
-        registry=router.registry,
         watches=router.watches,
         experiments=router.experiments,
         status=router.status,

@@ -83,7 +83,6 @@ def build_story(parts: Parts) -> Story:
     headers = RequestHeaders(parts.engine_key, parts.withheld)
     sender = _sender(parts, headers=headers, retries=retries)
     reader = Reader(
-        parts.threads.outliner,
         fleet=parts.fleet,
         withheld=parts.withheld,
         session_headers=config.session.headers,

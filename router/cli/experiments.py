@@ -77,7 +77,7 @@ def ramp_experiment(name: str, shares: tuple[str, ...], admin: Admin) -> None:
 
 @experiments.command("stop")
 @click.argument("name")
-@click.option("--arm", metavar="NAME", help="Stop only this variant.")
+@click.option("--variant", "--arm", "arm", metavar="NAME", help="Stop only this variant.")
 @click.option("--reason", help="The reason, for the log and for other people.")
 @admin_options
 def stop_experiment(name: str, arm: str | None, reason: str | None, admin: Admin) -> None:
@@ -101,7 +101,7 @@ def remove_experiment(name: str, admin: Admin) -> None:
 
 
 def table(experiments: list[dict[str, Any]]) -> str:
-    """Draw each experiment: what it is, its status, a row for each arm."""
+    """Draw each experiment: its definition, its status, and a row for each variant."""
     from rich.markup import escape  # late: `--help` should not wait for it
     from rich.table import Table
 
@@ -113,7 +113,7 @@ def table(experiments: list[dict[str, Any]]) -> str:
         for line in _lines(experiment):
             console.print("  " + escape(line))
         grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for name in ("  arm", "policy", "share", "guardrails"):
+        for name in ("  variant", "policy", "share", "guardrails"):
             grid.add_column(name)
         for arm in experiment["arms"]:
             grid.add_row(*map(escape, _row(arm)))
@@ -148,7 +148,7 @@ def _row(arm: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _guardrails(arm: dict[str, Any]) -> str:
-    """Return how far each is from stopping its arm, or what has stopped it."""
+    """Return how near each guardrail is to a stop, or the reason of the stop."""
     if arm["stopped"] is not None:
         return str(arm["stopped"]["reason"])
     texts = [

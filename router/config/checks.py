@@ -23,7 +23,7 @@ from router.config.replicas import ReplicaConfig, pool_of
 from router.config.routing import PolicyConfig, ShadowConfig
 from router.config.tree import Config
 from router.errors import ConfigError
-from router.experiments.definition import KnownReplica, check_all, check_replicas
+from router.experiments.definition import check_all
 
 _OWN_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -67,7 +67,7 @@ def check(config: Config) -> None:
     _check_dates(config.tokens.start_dates)
     _check_policy(config.policy)
     _check_shadows(config.shadow)
-    _check_experiments(config)
+    check_all(config.experiment.definitions, "experiment.definitions")
 
 
 def check_pool(replica: ReplicaConfig, pools: Sequence[str], key: str = "") -> None:
@@ -299,20 +299,3 @@ def _check_shadows(shadow: ShadowConfig) -> None:
                 f"{key}: is already shadow.policies[{known.index(policy)}]", param=key
             )
         known.append(policy)
-
-
-def _check_experiments(config: Config) -> None:
-    """Refuse experiments that are wrong; replicas of arms are known if no others may come."""
-    key = "experiment.definitions"
-    check_all(config.experiment.definitions, key)
-    if config.replicas:
-        known = [
-            KnownReplica(
-                names=(replica.name or f"r{i + 1}", replica.url.rstrip("/")),
-                role=replica.role,
-                transfer=replica.transfer or config.prefill.transfer,
-            )
-            for i, replica in enumerate(config.replicas)
-        ]
-        for i, experiment in enumerate(config.experiment.definitions):
-            check_replicas(experiment, known, f"{key}[{i}].", may_grow=config.may_grow)

@@ -7,4 +7,6 @@ from typing import Final
 
 REMOVED: Final[Mapping[str, str]] = {
     "forward.continue_streams": "a broken stream ends with an error event; remove the key",
+    "experiment.definitions[].arms[].replicas": "use design switchback instead of partition",
+    "arms[].replicas": "use design switchback instead of partition",
 }

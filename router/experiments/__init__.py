@@ -1,6 +1,5 @@
-"""Experiments on live traffic: which request gets which variant, and what stops one.
+"""Experiments on live traffic: which request gets which variant, and what stops a variant.
 
-What must live here: assignment, time slots, evidence against a variant, orders and how those of
-several routers become one. What must not: a clock, I/O, the request itself. The caller brings
-the wall clock's time (`at_s`, unix seconds), for it is what routers have in common.
+This package has the assignment, the time slots, the evidence against a variant, the orders, and the
+merging of several routers' orders. It reads no clock, does no I/O and knows no request.
 """

@@ -1,4 +1,4 @@
-"""What is counted of one variant's requests."""
+"""Metrics of one variant's requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from router.records.record import DecisionRecord
 
 
 class ArmMetrics:
-    """One arm's instruments, looked up once."""
+    """One variant's instruments, looked up once."""
 
     __slots__ = ("_experiment", "_metrics", "_name", "_tokens", "_ttft")
 

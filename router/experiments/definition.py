@@ -1,11 +1,10 @@
-"""What operators write down of an experiment: its variants, its design, its traffic, its bounds.
+"""The definition of an experiment: its variants, design, traffic and guardrails.
 
-What must live here: the structs, and what is wrong with one beyond types and ranges. What must
-not: which request gets which variant (router.experiments), when, any state.
+This module has the structs that operators write, and the checks that types and ranges cannot make.
+It has no state: `router.experiments.trial` assigns requests.
 
-Shares are of the traffic in scope: requests for `models`. The variants' shares and `holdout` sum to
-1 at most; what is left is not in the experiment (yet) and is placed by the default policy, as the
-holdout is.
+Shares are shares of the traffic in scope, the requests for `models`. The variants' shares and
+`holdout` sum to 1 at most. The rest is not in the experiment, and the default policy places it.
 """
 
 from __future__ import annotations
@@ -17,21 +16,19 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from policies.policy import Policy
 from policies.registry import create
-from router.addresses import base_url
 from router.errors import ConfigError
-from router.roles import Role, Transfer
 
-Design = Literal["split", "switchback", "partition"]
+Design = Literal["split", "switchback"]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 MAX_ARMS = 8
 UNIT = 1_000_000
-"""Shares are counted in millionths, so that every router rounds them alike."""
+"""Shares are counted in millionths, so that every router rounds them the same way."""
 
 
 class ArmQueue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When an arm's requests may go, as far as that is not the router's `queue`."""
+    """A variant's own queue settings; None: as in the router's `queue`."""
 
     mode: Annotated[Literal["off", "on"] | None, Meta(description="whether its prompts wait")] = (
         None
@@ -54,7 +51,7 @@ class ArmQueue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One side of an experiment."""
+    """One variant of an experiment."""
 
     name: Annotated[Name, Meta(description="letters, digits, '.', '_', '-'")]
     policy: Annotated[str, Meta(description="routing policy (see `warmroute policies`)")]
@@ -68,17 +65,13 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "leaves"
         ),
     ] = None
-    replicas: Annotated[
-        tuple[str, ...],
-        Meta(description="design partition: names or base URLs of the replicas it may use"),
-    ] = ()
     queue: Annotated[
-        ArmQueue | UnsetType,  # not written where it is not given: older routers refuse the key
-        Meta(description="designs switchback and partition: its own mode, window, fill, patience"),
+        ArmQueue | UnsetType,  # not written if it is not given: older routers refuse the key
+        Meta(description="design switchback: its own mode, window, fill, patience"),
     ] = UNSET
 
     def made(self) -> Policy:
-        """Make its policy; ValueError if there is none such."""
+        """Create the policy; ValueError if it is unknown or its parameters are wrong."""
         return create(self.policy, self.params)
 
 
@@ -92,7 +85,7 @@ class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Guardrails(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stops an arm by itself; none given: nothing does."""
+    """Bounds that stop a variant automatically; without any, nothing does."""
 
     max_error_rate: Annotated[
         Annotated[float, Meta(gt=0, lt=1)] | None,
@@ -124,7 +117,7 @@ class Guardrails(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A comparison of arms on live traffic."""
+    """A comparison of policies on live traffic."""
 
     name: Annotated[Name, Meta(description="letters, digits, '.', '_', '-'")]
     arms: Annotated[
@@ -133,10 +126,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ]
     design: Annotated[
         Design,
-        Meta(
-            description="split: sessions; switchback: time slots of the whole fleet; partition: "
-            "sessions, each variant with replicas of its own"
-        ),
+        Meta(description="split: sessions; switchback: time slots of the whole fleet"),
     ] = "split"
     models: Annotated[
         tuple[str, ...],
@@ -176,12 +166,12 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def control_arm(self) -> str:
-        """Name the arm that the others are held against."""
+        """Name the variant that the others are compared with."""
         return self.control or self.arms[0].name
 
     @property
     def wash_out(self) -> float:
-        """Return the seconds after a change of arm that do not count."""
+        """Return the seconds after a change of variant that do not count."""
         return self.slot_s / 10 if self.wash_out_s is None else self.wash_out_s
 
     def claims(self, model: str) -> bool:
@@ -189,7 +179,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return not self.models or model in self.models
 
     def shares(self) -> dict[str, float]:
-        """Return the arms' shares at the start."""
+        """Return the variants' shares at the start."""
         equal = int((1 - self.holdout) * UNIT + 0.5) // len(self.arms) / UNIT
         return {arm.name: equal if arm.share is None else arm.share for arm in self.arms}
 
@@ -217,12 +207,10 @@ def check(experiment: Experiment, key: str = "") -> None:
     _check_ramp(experiment, f"{key}ramp")
     if experiment.wash_out >= experiment.slot_s:
         raise _wrong(f"{key}wash_out_s", f"must be less than slot_s, {experiment.slot_s:g}")
-    if experiment.design == "partition":
-        _check_partition(experiment, key)
 
 
 def check_shares(experiment: Experiment, shares: Mapping[str, float], key: str) -> None:
-    """Refuse shares of unknown arms, outside 0 to 1, or that sum to more than there is.
+    """Refuse shares of unknown variants, outside 0 to 1, or with a sum above 1.
 
     Raises:
         ConfigError: the message and `param` name the field.
@@ -268,68 +256,15 @@ def check_all(experiments: Sequence[Experiment], key: str) -> None:
                 )
 
 
-class KnownReplica(Struct, frozen=True, kw_only=True):
-    """A replica that an arm may name."""
-
-    names: tuple[str, ...]  # and its base URL; the first is for people
-    role: Role = "both"
-    transfer: Transfer = "store"
-
-
-def check_replicas(
-    experiment: Experiment,
-    known: Sequence[KnownReplica],
-    key: str = "",
-    *,
-    may_grow: bool = False,
-) -> None:
-    """Refuse arms whose replicas are unknown, or have roles that lack their partner in the arm.
-
-    Args:
-        may_grow: Others may come: an arm that names one of them is not judged.
-
-    Raises:
-        ConfigError: the message and `param` name the field.
-    """
-    by_name = {name: replica for replica in known for name in replica.names}
-    for i, arm in enumerate(experiment.arms):
-        names = [base_url(name) for name in arm.replicas]
-        unknown = [name for name in names if name not in by_name]
-        if not unknown:
-            _check_roles([by_name[name] for name in names], f"{key}arms[{i}].replicas")
-        elif not may_grow:
-            listed = _list(replica.names[0] for replica in known)
-            raise _wrong(f"{key}arms[{i}].replicas", f"no replica {unknown[0]!r}; known: {listed}")
-
-
-def _check_roles(replicas: Sequence[KnownReplica], key: str) -> None:
-    """Refuse an arm that could compute prompts only, or answers only."""
-    given = {(replica.role, replica.transfer) for replica in replicas}
-    for replica in replicas:
-        if replica.role == "both":
-            continue
-        partner = "decode" if replica.role == "prefill" else "prefill"
-        if (partner, replica.transfer) not in given:
-            raise _wrong(
-                key,
-                f"{replica.names[0]!r} has role {replica.role} and the variant no replica of role "
-                f"{partner} with transfer {replica.transfer}. Name one: a variant's prompts are "
-                "computed at its own replicas",
-            )
-
-
 def _check_arm(experiment: Experiment, arm: Arm, key: str) -> None:
     try:
         arm.made()
     except ValueError as exc:
         raise _wrong(f"{key}policy", str(exc)) from exc
-    if experiment.design != "partition" and arm.replicas:
-        raise _wrong(f"{key}replicas", f"only design partition has these, not {experiment.design}")
     if experiment.design == "split" and arm.queue is not UNSET:
         raise _wrong(
             f"{key}queue",
-            "only designs switchback and partition have it: variants of a split share windows, and "
-            "what waits less would overtake what waits more",
+            "only design switchback has it: variants of a split share one queue",
         )
 
 
@@ -342,17 +277,6 @@ def _check_ramp(experiment: Experiment, key: str) -> None:
         last_s = step.after_s
         shares |= step.shares
         check_shares(experiment, shares, f"{key}[{i}].shares")
-
-
-def _check_partition(experiment: Experiment, key: str) -> None:
-    owners: dict[str, str] = {}
-    for i, arm in enumerate(experiment.arms):
-        if not arm.replicas:
-            raise _wrong(f"{key}arms[{i}].replicas", "design partition gives each variant some")
-        for name in arm.replicas:
-            owner = owners.setdefault(base_url(name), arm.name)
-            if owner != arm.name:
-                raise _wrong(f"{key}arms[{i}].replicas", f"{name!r} is {owner!r}'s already")
 
 
 def _wrong(key: str, text: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""An experiment as the admin API and /metrics show it."""
+"""How the admin API and /metrics show an experiment."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from router.experiments.slots import slot_of
+from router.experiments.draw import slot_of
 from router.experiments.state import State
 from router.experiments.trial import Trial
 from router.metrics import ExperimentState
 
 
 def description_of(trial: Trial, at_s: float, *, overruled_by: str | None) -> dict[str, Any]:
-    """Describe an experiment for people: arms, shares, guardrails, slot, orders."""
+    """Describe an experiment for people: variants, shares, guardrails, slot, orders."""
     state = trial.state
     shares = trial.shares(at_s)
     guards: dict[str, list[dict[str, Any]]] = {}

@@ -1,13 +1,12 @@
-"""Evidence that a mean is above its bound, which may be looked at after every observation.
+"""Evidence that a mean is above its bound, valid at every look.
 
-A gambler who doubts "the mean is at most b" bets on each next value x in [0, 1]: a bet L turns
-wealth w into w (1 + L (x - b)). If the mean of the next value, given all before, is at most b,
-no bet gains on average, so that starting from 1 the wealth ever reaches 1/alpha with probability
-alpha at most (Ville). Stopping at 1/alpha therefore stops a variant within its bound with that
-probability at most, however long one looks. Several bets share the wealth: a small excess is
-found by small bets, a large one at once by large ones.
+The evidence is the wealth of a bettor against "the mean is at most b". A bet L on the next value x
+in [0, 1] turns wealth w into w (1 + L (x - b)). If the mean is at most b, no bet gains on average,
+so wealth that starts at 1 ever reaches 1/alpha with probability alpha at most (Ville). Stopping at
+1/alpha is therefore wrong with that probability at most, however often one looks. Small bets
+detect a small excess, large bets detect a large one soon.
 Source: Waudby-Smith and Ramdas, Estimating means of bounded random variables by betting,
-JRSS B 86 (2024), section 4; for x in {0, 1} it is the likelihood ratio test mixed over rates.
+JRSS B 86 (2024), section 4.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Evidence:
         self._logs = [0.0] * len(_BETS)
 
     def add(self, value: float) -> None:
-        """Take in a value from [0, 1]."""
+        """Record a value in [0, 1]."""
         excess = value - self.bound
         self._logs = [
             wealth + log1p(bet * excess) for wealth, bet in zip(self._logs, self._bets, strict=True)
@@ -43,11 +42,11 @@ class Evidence:
 
     @property
     def mean(self) -> float | None:
-        """The mean so far; None: nothing was seen."""
+        """Return the mean so far; None: no value yet."""
         return self.total / self.num if self.num else None
 
     @property
     def log_wealth(self) -> float:
-        """Natural logarithm of the wealth; compare with log(1 / alpha)."""
+        """Return the natural logarithm of the wealth; compare it with log(1 / alpha)."""
         most = max(self._logs)
         return most + log(sum([exp(each - most) for each in self._logs]) / len(self._logs))

@@ -1,8 +1,9 @@
-"""Runs all experiments: what was ordered, here or on another router, and what follows of it.
+"""All experiments of this router: orders given here or elsewhere, and what follows from them.
 
-The way of a request: `assign` -> (policy, replicas) -> `observe`, which may stop its variant.
-Orders change the state at once and leave it in `unsaved`, to be shared; `apply` takes other
-routers' in.
+A request passes `assign`, is placed by the policy of its variant, and ends in `observe`, which may
+stop the variant. Orders change the state at once and leave it in `unsaved`, to be shared; `apply`
+takes other routers' states in. The caller brings the wall clock's time (`at_s`, unix seconds), the
+time that routers have in common.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from router.experiments.assignment import Assignment
 from router.experiments.definition import Experiment, check, check_shares, conflict
 from router.experiments.description import description_of, metric_state_of, status_of
 from router.experiments.guardrails import Verdict
-from router.experiments.slots import WallClock
 from router.experiments.state import Change, State, Stopped, merged
 from router.experiments.trial import Trial
 from router.metrics import ExperimentState, Metrics
@@ -33,51 +33,48 @@ logger = logging.getLogger(__name__)
 MAX_EXPERIMENTS: Final = 16  # known at once, ended ones too: their names are labels of metrics
 _MAX_CHANGES: Final = 1_000
 
-BEYOND: Final = "beyond_partition"
-
 _IS_ERROR: Final = {
     Outcome.OK.value: False,
     Outcome.REPLICA_FAILED.value: True,
     Outcome.REPLICA_UNREACHABLE.value: True,
 }
-"""What an outcome says of an arm; a client that erred or left says nothing."""
+"""Whether an outcome is an error of the variant; a client that left says nothing about it."""
 
 
 class ExperimentRunner:
-    """See the module."""
+    """Assigns requests, follows orders, stops variants."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.unsaved: dict[str, State] = {}  # by name: not known to be stored
+        self.unsaved: dict[str, State] = {}  # by name: not yet stored
         self._trials: dict[str, Trial] = {}
-        self._claims: tuple[Trial, ...] = ()  # those that run, the one that claimed first first
-        self._wall_clock = WallClock()
+        self._claims: tuple[Trial, ...] = ()  # running ones, in the order of their claims
         self._metrics = metrics
         self._by_arm: dict[tuple[str, str], ArmMetrics] = {}
-        self._refused: set[str] = set()  # names of states that were complained about
+        self._refused: set[str] = set()  # names of states that were logged
 
     # -- questions ---------------------------------------------------------------------------
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """All experiments but removed ones, in the order of their start."""
+        """Return all experiments that are not removed, in the order of their start."""
         known = [trial for trial in self._trials.values() if not trial.state.removed]
         return tuple(sorted(known, key=_order))
 
     @property
     def states(self) -> Mapping[str, State]:
-        """All states by name, removed ones included: for a store that lost them."""
+        """Return all states by name, also removed ones, for a store that lost them."""
         return {name: trial.state for name, trial in self._trials.items()}
 
     @property
     def is_empty(self) -> bool:
-        """Whether none claims any traffic."""
+        """Return whether no experiment claims traffic."""
         return not self._claims
 
     def find(self, name: str) -> Trial:
-        """Find an experiment.
+        """Return an experiment.
 
         Raises:
-            UnknownExperiment: there is none of that name.
+            UnknownExperiment: no experiment has this name.
         """
         trial = self._trials.get(name)
         if trial is None or trial.state.removed:
@@ -86,9 +83,9 @@ class ExperimentRunner:
         return trial
 
     def overruled_by(self, trial: Trial) -> str | None:
-        """Name the experiment that claimed some of its traffic before; None: none.
+        """Return the name of an earlier experiment that claims some of its traffic; None: none.
 
-        Only where two were started at two routers at once.
+        Two routers can start conflicting experiments at the same moment.
         """
         for other in self._claims:
             if other is trial:
@@ -101,7 +98,7 @@ class ExperimentRunner:
         """Describe one experiment, for the admin API.
 
         Raises:
-            UnknownExperiment: there is none.
+            UnknownExperiment: it is unknown.
         """
         trial = self.find(name)
         return description_of(trial, at_s, overruled_by=self.overruled_by(trial))
@@ -112,35 +109,25 @@ class ExperimentRunner:
 
     # -- for requests ------------------------------------------------------------------------
 
-    def assign(
-        self, model: str, digest: int | None, at_s: float, now_s: float
-    ) -> Assignment | None:
-        """Find a prompt's arm; see `Trial.assign`. `now_s` shows whether the wall clock was set."""
-        if self._wall_clock.look(at_s, now_s):
-            logger.warning("the wall clock was set", extra={"num": self._wall_clock.num_steps})
+    def assign(self, model: str, digest: int | None, at_s: float) -> Assignment | None:
+        """Assign a prompt to a variant; see `Trial.assign`."""
         for trial in self._claims:
             if trial.state.definition.claims(model):
-                return trial.assign(digest, at_s, self._wall_clock.stepped_at_s)
+                return trial.assign(digest, at_s)
         return None
 
     def observe(self, assignment: Assignment, record: DecisionRecord, ttft_s: float | None) -> None:
-        """Take in what became of an assigned request; it may stop its arm."""
-        assigned = record.assignment
-        if assigned is None:
+        """Record the result of an assigned request; it may stop the variant."""
+        if record.assignment is None:
             return
-        self._of(assigned.experiment, assigned.arm).count(record, ttft_s)
-        is_beyond = assigned.not_counted == BEYOND  # another arm's replicas erred, or shone
-        self.judge(
-            assignment,
-            record.at,
-            is_error=_IS_ERROR.get(record.outcome) if not is_beyond else None,
-            ttft_s=ttft_s if not is_beyond else None,
-        )
+        self._of(assignment.experiment, assignment.arm).count(record, ttft_s)
+        is_error = _IS_ERROR.get(record.outcome)
+        self.judge(assignment, record.at, is_error=is_error, ttft_s=ttft_s)
 
     def judge(
         self, assignment: Assignment, at_s: float, *, is_error: bool | None, ttft_s: float | None
     ) -> Verdict | None:
-        """Take in evidence against a request's arm; a verdict: the arm is stopped."""
+        """Record evidence against a request's variant; with a verdict, the variant is stopped."""
         trial = self._trials.get(assignment.experiment)
         if trial is None or trial.state.id != assignment.trial or not trial.state.is_running:
             return None
@@ -165,8 +152,8 @@ class ExperimentRunner:
         """Start an experiment. A configured one is the same start at every router and every time.
 
         Raises:
-            ConfigError: it cannot be one.
-            ExperimentConflict: its name or its traffic is another's.
+            ConfigError: the definition is wrong.
+            ExperimentConflict: another experiment has its name or its traffic.
         """
         check(definition)
         name, known = definition.name, self._trials.get(definition.name)
@@ -192,11 +179,11 @@ class ExperimentRunner:
         return self._order(State(id=id_, definition=definition, started_s=started_s))
 
     def ramp(self, name: str, shares: Mapping[str, float], at_s: float) -> State:
-        """Set the shares of some arms; the definition's own ramp is over.
+        """Set the shares of some variants; this ends the definition's own ramp.
 
         Raises:
-            UnknownExperiment, ExperimentConflict: there is none, or it has ended.
-            ConfigError: the shares cannot be.
+            UnknownExperiment, ExperimentConflict: it is unknown, or has ended.
+            ConfigError: the shares are wrong.
         """
         trial = self._running(name)
         state = trial.state
@@ -220,11 +207,11 @@ class ExperimentRunner:
         arm: str | None = None,
         guardrail: str | None = None,
     ) -> State:
-        """Stop an arm, or the whole experiment: with it if no other arm but the control is left.
+        """Stop a variant, or the experiment; it also ends when no variant beside control is left.
 
         Raises:
-            UnknownExperiment, ExperimentConflict: there is none, or it has ended.
-            ConfigError: there is no such arm.
+            UnknownExperiment, ExperimentConflict: it is unknown, or has ended.
+            ConfigError: there is no such variant.
         """
         state = self._running(name).state
         stopped = Stopped(at_s=at_s, reason=reason, guardrail=guardrail)
@@ -239,10 +226,10 @@ class ExperimentRunner:
         return state
 
     def remove(self, name: str, at_s: float) -> State:
-        """Forget an experiment; it ends if it runs.
+        """Remove an experiment; it ends if it runs.
 
         Raises:
-            UnknownExperiment: there is none.
+            UnknownExperiment: it is unknown.
         """
         state = self.find(name).state
         ended = state.ended or Stopped(at_s=at_s, reason="removed")
@@ -252,14 +239,14 @@ class ExperimentRunner:
         return removed
 
     def saved(self, name: str, state: State) -> None:
-        """Learn that a state is stored; a newer one still is not."""
+        """Note that a state is stored, unless there is a newer one."""
         if self.unsaved.get(name) == state:
             del self.unsaved[name]
 
     # -- orders given elsewhere --------------------------------------------------------------
 
     def apply(self, states: Mapping[str, State], at_s: float) -> tuple[State, ...]:
-        """Follow the store; return what changed here. Idempotent; see `refused`."""
+        """Merge the store's states; return those that changed here. Idempotent."""
         changed = []
         for name, state in states.items():
             reason = refused(name, state)
@@ -306,14 +293,14 @@ class ExperimentRunner:
         self._claims = tuple(sorted(running, key=_order))
 
     def _forget(self, name: str) -> None:
-        """Take a removed experiment's labels out of /metrics."""
+        """Remove an experiment's labels from /metrics."""
         for key in [key for key in self._by_arm if key[0] == name]:
             del self._by_arm[key]
         self._metrics.forget_experiment(name)
 
 
 def refused(name: str, state: State) -> str | None:
-    """Return why a state from the store is not followed; None: it is."""
+    """Return why a state from the store is ignored; None: it is followed."""
     try:
         check(state.definition)
         for change in state.changes:
@@ -324,7 +311,7 @@ def refused(name: str, state: State) -> str | None:
 
 
 def _ended(state: State) -> State:
-    """End an experiment that has nothing left to compare: no arm but one, or no control."""
+    """End an experiment with nothing left to compare: one variant, or no control."""
     if state.ended is not None:
         return state
     control = state.definition.control_arm

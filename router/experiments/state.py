@@ -1,11 +1,11 @@
 """The state of an experiment: its definition and all orders since, as routers share it.
 
-Two routers may know different orders; `merged` makes one state of both, whichever way round, and
-however often. Rules:
+Two routers may know different orders. `merged` makes one state of both, in any order and however
+often. Rules:
 
-1. Another start (`id`) of the same name: the later one counts.
-2. Of one start: what is stopped, ended or removed anywhere is so everywhere, since the earliest
-   time; shares ordered anywhere count in the order of their times.
+1. Of two starts (`id`) with one name, the later one counts.
+2. Within one start: what is stopped, ended or removed anywhere is so everywhere, since the earliest
+   time. Shares ordered anywhere count in the order of their times.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.decoding import decoder
-from router.experiments.allocation import Layout
-from router.experiments.definition import UNIT, Experiment
+from router.experiments.definition import Experiment
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """An order: shares of some arms from a time on. It ends the definition's own ramp."""
+    """An order: shares of variants from a time on. It ends the definition's own ramp."""
 
     at_s: float  # unix seconds
     shares: dict[str, float]
 
 
 class Stopped(Struct, frozen=True, kw_only=True):
-    """Since when something is stopped, and why; `guardrail`: by itself."""
+    """Since when and why something is stopped; `guardrail` names the one that stopped it."""
 
     at_s: float
     reason: str
@@ -43,7 +42,7 @@ class State(Struct, frozen=True, kw_only=True, omit_defaults=True):
     definition: Experiment
     started_s: float  # unix seconds
     changes: tuple[Change, ...] = ()
-    stopped: dict[str, Stopped] = {}  # by arm
+    stopped: dict[str, Stopped] = {}  # by variant
     ended: Stopped | None = None
     removed: bool = False
 
@@ -53,7 +52,7 @@ class State(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.ended is None and not self.removed
 
     def timeline(self) -> list[tuple[float, dict[str, float]]]:
-        """List the shares of all arms with the unix time since when, in order."""
+        """List the shares of all variants, each with the unix time since when, in order."""
         shares = self.definition.shares()
         line = [(self.started_s, shares)]
         until_s = self.changes[0].at_s if self.changes else float("inf")
@@ -63,16 +62,6 @@ class State(Struct, frozen=True, kw_only=True, omit_defaults=True):
             shares = shares | changed
             line.append((at_s, shares))
         return line
-
-    def layouts(self) -> list[tuple[float, dict[str, float], Layout]]:
-        """Lay the line out for each entry of the timeline."""
-        names = [arm.name for arm in self.definition.arms]
-        layout = Layout(UNIT - round(self.definition.holdout * UNIT))
-        laid = []
-        for at_s, shares in self.timeline():
-            layout = layout.moved([shares[name] for name in names])
-            laid.append((at_s, shares, layout))
-        return laid
 
 
 def merged(ours: State, theirs: State) -> State:

@@ -41,7 +41,7 @@ from router.config import Config, ReplicaConfig, experiment_of
 from router.discovery.status import Status
 from router.discovery.watches import Watches
 from router.errors import AdminRefused, BadRequest, ConfigError, RouterError
-from router.experiments.definition import KnownReplica, check, check_replicas
+from router.experiments.definition import check
 from router.experiments.runner import ExperimentRunner
 from router.http.adapters import Adapter, Adapters
 from router.http.answers import error_answer, metrics_answer
@@ -49,7 +49,6 @@ from router.http.control import Control, Order
 from router.http.guard import Guard
 from router.metrics import Metrics
 from router.replicas.deaths import Body, Deaths
-from router.replicas.registry import Registry
 from router.request.explain import Explainer
 from router.request.results import Inbound
 from router.tenants import Tenant, Tenants
@@ -86,7 +85,6 @@ class AdminApp:
         self,
         *,
         explainer: Explainer,
-        registry: Registry,
         watches: Watches,
         experiments: ExperimentRunner,
         status: Status,
@@ -103,7 +101,6 @@ class AdminApp:
         self._deaths = deaths
         self._in_force = in_force
         self._explainer = explainer
-        self._registry = registry
         self._watches = watches
         self._runner = experiments
         self._status = status
@@ -194,28 +191,18 @@ class AdminApp:
         with _as_bad_request():
             definition = experiment_of(tree)
             check(definition)
-            entries = self._registry.entries
-            known = [
-                KnownReplica(
-                    names=(each.name, each.identity, each.replica.url.rstrip("/")),
-                    role=each.replica.role,
-                    transfer=each.replica.transfer or self._config.prefill.transfer,
-                )
-                for each in entries
-            ]
-            check_replicas(definition, known)
             self._runner.start(definition, time.time())
         return _json(self._described(definition.name), status=201)
 
     async def _ramp(self, request: web.Request) -> web.Response:
-        wanted = await _read(request, _Ramp, '{"shares": {"ARM": 0.5}}')
+        wanted = await _read(request, _Ramp, '{"shares": {"VARIANT": 0.5}}')
         name = request.match_info["name"]
         with _as_bad_request():
             self._runner.ramp(name, wanted.shares, time.time())
         return _json(self._described(name))
 
     async def _stop(self, request: web.Request) -> web.Response:
-        wanted = await _read(request, _Stop, '{}, or {"arm": "ARM", "reason": "why"}')
+        wanted = await _read(request, _Stop, '{}, or {"arm": "VARIANT", "reason": "why"}')
         name = request.match_info["name"]
         with _as_bad_request():
             self._runner.stop(name, time.time(), wanted.reason, arm=wanted.arm)

@@ -89,7 +89,7 @@ class Metrics:
     connections: Annotated[Gauge, Spec("warmroute_connections", "",
         "Open client connections")]
     websockets: Annotated[Gauge, Spec("warmroute_websockets", "",
-        "Open WebSockets, including those without a model yet")]
+        "Open WebSockets")]
     websocket_messages: Annotated[Counter, Spec("warmroute_websocket_messages", "by",
         "WebSocket messages passed on, by sender: client, replica")]
     websockets_ended: Annotated[Counter, Spec("warmroute_websockets_ended", "by",
@@ -200,8 +200,7 @@ class Metrics:
     arm_requests: Annotated[Counter, Spec("warmroute_arm_requests", "experiment arm outcome",
         "Requests of a variant that count for the experiment, by outcome")]
     arm_not_counted: Annotated[Counter, Spec("warmroute_arm_not_counted", "experiment arm reason",
-        "Requests of a variant that do not count, by reason: wash_out, clock_step, stopped, "
-        "beyond_partition")]
+        "Requests of a variant that do not count, by reason: wash_out, stopped")]
     arm_ttft: Annotated[Histogram, Spec("warmroute_arm_ttft_seconds", "experiment arm",
         "Time from arrival to the first byte of a stream, by variant", _TTFT_BUCKETS)]
     arm_tokens: Annotated[Counter, Spec("warmroute_arm_tokens", "experiment arm kind",

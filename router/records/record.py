@@ -75,30 +75,28 @@ class PrefillRecord(Struct, frozen=True, kw_only=True):
 
 
 class AssignmentRecord(Struct, frozen=True, kw_only=True):
-    """Which arm of which experiment a request was in, and why it may be counted.
+    """A request's variant, and whether the request counts.
 
-    `unit` is what was randomised, and what statistics must resample: a session's digest (split,
-    partition) or a time slot (switchback). Requests of one unit are not independent. Not counted
-    are: the beginning of a slot, still under the other arm's caches and queues (`wash_out`); a slot
-    in which the router's wall clock was set (`clock_step`); what an arm's own replicas, all out,
-    had to leave to others (`beyond_partition`); what the control arm's policy placed since the arm
-    was stopped (`stopped`, and why it was in `stop_reason`).
+    `unit` is what was randomised: a session's digest (split) or a time slot (switchback). Requests
+    of one unit are not independent. Requests do not count at the beginning of a slot, while caches
+    and queues are still the other variant's (`wash_out`), or if their variant is stopped and the
+    control's policy placed them (`stopped`, with the `stop_reason`).
 
-    `trial` names one run of an experiment, among others of the same name: alike on every router
-    that shares its orders, or has it in its configuration.
+    `trial` identifies one start of an experiment among others of the same name. It is the same on
+    all routers that share orders or have the experiment in their configuration.
     """
 
     experiment: str
-    design: str  # split | switchback | partition
+    design: str  # split | switchback; partition in older records
     arm: str
     unit: str
-    share: float  # of the traffic that this arm was meant to get at that moment
+    share: float  # of the traffic that the variant should get at that moment
     slot: int | None = None  # switchback: number of the time slot
     is_wash_out: bool = False  # not to be counted, whatever the reason
-    not_counted: str | None = None  # why: wash_out | clock_step | beyond_partition | stopped
+    not_counted: str | None = None  # why: wash_out | stopped; others in older records
     stop_reason: str | None = None  # stopped: what its guardrail, or an operator, said
-    control: str = ""  # arm that the others are held against; "": an older record
-    trial: str = ""  # "": likewise
+    control: str = ""  # variant that the others are compared with; "": older record
+    trial: str = ""  # "": older record
 
 
 class DecisionRecord(Struct, frozen=True, kw_only=True):

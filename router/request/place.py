@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from time import monotonic
+from time import monotonic, time
 
 from msgspec.structs import replace
 
@@ -32,10 +32,9 @@ from router.records.record import AssignmentRecord
 from router.replicas.fleet import Fleet
 from router.replicas.halves import choose_halves
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
-from router.replicas.replica import Candidate, Replica
+from router.replicas.replica import Candidate
 from router.replicas.sessions import Sessions, SessionView
 from router.request import tenancy
-from router.request.assign import assign, narrowed, own_of, record_of
 from router.request.match import Matcher
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries
@@ -83,8 +82,14 @@ class Place:
         self._policy = policy
 
     def assign(self, read: Read) -> Assignment | None:
-        """Give a prompt its variant of an experiment, which it keeps. None: it is in none."""
-        return assign(self._experiments, read)
+        """Give a prompt its variant of an experiment, which it keeps. None: it is in none.
+
+        Experiments assign by session: the client's session id, or the first turn of the
+        conversation. A completion without a session id takes part in switchbacks only.
+        """
+        if self._experiments.is_empty or read.request is None:
+            return None
+        return self._experiments.assign(read.model or "", read.session_hash, time())
 
     # ---------------------------------------------------------------- plan
 
@@ -115,16 +120,14 @@ class Place:
         """
         now_s = monotonic()
         candidates = self.candidates(prompt, tries, now_s)
-        assigned, assignment = prompt.assigned, None
         policy = self._policy if prompt.read.request is not None else self._plain_policy
-        if assigned is not None:
-            candidates, is_beyond = narrowed(assigned, candidates)
-            assignment = record_of(assigned, is_beyond=is_beyond)
-            policy = assigned.policy or policy
+        assignment = None
+        if prompt.assigned is not None:
+            policy, assignment = prompt.assigned.policy, prompt.assigned.record()
         if self._fleet.is_split and prompt.read.request is not None:
             plan, halves = choose_halves(
                 candidates,
-                lambda reader, at_s: self._prefillers(prompt, reader, at_s),
+                lambda reader, at_s: self._fleet.prefillers(prompt.model, reader, at_s),
                 policy,
                 lambda some, by: self._choose(prompt, some, by, now_s, in_front_ms),
                 lambda plan: why_here(prompt, tries, plan),
@@ -152,21 +155,13 @@ class Place:
 
         By the policy that chose the first, among the other replicas.
         """
-        now_s = monotonic()
+        now_s, reader = monotonic(), placement.candidate.replica
         others = [
             candidate
-            for candidate in self._prefillers(prompt, placement.candidate.replica, now_s)
+            for candidate in self._fleet.prefillers(prompt.model, reader, now_s)
             if candidate.replica.name != failed.replica
         ]
         return self._choose(prompt, others, failed.plan.policy, now_s) if others else None
-
-    def _prefillers(self, prompt: Prompt, reader: Replica, now_s: float) -> Sequence[Candidate]:
-        """List the candidates that may compute a prompt for a decode replica.
-
-        A variant's own or none: its decode replica can do without another variant's.
-        """
-        prefillers = self._fleet.prefillers(prompt.model, reader, now_s)
-        return prefillers if prompt.assigned is None else own_of(prompt.assigned, prefillers)
 
     def _choose(
         self,

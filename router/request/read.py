@@ -1,8 +1,8 @@
 """Read: a body as far as routing needs it, and what routing needs of it.
 
-A body is parsed whole where that is quick, but for messages that an earlier one had, too; else
-outlined. Its bytes stay as they came, unless a field has to change: one that only an operator may
-set, a tenant's salt.
+A body is parsed whole if that is quick, except for messages that an earlier body had, too. Else it
+is only outlined. Its bytes stay as they came, unless a field has to change: a field that only an
+operator may set, or a tenant's salt.
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ from router.api.known_messages import KnownMessages
 from router.api.model_names import named_model
 from router.api.not_json import why_not_json
 from router.api.openai import ChatRequest
-from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
-from router.api.outliner import Outliner
+from router.api.outline import (
+    AT_ONCE_MS,
+    LARGE_BYTES,
+    MOST_MS,
+    SMALL_BYTES,
+    Outline,
+    costs_ms,
+    make_outline,
+)
 from router.api.response_ids import CREATE, is_kept, named_in
 from router.api.sessions import session_hash, session_of
 from router.api.side_effects import has_side_effects
 from router.api.withheld import Withheld
 from router.contracts import NO_EXTRA, ExtraKeys
-from router.errors import BadRequest
+from router.errors import BadRequest, PayloadTooLarge
 from router.replicas.fleet import Fleet
 from router.request import tenancy
 from router.request.handing import kind_of
@@ -37,7 +44,7 @@ from router.request.service import keepalive_s_of
 
 
 class Reader:
-    """Reads requests, without holding up the loop for more than some 20 ms.
+    """Reads requests, without holding the event loop for more than 50 ms.
 
     Args:
         session_headers: Headers that may have a session id.
@@ -49,14 +56,12 @@ class Reader:
         "_early_stream_s",
         "_fleet",
         "_known",
-        "_outliner",
         "_session_headers",
         "_withheld",
     )
 
     def __init__(
         self,
-        outliner: Outliner,
         *,
         fleet: Fleet,
         withheld: Withheld,
@@ -64,7 +69,6 @@ class Reader:
         early_stream_s: float | None = None,
     ) -> None:
         self._early_stream_s = early_stream_s
-        self._outliner = outliner
         self._known = KnownMessages()
         self._fleet = fleet
         self._withheld = withheld
@@ -79,7 +83,7 @@ class Reader:
             PayloadTooLarge, Overloaded: as `Outliner.outline`.
             RouterError: as `tenancy.salted`.
         """
-        read = await self._parse(inbound)
+        read = self._parse(inbound)
         form_model = await _form_model(inbound) if read is None else None
         return self._understood(inbound, request_id, read, form_model)
 
@@ -87,7 +91,7 @@ class Reader:
         """Return whether a replica serves a model, as far as is known."""
         return self._fleet.model(model) is not None
 
-    async def _parse(self, inbound: Inbound) -> dict[str, Any] | Outline | None:
+    def _parse(self, inbound: Inbound) -> dict[str, Any] | Outline | None:
         """Parse a body. What an engine would read as JSON, but we do not, never gets to it."""
         body = inbound.body
         if body is None or (inbound.needs_model and not inbound.needs_json):  # a form
@@ -97,15 +101,9 @@ class Reader:
             view = self._known.parse(body, known)
             if view is not None:
                 return view
-        if len(body) > SMALL_BYTES and not _is_quick(body):
-            outline = await self._outliner.outline(body)
-            if not outline.is_cheap:
-                if outline.wrong is None:
-                    return outline
-                if not inbound.needs_json:
-                    return None
-                raise BadRequest(why_not_json(outline.wrong))
-        return _whole(inbound)
+        if len(body) <= SMALL_BYTES or _is_quick(body):
+            return _whole(inbound)
+        return _outlined(body, needs_json=inbound.needs_json)
 
     def _understood(
         self,
@@ -211,7 +209,7 @@ def _request(
 ) -> Request | None:
     """Return what decides the prompt. None: the route is only passed through."""
     if outline is not None:
-        return inbound.api.outlined(outline) if inbound.api.outlined is not None else None
+        return inbound.api.outlined(outline)
     return inbound.api.parse(_required(body)) if inbound.api.parse is not None else None
 
 
@@ -236,6 +234,17 @@ async def _form_model(inbound: Inbound) -> str | None:
 
 def _is_quick(body: bytes) -> bool:
     return len(body) <= LARGE_BYTES and costs_ms(body) <= AT_ONCE_MS
+
+
+def _outlined(body: bytes, *, needs_json: bool) -> Outline | None:
+    if costs_ms(body) > MOST_MS:
+        raise PayloadTooLarge("the body has too many values")
+    try:
+        return make_outline(body)
+    except ValueError as exc:
+        if not needs_json:
+            return None
+        raise BadRequest(why_not_json(str(exc))) from exc
 
 
 def _whole(inbound: Inbound) -> dict[str, Any] | None:

@@ -1,9 +1,9 @@
-"""Shadow policies: what others would have done with the very snapshot a request was placed by.
+"""Shadow policies: the choices that other policies would have made on a request's snapshot.
 
-They are asked when a request is over, from its record: nothing waits for them. Records that wait
-are worked off on the event loop in slices with pauses between, at least one record each time (3
-shadows, 64 replicas: 0.2 ms). So shadows take a fifth of the loop's time at most. Overflow rule: a
-record that finds the queue full is written without shadows, and counted.
+Shadows are asked when a request is over, from its record, so no request waits for them. Records
+wait in a queue. The event loop processes them in slices with pauses between, at most 20 % of its
+time, but at least one record each time (3 shadows, 64 replicas: 0.2 ms). A record that
+finds the queue full is written without shadows, and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_WAITING: Final = 1_000  # records: 20 kB each with 64 replicas
 
 _SLICE_S: Final = 0.0005
 _PAUSE_S: Final = 0.002
-_ROUND: Final = 0x5AD0  # of the draw that says whether shadows are asked; policies use small ones
+_ROUND: Final = 0x5AD0  # of the draw that selects requests; policies use small rounds
 
 Write = Callable[[DecisionRecord], None]
 
@@ -39,9 +39,9 @@ Write = Callable[[DecisionRecord], None]
 def shadow_decisions(
     shadows: Sequence[tuple[str, Policy]], record: DecisionRecord
 ) -> tuple[tuple[ShadowDecision, ...], CandidateCost]:
-    """Ask policies, each with its label, about a record; and price the live choice in the same way.
+    """Return each policy's choice on a record's snapshot, and the live choice with its price.
 
-    About its prompt, where that is placed apart.
+    With prefill and decode apart it is the prompt's placement.
     """
     assert record.by_policy is not None
     snapshot, decision = record.by_policy
@@ -73,8 +73,8 @@ class Shadows:
     """The policies, and the records that wait for them.
 
     Args:
-        share: Of the decisions that are put to them.
-        max_waiting: Records that wait at most.
+        share: Share of the decisions that shadows are asked about.
+        max_waiting: Maximum number of records that wait.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Shadows:
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, record: DecisionRecord, write: Write) -> None:
-        """Have a record looked at; `write` gets it, with what the shadows say or without."""
+        """Queue a record; `write` gets it later, with the shadows' choices or without."""
         snapshot = record.snapshot
         if not self._policies or record.by_policy is None:
             write(record)
@@ -109,7 +109,7 @@ class Shadows:
                 self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._slice)
 
     def close(self) -> None:
-        """Work off what is left."""
+        """Process all records that wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -130,7 +130,7 @@ class Shadows:
         record, write = self._waiting.popleft()
         try:
             decisions, live = shadow_decisions(self._policies, record)
-        except Exception as exc:  # a bug of a policy that only shadows: the record counts more
+        except Exception as exc:  # a shadow's bug must not lose the record
             logger.error("a shadow policy failed", extra={"reason": type(exc).__name__})
             self._metrics.shadows_dropped.inc()
             write(record)

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from router.api.apis import MESSAGES
-from router.api.fit import check_fits, check_text_fits, sizes_of, sizes_of_outline, too_many_tokens
+from router.api.fit import check_fits, check_text_fits, sizes_of, too_many_tokens
 from router.api.openai import (
     ChatRequest,
     CompletionRequest,
@@ -179,9 +179,8 @@ class Tokenizer:
         longest = self._max_tokens(read.model) if read.model is not None else None
         if longest is None or read.request is None:
             return
-        outline = read.outline
-        sizes = sizes_of_outline(outline) if outline is not None else sizes_of(read.request)
-        check_fits(sizes, longest, prompter.max_chars_per_token if prompter is not None else None)
+        chars = prompter.max_chars_per_token if prompter is not None else None
+        check_fits(sizes_of(read.request), longest, chars)
 
     async def _locally(self, read: Read, prompter: Prompter) -> Tokens | None:
         longest = self._max_tokens(read.model or "")

@@ -1,7 +1,7 @@
 """A WebSocket, to a client or to a replica: whole messages, and how it ended.
 
-Pings are answered by each side for itself; nothing is compressed. Sending waits while the other
-end is behind, and so does, by TCP, who sends to us.
+Each side answers pings itself, and nothing is compressed. Sending waits while the other end is
+behind; TCP then slows the sender.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ CLOSE_S = 2.0
 
 
 class Frame(Struct, frozen=True):
-    """A message; or the end, where `data` is None, with the code that the other end gave.
+    """A message, or (`data` None) the end with the other side's code.
 
-    `code` None: it broke off. 0: it closed without a code. `is_too_big`: we ended it, for that.
+    `code` None: the connection broke. 0: closed without a code. `is_too_big`: we ended it because a
+    message was too big.
     """
 
     data: str | bytes | None
@@ -31,7 +32,7 @@ class Frame(Struct, frozen=True):
 
 
 class Socket:
-    """One end of it."""
+    """One end of a WebSocket."""
 
     __slots__ = ("_ws",)
 
@@ -56,7 +57,7 @@ class Socket:
         return Frame(None, is_too_big=is_too_big)
 
     async def send(self, data: str | bytes) -> bool:
-        """Send a message, once there is room for it; False: the other end is gone."""
+        """Send a message when there is room for it; False: the other end is gone."""
         try:
             if isinstance(data, str):
                 await self._ws.send_str(data)
@@ -67,7 +68,7 @@ class Socket:
         return True
 
     async def close(self, code: int, reason: str = "", *, last: str | None = None) -> None:
-        """End it, politely but not for long, with a last message; harmless where it has ended."""
+        """Close it with an optional last message; no effect if it has ended."""
         message = reason.encode()[:120].decode(errors="ignore").encode()  # 123 bytes fit
         with suppress(aiohttp.ClientError, OSError, RuntimeError, TimeoutError):
             async with asyncio.timeout(2 * CLOSE_S):
@@ -77,7 +78,7 @@ class Socket:
 
 
 class UpstreamSocket(Socket):
-    """One to a replica; `on_close` is called once, when it is closed here."""
+    """A WebSocket to a replica; `on_close` is called once, when it is closed here."""
 
     __slots__ = ("_on_close",)
 

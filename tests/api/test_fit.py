@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 import pytest
 
-from router.api.fit import check_fits, check_text_fits, sizes_of, sizes_of_outline
+from router.api.fit import check_fits, check_text_fits, sizes_of
 from router.api.openai import parse_chat, parse_completion
-from router.api.outline import make_outline
 from router.errors import BadRequest
 
 MESSAGE = {"role": "user", "content": "x"}
@@ -33,30 +31,25 @@ FITS: list[dict[str, Any]] = [
 ]
 
 
-def check(body: dict[str, Any], *, outlined: bool) -> None:
+def check(body: dict[str, Any]) -> None:
     """Hold a body against a model of 10 tokens, of at most 4 characters each."""
-    if outlined:
-        sizes = sizes_of_outline(make_outline(orjson.dumps(body)))
-    else:
-        sizes = sizes_of(parse_chat(body) if "messages" in body else parse_completion(body))
-    check_fits(sizes, 10, 4)
+    request = parse_chat(body) if "messages" in body else parse_completion(body)
+    check_fits(sizes_of(request), 10, 4)
 
 
-@pytest.mark.parametrize("outlined", [False, True])
 @pytest.mark.parametrize(("body", "param"), TOO_LONG)
-def test_too_long(body: dict[str, Any], param: str, outlined: bool) -> None:
-    """The field is named and the limit; read whole or outlined, it is the same."""
+def test_too_long(body: dict[str, Any], param: str) -> None:
+    """The field is named and the limit."""
     with pytest.raises(BadRequest, match="maximum context length is 10 tokens") as caught:
-        check(body, outlined=outlined)
+        check(body)
 
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("outlined", [False, True])
 @pytest.mark.parametrize("body", FITS)
-def test_what_may_fit_fits(body: dict[str, Any], outlined: bool) -> None:
+def test_what_may_fit_fits(body: dict[str, Any]) -> None:
     """Only what is certainly too long is refused; what the engine truncates is let through."""
-    check(body, outlined=outlined)
+    check(body)
 
 
 def test_without_a_vocabulary_texts_are_not_judged() -> None:

@@ -20,7 +20,7 @@ def field(name: str, content: str) -> str:
 
 FILE = part(
     'content-disposition: form-data; name="file"; filename="a.mp3"\r\nContent-Type: audio/mpeg',
-    "\x00\r\n\r\n--b-2\r\nmodel",
+    "\x00\r\n\r\n--c\r\nmodel",
 )
 
 
@@ -35,7 +35,6 @@ def form(*parts: str) -> bytes:
         (form(field("model", "whisper"), FILE), "whisper"),
         (form(field("model", "a"), field("language", "en"), field("model", "b")), "b"),
         (form(part("Content-Disposition: form-data; name=model", "a")), "a"),
-        (form(FILE, part("content-disposition:x;filenam=1;name=model", "a")), "a"),
         (
             form(
                 part("Content-Disposition: form-data; name=file; filename*=utf-8''a", "x"),
@@ -43,7 +42,7 @@ def form(*parts: str) -> bytes:
             ),
             "a",
         ),
-        (form(part('Content-Disposition: form-data; x=";name=b"; name=model', "a")), "a"),
+        (form(part('Content-Disposition: form-data; filename=";name=b"; name=file', "a")), None),
         (form(FILE), None),
         (form(field("model", "")), None),
         (form(), None),

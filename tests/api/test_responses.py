@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from router.api.outline import Outline
-from router.api.responses import outlined_responses, parse_responses
+from router.api.responses import parse_responses
 from tests.api.samples import bodies
 
 
@@ -159,10 +158,8 @@ def test_fields_for_the_router() -> None:
     parsed = parse_responses(
         {"input": "hi", "max_output_tokens": 7, "stream": True, "truncation": "auto"}
     )
-    large = outlined_responses(Outline(fields={"model": "m", "stream": True}))
 
     assert (parsed.max_tokens, parsed.stream, parsed.truncates) == (7, True, True)
-    assert (large.model, large.stream, large.engine_only) == ("m", True, "size")
 
 
 @given(bodies)

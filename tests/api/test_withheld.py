@@ -72,7 +72,7 @@ def test_sampling_params_have_no_back_door() -> None:
     ],
 )
 def test_a_form_that_may_have_one_is_refused(body: bytes, kind: str) -> None:
-    """A form is searched for the plain name only."""
+    """A form that readers may read differently is refused, too."""
     with pytest.raises(BadRequest):
         Withheld().check_form(body, kind)
     Withheld(["vllm_xargs"]).check_form(body, kind)
@@ -83,7 +83,9 @@ def test_a_form_that_may_have_one_is_refused(body: bytes, kind: str) -> None:
 )
 def test_a_form_without_is_not(kind: str) -> None:
     """Audio and its usual fields pass."""
-    Withheld().check_form(b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n\0', kind)
+    Withheld().check_form(
+        b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n\0\r\n--x--', kind
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,14 +95,11 @@ def test_a_form_without_is_not(kind: str) -> None:
         b'\r\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n{}',
         b'--x\r\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n{}',
         b'\n--x\r\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n{}',
-        b'\r\n--xy\r\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n{}',
-        b'\r\n--x\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n{}',
-        b'\r\n--x-\r\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n{}',
         b'\r\n--x--\r\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n{}',
     ],
 )
 def test_content_that_looks_like_a_part_is_content(content: bytes) -> None:
-    """As python-multipart 0.0.34 reads it: it found no part of that name in any of these."""
+    """As python-multipart 0.0.34 reads it."""
     head = b"--x\r\nContent-Disposition: form-data; name=file; filename*=utf-8''a.wav\r\n\r\n"
 
     Withheld().check_form(head + content + b"\r\n--x--\r\n", FORM)

@@ -10,15 +10,8 @@ import pytest
 
 from router import config
 from router.errors import ConfigError
-from router.experiments.definition import (
-    ArmQueue,
-    Experiment,
-    KnownReplica,
-    check_all,
-    check_replicas,
-    conflict,
-)
-from tests.experiments.samples import experiment, partition
+from router.experiments.definition import ArmQueue, Experiment, check_all, conflict
+from tests.experiments.samples import experiment
 
 A = {"name": "a", "policy": "kv_aware"}
 B = {"name": "b", "policy": "kv_aware", "params": {"alpha": 0}}
@@ -44,12 +37,15 @@ def load(**fields: Any) -> Experiment:
         ({"arms": [A | {"share": 0.6}, B | {"share": 0.5}]}, "arms[].share: shares sum to 1.1"),
         ({"arms": [A | {"share": 1.5}, B]}, "arms[0].share: Expected `float` <= 1"),
         ({"arms": [A | {"share": 0}, B | {"share": 0}]}, "no request takes part"),
-        ({"arms": [A | {"replicas": ["r1"]}, B]}, "arms[0].replicas: only design partition"),
-        ({"arms": [A | {"queue": {"mode": "on"}}, B]}, "arms[0].queue: only designs switchback"),
+        (
+            {"arms": [A | {"replicas": ["r1"]}, B]},
+            "was removed: use design switchback",
+        ),
+        ({"arms": [A | {"queue": {"mode": "on"}}, B]}, "arms[0].queue: only design switchback"),
         ({"arms": [A, B | {"queue": {"window": -1}}]}, "arms[1].queue.window: Expected `int` >= 0"),
         ({"control": "c"}, "control: 'c' is no variant: a, b"),
         ({"desing": "split"}, "did you mean 'design'? Allowed: name, arms"),
-        ({"design": "ab"}, "design: Invalid enum value 'ab'"),
+        ({"design": "partition"}, "Invalid enum value 'partition'. Allowed: split, switchback"),
         ({"holdout": 1}, "holdout: Expected `float` <= 0.99"),
         ({"ramp": [{"after_s": 1, "shares": {"c": 1}}]}, "ramp[0].shares.c: no such variant"),
         ({"ramp": [{"after_s": 1, "shares": {"a": 0.9}}]}, "ramp[0].shares: shares sum to 1.4"),
@@ -62,14 +58,6 @@ def load(**fields: Any) -> Experiment:
         ({"guardrails": {"max_error_rate": 0}}, "max_error_rate: Expected `float` > 0"),
         ({"guardrails": {"max_ttft_ratio": 0.5}}, "max_ttft_ratio: Expected `float` >= 1"),
         ({"guardrails": {"max_ttft": 3}}, "did you mean 'max_ttft_s'?"),
-        ({"design": "partition"}, "arms[0].replicas: design partition gives each variant some"),
-        (
-            {
-                "design": "partition",
-                "arms": [A | {"replicas": ["http://h/"]}, B | {"replicas": ["http://h"]}],
-            },
-            "arms[1].replicas: 'http://h' is 'a''s already",
-        ),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], said: str) -> None:
@@ -110,68 +98,6 @@ def test_shares_are_equal_by_default() -> None:
     assert load(holdout=0.1).shares() == {"a": 0.45, "b": 0.45}
     assert sum(load(arms=third).shares().values()) <= 1
     assert load(design="switchback", slot_s=50).wash_out == 5.0
-
-
-def test_replicas_of_arms_are_known() -> None:
-    """By name or base URL, at the start if no others may come."""
-    known = [KnownReplica(names=(f"r{i}", f"http://h{i}")) for i in (1, 2, 3)]
-    check_replicas(partition(), known)
-    with pytest.raises(ConfigError, match=r"arms\[1\].replicas: no replica 'r3'; known: r1, r2"):
-        check_replicas(partition(), known[:2])
-
-    flags = {
-        ("replicas",): ["http://h1", "http://h2"],
-        ("experiment", "definitions"): [
-            {
-                "name": "e",
-                "design": "partition",
-                "arms": [A | {"replicas": ["r1"]}, B | {"replicas": ["r9"]}],
-            }
-        ],
-    }
-    with pytest.raises(ConfigError, match="no replica 'r9'; known: r1, r2"):
-        config.load(flags=flags)
-    assert config.load(flags=flags | {("admin", "allow_empty"): True})
-
-
-@pytest.mark.parametrize(
-    ("replicas", "wrong"),
-    [
-        (
-            ["p1"],
-            "'p1' has role prefill and the variant no replica of role decode with transfer store",
-        ),
-        (["d1"], "'d1' has role decode and the variant no replica of role prefill"),
-        (["w", "d1"], "'d1' has role decode and the variant no replica of role prefill"),
-        (
-            ["d2", "p1"],
-            "'d2' has role decode and the variant no .* role prefill with transfer nixl",
-        ),
-        (["d1", "p1"], None),
-        (["w"], None),
-    ],
-)
-def test_an_arm_has_both_halves(replicas: list[str], wrong: str | None) -> None:
-    """In the configuration, also where replicas may come later, as long as it names none."""
-    arms = [A | {"replicas": ["other"]}, B | {"replicas": replicas}]
-    flags = {
-        ("replicas",): [
-            {"url": "http://h1", "name": "p1", "role": "prefill"},
-            {"url": "http://h2", "name": "d1", "role": "decode"},
-            {"url": "http://h3", "name": "p2", "role": "prefill", "transfer": "nixl"},
-            {"url": "http://h4", "name": "d2", "role": "decode", "transfer": "nixl"},
-            {"url": "http://h5", "name": "w"},
-            {"url": "http://h6", "name": "other"},
-        ],
-        ("experiment", "definitions"): [{"name": "e", "design": "partition", "arms": arms}],
-    }
-    for more in ({}, {("admin", "allow_empty"): True}):
-        if wrong is None:
-            assert config.load(flags=flags | more)
-            continue
-        with pytest.raises(ConfigError, match=wrong) as raised:
-            config.load(flags=flags | more)
-        assert raised.value.param == "experiment.definitions[0].arms[1].replicas"
 
 
 def test_a_definition_may_be_a_file_of_its_own(tmp_path: Path) -> None:

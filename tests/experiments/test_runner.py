@@ -15,7 +15,7 @@ from router.experiments.runner import MAX_EXPERIMENTS, ExperimentRunner, refused
 from router.experiments.state import State, decode_state, encode_state
 from router.experiments.trial import Trial
 from router.metrics import Metrics
-from tests.experiments.samples import NOW_S, arms, experiment, partition, step
+from tests.experiments.samples import NOW_S, arms, experiment, step
 
 DIGESTS = [random.Random(number).getrandbits(63) for number in range(4000)]
 
@@ -31,10 +31,9 @@ def started(definition: Experiment | None = None, at_s: float = NOW_S) -> Experi
 
 
 def assign(
-    experiments: ExperimentRunner, model: str, digest: int | None, at_s: float, off_s: float = 0.0
+    experiments: ExperimentRunner, model: str, digest: int | None, at_s: float
 ) -> Assignment | None:
-    """Assign at a time; `off_s`: by how much the wall clock was set since the beginning."""
-    return experiments.assign(model, digest, at_s, at_s - off_s)
+    return experiments.assign(model, digest, at_s)
 
 
 def arm_of(experiments: ExperimentRunner, digest: int | None, at_s: float = NOW_S) -> str | None:
@@ -217,23 +216,6 @@ def test_the_beginning_of_a_slot_is_washed_out_where_the_arm_changes() -> None:
     assert begun.not_counted == "wash_out"
 
 
-def test_a_slot_in_which_the_clock_was_set_does_not_count() -> None:
-    """From its beginning to its end, in the new time; the next one does."""
-    experiments = switchback()
-    slot = int(NOW_S // 60) + 10
-    assign(experiments, "m", None, slot * 60.0 + 10)
-
-    moved = assign(experiments, "m", None, slot * 60.0 + 30, off_s=9.0)
-    inside = assign(experiments, "m", None, slot * 60.0 + 40, off_s=9.0)
-    after = assign(experiments, "m", None, slot * 60.0 + 70, off_s=9.0)
-    assert moved is not None
-    assert moved.not_counted == "clock_step"
-    assert inside is not None
-    assert after is not None
-    assert inside.not_counted == "clock_step"
-    assert after.not_counted != "clock_step"
-
-
 def test_a_ramp_takes_effect_with_the_next_slot() -> None:
     """The slot it came in keeps its arm."""
     experiments = switchback(arms=arms(a=1.0, b=0.0))
@@ -272,28 +254,6 @@ def test_slots_may_be_unowned_and_sessions_held_out() -> None:
     assert abs(owners[None] - 2000 * 0.25) < 100  # 0.2 of the 0.8 that is not held out
     assert abs(inside.count(None) - 800) < 100
     assert set(inside) == {None, "a"}
-
-
-# -- partition -----------------------------------------------------------------------------------
-
-
-def test_an_arm_may_use_its_replicas_only() -> None:
-    """By name or address; who is in no arm uses the others."""
-    experiments = started(partition(holdout=0.0))
-    found = {arm_of(experiments, digest): digest for digest in DIGESTS[:50]}
-    allowed = {}
-    for arm in ("a", "b"):
-        assignment = assign(experiments, "m", found[arm], NOW_S)
-        assert assignment is not None
-        assert assignment.is_narrow
-        allowed[arm] = [n for n in (1, 2, 3, 4) if assignment.allows(f"r{n}", f"http://h{n}")]
-    outside = assign(experiments, "m", None, NOW_S)
-    assert outside is not None
-    assert outside.arm is None
-
-    assert allowed == {"a": [1, 2], "b": [3]}
-    assert trial_of(experiments).assign(None, NOW_S - 1) is None
-    assert [n for n in (1, 2, 3, 4) if outside.allows(f"r{n}", f"http://h{n}")] == [4]
 
 
 def trial_of(experiments: ExperimentRunner) -> Trial:

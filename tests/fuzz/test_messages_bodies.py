@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 from hypothesis import strategies as st
 
+from router.api import apis
 from router.api.anthropic import (
-    outlined_messages,
     parse_count,
     parse_messages,
     usage_of_message,
@@ -91,7 +91,9 @@ def test_a_body_is_tokens_or_an_error_of_the_clients(body: Any) -> None:
         except (ClientError, NeedsEngine):
             pass
     try:
-        assert outlined_messages(make_outline(data)).engine_only is not None
+        outlined = apis.MESSAGES.outlined(make_outline(data))
+        assert outlined is not None
+        assert outlined.engine_only is not None
     except ClientError:
         pass
 

@@ -206,7 +206,7 @@ def test_experiments(some: list[bytes]) -> None:
             name = found.definition.name
             if refused_experiment(name, found) is None:
                 experiments.apply({name: found}, 0.0)
-                found.layouts()
+                found.timeline()
 
 
 fields = st.dictionaries(

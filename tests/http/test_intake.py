@@ -46,17 +46,15 @@ async def test_what_is_announced_takes_up_nothing() -> None:
 
 
 async def test_a_body_of_too_many_values_is_outlined() -> None:
-    """In a child: too many messages are 400, other values go on to the engine, without tokens."""
-    message = {"role": "user", "content": ""}
+    """It goes to the engine without tokens; far too many values are refused."""
     bias = {str(number): 1 for number in range(400_000)}
     async with Engines(1) as engines, on_stage(*engines) as stage:
-        many = orjson.dumps(chat() | {"messages": [message] * 50_000})
-        refused = await stage.ask(BytesIO(many))
-        passed = await stage.ask(BytesIO(orjson.dumps(chat(words(1)) | {"x": bias})))
+        many = orjson.dumps(chat(words(1)) | {"x": bias})
+        refused = await stage.ask(BytesIO(orjson.dumps(chat() | {"x": [bias] * 3})))
+        passed = await stage.ask(BytesIO(many))
         broken = await stage.ask(BytesIO(many[:-1]))
 
-        assert (refused.status, refused.error["param"]) == (400, "messages")
-        assert "maximum context length" in refused.error["message"]
+        assert refused.status == 413
         assert passed.body  # whatever the engine says to such a field
         assert stage.metric("warmroute_tokenized_requests_total", way="unknown") == 1
         assert broken.status == 400

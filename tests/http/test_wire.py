@@ -202,7 +202,7 @@ async def test_an_empty_list_of_tools_is_the_engines_to_judge() -> None:
 async def test_uploads_of_any_client_arrive(head: bytes) -> None:
     """What their audio contains does not matter: a part's name is in its head alone."""
     audio = (
-        b'\0name*=vllm_xargs\r\n--bx\r\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n'
+        b'\0name*=vllm_xargs\r\n--c\r\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n'
     )
     model = b"--b\r\nContent-Disposition: form-data; name=model\r\n\r\ntiny\r\n"
     body = b"--b\r\n" + head + b"\r\n\r\n" + audio + b"\r\n" + model + b"--b--\r\n"

@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from loadtest.emulator.time_model import TimeModel
 from tests.faults.stage import (
     STUCK,
     Engines,
@@ -288,63 +287,6 @@ async def test_another_prefill_replica_takes_over_from_one_that_fails(
     (record,) = records_in(log)
     assert record.prefill is not None
     assert record.prefill.candidate == (other if where == "remote" else first)
-
-
-async def test_an_arm_s_prompts_are_computed_at_its_own_prefill_replicas() -> None:
-    """Where that fails, at its decode replica; who is in no arm has none of the arms' either."""
-    own = {"e/a": ("pa", "da"), "e/b": ("pb", "db")}
-    arms = [
-        {"name": name[2:], "policy": "least_loaded", "replicas": list(replicas)}
-        for name, replicas in own.items()
-    ]
-    definition = {"name": "e", "design": "partition", "arms": arms, "holdout": 0.2}
-    pool = EmulatedPool(capacity_bytes=4096 * PER_BLOCK, bytes_per_object=PER_BLOCK)
-    async with PoolMaster(pool) as master:
-        # Were prompts computed at once, a read from the pool would often seem to take longer.
-        times = TimeModel(ms_per_prefill_token=0.03)
-        options = {"pool": master.url, "ms_per_fetched_token": 0.0, "time_model": times}
-        async with (
-            Engines(2, kv_role="producer", **options) as (pa, pb),
-            Engines(3, kv_role="consumer", **options) as (da, db, other),
-        ):
-            engines = {"pa": pa, "pb": pb, "da": da, "db": db, "other": other}
-            roles = {"p": "prefill", "d": "decode", "o": "decode"}
-            replicas = [
-                {"url": each.url, "name": name, "role": roles[name[0]]}
-                for name, each in engines.items()
-            ]
-            settings: Json = {
-                "replicas": replicas,
-                "mooncake__master": master.url,
-                "prefill__store_wait_s": 5.0,
-                "experiment__definitions": [definition],
-            }
-            async with on_stage(*engines.values(), **settings) as stage:
-                await stage.until(lambda: stage.pool.is_up)
-                await stage.until(lambda: len(stage.router.fleet.replicas) == 5)
-
-                async def seen(numbers: range) -> dict[str | None, set[tuple[str, str]]]:
-                    where: dict[str | None, set[tuple[str, str]]] = {}
-                    for number in numbers:
-                        headers = {"X-Session-ID": f"s{number}"}
-                        reply = await stage.ask(long_chat(number), headers=headers)
-                        assert reply.status == 200
-                        went = (reply.headers["x-warmroute-prefill"], reply.replica)
-                        where.setdefault(reply.headers.get("x-warmroute-arm"), set()).add(went)
-                    return where
-
-                where = await seen(range(24))
-                assert where.pop(None) == {("local", "other")}
-                for arm_name, each in own.items():  # a busy machine computes some where they decode
-                    assert each in where[arm_name] <= {each, ("local", each[1])}
-                arm(pa, "status", count=1000, status=500)
-                where = await seen(range(24, 48))
-                assert where["e/a"] == {("local", "da")}
-                assert own["e/b"] in where["e/b"] <= {own["e/b"], ("local", "db")}
-                arms[1]["replicas"] = ["db"]
-                refused = await stage.admin("/admin/experiments", definition | {"name": "f"})
-                assert refused.status == 400
-                assert "no replica of role prefill" in refused.body.decode()
 
 
 async def test_where_all_prefill_replicas_fail_the_prompt_is_computed_by_the_third() -> None:

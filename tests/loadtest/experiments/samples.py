@@ -6,7 +6,7 @@ noise of the session and of the request, times the arm's effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.random import Generator
 
+from loadtest.experiments import Options, Report, load, make_report
+from loadtest.experiments.observations import Observations, observe
 from policies import CandidateId, Policy, ReplicaView, RequestView, Snapshot, create
 from policies.cost import candidate_costs
 from router.records.record import AssignmentRecord, DecisionRecord, ShadowDecision, Try
@@ -26,14 +28,13 @@ MODEL = "Qwen/Qwen3-8B"
 
 
 class Arm(Struct, frozen=True, kw_only=True):
-    """One side: its policy, what it does to first tokens, its share over the experiment's time."""
+    """A variant: its policy, its effect on first tokens, its share over the experiment's time."""
 
     name: str
     policy: str = "kv_aware"
     params: dict[str, Any] = {}
     effect: float = 1.0  # times the first-token time
     share: Callable[[float], float] = lambda at: 0.5  # `at` in [0, 1)
-    replicas: tuple[str, ...] = ()  # of a partition
     error_rate: float = 0.0
     missing_rate: float = 0.0
 
@@ -142,12 +143,9 @@ def _snapshot(
     num_tokens = 2_000 + 400 * turn + int(rng.integers(0, 400))
     home = int(digest, 16) % scene.num_replicas
     names = [f"r{i + 1}" for i in range(scene.num_replicas)]
-    kept = [name for name in names if not arm.replicas or name in arm.replicas]
     loads = rng.integers(0, 4, scene.num_replicas)
     views = []
     for index, name in enumerate(names):
-        if name not in kept:
-            continue
         held = num_tokens - 400 if turn and index == home else 256
         waiting = int(loads[index])
         views.append(
@@ -232,6 +230,21 @@ def _shadow(name: str, snapshot: Snapshot, live: CandidateId) -> ShadowDecision:
     )
 
 
-def arms(*names: str, **changes: Any) -> Sequence[Arm]:
-    """Make arms alike but for their names."""
-    return [Arm(name=name, **changes) for name in names]
+def observed(path: Path, made: list[DecisionRecord]) -> Observations:
+    """Return the observations of the only experiment in these records."""
+    read = load([str(write(path / "r.jsonl", made))])
+    experiment = read.choose(None)
+    assert experiment is not None
+    return observe(read, experiment)
+
+
+def reported(
+    path: Path, made: list[DecisionRecord], options: Options | None = None, **named: Any
+) -> Report:
+    """Report on these records."""
+    return make_report(load([str(write(path / "r.jsonl", made))]), options=options, **named)[0]
+
+
+def codes(report: Report, weight: str) -> set[str]:
+    """Return the codes of the findings of a weight."""
+    return {finding.code for finding in report.findings if finding.weight == weight}

@@ -127,13 +127,6 @@ def test_an_interruption_writes_nothing(
     assert not page.exists()
 
 
-def test_progress_is_shown_of_what_takes_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no patience at all, there is a bar, and it ends."""
-    monkeypatch.setattr(cli, "_PATIENCE_S", -1.0)
-
-    assert call(cli.report, file).exit_code == 0
-
-
 def test_redeciding(file: Path, tmp_path: Path) -> None:
     """Records agree with their policies; another one is asked along."""
     data = tmp_path / "again.json"

@@ -8,8 +8,16 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from router.records.record import DecisionRecord
-from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Arm, Scene, records
-from tests.loadtest.experiments.test_verdict import codes, reported
+from tests.loadtest.experiments.samples import (
+    CONTROL,
+    START_S,
+    TREATMENT,
+    Arm,
+    Scene,
+    codes,
+    records,
+    reported,
+)
 
 SLOTS = Scene(design="switchback", num_sessions=200, span_s=36_000.0, slot_s=300.0, wash_out_s=30.0)
 
@@ -36,7 +44,7 @@ def test_a_split_on_shared_replicas_is_interference(tmp_path: Path) -> None:
 
     assert codes(report, "warning") == {"interference"}
     assert "bias towards no difference" in text_of(report, "interference")
-    assert "switchback or partition" in text_of(report, "interference")
+    assert "use switchback" in text_of(report, "interference")
 
 
 def test_a_sound_switchback_has_no_warning(tmp_path: Path) -> None:
@@ -61,46 +69,6 @@ def test_few_slots_are_said(tmp_path: Path) -> None:
     report = reported(tmp_path, records(replace(SLOTS, slot_s=1_000.0, num_sessions=40)))
 
     assert "few_units" in codes(report, "warning")
-
-
-def test_carry_over_within_slots_is_found(tmp_path: Path) -> None:
-    """An effect that only comes in the second half of slots needs a longer wash-out."""
-
-    def late(record: DecisionRecord) -> DecisionRecord:
-        assignment = record.assignment
-        assert assignment is not None
-        assert record.ttft_ms is not None
-        is_late = record.at % SLOTS.slot_s > SLOTS.slot_s / 2
-        factor = 0.3 if is_late and assignment.arm == "treatment" else 1.0
-        return replace(record, ttft_ms=record.ttft_ms * factor)
-
-    report = reported(tmp_path, [late(record) for record in slots()])
-
-    assert "carry_over" in codes(report, "warning")
-
-
-def test_unequal_partitions_are_said(tmp_path: Path) -> None:
-    """Numbers and speeds of replicas are compared, and that replicas are not resampled."""
-    arms = (
-        replace(CONTROL, replicas=("r1", "r2", "r3")),
-        replace(TREATMENT, replicas=("r4",)),
-    )
-    made = records(Scene(design="partition", arms=arms, num_sessions=150))
-
-    def slower(record: DecisionRecord) -> DecisionRecord:
-        if record.decision.candidate != "r4":
-            return record
-        views = tuple(
-            replace(view, cost=replace(view.cost, ms_per_token=0.2))
-            for view in record.snapshot.replicas
-        )
-        return replace(record, snapshot=replace(record.snapshot, replicas=views))
-
-    report = reported(tmp_path, [slower(record) for record in made])
-
-    assert codes(report, "warning") >= {"unequal_replicas", "unequal_speeds", "few_replicas"}
-    assert "interference" not in codes(report, "warning")
-    assert "fleet_changed" not in codes(report, "warning")  # each arm has its own
 
 
 def test_routers_that_disagree_break_it(tmp_path: Path) -> None:
@@ -134,7 +102,6 @@ def test_a_stopped_arm_and_a_ramp_are_said(tmp_path: Path) -> None:
     report = reported(tmp_path, records(Scene(arms=arms)))
 
     assert "treatment got no sessions of its own after" in text_of(report, "arm_stopped")
-    assert "ramp" in codes(report, "note")
 
 
 def test_why_an_arm_was_stopped_is_said(tmp_path: Path) -> None:
@@ -167,7 +134,7 @@ def test_other_starts_of_the_name_are_left_out_and_named(tmp_path: Path) -> None
     assert newest.num_requests < len(made) == joined.num_requests
     assert "this is trial 0b, from 2027-" in text_of(newest, "other_trials")
     assert "0a (from 2027-" in text_of(newest, "other_trials")
-    assert {"joined_trials"} == codes(joined, "note") & {"other_trials", "joined_trials"}
+    assert "other_trials" not in codes(joined, "note")
 
 
 def test_starts_at_the_same_time_are_a_warning(tmp_path: Path) -> None:
@@ -177,18 +144,15 @@ def test_starts_at_the_same_time_are_a_warning(tmp_path: Path) -> None:
 
     report = reported(tmp_path, made)
 
-    assert "`--trial 0b --trial 0a` takes all" in text_of(report, "trials_overlap")
     assert "trials_overlap" in codes(report, "warning")
-    assert "other_trials" not in codes(report, "note")
 
 
 def test_the_control_arm_of_the_definition_is_the_baseline(tmp_path: Path) -> None:
-    """Whatever it is called; one that is asked for goes before it."""
+    """Whatever it is called, unless another one is asked for."""
     made = records(Scene(control="treatment", num_sessions=40))
     report = reported(tmp_path, made)
 
     assert report.baseline == "treatment"
-    assert "baseline" not in codes(report, "note")
     assert reported(tmp_path, made, baseline="control").baseline == "control"
     gone = records(Scene(control="gone", num_sessions=40))
     assert reported(tmp_path, gone).baseline == "control"
@@ -220,21 +184,6 @@ def test_what_records_and_fleet_lack_is_said(tmp_path: Path) -> None:
     assert f"about {num_lost} of " in text_of(report, "lost_records")
 
 
-def test_a_trend_is_found(tmp_path: Path) -> None:
-    """An effect that turns round halfway is no one number."""
-    half = split()[len(split()) // 2].at
-
-    def turning(record: DecisionRecord) -> DecisionRecord:
-        assert record.assignment is not None
-        assert record.ttft_ms is not None
-        factor = (0.5 if record.at < half else 2.0) if record.assignment.arm == "control" else 1.0
-        return replace(record, ttft_ms=record.ttft_ms * factor)
-
-    report = reported(tmp_path, [turning(record) for record in split()])
-
-    assert "trend" in codes(report, "warning")
-
-
 def test_clients_without_sessions_are_noticed(tmp_path: Path) -> None:
     """Sessions of one request each are probably none."""
     made = [r for r in split() if r.assignment is not None]
@@ -253,4 +202,3 @@ def test_unknown_designs_are_said(tmp_path: Path) -> None:
     report = reported(tmp_path, records(Scene(design="interleaved", arms=arms, num_sessions=60)))
 
     assert "design" in codes(report, "warning")
-    assert "baseline" in codes(report, "note")

@@ -8,20 +8,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from loadtest.experiments.observations import Observations, observe
-from loadtest.experiments.records import load
 from router.experiments.definition import Arm, Experiment
 from router.experiments.runner import ExperimentRunner
 from router.metrics import Metrics
 from router.records.record import DecisionRecord
-from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Scene, records, write
-
-
-def observed(path: Path, made: list[DecisionRecord]) -> Observations:
-    read = load([str(write(path / "r.jsonl", made))])
-    experiment = read.choose(None)
-    assert experiment is not None
-    return observe(read, experiment)
+from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Scene, observed, records
 
 
 def test_every_request_has_its_unit_and_arm(tmp_path: Path) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from loadtest.experiments import Options, Report, load, make_report
+from loadtest.experiments import Options
 from loadtest.experiments.bad_lines import RecordsError
 from router.records.record import DecisionRecord
-from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Arm, Scene, records, write
+from tests.loadtest.experiments.samples import (
+    CONTROL,
+    TREATMENT,
+    Arm,
+    Scene,
+    codes,
+    records,
+    reported,
+)
 
 FASTER = replace(TREATMENT, effect=0.7)
 LARGE = 700
@@ -28,16 +35,6 @@ def even() -> list[DecisionRecord]:
 def uneven() -> list[DecisionRecord]:
     """Make the records of a treatment that takes 0.7 times as long."""
     return records(Scene(arms=(CONTROL, FASTER), num_sessions=LARGE))
-
-
-def reported(
-    path: Path, made: list[DecisionRecord], options: Options | None = None, **named: Any
-) -> Report:
-    return make_report(load([str(write(path / "r.jsonl", made))]), options=options, **named)[0]
-
-
-def codes(report: Report, weight: str) -> set[str]:
-    return {finding.code for finding in report.findings if finding.weight == weight}
 
 
 def test_a_known_effect_is_found(tmp_path: Path) -> None:
@@ -153,15 +150,6 @@ def test_several_arms_share_the_level(tmp_path: Path) -> None:
     assert [comparison.alpha for comparison in report.comparisons] == [0.025, 0.025]
     assert [verdict.arm for verdict in report.verdicts] == ["third", "treatment"]
     assert "several_arms" in codes(report, "note")
-
-
-def test_prompt_lengths_can_be_taken_out(tmp_path: Path) -> None:
-    """The adjustment never widens what it knows of, and says what it kept."""
-    made = records(Scene(num_sessions=300))
-
-    report = reported(tmp_path, made, Options(adjusts_for_prompt=True))
-
-    assert 0 < report.comparisons[0].variance_kept <= 1
 
 
 def test_wrong_arms_are_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from loadtest.statistics.bootstrap import (
     student_t,
 )
 
-NUM_TRIALS = 300
+NUM_TRIALS = 120
 
 Draw = Callable[[np.random.Generator, int], tuple[Floats, Floats, Ints]]
 
@@ -77,18 +77,6 @@ def test_turns_of_one_session_are_no_independent_evidence() -> None:
     assert once.high == pytest.approx(often.high)
 
 
-def test_many_clusters_are_bundled_without_harm() -> None:
-    """5,000 single turns: as long an interval as the formula for a ratio of means gives."""
-    random = np.random.default_rng(7)
-    ours, theirs = random.lognormal(size=(2, 5000))
-
-    interval = ratio_of_means(ours, theirs, np.arange(5000), 5000, seed=0)
-
-    ratio = ours.mean() / theirs.mean()
-    error = (ours - ratio * theirs).std() / theirs.mean() / np.sqrt(5000)
-    assert (interval.high - interval.low) / (2 * 1.96 * error) == pytest.approx(1.0, abs=0.1)
-
-
 def test_percentiles_draw_what_drawing_by_hand_draws() -> None:
     """The weighted percentile is the plain one of the repeated values."""
     values = np.array([5.0, 1.0, 3.0, 2.0])
@@ -101,23 +89,6 @@ def test_percentiles_draw_what_drawing_by_hand_draws() -> None:
         low=min(percentile(np.array(d, float), 0.5) for d in drawn),
         high=max(percentile(np.array(d, float), 0.5) for d in drawn),
     )
-
-
-def test_percentiles_of_many_values_are_as_good_as_exact() -> None:
-    """20,000 turns: bounds differ from those of plain draws by a fraction of their distance."""
-    random = np.random.default_rng(8)
-    ours, theirs = random.lognormal(size=(2, 20_000))
-    cluster = np.repeat(np.arange(100), 200)
-
-    found = difference_of_percentiles(ours, theirs, cluster, 100, 0.9, seed=1)
-
-    drawn = []
-    for _ in range(400):
-        at = (random.integers(100, size=100)[:, None] * 200 + np.arange(200)).ravel()
-        drawn.append(percentile(ours[at], 0.9) - percentile(theirs[at], 0.9))
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    assert found.low == pytest.approx(low, abs=0.25 * (high - low))
-    assert found.high == pytest.approx(high, abs=0.25 * (high - low))
 
 
 @pytest.mark.parametrize("num_freedoms", [1, 2, 3, 4, 5, 11, 59, 1999])

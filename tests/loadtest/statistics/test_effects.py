@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.statistics.effects import MIN_UNITS, estimate, num_effective
+from loadtest.statistics.effects import MIN_UNITS, estimate, mean, num_effective, quantile
 
 
 def units(seed: int = 0, num: int = 400) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -21,11 +21,10 @@ def test_a_ratio_of_means_per_request() -> None:
         False, False, True, True,
     ]  # fmt: skip
 
-    effect = estimate(sums, counts, np.array(treated), is_relative=False)
+    is_treated = np.array(treated)
 
-    assert float(effect.baseline) == 10.0
-    assert float(effect.treatment) == 10.0
-    assert np.isnan(effect.value) or float(effect.value) == 0.0
+    assert mean(sums[is_treated], counts[is_treated]).value == 10.0
+    assert mean(sums[~is_treated], counts[~is_treated]).value == 10.0
 
 
 def test_the_standard_error_is_that_of_repetition() -> None:
@@ -35,19 +34,6 @@ def test_the_standard_error_is_that_of_repetition() -> None:
     spread = np.std([float(effect.value) for effect in found])
 
     assert np.mean([float(effect.se) for effect in found]) == pytest.approx(spread, rel=0.12)
-
-
-def test_repetitions_at_once_are_as_one_by_one() -> None:
-    """A study's leading axis changes nothing."""
-    drawn = [units(seed) for seed in range(3)]
-
-    at_once = estimate(*(np.stack(parts) for parts in zip(*drawn, strict=True)))
-
-    for index, one in enumerate(drawn):
-        alone = estimate(*one)
-        assert float(at_once.value[index]) == pytest.approx(float(alone.value))
-        assert float(at_once.se[index]) == pytest.approx(float(alone.se))
-        assert float(at_once.df[index]) == pytest.approx(float(alone.df))
 
 
 def test_few_units_decide_nothing() -> None:
@@ -103,25 +89,6 @@ def test_incomplete_pairs_are_left_out() -> None:
     assert float(with_half.se) == pytest.approx(float(without.se))
 
 
-def test_a_covariate_takes_out_what_it_explains() -> None:
-    """Prompt lengths that explain most of the spread leave little of it, and no bias."""
-    rng = np.random.default_rng(2)
-    values, kept = [], []
-    for _ in range(100):
-        prompt = rng.lognormal(8, 0.8, 300)
-        treated = rng.random(300) < 0.5
-        counts = np.full(300, 3.0)
-        sums = counts * (100 + 0.1 * prompt) * np.where(treated, 0.9, 1.0) * rng.lognormal(
-            0, 0.1, 300
-        )  # fmt: skip
-        effect = estimate(sums, counts, treated, covariate=counts * prompt)
-        values.append(float(effect.value))
-        kept.append(float(effect.variance_kept))
-
-    assert np.mean(kept) < 0.15
-    assert np.mean(values) == pytest.approx(np.log(0.9), abs=0.01)
-
-
 def test_an_arm_without_variance_is_known() -> None:
     """An arm in which nothing ever happened has a rate of 0, and its variance does not spoil."""
     treated = np.arange(100) < 50
@@ -131,3 +98,48 @@ def test_an_arm_without_variance_is_known() -> None:
 
     assert float(effect.value) == pytest.approx(0.26)
     assert float(effect.df) > 10
+
+
+def test_an_interval_for_one_look_holds_the_truth_as_often_as_promised() -> None:
+    """About 95 % of the intervals hold the true mean, and the true ratio."""
+    truth = np.exp(5.0 + 0.5**2 / 2)
+    num_held = [0, 0]
+    for seed in range(60):
+        sums, counts, treated = units(seed)
+        found = mean(sums, counts), estimate(sums, counts, treated).one_look
+        for index, (one, true) in enumerate(zip(found, (truth, 0.0), strict=True)):
+            assert one.low is not None
+            assert one.high is not None
+            num_held[index] += one.low <= true <= one.high
+
+    assert all(52 <= num <= 60 for num in num_held)
+
+
+def test_what_never_happened_has_no_bounds() -> None:
+    """No error among 50 requests does not prove a rate of 0."""
+    assert mean(np.zeros(50), np.ones(50)).value == 0.0
+    assert mean(np.zeros(50), np.ones(50)).low is None
+    assert mean(np.zeros(3), np.zeros(3)).value is None
+
+
+def test_quantiles_respect_their_units() -> None:
+    """Requests of one session are similar, so the interval is wider."""
+    rng = np.random.default_rng(5)
+    values = np.repeat(rng.lognormal(0, 1.0, 100), 20)
+    unit = np.repeat(np.arange(100), 20)
+    weights = np.ones(2000)
+
+    clustered = quantile(values, weights, unit, 0.5)
+    alone = quantile(rng.permutation(values), weights, np.arange(2000), 0.5)
+
+    assert clustered.value == alone.value
+    widths = [each.high - each.low for each in (clustered, alone)]  # type: ignore[operator]
+    assert widths[0] > 2 * widths[1]
+
+
+def test_quantiles_are_weighted() -> None:
+    """A request that stands for nine counts as nine."""
+    found = quantile(np.array([1.0, 2.0]), np.array([1.0, 9.0]), np.array([0, 1]), 0.2)
+
+    assert found.value == 2.0
+    assert quantile(np.empty(0), np.empty(0), np.empty(0, int), 0.5).value is None
