@@ -17,9 +17,9 @@ from router.cluster.outbox import Outbox
 from router.index.cache_view import CacheView, Claim
 from router.metrics import Metrics
 from router.records.outcome import Outcome
+from router.replicas.conversations import Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
-from router.replicas.sessions import Sessions
 from router.request import tenancy
 from router.request.job import Choice, Job, Placement
 from router.request.verify import PoolVerifier
@@ -35,7 +35,7 @@ class Admission:
         *,
         fleet: Fleet,
         caches: CacheView,
-        sessions: Sessions,
+        sessions: Conversations,
         outbox: Outbox | None,
         pool: PoolVerifier | None,
         metrics: Metrics,
@@ -59,8 +59,6 @@ class Admission:
         tenancy.charge(job, elsewhere or choice, now_s)
         prefill = self._book(job, elsewhere, now_s) if elsewhere is not None else None
         placement = self._book(job, choice, now_s, prefill=prefill)
-        if job.session_hash is not None and job.prompt is not None:
-            self._sessions.note(job.session_hash, choice.candidate.id, now_s)
         job.tried.add(choice.candidate.replica.name)
         job.placed_s = monotonic()
         return placement

@@ -16,11 +16,11 @@ from policies.registry import create
 from policies.view import CandidateId, RequestView, Snapshot
 from router.experiments.runner import ExperimentRunner
 from router.records.record import AssignmentRecord
+from router.replicas.conversations import Conversation, Conversations
 from router.replicas.fleet import NO_MATCH, Fleet, Match
 from router.replicas.halves import choose_halves
 from router.replicas.ledger import NOTHING, InFront
 from router.replicas.replica import Candidate, Replica
-from router.replicas.sessions import Sessions, SessionView
 from router.request.assign import assign, narrowed, own_of, record_of
 from router.request.job import Choice, Job, Placement
 from router.request.match import Matcher
@@ -51,7 +51,7 @@ class Decider:
         *,
         fleet: Fleet,
         matcher: Matcher,
-        sessions: Sessions,
+        sessions: Conversations,
         experiments: ExperimentRunner,
         policy: Policy,
         seed: int,
@@ -163,7 +163,7 @@ class Decider:
         if session is not None and job.prompt is not None and not job.is_matchable:
             matches, home = _with_last_turn(job, session, matches)
         views = self._fleet.views(candidates, matches, now_s, in_front_ms)
-        sets = self._fleet.working_sets
+        sets = self._fleet.conversations
         sets.expire(now_s)
         snapshot = Snapshot(
             now_s=now_s,
@@ -205,7 +205,7 @@ class Decider:
 
 
 def _with_last_turn(
-    job: Job, session: SessionView, matches: dict[CandidateId, Match]
+    job: Job, session: Conversation, matches: dict[CandidateId, Match]
 ) -> tuple[dict[CandidateId, Match], CandidateId | None]:
     """Credit a session's last replica with its last prompt, if no more of this one is known.
 

@@ -86,7 +86,7 @@ class WaitingRoom:
         )
         self._queue: Queue[Choice] = Queue(
             self._rules,
-            fleet.working_sets,
+            fleet.conversations,
             fleet,
             self._has_room,
         )

@@ -52,8 +52,8 @@ def test_a_conversation_has_its_class_at_both_routers() -> None:
     b.receive(a, now_s=1.0)
 
     for node in (a, b):
-        assert node.fleet.working_sets.num_tokens_at(R1) > 0
-        assert node.fleet.working_sets.num_tokens_at(R1, for_batch=False) == 0
+        assert node.fleet.conversations.num_tokens_at(R1) > 0
+        assert node.fleet.conversations.num_tokens_at(R1, for_batch=False) == 0
 
 
 # -- as one --------------------------------------------------------------------------------------
@@ -71,8 +71,8 @@ def test_a_request_counts_at_both_routers() -> None:
     assert b.held("r2", chain) == a.held("r1", chain) == 10
     session = b.sessions.get(5, 1.0)
     assert session is not None
-    assert session.candidate == b.fleet.working_sets.home(5) == "r2"
-    assert b.fleet.working_sets.at(R2).num_tokens == 10 * BLOCK_SIZE + 1
+    assert session.candidate == b.fleet.conversations.home(5) == "r2"
+    assert b.fleet.conversations.at(R2).num_tokens == 10 * BLOCK_SIZE + 1
 
     a.first_token(lease, 1.2)
     b.receive(a, now_s=1.2)
@@ -516,7 +516,7 @@ def test_sessions_reach_a_router_that_joins_late() -> None:
     assert seven is not None
     assert eight is not None
     assert seven.candidate == "r2"
-    assert eight.last_seen_s == 30.0
+    assert eight.last_s == 30.0
     assert late.sessions.get(9, 40.0) is None
 
 
@@ -526,10 +526,10 @@ def test_a_session_without_a_name_is_stored_from_its_second_turn_on() -> None:
     for turn in range(2):
         lease, _ = a.begin("r1", chain_of(1, 2), float(turn))
         assert a.outbox.take_sessions() == {}
+        a.sessions.begin(7, CandidateId("r1"), 32, 0, float(turn))
         a.outbox.began(
             lease, claim=None, num_held_blocks=0, session_hash=7, has_named_session=False
         )
-        a.sessions.note(7, CandidateId("r1"), float(turn))
 
     assert 7 in a.outbox.take_sessions()
 

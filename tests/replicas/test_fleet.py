@@ -390,13 +390,13 @@ def test_other_routers_requests_count_as_ours() -> None:
     (view,) = fleet.views(fleet.candidates("m", 0.0), {}, 0.0)
     assert (view.num_requests, view.queue_ms, view.cache_pressure) == (1, 400.0, 0.25)
 
-    fleet.first_token_elsewhere(lease, 0.5, 450.0)
-    fleet.first_token_elsewhere(lease, 0.5, 450.0)
+    fleet.first_token(lease, 0.5, 450.0)
+    fleet.first_token(lease, 0.5, 450.0)
     assert fleet.status(0.5)[0].num_observations == 1
     assert fleet.end(lease, 1.0, None)
     assert not fleet.end(lease, 1.0, None)
     fleet.remove("a")
-    fleet.first_token_elsewhere(lease, 2.0, 1.0)
+    fleet.first_token(lease, 2.0, 1.0)
     assert not fleet.end(lease, 2.0, None)
     with pytest.raises(KeyError):
         fleet.admit(A, elsewhere(1), 2.0)
@@ -409,7 +409,7 @@ def test_a_whole_answer_elsewhere_is_presumed_like_ours() -> None:
     (view,) = fleet.views(fleet.candidates("m", 1.0), {}, 1.0)
 
     assert (view.num_requests, view.num_waiting, view.queue_ms) == (1, 0, 0.0)
-    fleet.first_token_elsewhere(lease, 2.0, None)
+    fleet.first_token(lease, 2.0, None)
     assert fleet.end(lease, 2.0, None)
 
 
@@ -493,7 +493,7 @@ def test_the_capacity_is_what_is_known_best() -> None:
     fleet.layout_of = lambda _: KvLayout(groups, 16)
     assert fleet.capacity_tokens(r1) == 1600
     for session in range(3):
-        fleet.working_sets.begin(session, r1, 100, 0, 0.0)
+        fleet.conversations.begin(session, r1, 100, 0, 0.0)
     assert fleet.capacity_tokens(r1) == (100 - 3) * 16
 
 
