@@ -116,7 +116,7 @@ class Fleet:
         self._num_leases = 0
         self.is_split = False  # whether some replica has a role: prefill or decode
         self._order = {name: position for position, name in enumerate(order)}
-        self.conversations = conversations or Conversations()
+        self.conversations = Conversations() if conversations is None else conversations
         self.layout_of: Callable[[CandidateId], KvLayout | None] = _no_layout
         """A candidate's KV groups; None: it has one, or they are not known."""
         self.absent: Callable[[], str] = str
