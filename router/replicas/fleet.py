@@ -382,7 +382,7 @@ class Fleet:
         """Take back what the failure of an ended lease did to its replica's health."""
         state = self._states.get(lease.candidate)
         if state is not None:
-            state.health.absolve(lease.number, now_s)
+            state.health.absolve(lease.number)
             self._restrict(state.candidate.replica.name)
 
     # -- questions about one candidate -------------------------------------------------------

@@ -218,13 +218,13 @@ def test_a_failure_that_is_taken_back_never_was() -> None:
     for number in range(7):
         health.ended(number, Outcome.REPLICA_FAILED, 0.0, 0.0)
     for number in range(7):
-        health.absolve(number, 0.1)
+        health.absolve(number)
 
     assert health.state(0.1) is HealthState.UP
     assert health.is_unrestricted
     for number in (7, 8):
         health.ended(number, Outcome.REPLICA_FAILED, 0.2, 0.0)
-        health.absolve(number, 0.2)
+        health.absolve(number)
     health.ended(9, Outcome.REPLICA_FAILED, 0.2, 0.0)
     health.ended(10, Outcome.REPLICA_FAILED, 0.2, 0.0)
     assert health.state(0.2) is HealthState.UP
@@ -240,7 +240,7 @@ def test_a_trial_that_failed_through_its_request_is_still_to_be_made() -> None:
     health.ended(7, Outcome.REPLICA_FAILED, 1.1, 0.0)
     assert not health.can_accept(1.2)
 
-    health.absolve(7, 1.2)
+    health.absolve(7)
     assert health.state(1.2) is HealthState.TRIAL
     assert health.can_accept(1.2)
 
@@ -250,9 +250,9 @@ def test_what_a_probe_found_is_not_taken_back() -> None:
     health = opened()
     for _ in range(3):
         health.probe_failed(ProbeFailure.TIMEOUT, 0.0, 0.0)
-    health.absolve(0, 0.1)
+    health.absolve(0)
     assert health.state(0.1) is HealthState.SUSPECT
 
     health.ended(9, Outcome.REPLICA_UNREACHABLE, 0.1, 0.0)
-    health.absolve(1, 0.2)
+    health.absolve(1)
     assert health.state(0.2) is HealthState.DOWN
