@@ -53,9 +53,7 @@ class BlockMatch(Struct, frozen=True, gc=False):
 
 NO_BLOCKS = BlockMatch(0, 0, 0)
 
-_NUM_WALKS = 64  # of one candidate, after a hole was seen
-_MAX_WALKED = 4  # candidates
-_MAX_LOOKED_AT = 1_024  # blocks of the match of a candidate that was chosen
+_MAX_CHECKED = 1_024  # blocks of the match of the chosen candidate
 
 
 class Speculation:
@@ -113,7 +111,6 @@ class BlockIndex:
         "_max_cpu_blocks",
         "_max_pending",
         "_retired",
-        "_walks",
         "last_blocks",
         "orders",
     )
@@ -125,7 +122,6 @@ class BlockIndex:
         self.last_blocks: dict[CandidateId, LastBlock] = {}
         self.orders: dict[CandidateId, EvictionOrder] = {}
         self._retired: list[Copies] = []
-        self._walks: dict[CandidateId, int] = {}  # matches of which each block is looked up
         self._max_cpu_blocks = max_cpu_blocks
         self._max_pending = max_pending
 
@@ -400,30 +396,19 @@ class BlockIndex:
         holdings = self._holdings.get(candidate)
         return holdings is not None and key in holdings.left and key in holdings.gpu
 
-    def walk(self, candidate: CandidateId) -> None:
-        """Look up each block of the next chains: the candidate lacked one in the middle of one.
-
-        A walk of 6,000 blocks takes 0.2 ms, so only a few candidates are walked at once.
-        """
-        self._walks.pop(candidate, None)
-        self._walks[candidate] = _NUM_WALKS
-        if len(self._walks) > _MAX_WALKED:
-            del self._walks[next(iter(self._walks))]
-
     def unbroken(self, candidate: CandidateId, chain: Sequence[BlockKey], num_blocks: int) -> int:
         """Count leading blocks of a match one by one, if they are not too many: 0.03 us each.
 
-        Where one in the middle is missing, the next chains are looked up so as well.
+        A longer match may have a hole in the middle. Then one prediction is too high, and the
+        request itself fills the hole.
         """
         holdings = self._holdings.get(candidate)
-        if holdings is None or num_blocks > _MAX_LOOKED_AT or candidate in self._layouts:
+        if holdings is None or num_blocks > _MAX_CHECKED or candidate in self._layouts:
             return num_blocks
         blocks = chain[:num_blocks]
         num_held = num_leading_exactly(blocks, holdings.gpu)
         if num_held < num_blocks and holdings.computing:
             num_held = num_leading_exactly(blocks, Either(holdings.gpu, holdings.computing))
-        if num_held < num_blocks:
-            self.walk(candidate)
         return num_held
 
     def has_groups(self, candidate: CandidateId) -> bool:
@@ -521,7 +506,6 @@ class BlockIndex:
         end, first, holdings_of = NO_END, chain[0], self._holdings.get
         num_blocks, last, following, before_last, before_that = end
         short: Sequence[BlockKey] = ()
-        walks = self._walks
         for candidate in candidates:
             holdings = holdings_of(candidate)
             if holdings is None:
@@ -543,8 +527,6 @@ class BlockIndex:
                     end = ends[0]
                     num_blocks, last, following, before_last, before_that = end
                     short = chain[:num_blocks] if num_blocks <= MAX_SHORT else ()
-            if walks and candidate in walks:
-                stored = self._walked(candidate, chain, gpu, stored)
             if holdings.computing or holdings.cpu:
                 next_key = chain[stored] if stored < len(chain) else None
                 if next_key in holdings.computing or next_key in holdings.cpu:
@@ -555,19 +537,6 @@ class BlockIndex:
                 match = known[stored] = BlockMatch(stored, stored, stored)
             matches[candidate] = match
         return matches
-
-    def _walked(
-        self, candidate: CandidateId, chain: Sequence[BlockKey], gpu: Copies, num_blocks: int
-    ) -> int:
-        """Count leading blocks one by one, and go on to do so while that makes a difference."""
-        num_held = num_leading_exactly(chain[:num_blocks], gpu)
-        if num_held < num_blocks:
-            self.walk(candidate)
-        elif self._walks[candidate] > 1:
-            self._walks[candidate] -= 1
-        else:
-            del self._walks[candidate]
-        return num_held
 
     def prolonged(
         self, chain: Sequence[BlockKey], candidate: CandidateId, found: BlockMatch

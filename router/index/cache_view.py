@@ -441,14 +441,12 @@ class CacheView:
         if claim is not None and self._is_by_copies(
             claim, stream, num_predicted_tokens, num_reported_tokens
         ):
-            if trust.observe_copies():
+            if trust.copies.add():
                 is_all = stream.removes_all_copies
                 reason = StreamReason.EACH_COPY if is_all else StreamReason.ALL_COPIES
                 stream.mark_suspect(reason)
                 trust.forgive()
                 return None
-        elif num_predicted_tokens > num_reported_tokens:
-            self.index.walk(candidate)
         if trust.observe_gpu(num_predicted_tokens == num_reported_tokens):
             was_read = stream.state == "exact"
             if was_read:

@@ -1,10 +1,9 @@
 """How many leading blocks of a chain are held, without walking the chain.
 
-Prefix closure: a candidate that has block n has the blocks before it, so the end of a prefix is
-found by bisecting. Closure can break (a tier that evicts in another order, lost events), so all
-blocks of a short prefix are looked at, and of a long one those right before its end; a hole there
-sends the search back. One further in front shows by an answer, and then all are looked at for some
-time (`BlockIndex.walk`).
+Prefix closure: a candidate that has block n has the blocks before it. So the end of a prefix is
+found by bisecting. Closure can break: a tier may evict in another order, and events may be lost.
+Therefore all blocks of a short prefix are checked. Of a long prefix the blocks right before its end
+are checked; if one is missing, the search continues before it.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def test_what_is_behind_a_hole_is_not_matched(
 
 
 def test_a_hole_far_from_the_end_is_found_at_the_candidate_that_was_chosen() -> None:
-    """Then its next chains are looked up block by block, as long as that makes a difference."""
+    """Blocks that are being computed fill it; a long match is not checked block by block."""
     index = BlockIndex()
     blocks = chain(1000)
     index.store(A, blocks)
@@ -193,13 +193,6 @@ def test_a_hole_far_from_the_end_is_found_at_the_candidate_that_was_chosen() -> 
 
     assert index.match(blocks, [A, B])[A].num_gpu_blocks == 1000
     assert (index.unbroken(A, blocks, 1000), index.unbroken(B, blocks, 1000)) == (100, 1000)
-    for _ in range(200):
-        assert index.match(blocks, [A, B])[A].num_gpu_blocks == 100
-    index.store(A, keys(100))
-    for _ in range(100):
-        assert index.match(blocks, [A, B])[A].num_gpu_blocks == 1000
-    index.remove(A, keys(100))
-    assert index.match(blocks, [A])[A].num_gpu_blocks == 1000
     claim = index.speculate(A, keys(100))
     assert index.unbroken(A, blocks, 1000) == 1000
     claim.end()
