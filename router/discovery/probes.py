@@ -9,11 +9,12 @@ import time
 from contextlib import suppress
 
 from router.config import HealthConfig
-from router.discovery.engine_api import EngineApi, EngineFacts, RankLoads
+from router.discovery.engine_api import EngineApi
+from router.discovery.engine_facts import EngineFacts, RankLoads
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.errors import NotAsked, UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from router.replicas.fleet import EngineLoad, Fleet
+from router.replicas.fleet import Fleet
 from router.replicas.health import ProbeFailure
 from router.replicas.replica import Replica, candidates_of
 from router.upstream import Upstream
@@ -101,18 +102,8 @@ class Probes:
             if load.sleep is not None:
                 self._sleepers.note(name, load.sleep, asked_s)
             for candidate in candidates_of(replica):
-                rank = candidate.rank or 0
-                fleet.note_engine_load(
-                    candidate.id,
-                    EngineLoad(
-                        num_running=load.num_running.get(rank, 0),
-                        num_waiting=load.num_waiting.get(rank, 0),
-                        kv_usage=load.kv_usage.get(rank),
-                        token_s=load.token_s.get(rank, 0.0),
-                        num_tokens=load.num_tokens.get(rank, 0),
-                        at_s=time.monotonic(),
-                    ),
-                )
+                if (reading := load.ranks.get(candidate.rank or 0)) is not None:
+                    fleet.note_engine_load(candidate.id, reading)
         return await self._serves_the_same(name)
 
     def _shows_life(self, name: str, failure: UpstreamError) -> bool:

@@ -12,7 +12,7 @@ from policies.view import CandidateId
 from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource
 from router.config import Config, ReplicaConfig
-from router.discovery.engine_api import EngineFacts
+from router.discovery.engine_facts import EngineFacts
 from router.errors import ConfigError
 from router.index.cache_view import CacheView
 from router.index.last_block import LastBlock

@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from router.discovery.engine_pages import SleepState
+from router.discovery.engine_metrics import SleepState
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
 from router.replicas.fleet import Fleet

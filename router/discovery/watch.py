@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Final
 
 from router.config import Config, ReplicaConfig, bootstrap_of
-from router.discovery.engine_api import EngineApi, EngineFacts
+from router.discovery.engine_api import EngineApi
+from router.discovery.engine_facts import EngineFacts
 from router.discovery.model_watch import ModelWatch
 from router.discovery.probes import Probes
 from router.discovery.rank_streams import RankStreams

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from router.config.hosts import HostRules
-from router.discovery import engine_api, engine_pages
+from router.discovery import engine_api, engine_metrics, engine_pages
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_pages import EventSource
 from router.errors import (
@@ -91,7 +91,10 @@ async def test_a_vllm_replica_reports_everything(replica: Replica, api: EngineAp
     }
     assert load is not None
     assert load.started_s == facts.started_s == 1795163824.78
-    assert (load.num_running, load.num_waiting) == ({0: 3, 1: 4}, {0: 1})
+    assert {rank: (each.num_running, each.num_waiting) for rank, each in load.ranks.items()} == {
+        0: (3, 1),
+        1: (4, 0),
+    }
 
 
 async def test_a_server_of_some_ranks_of_a_group_numbers_them_from_0(
@@ -115,7 +118,10 @@ async def test_a_server_of_some_ranks_of_a_group_numbers_them_from_0(
     assert facts.event_sources[1].endpoint == "tcp://*:5558"
     assert load is not None
     assert load.rank_numbers == (4, 5)
-    assert (load.num_running, load.num_waiting) == ({0: 3, 1: 4}, {0: 1})
+    assert {rank: (each.num_running, each.num_waiting) for rank, each in load.ranks.items()} == {
+        0: (3, 1),
+        1: (4, 0),
+    }
 
 
 async def test_a_server_that_reports_little_is_served_with_less(
@@ -356,7 +362,9 @@ async def test_a_load_has_free_kv_and_the_times_between_tokens(
     load = await api.load("r1", await replica({"/metrics": (200, metrics)}))
 
     assert load is not None
-    assert (load.kv_usage, load.token_s, load.num_tokens) == ({0: 0.25}, {0: 1.5}, {0: 40})
+    assert {
+        rank: (each.kv_usage, each.token_s, each.num_tokens) for rank, each in load.ranks.items()
+    } == {0: (0.25, 1.5, 40), 1: (None, 0.0, 0)}
 
 
 async def test_metrics_show_that_an_engine_speculates(replica: Replica, api: EngineApi) -> None:
@@ -598,8 +606,8 @@ async def test_ranks_are_bounded(replica: Replica, api: EngineApi) -> None:
     assert facts.rank_numbers == (0, 255, 256)
     assert set(facts.event_sources) == {0, 1, 2}
     assert load is not None
-    assert set(load.num_running.values()) == {0}
-    assert len(load.num_running) == engine_pages.MAX_RANKS
+    assert {each.num_running for each in load.ranks.values()} == {0}
+    assert len(load.ranks) == engine_metrics.MAX_RANKS
 
 
 async def test_a_host_that_does_not_resolve_is_not_one_that_refuses(api: EngineApi) -> None:

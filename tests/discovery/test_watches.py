@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from router.discovery import watches
-from router.discovery.engine_api import EngineFacts
+from router.discovery.engine_facts import EngineFacts
 from router.discovery.watch import ReplicaWatch
 from router.messages import ReplicaRecord
 from router.replicas.replica import Replica
