@@ -21,8 +21,7 @@ def turn(
     sets.end(session, at_s)
 
 
-def test_what_was_cached_at_its_beginning_is_not_a_sessions_own() -> None:
-    """Two sessions with one system prompt take it once, wherever later turns find more."""
+def test_own_tokens_exclude_what_was_cached_at_the_start() -> None:
     sets = Conversations()
     turn(sets, 1, A, 1000, 0, 0.0)
     turn(sets, 2, A, 1200, 900, 0.0)
@@ -35,7 +34,6 @@ def test_what_was_cached_at_its_beginning_is_not_a_sessions_own() -> None:
 
 
 def test_a_session_lives_where_its_last_turn_went() -> None:
-    """It leaves nothing behind that anyone will ask for."""
     sets = Conversations()
     turn(sets, 1, A, 1000, 0, 0.0)
     turn(sets, 1, B, 1500, 0, 1.0)
@@ -46,7 +44,6 @@ def test_a_session_lives_where_its_last_turn_went() -> None:
 
 
 def test_a_silent_session_is_over_until_it_goes_on() -> None:
-    """It is silent for some usual pauses; what it shared is remembered."""
     sets = Conversations()
     for number in range(200):
         turn(sets, 1, A, 1000, 400, float(2 * number))
@@ -59,8 +56,7 @@ def test_a_silent_session_is_over_until_it_goes_on() -> None:
     assert sets.num_own_tokens(1, 2000, 1000) == 1600
 
 
-def test_a_pause_ends_when_the_next_turn_comes_not_when_it_is_sent() -> None:
-    """Else those who wait in a router keep room for the silent, for whom they wait."""
+def test_a_pause_ends_when_the_next_turn_arrives() -> None:
     sets = Conversations()
     for number in range(200):
         start_s = 100.0 * number
@@ -74,8 +70,7 @@ def test_a_pause_ends_when_the_next_turn_comes_not_when_it_is_sent() -> None:
     assert sets.patience_s == pytest.approx(PATIENCE * 2.0, rel=0.01)
 
 
-def test_what_is_asked_once_counts_by_how_many_go_on() -> None:
-    """All of one that went on, whatever others do; it did as soon as a turn has come."""
+def test_single_turns_count_by_the_share_that_goes_on() -> None:
     sets = Conversations()
     turn(sets, 1, A, 1000, 0, 0.0)
     assert 0 < sets.num_tokens_at(A) < 1000
@@ -96,8 +91,7 @@ def test_what_is_asked_once_counts_by_how_many_go_on() -> None:
     assert sets.num_tokens_at(B) == pytest.approx(200 * 100 + 1000, rel=0.01)
 
 
-def test_one_that_was_over_and_goes_on_has_gone_on() -> None:
-    """However late."""
+def test_a_conversation_that_resumes_late_has_gone_on() -> None:
     sets = Conversations()
     turn(sets, 1, A, 1000, 0, 0.0)
     turn(sets, 1, A, 1000, 0, 1000.0)
@@ -105,7 +99,6 @@ def test_one_that_was_over_and_goes_on_has_gone_on() -> None:
 
 
 def test_a_session_is_alive_while_its_turn_runs() -> None:
-    """However long an answer takes, if its end is not lost."""
     sets = Conversations()
     sets.begin(1, A, 1000, 0, 0.0)
     for at_s in (100.0, 3000.0):
@@ -116,8 +109,7 @@ def test_a_session_is_alive_while_its_turn_runs() -> None:
     assert sets.home(1) is None
 
 
-def test_those_before_are_older_and_at_the_same_place() -> None:
-    """Seniority is since when a session has been alive, not since its last turn."""
+def test_older_conversations_of_the_same_replica_come_first() -> None:
     sets = Conversations()
     for session, candidate, num_tokens in ((1, A, 10), (2, B, 20), (3, A, 40), (4, A, 80)):
         turn(sets, session, candidate, num_tokens, 0, float(session))
@@ -129,7 +121,6 @@ def test_those_before_are_older_and_at_the_same_place() -> None:
 
 
 def test_batch_conversations_take_no_room_from_interactive_ones() -> None:
-    """They come after all of these, whoever came first; a turn of another class changes it."""
     sets = Conversations()
     for session, num_tokens, is_batch in ((1, 10, True), (2, 20, False), (3, 40, True)):
         for _ in range(2):
@@ -147,8 +138,7 @@ def test_batch_conversations_take_no_room_from_interactive_ones() -> None:
     assert sets.num_tokens_at(A, for_batch=False) == 0
 
 
-def test_once_asked_batch_counts_by_how_many_go_on() -> None:
-    """As interactive ones do."""
+def test_single_batch_turns_count_by_the_share_that_goes_on() -> None:
     sets = Conversations()
     sets.begin(1, A, 1000, 0, 0.0, is_batch=True)
     sets.begin(2, A, 1000, 0, 0.0)
@@ -161,7 +151,6 @@ def test_once_asked_batch_counts_by_how_many_go_on() -> None:
 
 
 def test_a_candidate_that_is_gone_has_nothing() -> None:
-    """Its sessions are as new; ends of their turns have no effect."""
     sets = Conversations()
     sets.begin(1, A, 1000, 0, 0.0)
     sets.remove(A)
@@ -172,7 +161,6 @@ def test_a_candidate_that_is_gone_has_nothing() -> None:
 
 
 def test_conversations_come_back_after_a_turn_and_a_pause() -> None:
-    """As of late, whatever was before any came."""
     sets = Conversations()
     assert sets.cycle_s == pytest.approx(10.0)
     for number in range(200):
@@ -186,7 +174,6 @@ def test_conversations_come_back_after_a_turn_and_a_pause() -> None:
 
 
 def test_a_silent_conversation_is_forgotten_after_its_time() -> None:
-    """It counts as new then, and takes no memory."""
     conversations = Conversations(ttl_s=60.0)
     turn(conversations, 1, A, 100, 0, 0.0)
     turn(conversations, 2, A, 100, 0, 30.0)
@@ -198,7 +185,6 @@ def test_a_silent_conversation_is_forgotten_after_its_time() -> None:
 
 
 def test_the_oldest_of_too_many_conversations_is_forgotten() -> None:
-    """Only conversations that are over are forgotten for want of memory."""
     conversations = Conversations(max_sessions=2)
     for session in (1, 2, 3):
         turn(conversations, session, A, 100, 0, float(session))
@@ -216,8 +202,6 @@ def test_conversations_need_memory_and_time(room: int, ttl_s: float) -> None:
 
 
 def test_a_computed_prompt_belongs_to_the_candidate_of_the_last_turn() -> None:
-    """A turn elsewhere resets it, for good."""
-
     def computed() -> int:
         found = conversations.last(1)
         assert found is not None

@@ -20,7 +20,6 @@ def fail(fleet: Fleet, *names: str) -> None:
 
 
 def test_a_broken_replica_is_left_out() -> None:
-    """With enough others, a breaker means that no request is sent there."""
     fleet = fleet_of("a", "b", "c", rules=RULES)
     fail(fleet, "b")
 
@@ -28,7 +27,6 @@ def test_a_broken_replica_is_left_out() -> None:
 
 
 def test_half_of_the_fleet_may_be_out_without_a_panic() -> None:
-    """Exactly half is no panic yet."""
     fleet = fleet_of("a", "b", rules=RULES)
     fail(fleet, "b")
 
@@ -36,7 +34,6 @@ def test_half_of_the_fleet_may_be_out_without_a_panic() -> None:
 
 
 def test_a_panic_offers_all_that_listen() -> None:
-    """More than half out: breakers are ignored, refused probes are not."""
     fleet = fleet_of("a", "b", "c", "d", rules=RULES)
     fail(fleet, "b", "c")
     fleet.probe_failed("d", ProbeFailure.REFUSED, 0.0)
@@ -45,7 +42,6 @@ def test_a_panic_offers_all_that_listen() -> None:
 
 
 def test_a_panic_does_not_raise_the_dead() -> None:
-    """If nothing listens anywhere, no candidate is offered."""
     fleet = fleet_of("a", "b", rules=RULES)
     for name in "ab":
         fleet.probe_failed(name, ProbeFailure.REFUSED, 0.0)
@@ -55,7 +51,6 @@ def test_a_panic_does_not_raise_the_dead() -> None:
 
 
 def test_a_recovering_replica_gets_its_share_only() -> None:
-    """In slow start it is left out once it has its weight's part of the mean load."""
     fleet = fleet_of("a", "b", "c", rules=RULES)
     fleet.probe_failed("c", ProbeFailure.REFUSED, 0.0)
     fleet.probe_ok("c", 100.0)
@@ -74,7 +69,6 @@ def test_a_recovering_replica_gets_its_share_only() -> None:
 
 
 def test_a_recovering_fleet_is_offered_whole_when_all_are_at_their_share() -> None:
-    """Slow start holds back, it never refuses."""
     fleet = fleet_of("a", rules=RULES)
     fleet.probe_failed("a", ProbeFailure.REFUSED, 0.0)
     fleet.probe_ok("a", 100.0)

@@ -34,8 +34,7 @@ def elsewhere(tokens: int, *, streams: bool = True) -> Booking:
     return Booking(num_uncached_tokens=tokens, num_cached_tokens=0, streams=streams, is_ours=False)
 
 
-def test_a_request_goes_its_way() -> None:
-    """Candidates, views, decision, admission, first token, end: and nothing is left."""
+def test_a_request_leaves_nothing_behind() -> None:
     fleet = fleet_of("a", "b")
     candidates = fleet.candidates("m", 0.0)
     views = fleet.views(candidates, {CandidateId("b"): Match(800, 900)}, 0.0)
@@ -56,8 +55,7 @@ def test_a_request_goes_its_way() -> None:
     assert fleet.is_idle("b")
 
 
-def test_what_waits_in_a_router_counts_as_an_engines_queue() -> None:
-    """For the request behind it alone: nothing of it stays."""
+def test_the_routers_queue_counts_as_the_engines_queue() -> None:
     fleet = fleet_of("a", "b")
     candidates = fleet.candidates("m", 0.0)
     send(fleet, CandidateId("a"), 0.0)
@@ -67,8 +65,7 @@ def test_what_waits_in_a_router_counts_as_an_engines_queue() -> None:
     assert [view.queue_ms for view in fleet.views(candidates, {}, 0.0)] == [100.0, 0.0]
 
 
-def test_offers_the_models_replicas_in_order() -> None:
-    """Each model has its own replicas; None asks for any; ranks are candidates."""
+def test_replicas_of_a_model_are_offered_in_order() -> None:
     fleet = Fleet(order=("c", "a"))
     fleet.add(replica("a", models=("m", "lora")))
     fleet.add(replica("b", models=("n",)))
@@ -85,7 +82,6 @@ def test_offers_the_models_replicas_in_order() -> None:
 
 
 def test_an_unknown_model_is_the_clients_fault() -> None:
-    """404, with the names there are."""
     with pytest.raises(UnknownModel, match=r"`x` does not exist \(served: m\)") as caught:
         fleet_of("a").candidates("x", 0.0)
 
@@ -93,7 +89,6 @@ def test_an_unknown_model_is_the_clients_fault() -> None:
 
 
 def test_an_undiscovered_replica_may_have_the_model() -> None:
-    """While some replica has not said what it serves, no model is unknown: 503, not 404."""
     fleet = fleet_of("a")
     fleet.add(Replica(name="late", url="http://late"))
 
@@ -103,13 +98,11 @@ def test_an_undiscovered_replica_may_have_the_model() -> None:
 
 @pytest.mark.parametrize("model", ["m", None])
 def test_an_empty_fleet_has_no_candidate(model: str | None) -> None:
-    """Nothing configured is the operator's fault, whatever the client asked for."""
     with pytest.raises(NoReplicaAvailable, match="No replica"):
         Fleet().candidates(model, 0.0)
 
 
 def test_says_when_to_ask_again() -> None:
-    """Retry-After is the first breaker's pause, between one and thirty seconds."""
     fleet = fleet_of("a", rules=HealthRules(backoff_s=12.0))
     fleet.end(send(fleet, "a", 0.0), 0.0, Outcome.REPLICA_UNREACHABLE, jitter=1.0)
 
@@ -120,7 +113,6 @@ def test_says_when_to_ask_again() -> None:
 
 
 def test_failover_excludes_those_tried() -> None:
-    """A replica that failed a request is not asked again for it, ranks and all."""
     fleet = fleet_of("a", "b")
     fleet.add(replica("c", num_ranks=2))
 
@@ -130,7 +122,6 @@ def test_failover_excludes_those_tried() -> None:
 
 
 def test_a_draining_replica_finishes_and_takes_nothing_new() -> None:
-    """It leaves the offer but not the fleet; a rediscovery does not bring it back."""
     fleet = fleet_of("a", "b")
     lease = send(fleet, "a", 0.0)
     fleet.drain("a")
@@ -146,7 +137,6 @@ def test_a_draining_replica_finishes_and_takes_nothing_new() -> None:
 
 
 def test_draining_all_makes_a_model_unavailable_not_unknown() -> None:
-    """The model exists; no replica can take a request now."""
     fleet = fleet_of("a")
     fleet.drain("a")
 
@@ -154,8 +144,7 @@ def test_draining_all_makes_a_model_unavailable_not_unknown() -> None:
         fleet.candidates("m", 0.0)
 
 
-def test_unknown_names() -> None:
-    """Draining a stranger is an error; news of one that left is not."""
+def test_unknown_replicas_are_an_error_for_orders_only() -> None:
     fleet = fleet_of("a")
 
     with pytest.raises(KeyError):
@@ -168,7 +157,6 @@ def test_unknown_names() -> None:
 
 
 def test_leases_outlive_their_replica() -> None:
-    """A removed replica's requests end without effect, even if its name is taken again."""
     fleet = fleet_of("a", "b")
     lease = send(fleet, "a", 0.0)
     assert fleet.remove("a")
@@ -182,7 +170,6 @@ def test_leases_outlive_their_replica() -> None:
 
 
 def test_a_new_description_keeps_load_a_new_address_does_not() -> None:
-    """The same server described anew goes on; another server starts afresh."""
     fleet = fleet_of("a")
     send(fleet, "a", 0.0)
     fleet.probe_failed("a", ProbeFailure.REFUSED, 0.0)
@@ -196,7 +183,6 @@ def test_a_new_description_keeps_load_a_new_address_does_not() -> None:
 
 
 def test_ranks_come_and_go_with_the_description() -> None:
-    """A replica restarted with other data parallelism has other candidates."""
     fleet = fleet_of("a")
     fleet.add(replica("a", num_ranks=2))
 
@@ -205,7 +191,6 @@ def test_ranks_come_and_go_with_the_description() -> None:
 
 
 def test_an_outage_and_back() -> None:
-    """Probes take a replica out and bring it back; is_up says so."""
     fleet = fleet_of("a", "b")
     fleet.probe_failed("a", ProbeFailure.REFUSED, 0.0)
     assert [c.id for c in fleet.candidates("m", 0.0)] == ["b"]
@@ -219,7 +204,6 @@ def test_an_outage_and_back() -> None:
 
 
 def test_first_tokens_teach_the_class() -> None:
-    """Replicas of one class share what one of them learned; other classes do not."""
     fleet = fleet_of("a", "b")
     fleet.add(replace(replica("c"), cost_class="other"))
     for number in range(20):
@@ -235,7 +219,6 @@ def test_first_tokens_teach_the_class() -> None:
 
 
 def test_unseen_first_tokens_teach_nothing() -> None:
-    """An answer in one piece shows its end, not its first token."""
     fleet = fleet_of("a")
     lease = send(fleet, "a", 0.0, streams=False)
     fleet.first_token(lease, 60.0)
@@ -244,7 +227,6 @@ def test_unseen_first_tokens_teach_nothing() -> None:
 
 
 def test_whole_answers_that_end_before_they_were_due_teach() -> None:
-    """Where no client streams, a replica that is faster than the prior is found so."""
     fleet = fleet_of("a")
     for number in range(64):
         lease = send(fleet, "a", float(number), tokens=1000, streams=False)
@@ -261,7 +243,6 @@ def test_whole_answers_that_end_before_they_were_due_teach() -> None:
 
 
 def test_a_recovering_replicas_first_token_ends_its_trial() -> None:
-    """A long answer does not keep the others away."""
     fleet = fleet_of("a", "b", "c", rules=HealthRules(failures_to_open=1, backoff_s=1.0))
     fleet.end(send(fleet, "a", 0.0), 0.0, Outcome.REPLICA_FAILED)
     lease = send(fleet, "a", 2.0)
@@ -271,8 +252,7 @@ def test_a_recovering_replicas_first_token_ends_its_trial() -> None:
     assert fleet.is_up("a", 3.0)
 
 
-def test_load_of_others_is_taken_from_the_engine() -> None:
-    """What the engine counts beyond the ledger is foreign, priced like our own requests."""
+def test_load_of_direct_clients_is_read_from_the_engine() -> None:
     fleet = fleet_of("a")
     for number in range(50):
         fleet.end(send(fleet, "a", float(number), tokens=1000), float(number), Outcome.OK)
@@ -290,7 +270,6 @@ def test_load_of_others_is_taken_from_the_engine() -> None:
 
 
 def test_an_old_reading_counts_no_more() -> None:
-    """A reading is believed for a while, and one that shows nothing foreign not at all."""
     fleet = fleet_of("a")
     fleet.note_engine_load(A, load(running=3, waiting=0))
     (fresh,) = fleet.views(fleet.candidates("m", 14.9), {}, 14.9)
@@ -303,7 +282,6 @@ def test_an_old_reading_counts_no_more() -> None:
 
 
 def test_own_requests_are_not_foreign() -> None:
-    """What the ledger has itself is not counted twice."""
     fleet = fleet_of("a")
     send(fleet, "a", 0.0)
     send(fleet, "a", 0.0)
@@ -315,7 +293,6 @@ def test_own_requests_are_not_foreign() -> None:
 
 
 def test_a_view_is_kept_until_something_changes() -> None:
-    """Another match, a request, a reading, its age or a new cost model: each is shown at once."""
     fleet = fleet_of("a")
     candidates = fleet.candidates("m", 0.0)
 
@@ -344,7 +321,6 @@ def test_a_view_is_kept_until_something_changes() -> None:
 
 
 def test_cache_pressure_rises_with_work_and_fades() -> None:
-    """Tokens computed or fetched over capacity (1,600 tokens here), forgotten in minutes."""
     fleet = fleet_of("a")
     candidates = fleet.candidates("m", 0.0)
     (before,) = fleet.views(candidates, {}, 0.0)
@@ -358,7 +334,6 @@ def test_cache_pressure_rises_with_work_and_fades() -> None:
 
 
 def test_busy_is_time_with_a_prefill_at_work() -> None:
-    """It rises from dispatch to first token, and is kept for a moment only."""
     fleet = fleet_of("a")
     candidates = fleet.candidates("m", 0.0)
     fleet.views(candidates, {}, 0.0)
@@ -374,7 +349,6 @@ def test_busy_is_time_with_a_prefill_at_work() -> None:
 
 
 def test_cache_pressure_needs_a_known_capacity() -> None:
-    """Where the size of the cache is not known, nothing is said about it."""
     fleet = Fleet()
     fleet.add(replace(replica("a"), num_blocks=None))
     send(fleet, "a", 0.0)
@@ -383,7 +357,6 @@ def test_cache_pressure_needs_a_known_capacity() -> None:
 
 
 def test_other_routers_requests_count_as_ours() -> None:
-    """Queue, cache pressure, cost; ended once, and never for a replica that is gone."""
     fleet = fleet_of("a")
     lease = fleet.admit(A, elsewhere(400), 0.0)
     assert fleet.has(A)
@@ -403,7 +376,6 @@ def test_other_routers_requests_count_as_ours() -> None:
 
 
 def test_a_whole_answer_elsewhere_is_presumed_like_ours() -> None:
-    """Its first token is not seen, so it leaves the queue when it is due."""
     fleet = fleet_of("a")
     lease = fleet.admit(A, elsewhere(100, streams=False), 0.0)
     (view,) = fleet.views(fleet.candidates("m", 1.0), {}, 1.0)
@@ -425,7 +397,6 @@ STORE = Replica(name="reader", url="http://reader", role="decode")
 
 
 def test_prefill_replicas_get_no_request_of_a_client() -> None:
-    """They are offered apart, to those that use the same transfer; draining ones are not."""
     fleet = split(("p", "prefill"), ("d", "decode"), ("b", "both"))
 
     assert fleet.is_split
@@ -442,8 +413,7 @@ def test_prefill_replicas_get_no_request_of_a_client() -> None:
     assert not fleet_of("a").is_split
 
 
-def test_halves_without_roles_are_refused_until_they_have_them() -> None:
-    """A producer beside replicas that load: the error names it, and what to set."""
+def test_a_producer_beside_other_replicas_needs_a_role() -> None:
     producer = replace(replica("p"), seems="prefill", version="0.32.0")
     fleet = Fleet()
     fleet.add(producer)
@@ -461,7 +431,6 @@ def test_halves_without_roles_are_refused_until_they_have_them() -> None:
 
 
 def test_a_prefill_replica_that_is_down_is_not_offered() -> None:
-    """Until a probe finds it again."""
     fleet = split(("p", "prefill"), ("d", "decode"))
     fleet.probe_failed("p", ProbeFailure.REFUSED, 0.0)
 
@@ -471,15 +440,13 @@ def test_a_prefill_replica_that_is_down_is_not_offered() -> None:
 
 
 def test_prefill_replicas_alone_answer_nothing() -> None:
-    """The error says what to set."""
     fleet = split(("p", "prefill"))
 
     with pytest.raises(NoReplicaAvailable, match="Set role: decode"):
         fleet.candidates("m", 0.0)
 
 
-def test_the_capacity_is_what_is_known_best() -> None:
-    """Blocks of one group; the engine's own word; where its KV groups are known, what fits."""
+def test_the_capacity_comes_from_the_best_known_figure() -> None:
     r1 = CandidateId("r1")
     blocks = Replica(name="r1", url="http://r1", block_size=16, num_blocks=100)
     groups = KvGroup(0, "full_attention", 16), KvGroup(1, "mamba", 16)
@@ -511,7 +478,6 @@ def view_of(fleet: Fleet, now_s: float) -> ReplicaView:
 
 
 def test_free_kv_is_what_no_request_in_flight_uses() -> None:
-    """By the engine's word as long as it is fresh, and what was sent and ended since."""
     fleet, _ = decoder()
     booking = Booking(num_uncached_tokens=100, num_cached_tokens=300)
 
@@ -530,7 +496,6 @@ def test_free_kv_is_what_no_request_in_flight_uses() -> None:
 
 
 def test_answers_end_as_often_as_they_run_over_how_long_they_take() -> None:
-    """Of all replicas of its role and model; unknown until one has ended. None when idle."""
     fleet, one = decoder()
     fleet.add(replace(one, name="b", url="http://b"))
     fleet.add(replace(one, name="c", url="http://c", role="both"))
@@ -552,8 +517,7 @@ def test_answers_end_as_often_as_they_run_over_how_long_they_take() -> None:
     assert fleet.tbt_ms(CandidateId("gone"), 1, 5.0) is None
 
 
-def test_the_time_between_tokens_is_learned_from_readings_of_replicas_that_decode() -> None:
-    """The mean of the seconds between two of them; counters that go back teach nothing."""
+def test_inter_token_latency_is_learned_from_readings_of_decode_replicas() -> None:
     fleet, one = decoder()
     token_s, num_tokens = 100.0, 1_000
 

@@ -10,7 +10,6 @@ from router.replicas.recent import RecentRate, RecentShare, RecentSum
 
 
 def test_terms_fade() -> None:
-    """After one time constant a term counts 1/e; later terms are added to what is left."""
     recent = RecentSum(10.0)
     assert recent.at(5.0) == 0.0
     recent.add(4.0, 0.0)
@@ -22,7 +21,6 @@ def test_terms_fade() -> None:
 
 
 def test_share_rises_while_on_and_falls_while_off() -> None:
-    """The share nears 1 while it is on and 0 while it is off, at the same pace."""
     recent = RecentShare(10.0)
     assert recent.at(99.0) == 0.0
     recent.switch(True, 100.0)
@@ -37,7 +35,6 @@ def test_share_rises_while_on_and_falls_while_off() -> None:
 @settings(max_examples=50)
 @given(steps=st.lists(st.tuples(st.booleans(), st.floats(-5.0, 100.0)), max_size=30))
 def test_share_stays_a_share(steps: list[tuple[bool, float]]) -> None:
-    """Whatever is switched when, the share is in [0, 1]."""
     recent, now_s = RecentShare(10.0), 0.0
     for is_on, pause_s in steps:
         now_s += pause_s
@@ -46,7 +43,6 @@ def test_share_stays_a_share(steps: list[tuple[bool, float]]) -> None:
 
 
 def test_rate_counts_what_it_has_seen() -> None:
-    """Even events show their rate at once and later; what was before the first is not known."""
     recent = RecentRate(30.0, least_s=3.0)
     assert recent.at(1e9) == 0.0
     for second in range(1000, 1200):
@@ -57,7 +53,6 @@ def test_rate_counts_what_it_has_seen() -> None:
 
 
 def test_rate_of_little_time_is_moderate() -> None:
-    """One event is no pace: it counts as one in `least_s`."""
     recent = RecentRate(30.0, least_s=3.0)
     recent.add(10.0)
     assert recent.at(10.0) == 0.0
@@ -65,7 +60,6 @@ def test_rate_of_little_time_is_moderate() -> None:
 
 
 def test_rate_that_began_without_events() -> None:
-    """Time without events before the first one counts where its beginning is known."""
     recent = RecentRate(30.0, least_s=1e-3, begun_s=0.0)
     recent.add(10.0)
     assert recent.at(10.0) == pytest.approx(1 / 10, rel=0.2)
