@@ -1,7 +1,7 @@
 """Pauses: each is twice as long as the one before, up to a limit.
 
-Pauses between attempts have jitter, down by up to a half: routers that lost the same server at the
-same moment must not ask for it again at the same moment.
+Pauses between attempts have jitter, which shortens them by up to a half. So routers that lost the
+same server do not all ask for it again at the same moment.
 
     Backoff      how long to wait between attempts (a connection, a task that failed)
     Suspension   until when something that was wrong is not relied on (a replica, a tokenizer)

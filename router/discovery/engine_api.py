@@ -136,11 +136,11 @@ class EngineApi:
         return list(sources.values()) if sources is not None else None
 
     async def server_info(self, replica: str, url: str, *, timeout_s: float) -> ServerInfo | None:
-        """Ask an engine in dev mode about its configuration; nothing is known of any other.
+        """Ask an engine in dev mode about its configuration; other engines say nothing.
 
-        None: no answer in time, or it could not be asked. The first one takes 2 s of an idle
-        machine, later ones 40 ms: whatever is asked for, the engine lists packages and devices, too
-        (vLLM 0.32 entrypoints/serve/dev/server_info).
+        None: no answer in time, or it could not be asked. The first answer takes 2 s of an idle
+        machine, later ones 40 ms: the engine always lists packages and devices, too (vLLM 0.32
+        entrypoints/serve/dev/server_info).
         """
         try:
             answer = await self._send(
@@ -392,7 +392,7 @@ class EngineApi:
 
 
 class _OddAnswer(ValueError):
-    """An answer that is not read to its end; the message is ours."""
+    """An answer that is not read to its end; its message is safe to show."""
 
 
 async def _read(
@@ -415,7 +415,7 @@ async def _read(
 
 
 def _no_engine(url: str, answer: Answer) -> str:
-    """Say what may be wrong with a base URL where something else than an engine answers."""
+    """Say what may be wrong with a base URL at which no engine answers."""
     if b"https" in answer.body[:_SHOWN].lower() and url.startswith("http://"):
         return "does it speak TLS? Then write https://"
     path = urlsplit(url).path

@@ -65,7 +65,7 @@ class _Connector(Struct):
 
     @property
     def cache_prefix(self) -> str:
-        """What the keys of its objects begin with; empty: nothing."""
+        """The prefix of its objects' keys; empty: none."""
         extra = self.kv_connector_extra_config
         return str(extra.cache_prefix) if extra is not None else ""
 
@@ -79,12 +79,12 @@ class _KvTransfer(_Connector):
 
     @property
     def is_several(self) -> bool:
-        """Whether it stands for others."""
+        """Whether it combines others."""
         return self.kv_connector == "MultiConnector" and self.kv_connector_extra_config is not None
 
     @property
     def connectors(self) -> list[_Connector]:
-        """Those it has: its own, or those of a MultiConnector, in their order."""
+        """Itself, or the connectors of a MultiConnector, in their order."""
         extra = self.kv_connector_extra_config
         return extra.connectors if self.is_several and extra is not None else [self]
 
@@ -112,7 +112,7 @@ class _ModelConfig(Struct):
 
     @property
     def weights(self) -> dict[str, str]:
-        """How they are, by field. A hub's default revision has a name in some releases alone."""
+        """Their kind, by field. Only some releases name a hub's default revision."""
         method = self.quantization or "none"
         return {
             "quantization": _QUANTIZATIONS.get(method, method),
@@ -128,7 +128,7 @@ class _VllmConfig(Struct):
 
 
 class ServerInfo(Struct, frozen=True, kw_only=True):
-    """What only an engine in dev mode says. None: it does not."""
+    """What only an engine in dev mode reports. None: it does not."""
 
     role: Role | None = None  # None, too: it transfers nothing
     transfers: tuple[Transfer, ...] = ()  # that it can do, and we can speak; empty, too: none
@@ -182,7 +182,7 @@ def models(body: bytes) -> tuple[ServedModel, ...]:
     """Read a model list.
 
     Raises:
-        ValueError: it is none, or one without end.
+        ValueError: it is none, or too long.
     """
     found = _decode_models(body).data
     if len(found) > MAX_MODELS:
@@ -202,7 +202,7 @@ def event_sources(body: bytes) -> dict[int, EventSource]:
     """Read each global rank's event source, those that are off included.
 
     Raises:
-        ValueError: it is no such answer; ranks that are none are left out.
+        ValueError: it is no such answer; impossible ranks are left out.
     """
     found = [(rank_of(rank), source) for rank, source in _decode_sources(body).items()]
     known = {rank: source for rank, source in found if rank is not None}

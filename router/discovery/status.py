@@ -20,7 +20,7 @@ from router.replicas.registry import Registry
 from router.replicas.replica import Replica, candidates_of
 
 Waiting = dict[str, str]
-"""Replica name -> why it is not usable (yet), in the configuration's order; likewise a source's."""
+"""Replica or source name -> why it is not usable (yet), in the configuration's order."""
 
 UNDISCOVERED: Final = "not discovered yet"
 """The reason until the first attempt to discover it has ended."""
@@ -238,7 +238,7 @@ class Status:
 
 
 def _eagle(last_block: LastBlock | None) -> dict[str, bool | int] | None:
-    """Describe what becomes of the last block of hits; None: its engine does not speculate."""
+    """Describe whether the last block of hits is dropped; None: the engine does not speculate."""
     if last_block is None:
         return None
     return {

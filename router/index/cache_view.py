@@ -1,8 +1,8 @@
-"""The caches as the data path sees them: contract, matches, trust, by candidate.
+"""The caches as requests see them: contract, matches, trust, by candidate.
 
-One object in front of the block index and the event streams, so that routing does not depend on
-whether a candidate's blocks are known from its events, translated, or guessed. The audit lives
-here: predictions compared with what engines report, and what follows when they differ.
+One object in front of the block index and the event streams. So routing does not depend on whether
+a candidate's blocks are known from events, translated, or guessed. The audit lives here: it
+compares predictions with what engines report, and acts on differences.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 NOTHING_FOUND: Final[Mapping[CandidateId, BlockMatch]] = MappingProxyType({})
 
 LINGER_S = 1.0
-"""How long a finished request's claim waits for its events: vLLM's publisher looks every 0.1 s,
-and a replay delays live events for as long. The next turn must not find a gap."""
+"""How long a finished request's claim waits for its events. vLLM publishes every 0.1 s, and a
+replay delays live events as long. The next turn must not find a gap."""
 
 
 class Claim(Struct, kw_only=True):
@@ -37,16 +37,16 @@ class Claim(Struct, kw_only=True):
     candidate: CandidateId
     keys: Sequence[BlockKey]  # the whole chain
     others: Sequence[BlockKey] = ()  # of other KV groups
-    speculation: Speculation | None  # over blocks not there yet; None: none, or they came
-    use: Use | None = None  # None: of a candidate that is not known
+    speculation: Speculation | None  # of blocks not there yet; None: none, or they came
+    use: Use | None = None  # None: the candidate is not known
     until_s: float | None = None  # None: its request is under way; else it waits for events
-    num_held_blocks: int = 0  # on the GPU when it was made, those being computed among them
-    num_tier_blocks: int = 0  # with what the cpu tier adds, whether that is counted on or not
+    num_held_blocks: int = 0  # on the GPU when it was made, with those being computed
+    num_tier_blocks: int = 0  # with those of the cpu tier, even if it does not count
     num_removals: int = 0  # of the candidate, before it was made
 
 
 class _Room(NamedTuple):
-    """By what a candidate's room is counted."""
+    """What a candidate's room is computed from."""
 
     order: EvictionOrder
     capacity: int  # blocks
@@ -68,9 +68,9 @@ class CacheView:
     def add(
         self, candidate: CandidateId, stream: CandidateStream, last_block: LastBlock | None = None
     ) -> None:
-        """Add a candidate, by its stream.
+        """Add a candidate with its stream.
 
-        `last_block`: what is expected of the last block of its hits; None: it is reused.
+        `last_block`: whether the last block of its hits is dropped; None: it is reused.
         """
         self.hand_over(candidate, stream)
         self._trust[candidate] = Trust()
@@ -92,7 +92,7 @@ class CacheView:
         self.index.orders.setdefault(candidate, EvictionOrder())
 
     def drop(self, candidate: CandidateId) -> None:
-        """Forget a candidate and its blocks."""
+        """Remove a candidate and its blocks."""
         self._streams.pop(candidate, None)
         self._trust.pop(candidate, None)
         self._without_cpu.discard(candidate)
@@ -114,7 +114,7 @@ class CacheView:
     def by_contract(
         self, candidates: Iterable[CandidateId]
     ) -> dict[HashContract, list[CandidateId]]:
-        """Group candidates by how their blocks are named; those not known at all are left out."""
+        """Group candidates by how their blocks are named; unknown candidates are left out."""
         groups: dict[HashContract, list[CandidateId]] = {}
         last: HashContract | None = None
         group: list[CandidateId] = []
@@ -133,9 +133,9 @@ class CacheView:
         return self.state_and_reason(candidate)[0]
 
     def state_and_reason(self, candidate: CandidateId) -> tuple[StreamState, str]:
-        """Return the stream's state, and why it is none better.
+        """Return the stream's state, and why it is not better.
 
-        Where reading history again has not helped, it is not exact, whatever the stream says.
+        If reading history again has not helped, it is not exact, whatever the stream says.
         """
         stream, trust = self._streams.get(candidate), self._trust.get(candidate)
         if stream is None:
@@ -156,7 +156,7 @@ class CacheView:
         return stream is not None and any(kind in stream.unknown for kind in extra.kinds)
 
     def cpu_trust(self, candidate: CandidateId) -> float | None:
-        """Return the same of what the cpu tier adds; None: nothing was seen of it."""
+        """Return the same for the cpu tier's part; None: it was never audited."""
         trust = self._trust.get(candidate)
         return trust.cpu.ratio if trust is not None and trust.cpu.num_audits else None
 
@@ -167,12 +167,12 @@ class CacheView:
         found: Mapping[CandidateId, BlockMatch] = NOTHING_FOUND,
         limit: int | None = None,
     ) -> dict[CandidateId, BlockMatch]:
-        """Count the leading blocks of `chain` that each candidate reuses; none for suspect ones.
+        """Count the leading blocks of `chain` that each candidate reuses; 0 for suspect ones.
 
         Args:
             chain: The prompt's full blocks.
             candidates: The ones to look up.
-            found: Matches found elsewhere, of candidates whose blocks are not kept here.
+            found: Matches from elsewhere, of candidates whose blocks are not kept here.
             limit: Blocks that can be reused at most; None: all.
         """
         matches = self.index.match(chain, candidates, limit)
@@ -192,7 +192,7 @@ class CacheView:
         return matches
 
     def _drop_last(self, matches: dict[CandidateId, BlockMatch]) -> None:
-        """Take the last block off matches where the engine does; several groups have a rule."""
+        """Drop the last block of matches if the engine does; several groups have their own rule."""
         index = self.index
         for candidate in index.last_blocks.keys() & matches.keys():
             found = matches[candidate]
@@ -207,7 +207,7 @@ class CacheView:
     def surviving(self, chain: Sequence[BlockKey], candidate: CandidateId, num_blocks: int) -> int:
         """Count the leading blocks that are still there when a request sent now is scheduled.
 
-        `num_blocks`: those that are there now. Those in front of it evict the others.
+        `num_blocks`: those that are there now. Requests in front of it evict the others.
         """
         num_left = num_blocks
         for num_before, key in self._lost(candidate):
@@ -218,17 +218,17 @@ class CacheView:
         return num_left
 
     def unbroken(self, chain: Sequence[BlockKey], candidate: CandidateId, num_blocks: int) -> int:
-        """Count the leading blocks of a match that are there without a gap."""
+        """Count the leading blocks of a match up to a gap."""
         num_left = self.index.unbroken(candidate, chain, num_blocks)
         if num_left < num_blocks and self.index.drops_last(candidate):
             return max(0, num_left - 1)
         return num_left
 
     def has_room(self, chain: Sequence[BlockKey], candidate: CandidateId, num_tokens: int) -> bool:
-        """Return whether a candidate has blocks for a prompt beside the requests that it has.
+        """Return whether a candidate has free blocks for a prompt, besides its running requests.
 
-        If not, its engine has it wait until some of those are over, and with it all that come
-        after it. True where that is not known, as in `surviving`.
+        If not, the prompt waits in the engine until requests end, and later prompts wait behind it.
+        True if that is not known, as in `surviving`.
         """
         known = self._room_of(candidate)
         if known is None or not known.order.num_running:
@@ -239,10 +239,10 @@ class CacheView:
         return num_needed <= num_free or num_needed - order.num_shared(chain) <= num_free
 
     def _lost(self, candidate: CandidateId) -> Sequence[FirstLost]:
-        """Find what a candidate evicts for the requests that it has.
+        """List what a candidate evicts for the requests that it has.
 
-        It needs room for what it holds, for what is being computed, and for each request's block
-        that is not full, or two where its answer comes to the next.
+        It needs room for its blocks, for those being computed, and for one open block of each
+        request, or two if the answer reaches the next block.
         """
         known = self._room_of(candidate)
         if known is None:
@@ -258,10 +258,10 @@ class CacheView:
         return order.lost(num_lost, held) if num_lost > 0 else ()
 
     def _room_of(self, candidate: CandidateId) -> _Room | None:
-        """Find by what a candidate's room is counted; None: it is not known what it gives up.
+        """Return what a candidate's room is computed from; None: its evictions are not known.
 
-        Its blocks are guessed, several KV groups share them, or it has more of them than it is said
-        to have room for.
+        That is the case if its blocks are guessed, if several KV groups share them, or if it has
+        more blocks than its reported capacity.
         """
         index, stream = self.index, self._streams.get(candidate)
         order = index.orders.get(candidate)
@@ -283,8 +283,8 @@ class CacheView:
     ) -> Claim:
         """Claim the chain for a request that is about to be sent: it counts as held from now on.
 
-        `num_tokens`: of the prompt; None: not known, what it leaves in other KV groups is not
-        claimed. `num_cut_blocks` stand before `keys` in the chain, which are not known.
+        `num_tokens`: of the prompt; None: not known, so blocks of other KV groups are not claimed.
+        `num_cut_blocks`: unknown blocks of the chain before `keys`.
         """
         num_in_tiers = self._num_in_tiers(candidate, keys, num_held_blocks, num_tokens)
         new = keys[num_held_blocks:]
@@ -312,7 +312,7 @@ class CacheView:
     def release(self, claim: Claim, *, computed: bool, now_s: float) -> None:
         """End a request's claim; computed blocks stay claimed until their events are here.
 
-        What a candidate without events has computed is remembered as a guess.
+        Blocks that a candidate without events has computed are remembered as a guess.
         """
         stream, order = self._streams.get(claim.candidate), self.index.orders.get(claim.candidate)
         if order is not None and claim.use is not None:
@@ -331,14 +331,14 @@ class CacheView:
             self._expire_claims(candidate, now_s)
 
     def _applied(self, candidate: CandidateId) -> None:
-        """End claims as soon as events bring what they claim: from then on the index holds it."""
+        """End claims as soon as events bring their blocks: from then on the index has them."""
         self._observe_lookahead(candidate)
         for claim in self._claims.get(candidate, ()):
             if claim.speculation is not None and self.index.holds(candidate, claim.keys[-1]):
                 _end(claim)
 
     def _observe_lookahead(self, candidate: CandidateId) -> None:
-        """Note whether the engine hashes ahead: then it drops no block, whatever is configured."""
+        """Check whether the engine hashes ahead: then it drops no block, whatever is configured."""
         last_block = self.index.last_blocks.get(candidate)
         if last_block is not None:
             last_block.has_lookahead = self._streams[candidate].contract.lookahead > 0
@@ -360,7 +360,7 @@ class CacheView:
         num_held_blocks: int,
         num_tokens: int | None,
     ) -> int:
-        """Count the leading blocks that an engine can reuse of its GPU and of its cpu tier."""
+        """Count the leading blocks that an engine can reuse from its GPU and its cpu tier."""
         stream = self._streams.get(candidate)
         if stream is None or num_tokens is None or not self.index.num_blocks(candidate, "cpu"):
             return num_held_blocks
@@ -374,8 +374,8 @@ class CacheView:
     ) -> bool:
         """Return whether a prediction was right when it was made, and an eviction came later.
 
-        The first block that the engine did not have was removed since, by its events; or, with
-        several KV groups, one that the predicted hit needed.
+        By its events, the engine has since removed the first block that it lacked; or, with several
+        KV groups, one that the predicted hit needed.
         """
         index, candidate = self.index, claim.candidate
         return any(
@@ -384,7 +384,7 @@ class CacheView:
         )
 
     def _missing(self, claim: Claim, num_reported: int, num_predicted: int) -> Iterable[BlockKey]:
-        """Name blocks of which the engine lacked one, if it reused less than predicted."""
+        """List blocks of which the engine lacked one, if it reused less than predicted."""
         contract = self.contract(claim.candidate)
         if contract is None:
             return ()
@@ -405,17 +405,17 @@ class CacheView:
         *,
         num_cpu_tokens: int = 0,
     ) -> LastBlock | None:
-        """Note a prediction's outcome; what it rests on is charged if it was wrong.
+        """Record a prediction's outcome; a wrong one lowers the trust in what it is based on.
 
         Args:
             candidate: The one that answered.
-            num_predicted_tokens: Of all tiers.
+            num_predicted_tokens: From all tiers.
             num_reported_tokens: By its engine.
-            claim: Of the request; None: not known, it is all the GPU's.
-            num_cpu_tokens: What the prediction counted of the cpu tier.
+            claim: Of the request; None: not known, all counts for the GPU.
+            num_cpu_tokens: The part of the prediction that came from the cpu tier.
 
         Returns:
-            What is expected of the last block from now on, if that is another thing; else None.
+            The new expectation about the last block, if it changed; else None.
         """
         stream, trust = self._streams.get(candidate), self._trust.get(candidate)
         if stream is None or trust is None:
@@ -427,7 +427,7 @@ class CacheView:
             if num_tier_tokens > num_gpu_tokens:
                 self._audit_cpu(candidate, trust, num_tier_tokens == num_reported_tokens)
                 if num_reported_tokens >= num_gpu_tokens:
-                    return None  # what the GPU has is as predicted
+                    return None  # the GPU has the predicted blocks
         last_block = self.index.last_blocks.get(candidate)
         if last_block is not None:
             layout, size = self.index.groups_of(candidate), stream.contract.block_size
@@ -455,7 +455,7 @@ class CacheView:
         return None
 
     def _audit_cpu(self, candidate: CandidateId, trust: Trust, right: bool) -> None:
-        """Note whether the cpu tier added what it was said to hold."""
+        """Record whether the cpu tier added the blocks that it announced."""
         if not trust.observe_cpu(right):
             return
         fields = {"candidate": candidate, "right": round(trust.cpu.ratio, 2)}
@@ -472,8 +472,8 @@ class CacheView:
     ) -> bool:
         """Return whether counting copies the other way explains an answer.
 
-        The engine lacked a block of which copies were left by our count, though it had removed it;
-        or it had one of which one removal stood for all copies.
+        Either the engine lacked a block that it had removed and of which our count had copies left.
+        Or it had a block that was removed here for all copies.
         """
         index, candidate = self.index, claim.candidate
         if not stream.removes_all_copies:
@@ -492,7 +492,7 @@ def _only(ratio: float) -> str:
 
 
 def _at_most(found: BlockMatch, limit: int) -> BlockMatch:
-    """Return a match without what lies behind `limit` blocks."""
+    """Return a match of at most `limit` blocks."""
     if found.num_cpu_blocks <= limit:
         return found
     return BlockMatch(

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import CandidateId, CostModel, ReplicaView
-from router.errors import NoReplicaAvailable, RouterError, UnknownModel
+from router.errors import NoReplicaAvailable, RouterError
 from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
 from router.records.outcome import Outcome
@@ -32,13 +32,13 @@ from router.replicas.eligibility import eligible
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.lengths import Lengths
+from router.replicas.member import Member
+from router.replicas.refusals import check_roles, no_replica, none_available, unknown_model
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
 from router.replicas.signs import Signs
 
 __all__ = ["NO_MATCH", "CandidateStatus", "EngineLoad", "Fleet", "Match"]
 
-_MAX_RETRY_AFTER_S = 30.0
-_SHOWN = 3  # replicas that an error names
 _NUM_KNOWN = 32  # observations before predictions can be held against an engine
 
 
@@ -48,19 +48,6 @@ def _ignore(*_: object) -> None:
 
 def _no_layout(_: CandidateId) -> None:
     """Know no KV groups."""
-
-
-class _Member:
-    """A replica, and all that stays with its name until it is another server."""
-
-    __slots__ = ("health", "replica", "signs", "speed", "states")
-
-    def __init__(self, replica: Replica, health: Health, speed: Speed) -> None:
-        self.replica = replica
-        self.health = health
-        self.signs = Signs()
-        self.speed = speed
-        self.states: dict[CandidateId, CandidateState] = {}
 
 
 class _Serving(Struct, frozen=True):
@@ -107,7 +94,7 @@ class Fleet:
     ) -> None:
         self._rules = rules or HealthRules()
         self._prior = prior
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._states: dict[CandidateId, CandidateState] = {}
         self._classes: dict[tuple[str, str], list[CostClass]] = {}  # by model and label
         self._serving: dict[str | None, _Serving] = {}
@@ -157,7 +144,7 @@ class Fleet:
         else:
             self.remove(replica.name)
             speed = Speed(replica.name, self._classes_of(replica))
-            self._members[replica.name] = _Member(replica, Health(self._rules), speed)
+            self._members[replica.name] = Member(replica, Health(self._rules), speed)
             if self._order:
                 self._members = dict(sorted(self._members.items(), key=self._position))
         self._describe(replica)
@@ -535,7 +522,7 @@ class Fleet:
             classes.append(CostClass(replica.cost_class, CostFit(self._prior)))
         return classes
 
-    def _position(self, item: tuple[str, _Member]) -> int:
+    def _position(self, item: tuple[str, Member]) -> int:
         return self._order.get(item[0], len(self._order))
 
     def _states_of(self, name: str) -> Collection[CandidateState]:
@@ -589,7 +576,7 @@ class Fleet:
             if model is not None and all(replica.models for replica in self.replicas):
                 raise self._unknown_model(model)
             return _Serving((), None)  # not kept: clients may ask for any name
-        self._check_roles(replicas)
+        check_roles(replicas, is_split=self.is_split)
         serving = self._serving[model] = _Serving(
             tuple(
                 state.candidate
@@ -601,37 +588,14 @@ class Fleet:
         )
         return serving
 
-    def _check_roles(self, replicas: Sequence[Replica]) -> None:
-        if all(replica.role == "prefill" for replica in replicas):
-            raise NoReplicaAvailable(
-                "Every replica has role prefill, so none can answer. Set role: decode for some."
-            )
-        if not self.is_split and (producers := _producers(replicas)):
-            raise NoReplicaAvailable(
-                f"Only prompts are computed at {', '.join(producers)} (kv_producer), and no "
-                "replica has a role. Set role: prefill there, and role: decode at the others."
-            )
-
     def no_replica(self) -> NoReplicaAvailable:
         """Make the error for a fleet without any replica."""
-        absent = self.absent()
-        return NoReplicaAvailable(
-            f"No replica has answered yet: {absent}." if absent else "No replica is configured."
-        )
+        return no_replica(self.absent())
 
     def _unknown_model(self, model: str) -> RouterError:
         if not self._members:
             return self.no_replica()
-        served = ", ".join(entry["id"] for entry in self.models())
-        absent = self.absent()
-        if absent:  # one of these may serve it, so the client may come back
-            return NoReplicaAvailable(
-                f"No replica that has answered serves `{model}` "
-                f"(served: {served}; not answered yet: {absent})."
-            )
-        return UnknownModel(
-            f"The model `{model}` does not exist (served: {served}).", param="model"
-        )
+        return unknown_model(model, [entry["id"] for entry in self.models()], self.absent())
 
     def _none_available(self, model: str | None, now_s: float) -> NoReplicaAvailable:
         """Make the error for "no replica", with the time after which to try again."""
@@ -641,36 +605,7 @@ class Fleet:
             self._states[candidate.id].health.retry_at_s - now_s
             for candidate in self._serving_of(model).candidates
         ]
-        retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
-        what = "replica" if model is None else f"replica of `{model}`"
-        states = [
-            _shown(member, now_s)
-            for member in self._members.values()
-            if model is None or member.replica.serves(model)
-        ]
-        more = [f"and {len(states) - _SHOWN} more"] if len(states) > _SHOWN else []
-        return NoReplicaAvailable(
-            f"No {what} can take a request now ({', '.join(states[:_SHOWN] + more)}).",
-            retry_after_s=retry_after_s,
-        )
-
-
-def _shown(member: _Member, now_s: float) -> str:
-    """Say for clients in which state a replica is, and why."""
-    replica, health = member.replica, member.health
-    withheld = [s for s in ("draining", "asleep", "paused") if getattr(replica, s)]
-    reason = f" ({health.reason})" if health.reason and not withheld else ""
-    return f"{replica.name}: {', '.join(withheld) or health.state(now_s).value}{reason}"
-
-
-def _producers(replicas: Sequence[Replica]) -> list[str]:
-    """Name the replicas that show that they compute prompts for others beside them.
-
-    None, if all do. Only versions of vLLM count that other replicas here have, too: metrics of
-    another version may have other names, and that is no reason to refuse requests.
-    """
-    others = {replica.version for replica in replicas if replica.seems != "prefill"}
-    return [r.name for r in replicas if r.seems == "prefill" and r.version in others]
+        return none_available(model, self._members.values(), waits_s, now_s)
 
 
 def _can_meet(prefill: Replica, decode: Replica) -> bool:

@@ -239,19 +239,6 @@ async def test_a_rotated_token_is_read_again(
         assert subject.failures == []
 
 
-async def test_a_list_may_have_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with watched(tmp_path, monkeypatch) as subject:
-        await subject.until(lambda: subject.server.num_watches)
-        subject.server.page = 1
-        slices = [slice_of(endpoint(f"10.0.0.{i}", f"p{i}"), name=f"s{i}") for i in range(1, 4)]
-        subject.server.set(*slices, silently=True)
-        assert [f.replica.name for f in await subject.source.look()] == ["p1", "p2", "p3"]
-
-        monkeypatch.setattr(kubernetes_api, "_MAX_PAGES", 2)
-        with pytest.raises(DiscoveryError, match="more than"):
-            await subject.source.look()
-
-
 @pytest.mark.parametrize("name", ["token", "ca.crt", "namespace"])
 async def test_credentials_that_are_missing_are_named(name: str, tmp_path: Path) -> None:
     async with kubernetes(tmp_path) as server:
