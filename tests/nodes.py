@@ -11,7 +11,8 @@ from router.cluster.peers import Peers
 from router.config import ReplicaConfig
 from router.contracts import BlockKey
 from router.index.block_index import BlockIndex
-from router.index.cache_view import CacheView, Claim
+from router.index.cache_view import CacheView
+from router.index.claim import Claim
 from router.kv_events.stream import RankStream
 from router.messages import Notes, decode_notes, encode
 from router.metrics import Metrics

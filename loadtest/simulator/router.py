@@ -21,7 +21,8 @@ from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Decision, ReplicaView, RequestView, Snapshot
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex
-from router.index.cache_view import CacheView, Claim
+from router.index.cache_view import CacheView
+from router.index.claim import Claim
 from router.records.outcome import Outcome
 from router.replicas.fleet import EngineLoad, Fleet, Match
 from router.replicas.halves import DECODE, PrefillPlan, choose_halves

@@ -24,7 +24,8 @@ from msgspec import Struct
 
 from policies.view import CandidateId
 from router.cluster.candidate_names import CandidateNames
-from router.index.cache_view import CacheView, Claim
+from router.index.cache_view import CacheView
+from router.index.claim import Claim
 from router.messages import (
     Alive,
     Answered,

@@ -23,7 +23,8 @@ from policies.view import CandidateId
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.lease_tracker import LeaseTracker
 from router.contracts import BlockKey
-from router.index.cache_view import CacheView, Claim
+from router.index.cache_view import CacheView
+from router.index.claim import Claim
 from router.messages import (
     Alive,
     Answered,

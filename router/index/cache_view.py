@@ -1,8 +1,7 @@
 """The caches as requests see them: contract, matches, trust, by candidate.
 
 One object in front of the block index and the event streams. So routing does not depend on whether
-a candidate's blocks are known from events, translated, or guessed. The audit lives here: it
-compares predictions with what engines report, and acts on differences.
+a candidate's blocks are known from events, translated, or guessed.
 """
 
 from __future__ import annotations
@@ -12,15 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from msgspec import Struct
-
 from policies.view import CandidateId
 from router.contracts import BlockKey, ExtraKeys, HashContract
-from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch, Speculation
-from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
-from router.index.eviction import EvictionOrder, FirstLost, Use
+from router.index.audit import Audit
+from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
+from router.index.candidate_stream import CandidateStream, StreamState
+from router.index.claim import Claim
+from router.index.eviction import EvictionOrder, FirstLost
 from router.index.last_block import LastBlock
-from router.index.trust import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +27,6 @@ NOTHING_FOUND: Final[Mapping[CandidateId, BlockMatch]] = MappingProxyType({})
 LINGER_S = 1.0
 """How long a finished request's claim waits for its events. vLLM publishes every 0.1 s, and a
 replay delays live events as long. The next turn must not find a gap."""
-
-
-class Claim(Struct, kw_only=True):
-    """Blocks that one request will compute at a candidate, until they are there or it failed."""
-
-    candidate: CandidateId
-    keys: Sequence[BlockKey]  # the whole chain
-    others: Sequence[BlockKey] = ()  # of other KV groups
-    speculation: Speculation | None  # of blocks not there yet; None: none, or they came
-    use: Use | None = None  # None: the candidate is not known
-    until_s: float | None = None  # None: its request is under way; else it waits for events
-    num_held_blocks: int = 0  # on the GPU when it was made, with those being computed
-    num_tier_blocks: int = 0  # with those of the cpu tier, even if it does not count
-    num_removals: int = 0  # of the candidate, before it was made
 
 
 class _Room(NamedTuple):
@@ -56,14 +40,13 @@ class _Room(NamedTuple):
 class CacheView:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_claims", "_streams", "_trust", "_without_cpu", "index")
+    __slots__ = ("_audit", "_claims", "_streams", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
         self._streams: dict[CandidateId, CandidateStream] = {}
-        self._trust: dict[CandidateId, Trust] = {}
-        self._without_cpu: set[CandidateId] = set()  # those whose cpu tier does not count
+        self._audit = Audit(index, self._streams)
 
     def add(
         self, candidate: CandidateId, stream: CandidateStream, last_block: LastBlock | None = None
@@ -73,8 +56,7 @@ class CacheView:
         `last_block`: whether the last block of its hits is dropped; None: it is reused.
         """
         self.hand_over(candidate, stream)
-        self._trust[candidate] = Trust()
-        self._without_cpu.discard(candidate)
+        self._audit.begin(candidate)
         self.index.last_blocks.pop(candidate, None)
         if last_block is not None:
             self.index.last_blocks[candidate] = last_block
@@ -85,17 +67,17 @@ class CacheView:
         old = self._streams.get(candidate)
         if old is not None:
             old.on_applied = None
+        else:
+            self._audit.begin(candidate)
         self._streams[candidate] = stream
         stream.on_applied = self._applied
         self._observe_lookahead(candidate)
-        self._trust.setdefault(candidate, Trust())
         self.index.orders.setdefault(candidate, EvictionOrder())
 
     def drop(self, candidate: CandidateId) -> None:
         """Remove a candidate and its blocks."""
         self._streams.pop(candidate, None)
-        self._trust.pop(candidate, None)
-        self._without_cpu.discard(candidate)
+        self._audit.remove(candidate)
         self._claims.pop(candidate, None)
         self.index.orders.pop(candidate, None)
         self.index.last_blocks.pop(candidate, None)
@@ -137,28 +119,26 @@ class CacheView:
 
         If reading history again has not helped, it is not exact, whatever the stream says.
         """
-        stream, trust = self._streams.get(candidate), self._trust.get(candidate)
+        stream = self._streams.get(candidate)
         if stream is None:
             return "blind", ""
         state, reason = stream.state_and_reason()
-        if state == "exact" and trust is not None and trust.gpu.is_bad:
-            return "degraded", _only(trust.gpu.ratio)
+        if state == "exact" and (why := self._audit.why_bad(candidate)) is not None:
+            return "degraded", why
         return state, reason
 
     def trust(self, candidate: CandidateId) -> float:
         """Return the share of recent predictions that were right, recent ones counting more."""
-        trust = self._trust.get(candidate)
-        return 1.0 if trust is None else trust.gpu.ratio
+        return self._audit.trust(candidate)
+
+    def cpu_trust(self, candidate: CandidateId) -> float | None:
+        """Return the same for the cpu tier's part; None: it was never audited."""
+        return self._audit.cpu_trust(candidate)
 
     def is_unknown(self, candidate: CandidateId, extra: ExtraKeys) -> bool:
         """Return whether the candidate's blocks of prompts with these extra keys are not found."""
         stream = self._streams.get(candidate)
         return stream is not None and any(kind in stream.unknown for kind in extra.kinds)
-
-    def cpu_trust(self, candidate: CandidateId) -> float | None:
-        """Return the same for the cpu tier's part; None: it was never audited."""
-        trust = self._trust.get(candidate)
-        return trust.cpu.ratio if trust is not None and trust.cpu.num_audits else None
 
     def match(
         self,
@@ -186,7 +166,7 @@ class CacheView:
         streams = self._streams
         for candidate in [each for each in matches if each in streams and streams[each].is_suspect]:
             matches[candidate] = NO_BLOCKS
-        for candidate in self._without_cpu & matches.keys():
+        for candidate in self._audit.without_cpu & matches.keys():
             held = matches[candidate]
             matches[candidate] = _at_most(held, held.num_gpu_blocks)
         return matches
@@ -322,7 +302,7 @@ class CacheView:
             self.index.remember(claim.candidate, keys, stream.capacity_blocks)
             computed = False
         if not computed or stream is None:
-            _end(claim)
+            claim.end()
         claim.until_s = now_s + LINGER_S
 
     def expire_claims(self, now_s: float) -> None:
@@ -335,7 +315,7 @@ class CacheView:
         self._observe_lookahead(candidate)
         for claim in self._claims.get(candidate, ()):
             if claim.speculation is not None and self.index.holds(candidate, claim.keys[-1]):
-                _end(claim)
+                claim.end()
 
     def _observe_lookahead(self, candidate: CandidateId) -> None:
         """Check whether the engine hashes ahead: then it drops no block, whatever is configured."""
@@ -347,7 +327,7 @@ class CacheView:
         waiting = []
         for claim in self._claims.pop(candidate):
             if claim.until_s is not None and now_s >= claim.until_s:
-                _end(claim)
+                claim.end()
             if claim.speculation is not None:
                 waiting.append(claim)
         if waiting:
@@ -369,32 +349,13 @@ class CacheView:
         num_dropped = int(found.num_cpu_blocks > 0 and self.index.drops_last(candidate))
         return max(num_held_blocks, found.num_cpu_blocks - num_dropped)
 
+    # -- the audit ---------------------------------------------------------------------------
+
     def was_overtaken(
         self, claim: Claim, num_reported_tokens: int, num_predicted_tokens: int = 0
     ) -> bool:
-        """Return whether a prediction was right when it was made, and an eviction came later.
-
-        By its events, the engine has since removed the first block that it lacked; or, with several
-        KV groups, one that the predicted hit needed.
-        """
-        index, candidate = self.index, claim.candidate
-        return any(
-            index.was_evicted(candidate, key, claim.num_removals)
-            for key in self._missing(claim, num_reported_tokens, num_predicted_tokens)
-        )
-
-    def _missing(self, claim: Claim, num_reported: int, num_predicted: int) -> Iterable[BlockKey]:
-        """List blocks of which the engine lacked one, if it reused less than predicted."""
-        contract = self.contract(claim.candidate)
-        if contract is None:
-            return ()
-        missing = num_reported // contract.block_size
-        if missing >= len(claim.keys):
-            return ()
-        num_blocks = min(num_predicted // contract.block_size, len(claim.keys))
-        needed = self.index.needed_by(claim.candidate, claim.keys, num_blocks)
-        num_more = 2 if self.index.drops_last(claim.candidate) else 1  # it dropped one that it had
-        return (*claim.keys[missing : missing + num_more], *needed)
+        """Return whether a prediction was right when made; see `Audit.was_overtaken`."""
+        return self._audit.was_overtaken(claim, num_reported_tokens, num_predicted_tokens)
 
     def audit(
         self,
@@ -405,90 +366,14 @@ class CacheView:
         *,
         num_cpu_tokens: int = 0,
     ) -> LastBlock | None:
-        """Record a prediction's outcome; a wrong one lowers the trust in what it is based on.
-
-        Args:
-            candidate: The one that answered.
-            num_predicted_tokens: From all tiers.
-            num_reported_tokens: By its engine.
-            claim: Of the request; None: not known, all counts for the GPU.
-            num_cpu_tokens: The part of the prediction that came from the cpu tier.
-
-        Returns:
-            The new expectation about the last block, if it changed; else None.
-        """
-        stream, trust = self._streams.get(candidate), self._trust.get(candidate)
-        if stream is None or trust is None:
-            return None
-        if claim is not None:
-            size = stream.contract.block_size
-            num_gpu_tokens = claim.num_held_blocks * size
-            num_tier_tokens = max(claim.num_tier_blocks * size, num_gpu_tokens + num_cpu_tokens)
-            if num_tier_tokens > num_gpu_tokens:
-                self._audit_cpu(candidate, trust, num_tier_tokens == num_reported_tokens)
-                if num_reported_tokens >= num_gpu_tokens:
-                    return None  # the GPU has the predicted blocks
-        last_block = self.index.last_blocks.get(candidate)
-        if last_block is not None:
-            layout, size = self.index.groups_of(candidate), stream.contract.block_size
-            step = size if layout is None else layout.alignment * layout.unit
-            is_mixed = layout is not None and layout.is_mixed
-            if last_block.observe(
-                num_predicted_tokens, num_reported_tokens, step, is_mixed=is_mixed
-            ):
-                trust.forgive()  # it was not the stream's fault
-                return last_block
-        if claim is not None and self._is_by_copies(
-            claim, stream, num_predicted_tokens, num_reported_tokens
-        ):
-            if trust.copies.add():
-                is_all = stream.removes_all_copies
-                reason = StreamReason.EACH_COPY if is_all else StreamReason.ALL_COPIES
-                stream.mark_suspect(reason)
-                trust.forgive()
-                return None
-        if trust.observe_gpu(num_predicted_tokens == num_reported_tokens):
-            was_read = stream.state == "exact"
-            if was_read:
-                stream.mark_suspect(_only(trust.gpu.ratio))
-            trust.forgive(was_read=was_read)
-        return None
-
-    def _audit_cpu(self, candidate: CandidateId, trust: Trust, right: bool) -> None:
-        """Record whether the cpu tier added the blocks that it announced."""
-        if not trust.observe_cpu(right):
-            return
-        fields = {"candidate": candidate, "right": round(trust.cpu.ratio, 2)}
-        if trust.counts_cpu:
-            self._without_cpu.discard(candidate)
-            logger.info("its cpu tier counts again: it holds what it announced", extra=fields)
-        else:
-            self._without_cpu.add(candidate)
-            text = "its cpu tier does not count any more: less was read from it than it announced"
-            logger.warning(text, extra=fields)
-
-    def _is_by_copies(
-        self, claim: Claim, stream: CandidateStream, num_predicted: int, num_reported: int
-    ) -> bool:
-        """Return whether counting copies the other way explains an answer.
-
-        Either the engine lacked a block that it had removed and of which our count had copies left.
-        Or it had a block that was removed here for all copies.
-        """
-        index, candidate = self.index, claim.candidate
-        if not stream.removes_all_copies:
-            if num_predicted <= num_reported:
-                return False
-            missing = self._missing(claim, num_reported, num_predicted)
-            return any(index.has_left_copies(candidate, key) for key in missing)
-        first = num_predicted // stream.contract.block_size
-        if num_predicted >= num_reported or first >= len(claim.keys):
-            return False
-        return index.was_evicted(candidate, claim.keys[first])
-
-
-def _only(ratio: float) -> str:
-    return f"only {ratio:.0%} of recent predictions were right"
+        """Record a prediction's outcome; see `Audit.record`."""
+        return self._audit.record(
+            candidate,
+            num_predicted_tokens,
+            num_reported_tokens,
+            claim,
+            num_cpu_tokens=num_cpu_tokens,
+        )
 
 
 def _at_most(found: BlockMatch, limit: int) -> BlockMatch:
@@ -500,9 +385,3 @@ def _at_most(found: BlockMatch, limit: int) -> BlockMatch:
         min(found.num_gpu_stored_blocks, limit),
         limit,
     )
-
-
-def _end(claim: Claim) -> None:
-    if claim.speculation is not None:
-        claim.speculation.end()
-        claim.speculation = None

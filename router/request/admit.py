@@ -14,7 +14,8 @@ from time import monotonic
 from msgspec.structs import replace
 
 from router.cluster.outbox import Outbox
-from router.index.cache_view import CacheView, Claim
+from router.index.cache_view import CacheView
+from router.index.claim import Claim
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.replicas.conversations import Conversations

@@ -19,7 +19,7 @@ from router.api.outline import Outline
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.experiments.assignment import Assignment
 from router.index.block_index import BlockMatch
-from router.index.cache_view import Claim
+from router.index.claim import Claim
 from router.index.hit_length import KvLayout
 from router.records.record import AssignmentRecord, PrefillRecord, Try
 from router.replicas.deaths import Body

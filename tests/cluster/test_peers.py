@@ -15,14 +15,11 @@ from router.messages import (
     Began,
     Ended,
     Left,
-    Load,
     Notes,
-    OpenLease,
     Registered,
     SessionState,
     StreamId,
     Suspected,
-    encode,
 )
 from router.records.outcome import Outcome
 from router.replicas import EngineLoad
@@ -183,24 +180,6 @@ def test_engine_figures_do_not_count_others_twice() -> None:
 
     view = b.fleet.views(b.fleet.candidates("m", 0.1), {}, 0.1)[0]
     assert (view.num_requests, view.num_waiting) == (4, 3)
-
-
-def test_a_note_behind_a_reading_takes_its_request_out_of_the_foreign() -> None:
-    """A reading saw three requests before we knew of two; later ones are no part of it."""
-    b = Node("b")
-    b.fleet.note_engine_load(R1, EngineLoad(num_running=2, num_waiting=1, at_s=1.0))
-
-    def num_requests(now_s: float) -> int:
-        return b.fleet.views(b.fleet.candidates("m", now_s), {}, now_s)[0].num_requests
-
-    assert num_requests(1.0) == 3
-    say(b, began(1), now_s=1.005)
-    say(b, began(2), now_s=1.01)
-    assert num_requests(1.01) == 3
-    say(b, began(3), now_s=2.0)
-    assert num_requests(2.0) == 4
-    b.peers.join({"third": encode(Load(1, (OpenLease(began(1), 1.5, True),)))}, 2.0)
-    assert num_requests(2.0) == 4  # it began before the reading
 
 
 # -- late, lost, twice ---------------------------------------------------------------------------
