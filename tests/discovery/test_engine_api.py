@@ -422,12 +422,6 @@ async def test_health_is_the_engines_own_word(replica: Replica, api: EngineApi) 
         await api.ping("r1", await replica({"/health": (503, "")}))
 
 
-async def test_an_engine_tokenizes_for_us(replica: Replica, api: EngineApi) -> None:
-    url = await replica({"/tokenize": {"count": 2, "tokens": [5, 6], "max_model_len": 1}})
-
-    assert await api.tokenize("r1", url, b"{}", timeout_s=1) == [5, 6]
-
-
 async def test_a_prompt_the_engine_refuses_is_the_clients_fault(
     replica: Replica, api: EngineApi
 ) -> None:

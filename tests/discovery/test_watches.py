@@ -267,48 +267,6 @@ async def test_readiness_does_not_wait_for_a_removed_ones_tokenizer() -> None:
         assert (await stage.ask(chat(words(1)))).status == 200
 
 
-async def test_two_routers_share_their_notes() -> None:
-    async with (
-        Engines(2, time_model=SLOW) as engines,
-        on_stage(*engines, peer_name="a") as a,
-        on_stage(*engines, peer_name="b", policy__name="longest_prefix") as b,
-    ):
-        for stage in (a, b):
-            await stage.until(lambda: len(stage.router.fleet.replicas) == 2)  # noqa: B023
-        carried = [0]
-
-        async def carry() -> None:
-            """Be Redis: what one publishes the other receives, a few milliseconds later."""
-            from router.messages import Notes
-
-            now = asyncio.get_running_loop().time
-            while True:
-                await asyncio.sleep(0.002)
-                for sender, receiver in ((a.router, b.router), (b.router, a.router)):
-                    assert sender.outbox is not None
-                    assert sender.peers is not None
-                    assert receiver.peers is not None
-                    if notes := sender.outbox.take():
-                        carried[0] += len(notes)
-                        receiver.peers.apply(Notes(sender.peers.name, notes), now())
-
-        async with asyncio.TaskGroup() as tg:
-            carrier = tg.create_task(carry())
-            first = tg.create_task(a.ask(streamed(chat(words(1, 400), "ok", words(2, 5)))))
-            await b.until(lambda: b.metric("warmroute_peer_notes_total", kind="began"))
-            replies = [
-                await b.ask(streamed(chat(words(1, 400), "ok", words(3 + number, 5))))
-                for number in range(2)
-            ]
-            reply = await first
-            await a.until(lambda: not a.leftovers() and not b.leftovers())
-            carrier.cancel()
-
-        assert {r.replica for r in (reply, *replies)} == {reply.replica}
-        assert replies[0].predicted > 0
-        assert carried[0] == 9
-
-
 async def test_replicas_that_went_long_ago_are_not_shown_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

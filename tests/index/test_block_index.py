@@ -194,27 +194,6 @@ def test_a_hole_far_from_the_end_is_found_at_the_candidate_that_was_chosen() -> 
     assert index.unbroken(A, chain(2000), 2000) == 2000  # too many to look at each
 
 
-@pytest.mark.parametrize("hole", [7, 8])
-def test_a_hole_before_the_boundary_is_seen(hole: int) -> None:
-    index = BlockIndex()
-    index.store(A, chain(10))
-    index.remove(A, keys(hole))
-    index.store(B, chain(10))
-
-    assert index.match(chain(10), [A])[A].num_gpu_blocks == hole
-    assert index.match(chain(10), [B, A])[A].num_gpu_blocks == hole
-
-
-def test_unknown_candidates_and_empty_chains_match_nothing() -> None:
-    index = BlockIndex()
-    index.store(A, chain(3))
-
-    assert index.match(chain(3), [B]) == {B: NO_BLOCKS}
-    assert index.match([], [A]) == {A: NO_BLOCKS}
-    assert index.num_blocks(B) == 0
-    assert not index.holds(B, BlockKey(1))
-
-
 def test_siblings_see_what_is_being_computed() -> None:
     index = BlockIndex()
     index.store(A, chain(2))

@@ -50,16 +50,6 @@ class Hardware:
         return Work(num_tokens=num_tokens, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
 
 
-def test_two_kinds_without_a_label_are_found() -> None:
-    fleet = Hardware({"a": 1.0, "b": 1.0, "c": 3.0, "d": 3.0})
-    fleet.run()
-    of = fleet.classes_of()
-
-    assert of["a"] == of["b"] != of["c"] == of["d"]
-    assert max(map(fleet.error, of)) < 0.1
-    assert len(fleet.classes) == 2
-
-
 def test_a_mislabelled_replica_does_not_spoil_its_class() -> None:
     fleet = Hardware({"a": 1.0, "b": 1.0, "c": 1.0, "wrong": 2.5})
     fleet.run()

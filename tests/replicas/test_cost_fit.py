@@ -137,14 +137,6 @@ def test_is_stable_when_all_requests_are_alike() -> None:
     assert 0.0 < other.predict_ms(fit.model) < truth_ms
 
 
-def test_the_prior_counts_queue_and_own_work_alike() -> None:
-    own = Work(num_tokens=500, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
-    ahead = Work(num_tokens=300 + 200, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
-
-    assert own.predict_ms(PRIOR) == ahead.predict_ms(PRIOR)
-    assert PRIOR.ms_per_fetched_token < PRIOR.ms_per_token
-
-
 @pytest.mark.parametrize("ttft_ms", [math.nan, math.inf, -math.inf, 0.0, -3.0])
 def test_impossible_times_are_ignored(ttft_ms: float) -> None:
     fit = CostFit()

@@ -136,14 +136,6 @@ def test_a_draining_replica_finishes_and_takes_nothing_new() -> None:
     assert [c.id for c in fleet.candidates("m", 0.0)] == ["a", "b"]
 
 
-def test_draining_all_makes_a_model_unavailable_not_unknown() -> None:
-    fleet = fleet_of("a")
-    fleet.drain("a")
-
-    with pytest.raises(NoReplicaAvailable):
-        fleet.candidates("m", 0.0)
-
-
 def test_unknown_replicas_are_an_error_for_orders_only() -> None:
     fleet = fleet_of("a")
 
@@ -218,14 +210,6 @@ def test_first_tokens_teach_the_class() -> None:
     assert c.cost == UNIT
 
 
-def test_unseen_first_tokens_teach_nothing() -> None:
-    fleet = fleet_of("a")
-    lease = send(fleet, "a", 0.0, streams=False)
-    fleet.first_token(lease, 60.0)
-
-    assert fleet.status(60.0)[0].num_observations == 0
-
-
 def test_whole_answers_that_end_before_they_were_due_teach() -> None:
     fleet = fleet_of("a")
     for number in range(64):
@@ -267,18 +251,6 @@ def test_load_of_direct_clients_is_read_from_the_engine() -> None:
     booked = send(fleet, "a", 101.0, tokens=10)
     assert booked.work.num_tokens == pytest.approx(2010, rel=0.01)
     assert booked.work.num_running == 1 + 2
-
-
-def test_an_old_reading_counts_no_more() -> None:
-    fleet = fleet_of("a")
-    fleet.note_engine_load(A, load(running=3, waiting=0))
-    (fresh,) = fleet.views(fleet.candidates("m", 14.9), {}, 14.9)
-    (stale,) = fleet.views(fleet.candidates("m", 15.0), {}, 15.0)
-    fleet.note_engine_load(A, load(running=0, waiting=0, at_s=16.0))
-    (idle,) = fleet.views(fleet.candidates("m", 16.0), {}, 16.0)
-
-    assert (fresh.num_requests, stale.num_requests, idle.num_requests) == (3, 0, 0)
-    assert send(fleet, "a", 16.0).work.num_running == 0
 
 
 def test_own_requests_are_not_foreign() -> None:
@@ -346,14 +318,6 @@ def test_busy_is_time_with_a_prefill_at_work() -> None:
     assert busy.busy_ratio == kept.busy_ratio == pytest.approx(1 - 2.718281828**-1)
     assert idle.busy_ratio == pytest.approx(busy.busy_ratio * 2.718281828**-1)
     assert fleet.status(120.0)[0].busy_ratio == pytest.approx(idle.busy_ratio)
-
-
-def test_cache_pressure_needs_a_known_capacity() -> None:
-    fleet = Fleet()
-    fleet.add(replace(replica("a"), num_blocks=None))
-    send(fleet, "a", 0.0)
-
-    assert fleet.status(0.0)[0].cache_pressure == 0.0
 
 
 def test_other_routers_requests_count_as_ours() -> None:
@@ -437,13 +401,6 @@ def test_a_prefill_replica_that_is_down_is_not_offered() -> None:
     assert fleet.prefillers("m", STORE, 1.0) == ()
     fleet.probe_ok("p", 2.0)
     assert [c.id for c in fleet.prefillers("m", STORE, 2.0)] == ["p"]
-
-
-def test_prefill_replicas_alone_answer_nothing() -> None:
-    fleet = split(("p", "prefill"))
-
-    with pytest.raises(NoReplicaAvailable, match="Set role: decode"):
-        fleet.candidates("m", 0.0)
 
 
 def test_the_capacity_comes_from_the_best_known_figure() -> None:

@@ -23,18 +23,6 @@ def test_counts_waiting_and_decoding() -> None:
     assert (ledger.num_requests, ledger.num_waiting, ledger.num_queued_tokens) == (1, 1, 50)
 
 
-def test_transitions_happen_once() -> None:
-    ledger = Ledger()
-    lease = book(ledger, 1, 0.0)
-
-    assert ledger.first_token(lease, 0.1)
-    assert not ledger.first_token(lease, 0.1)
-    assert ledger.end(lease, 0.2)
-    assert not ledger.end(lease, 0.2)
-    assert not ledger.first_token(lease, 0.3)
-    assert ledger.num_requests == 0
-
-
 def test_learns_how_long_answers_take() -> None:
     ledger = Ledger()
     assert ledger.answer_s is None
@@ -173,15 +161,6 @@ def test_work_holds_everything_in_front_of_the_first_token() -> None:
     assert lease.predicted_ms == pytest.approx(90.0)
 
 
-def test_a_head_without_work_takes_no_time() -> None:
-    ledger = Ledger()
-    book(ledger, 1, 0.0, tokens=0)
-    lease = book(ledger, 2, 0.0, tokens=10)
-
-    assert lease.work.num_tokens == 10
-    assert ledger.queue_ms(UNIT, 0.0) == pytest.approx(10.0)
-
-
 def test_unseen_first_tokens_are_presumed_when_due() -> None:
     ledger = Ledger()
     whole = book(ledger, 1, 0.0, tokens=100, streams=False)
@@ -193,14 +172,6 @@ def test_unseen_first_tokens_are_presumed_when_due() -> None:
     assert (ledger.num_requests, ledger.num_waiting) == (3, 1)
     assert ledger.end(whole, 9.0)
     assert ledger.num_requests == 2
-
-
-def test_first_tokens_are_presumed_until_no_request_waits() -> None:
-    ledger = Ledger()
-    book(ledger, 1, 0.0, tokens=100, streams=False)
-
-    assert ledger.queue_ms(UNIT, 5.0) == 0.0
-    assert (ledger.num_requests, ledger.num_waiting) == (1, 0)
 
 
 @settings(max_examples=examples(60))

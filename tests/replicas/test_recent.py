@@ -42,7 +42,7 @@ def test_share_stays_a_share(steps: list[tuple[bool, float]]) -> None:
         assert 0.0 <= recent.at(now_s + 1.0) <= 1.0
 
 
-def test_rate_counts_what_it_has_seen() -> None:
+def test_a_rate_settles_and_fades() -> None:
     recent = RecentRate(30.0, least_s=3.0)
     assert recent.at(1e9) == 0.0
     for second in range(1000, 1200):
@@ -52,14 +52,10 @@ def test_rate_counts_what_it_has_seen() -> None:
     assert recent.at(1300.0) < 0.1
 
 
-def test_rate_of_little_time_is_moderate() -> None:
-    recent = RecentRate(30.0, least_s=3.0)
+@pytest.mark.parametrize(("least_s", "begun_s", "rate"), [(3.0, None, 1 / 3), (1e-3, 0.0, 1 / 10)])
+def test_a_rate_of_one_event_is_moderate(
+    least_s: float, begun_s: float | None, rate: float
+) -> None:
+    recent = RecentRate(30.0, least_s, begun_s=begun_s)
     recent.add(10.0)
-    assert recent.at(10.0) == 0.0
-    assert recent.at(10.001) == pytest.approx(1 / 3, rel=0.1)
-
-
-def test_rate_that_began_without_events() -> None:
-    recent = RecentRate(30.0, least_s=1e-3, begun_s=0.0)
-    recent.add(10.0)
-    assert recent.at(10.0) == pytest.approx(1 / 10, rel=0.2)
+    assert recent.at(10.001) == pytest.approx(rate, rel=0.2)
