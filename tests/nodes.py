@@ -11,12 +11,13 @@ from router.cluster.peers import Peers
 from router.config import ReplicaConfig
 from router.contracts import BlockKey
 from router.index.block_index import BlockIndex
-from router.index.cache_view import CacheView, Claim
+from router.index.cache_view import CacheView
+from router.index.claim import Claim
 from router.kv_events.stream import RankStream
 from router.messages import Notes, decode_notes, encode
 from router.metrics import Metrics
 from router.records.outcome import Outcome
-from router.replicas import Booking, Fleet, Lease, Replica, ServedModel, Sessions
+from router.replicas import Booking, Fleet, Lease, Replica, ServedModel
 from router.replicas.registry import Registry
 from tests.engine import BLOCK_SIZE
 
@@ -35,7 +36,7 @@ class Node:
         self.registry = Registry([ReplicaConfig(url=f"http://{url}") for url in urls])
         self.fleet = Fleet(prior=UNIT)
         self.caches = CacheView(BlockIndex())
-        self.sessions = Sessions()
+        self.sessions = self.fleet.conversations
         self.metrics = Metrics()
         names = CandidateNames(self.registry, self.fleet)
         self.peers = Peers(
@@ -129,6 +130,7 @@ class Node:
         booking = Booking(
             num_uncached_tokens=shown.request.num_tokens - view.num_gpu_tokens,
             num_cached_tokens=view.num_gpu_tokens,
+            session_hash=session_hash,
         )
         lease = self.fleet.admit(view.id, booking, now_s)
         num_held_blocks = view.num_gpu_tokens // BLOCK_SIZE
@@ -139,8 +141,6 @@ class Node:
             num_held_blocks=num_held_blocks,
             session_hash=session_hash,
         )
-        if session_hash is not None:
-            self.sessions.note(session_hash, view.id, now_s)
         return lease, claim
 
     def first_token(self, lease: Lease, now_s: float) -> None:

@@ -18,10 +18,10 @@ from msgspec import Struct
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
 from policies.view import CandidateCost, CandidateId, ReplicaView
+from router.replicas.conversations import Conversations
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import InFront
-from router.replicas.working_sets import WorkingSets
 from router.scheduling.queue import Limit, Queue
 from router.scheduling.waiting import QueueRules, Waiting
 
@@ -76,7 +76,7 @@ class Releases:
         self._dice = random.Random(7)
         self._ids = [CandidateId(f"r{number + 1}") for number in range(_NUM_CANDIDATES)]
         self._num_ahead = dict.fromkeys(self._ids, 2)
-        self._working_sets = WorkingSets()
+        self._working_sets = Conversations()
         self._now_s = 1_000.0
         self.num_sent = 0
         self.queue: Queue[_Chosen] = Queue(

@@ -41,7 +41,7 @@ from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.messages import Delta, Position, StreamId, StreamStatus, TierChange
 from router.metrics import Metrics
-from router.replicas import Booking, Fleet, Replica, ServedModel, Sessions
+from router.replicas import Booking, Fleet, Replica, ServedModel
 from router.replicas.ledger import Lease
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
@@ -243,7 +243,7 @@ class _Router:
         self.fleet = _NotedFleet()
         self.caches = CacheView(BlockIndex())
         names = CandidateNames(registry, self.fleet)
-        sessions, metrics = Sessions(), Metrics()
+        sessions, metrics = self.fleet.conversations, Metrics()
         self.peers = Peers(
             name,
             fleet=self.fleet,

@@ -29,13 +29,13 @@ from policies.view import (
 )
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex
-from router.index.cache_view import CacheView, Claim
+from router.index.cache_view import CacheView
+from router.index.claim import Claim
 from router.records.outcome import Outcome
 from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.halves import DECODE, PrefillPlan, choose_halves
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
-from router.replicas.sessions import Sessions
 from router.scheduling.queue import Queue
 from router.scheduling.waiting import Waiting
 
@@ -112,7 +112,6 @@ class Router:
         self._num_first_blocks = max(1, setup.first_blocks_tokens // block_size)
         self.num_decisions = 0
         self._fleet = Fleet()
-        self._sessions = Sessions()
         index = BlockIndex()
         self._caches = CacheView(index)
         self._expire_s = 0.0
@@ -144,7 +143,7 @@ class Router:
         if setup.queue is not None:
             self.queue = Queue(
                 setup.queue,
-                self._fleet.working_sets,
+                self._fleet.conversations,
                 self._fleet,
                 self._has_room,
             )
@@ -218,9 +217,7 @@ class Router:
             )
         else:
             booking = _booking(choice)
-        placement = self._book(choice, booking, now_s, prefill)
-        self._sessions.note(ask.session_hash, choice.candidate.id, now_s)
-        return placement
+        return self._book(choice, booking, now_s, prefill)
 
     def _book(
         self, choice: Choice, booking: Booking, now_s: float, prefill: Placement | None = None
@@ -285,13 +282,11 @@ class Router:
         lease, claim = self._fleet.admit(note.candidate, note.booking, now_s), None
         if note.num_held_blocks is not None:
             claim = self._claim(note.candidate, note.ask, note.num_held_blocks)
-        if note.booking.session_hash is not None:
-            self._sessions.note(note.booking.session_hash, note.candidate, now_s)
         return lease, claim
 
     def answered_elsewhere(self, lease: Lease, ttft_s: float, now_s: float) -> None:
         """Note the first token of another router's request."""
-        self._fleet.first_token_elsewhere(lease, now_s, 1e3 * ttft_s)
+        self._fleet.first_token(lease, now_s, 1e3 * ttft_s)
 
     def ended_elsewhere(self, lease: Lease, claim: Claim | None, now_s: float) -> None:
         """Release another router's lease and claim."""
@@ -324,9 +319,9 @@ class Router:
         now_s: float,
         in_front_ms: InFront,
     ) -> Snapshot:
-        session = self._sessions.get(ask.session_hash, now_s)
+        session = self._fleet.conversations.get(ask.session_hash, now_s)
         first_blocks = ask.keys[: self._num_first_blocks]
-        sets = self._fleet.working_sets
+        sets = self._fleet.conversations
         sets.expire(now_s)
         return Snapshot(
             now_s=now_s,

@@ -91,7 +91,7 @@ class Cell(Struct, frozen=True, kw_only=True):
 
 
 def cells(
-    working_sets: Sequence[float] = WORKING_SETS,
+    conversations: Sequence[float] = WORKING_SETS,
     thinks: Sequence[Think] = THINKS,
     pools: Sequence[bool] = POOLS,
     shared: Sequence[Shared] = SHARED,
@@ -101,6 +101,6 @@ def cells(
     return [
         Cell(working_set=working_set, think=think, has_pool=has_pool, shared=size, prefill=prefill)
         for prefill, has_pool, size, think, working_set in product(
-            prefills, pools, shared, thinks, working_sets
+            prefills, pools, shared, thinks, conversations
         )
     ]

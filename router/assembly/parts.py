@@ -46,12 +46,12 @@ from router.pool.members import PoolMembers
 from router.pool.pools import build_pools
 from router.pool.readers import PoolReaders
 from router.records.log import DecisionLog
+from router.replicas.conversations import Conversations
 from router.replicas.deaths import Deaths
 from router.replicas.engine_key import EngineKey
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
 from router.replicas.response_owners import ResponseOwners
-from router.replicas.sessions import Sessions
 from router.request.shadow import Shadows
 from router.request.verify import PoolVerifier
 from router.tenants import Tenants
@@ -108,15 +108,17 @@ class Parts:
             hosts=HostRules(config.admin.replica_hosts),
             pools=config.mooncake.names,
         )
-        self.fleet = Fleet(order=[entry.name for entry in self.registry.entries])
+        self.sessions = Conversations(
+            ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
+        )
+        self.fleet = Fleet(
+            order=[entry.name for entry in self.registry.entries], conversations=self.sessions
+        )
         self.deaths = Deaths()
         self.fleet.on_down, self.fleet.on_restart = self.deaths.went_down, self.deaths.restarted
         self.caches = CacheView(BlockIndex())
         self.event_owners = FleetEventOwners(self.fleet)
         self.fleet.layout_of = self.caches.index.groups_of
-        self.sessions = Sessions(
-            ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
-        )
         self.responses = ResponseOwners(max_responses=config.session.max_sessions)
         self.prompters = Prompters()
         self.hand_over = HandOver(
@@ -313,7 +315,6 @@ class Parts:
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""
         self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=self.waiting)
-        self.fleet.no_replica = self.readiness.no_replica
         self.fleet.absent = self.readiness.absent
         self.status = Status(
             self.registry,

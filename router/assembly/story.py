@@ -55,7 +55,6 @@ def build_story(parts: Parts) -> Story:
     place = Place(
         fleet=parts.fleet,
         matcher=matcher,
-        sessions=parts.sessions,
         experiments=parts.experiments,
         policy=_policy(config.policy),
         seed=random.SystemRandom().getrandbits(63),

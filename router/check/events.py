@@ -20,7 +20,7 @@ from router.check.reach import CONNECT_S, Reach, reach
 from router.cluster.candidate_source import CandidateSource
 from router.config import Config
 from router.contracts import DEFAULT_SEED, BlockKey
-from router.discovery.engine_api import EngineFacts
+from router.discovery.engine_facts import EngineFacts
 from router.errors import ConfigError
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import StreamReason

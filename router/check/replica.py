@@ -18,8 +18,10 @@ from router.check.finding import Finding, Subject
 from router.check.reach import resolved
 from router.check.tokenizer import ModelSeen, Tokenizers
 from router.config import Config, bootstrap_of, pool_of
-from router.discovery.engine_api import EngineApi, EngineFacts
-from router.discovery.engine_pages import ServerInfo, SleepState
+from router.discovery.engine_api import EngineApi
+from router.discovery.engine_facts import EngineFacts
+from router.discovery.engine_metrics import SleepState
+from router.discovery.engine_pages import ServerInfo
 from router.errors import (
     HostUnknown,
     KeyRefused,

@@ -24,7 +24,8 @@ from msgspec import Struct
 
 from policies.view import CandidateId
 from router.cluster.candidate_names import CandidateNames
-from router.index.cache_view import CacheView, Claim
+from router.index.cache_view import CacheView
+from router.index.claim import Claim
 from router.messages import (
     Alive,
     Answered,
@@ -42,8 +43,8 @@ from router.messages import (
     pack_keys,
 )
 from router.metrics import Metrics
+from router.replicas.conversations import Conversations
 from router.replicas.ledger import Lease
-from router.replicas.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Outbox:
         self,
         *,
         caches: CacheView,
-        sessions: Sessions,
+        sessions: Conversations,
         names: CandidateNames,
         metrics: Metrics,
         max_notes: int = 20_000,
@@ -128,9 +129,7 @@ class Outbox:
         self._open[lease.number] = _Own(began=note, begun_s=lease.begun_s)
         self._last = lease.number
         self._put(note, len(note.claimed) + len(note.held), is_urgent=True)
-        if session_hash is not None and (
-            has_named_session or self._sessions.last(session_hash) is not None
-        ):
+        if session_hash is not None and (has_named_session or self._sessions.goes_on(session_hash)):
             self._turned[session_hash] = None
             if len(self._turned) > self._sessions.max_sessions:  # no one takes them
                 del self._turned[next(iter(self._turned))]

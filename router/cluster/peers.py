@@ -23,7 +23,8 @@ from policies.view import CandidateId
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.lease_tracker import LeaseTracker
 from router.contracts import BlockKey
-from router.index.cache_view import CacheView, Claim
+from router.index.cache_view import CacheView
+from router.index.claim import Claim
 from router.messages import (
     Alive,
     Answered,
@@ -42,9 +43,9 @@ from router.messages import (
     unpack_keys,
 )
 from router.metrics import Metrics
+from router.replicas.conversations import Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
-from router.replicas.sessions import Sessions, SessionView
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Peers:
         *,
         fleet: Fleet,
         caches: CacheView,
-        sessions: Sessions,
+        sessions: Conversations,
         names: CandidateNames,
         metrics: Metrics,
         lease_s: float = LEASE_S,
@@ -165,7 +166,7 @@ class Peers:
         leases = [(peer, lease) for peer, load in joined for lease in load.open]
         leases.sort(key=lambda pair: -pair[1].age_s)  # in the order they began
         for peer, lease in leases:
-            self._began(peer, lease.began, now_s - max(0.0, lease.age_s), is_new=False)
+            self._began(peer, lease.began, now_s - max(0.0, lease.age_s))
             if lease.is_answered:
                 self._answered(peer, lease.began.number, now_s, None)
         for peer, load in joined:
@@ -211,12 +212,7 @@ class Peers:
         for session_hash, state in states.items():
             candidate = self._names.candidate_of(state.stream_id)
             if candidate is not None:
-                session = SessionView(
-                    candidate=candidate,
-                    last_seen_s=now_s,
-                    num_tokens=state.num_tokens,
-                )
-                self._sessions.learn(session_hash, session)
+                self._sessions.learn(session_hash, candidate, state.num_tokens, now_s)
 
     def _peer(self, router: str, now_s: float) -> _Peer | None:
         """Find another router, or add it; None: there are too many."""
@@ -231,7 +227,7 @@ class Peers:
         peer.seen_s = now_s
         return peer
 
-    def _began(self, peer: _Peer, note: Began, begun_s: float, *, is_new: bool = True) -> None:
+    def _began(self, peer: _Peer, note: Began, begun_s: float) -> None:
         if not peer.work.can_begin(note.number):
             return
         num_read, num_on_disk = note.num_fetched_tokens, note.num_disk_tokens
@@ -244,8 +240,6 @@ class Peers:
         peer.work.begin(note.number, work)
         if not self._book(work):
             self._count("unknown_feed")
-        elif is_new and note.session_hash is not None and work.lease is not None:
-            self._sessions.note(note.session_hash, work.lease.candidate, begun_s)
 
     def _book(self, work: _Work) -> bool:
         """Book a lease and its claim; False: its candidate is not known (yet)."""
@@ -277,7 +271,7 @@ class Peers:
                 candidate, keys, len(held), num_cut_blocks=num_cut_blocks
             )
         if work.is_answered and work.lease is not None:
-            self._fleet.first_token_elsewhere(work.lease, work.begun_s, None)
+            self._fleet.first_token(work.lease, work.begun_s)
         return True
 
     def _unpacked(self, claimed: bytes) -> list[BlockKey]:
@@ -293,7 +287,7 @@ class Peers:
             return
         work.is_answered = True
         if work.lease is not None:
-            self._fleet.first_token_elsewhere(work.lease, now_s, ttft_ms)
+            self._fleet.first_token(work.lease, now_s, ttft_ms)
 
     def _kept(self, peer: _Peer, over: Iterable[_Work], now_s: float) -> None:
         """End what is over, and book what could not be booked when it began."""

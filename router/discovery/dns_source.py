@@ -1,15 +1,16 @@
-"""Replicas from DNS: each address of a name, asked for again and again.
+"""Replicas from DNS: each address of a name, asked for repeatedly.
 
-    vllm.inference:8000            its A records, AAAA where it has none, at that port
+    vllm.inference:8000            its A records, or AAAA if it has none, at that port
     _http._tcp.vllm.inference      the targets of its SRV records, each at its own port; priority
-                                   and weight are not looked at
+                                   and weight are ignored
 
-A name that exists but has no such record is an empty answer; one that does not exist, a server that
-fails or is silent is a failure (router.discovery.sources says what becomes of either). A target of
-an SRV record that does not exist is left out: it has just gone. The time to live is not looked at:
-`discovery.dns_s` is how soon a change is seen, beside what caches on the way add.
+A name without such records is an empty answer. An unknown name, or a server that fails or is
+silent, is a failure; see router.discovery.sources for both. If the target of an SRV record does not
+exist, it is left out: it has just gone. The time to live is ignored: `discovery.dns_s` is the time
+until a change is seen, plus the delay of caches.
 
-The only file that speaks DNS. /etc/resolv.conf counts (servers, search, ndots), not /etc/hosts.
+This is the only file that speaks DNS. It uses /etc/resolv.conf (servers, search, ndots), not
+/etc/hosts.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MAX_TARGETS: Final = 1024
 
 
 class DnsSource:
-    """A name that is resolved again and again.
+    """A name that is resolved repeatedly.
 
     Args:
         name: HOST:PORT, or the name of SRV records.
@@ -127,7 +128,8 @@ def _resolver(servers: Sequence[str]) -> dns.asyncresolver.Resolver:
 
 
 async def _addresses(resolver: dns.asyncresolver.Resolver, host: str) -> list[str]:
-    """Find a name's IPv4 addresses, or its IPv6 ones: with both, each engine would count twice."""
+    """Find a name's IPv4 addresses, else its IPv6 addresses. With both, engines would count
+    twice."""
     for kind in ("A", "AAAA"):
         if records := await _ask(resolver, host, kind):
             return [record.to_text() for record in records]
@@ -137,7 +139,7 @@ async def _addresses(resolver: dns.asyncresolver.Resolver, host: str) -> list[st
 async def _ask(
     resolver: dns.asyncresolver.Resolver, name: str, kind: str
 ) -> Sequence[dns.rdata.Rdata]:
-    """Ask for the records of a kind; none: the name has others only.
+    """Ask for the records of a kind; none: the name has only other records.
 
     Raises:
         DiscoveryError: no server gave an answer, or the name does not exist.

@@ -1,18 +1,18 @@
-"""Kubernetes EndpointSlices: what they say of the replicas behind a Service. Pure.
+"""Kubernetes EndpointSlices: the replicas behind a Service. Pure.
 
-Source: the API reference of discovery.k8s.io/v1, and its advice to consumers: a Service has several
-slices, of at most 1,000 endpoints, for each family of addresses; an endpoint may be in more than
-one of them while they are rearranged; of its addresses only the first counts.
+Source: the API reference of discovery.k8s.io/v1, and its advice to consumers. A Service has several
+slices of at most 1,000 endpoints for each family of addresses. While slices are rearranged, an
+endpoint may be in several of them. Only the first of its addresses counts.
 
     condition     missing means   here
-    ready         true            false: it keeps what is known of it, and gets no requests
-    serving       as ready        not looked at: without `terminating` it is as `ready`
+    ready         true            false: it stays known, and gets no requests
+    serving       as ready        ignored: without `terminating` it is as `ready`
     terminating   false           true: it is left out, so it drains, whether it serves or not
 
-A replica is called as its pod: an address that was given to another pod is then another replica.
-A pod with addresses of both families is one replica, at its IPv4 address. The label of the slice
-`warmroute.io/role` (the control plane copies labels of the Service) says which half it computes,
-`warmroute.io/pool` in which of several Mooncake pools it is.
+A replica has the name of its pod. So an address that another pod gets is another replica. A pod
+with addresses of both families is one replica, at its IPv4 address. The control plane copies labels
+of the Service to its slices: `warmroute.io/role` is the replicas' role, `warmroute.io/pool` the
+name of their Mooncake pool.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Metadata(Struct, frozen=True):
 
 
 class Slice(Struct, frozen=True):
-    """An EndpointSlice, without what is not looked at."""
+    """An EndpointSlice, without the fields that are not used."""
 
     metadata: Metadata
     family: str = field(name="addressType", default="IPv4")
@@ -82,7 +82,7 @@ def replicas_in(slices: Iterable[Slice], port: str | None) -> list[Found]:
         port: A port's name or number; None: the only one.
 
     Raises:
-        DiscoveryError: they do not say which port is meant, or a label makes no sense.
+        DiscoveryError: the port is ambiguous, or a label is senseless.
     """
     best: dict[str, tuple[tuple[bool, bool, str], Found]] = {}
     for part in sorted(slices, key=lambda part: part.metadata.name):
@@ -96,7 +96,7 @@ def replicas_in(slices: Iterable[Slice], port: str | None) -> list[Found]:
 
 
 def _replicas(part: Slice, port: str | None) -> Iterator[tuple[str, str, Found]]:
-    """Yield a slice's replicas with what makes two of them the same, and their family."""
+    """Yield a slice's replicas with a key that equal ones share, and their family."""
     if part.family not in ("IPv4", "IPv6") or not part.endpoints:
         return
     number, role = _port(part, port), _role(part)

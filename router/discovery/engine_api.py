@@ -1,21 +1,12 @@
-"""A replica's own HTTP API beside the data path: discovery, probes, load, tokenization.
-
-Everything a replica reports about itself is optional: what is missing is None, and the router does
-without (a replica without `/kv_event_sources` is routed to approximately).
-
-Ranks are numbered twice. Metrics (label `engine`), event sources and events have *global* numbers;
-the header that names a rank counts a server's own, from 0. They differ where each server has some
-ranks of a larger group (vLLM 0.32 --data-parallel-external-lb, -hybrid-lb; v1/engine/core_client.py
-`engine_ranks_managed`, input_processor.py `num_ranks`). A server's global numbers are consecutive,
-so the lowest is its own 0; outside of this file ranks have local numbers.
-"""
+"""A replica's own HTTP API beside the data path: discovery, probes, load, tokenization."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Mapping
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
@@ -23,9 +14,10 @@ import orjson
 from msgspec import Struct
 from multidict import CIMultiDict
 
-from router.config import EventsConfig, ReplicaConfig
 from router.discovery import engine_pages as pages
-from router.discovery.engine_pages import ServerInfo, SleepState
+from router.discovery.engine_facts import EngineFacts, RankLoads, read_facts, read_loads
+from router.discovery.engine_metrics import NO_METRICS, Metrics, SleepState
+from router.discovery.engine_pages import ServerInfo
 from router.errors import (
     BadRequest,
     KeyRefused,
@@ -36,25 +28,13 @@ from router.errors import (
     UpstreamUnreachable,
 )
 from router.kv_events.subscriber import EventSource
-from router.releases import V0_32, is_at_least
 from router.replicas.engine_key import NO_KEY, EngineKey
-from router.replicas.event_ports import EventPorts
 from router.replicas.replica import ServedModel
-from router.replicas.signs import Figures
-from router.roles import Role
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
 from router.tls import system_tls
 from router.upstream.failures import unreachable
 from router.upstream.session import Response, Session
-
-T = TypeVar("T")
-
-_POOL_METRIC: Final = "vllm:mooncake_store_"  # of the connector (0.32.0), and only where it is on
-
-_FETCH_METRIC: Final = "vllm:num_requests_kv_fetch_by_stage"  # of what can load KV (0.32.0)
-
-_DRAFTS_METRIC: Final = "vllm:spec_decode_num_drafts"  # with speculative decoding alone (0.32.0)
 
 _TOOL_FLAG: Final = (
     "--enable-auto-tool-choice"  # in the refusal (renderers/online_renderer.py, 0.32)
@@ -66,11 +46,6 @@ _MAX_TOKENS_BYTES: Final = 32 * 1024 * 1024
 _PATIENCE: Final = 3  # a whole answer may take so many times as long as its next bytes
 _MOST_CONNECTIONS: Final = 256
 _KEPT_S: Final = 4.0  # less than the 5 s after which an engine's server closes one that is idle
-_PROGRESS: Final = (
-    "vllm:generation_tokens_total",
-    "vllm:prompt_tokens_total",
-    "vllm:kv_cache_usage_perc",
-)
 _JSON: Final = {"Content-Type": "application/json"}
 
 
@@ -81,81 +56,11 @@ class Answer(Struct, frozen=True):
     body: bytes
 
 
-class EngineFacts(Struct, frozen=True, kw_only=True):
-    """What a replica reports about itself. None: it does not report it."""
-
-    models: tuple[ServedModel, ...]
-    version: str | None
-    block_size: int | None
-    num_gpu_blocks: int | None  # per rank
-    num_cache_tokens: int | None = None  # per rank, all KV groups counted
-    prefix_caching: bool | None
-    hash_algorithm: str | None
-    kv_dtype: str | None = None  # as its flag names it; `auto`: the model's own
-    cache_shapes: frozenset[tuple[str, ...]] = frozenset()  # others: another process; empty: unsaid
-    started_s: float | None  # unix seconds: another value means another process
-    num_ranks: int
-    event_sources: dict[int, EventSource]  # local rank -> publisher; empty: no events
-    rank_numbers: tuple[int, ...] = ()  # global; empty: it does not say
-    names_sources: bool = False  # it lists event sources, on or off: all its ranks are there
-    has_pool_connector: bool = False  # it has Mooncake metrics; False: it has none, or no metrics
-    sleep: SleepState = "awake"
-    shows_pause: bool = False  # it has the route that says whether it is paused: it is in dev mode
-    loads_kv: bool = False  # it has metrics of loading KV; False: it has none, or is too old
-    speculates: bool = False  # it has metrics of speculative decoding; False: or no metrics
-
-    @property
-    def seems(self) -> Role | None:
-        """The role that its metrics show; None: they do not.
-
-        A connector that loads nothing is a producer's. What loads is a consumer's, or both's.
-        Source: vllm/v1/metrics/loggers.py, 0.32.0.
-        """
-        if self.has_pool_connector and not self.loads_kv and is_at_least(self.version, V0_32):
-            return "prefill"
-        return None
-
-    def endpoints(self, config: EventsConfig, replica: ReplicaConfig) -> dict[int, EventSource]:
-        """Choose each rank's event endpoints: configured ones, else those the replica reports."""
-        if not config.enabled:
-            return {}
-        if not replica.events:
-            return self.event_sources
-        replay = replica.replay or (None,) * len(replica.events)
-        return {
-            rank: EventSource(endpoint=endpoint, replay_endpoint=replay[rank], is_configured=True)
-            for rank, endpoint in enumerate(replica.events)
-        }
-
-    def event_ports(self, name: str, config: EventsConfig, replica: ReplicaConfig) -> EventPorts:
-        """Pair the endpoints that are used with those that the replica reports."""
-        used, reported = (
-            {rank: (each.endpoint, each.replay_endpoint) for rank, each in sources.items()}
-            for sources in (self.endpoints(config, replica), self.event_sources)
-        )
-        return EventPorts.of(name, replica.url, used, reported)
-
-
-class RankLoads(Struct, frozen=True, kw_only=True):
-    """The load of each rank, as the replica reports it."""
-
-    started_s: float | None
-    num_running: dict[int, int]  # by local rank, as is the other
-    num_waiting: dict[int, int]
-    kv_usage: dict[int, float] = {}  # share of blocks that running requests use
-    token_s: dict[int, float] = {}  # times between tokens since it started, summed
-    num_tokens: dict[int, int] = {}  # how many
-    figures: Figures | None = None  # of its work, all ranks together; None: it shows none
-    sleep: SleepState | None  # None: not known: it did not say whether it is paused
-    rank_numbers: tuple[int, ...] = ()  # global; empty: it does not say
-    cache_shapes: frozenset[tuple[str, ...]] = frozenset()  # as of EngineFacts
-
-
 class EngineApi:
     """Asks replicas about themselves. Use as an async context manager.
 
-    By the data path's own HTTP session: a probe takes 0.1 to 0.4 ms of CPU, by httpx it took
-    0.5 to 1.7, and 64 replicas are asked 70 times a second.
+    It uses the HTTP session of the data path. A probe takes 0.1 to 0.4 ms of CPU, and 64 replicas
+    are asked 70 times a second.
     """
 
     def __init__(
@@ -178,7 +83,7 @@ class EngineApi:
         await self._session.close()
 
     async def facts(self, replica: str, url: str) -> EngineFacts:
-        """Find out everything about the replica at base URL `url`.
+        """Ask the replica at base URL `url` for everything that it reports about itself.
 
         Raises:
             UpstreamUnreachable, UpstreamTimeout: no answer.
@@ -186,39 +91,14 @@ class EngineApi:
         """
         models = await self.models(replica, url)
         version = await self._optional(replica, url, "/version")
-        sources = _event_sources(await self._optional(replica, url, "/kv_event_sources")) or {}
+        sources = await self._event_sources(replica, url)
         metrics = await self._optional(replica, url, "/metrics")
-        page = pages.Metrics(metrics) if metrics is not None else None
-        info = page.cache_config() if page is not None else {}
-        ranks = page.by_rank("vllm:num_requests_running") if page is not None else {}
-        numbers = _numbers(sources, ranks)
-        sleep = page.sleep() if page is not None else "awake"
-        paused = await self._is_paused(replica, url)
-        published = {
-            numbers.index(rank): source
-            for rank, source in sources.items()
-            if source.enable_kv_cache_events and source.publisher in ("zmq", None)
-        }
-        return EngineFacts(
-            models=models,
+        return read_facts(
+            models,
+            Metrics(metrics) if metrics is not None else NO_METRICS,
+            sources,
             version=pages.version(version) if version is not None else None,
-            block_size=pages.block_size(info.get("block_size")),
-            num_gpu_blocks=_of_one_rank(pages.num_blocks(info.get("num_gpu_blocks")), ranks),
-            num_cache_tokens=pages.num_blocks(info.get("kv_cache_size_tokens")) or None,
-            prefix_caching=pages.flag(info.get("enable_prefix_caching")),
-            hash_algorithm=info.get("prefix_caching_hash_algo"),
-            kv_dtype=info.get("cache_dtype"),
-            cache_shapes=page.cache_shapes() if page is not None else frozenset(),
-            started_s=page.started_s() if page is not None else None,
-            num_ranks=max(len(numbers), 1),
-            event_sources=published,
-            rank_numbers=numbers,
-            names_sources=bool(sources),
-            has_pool_connector=page is not None and page.mentions(_POOL_METRIC),
-            sleep="paused" if paused and sleep == "awake" else sleep,
-            shows_pause=paused is not None,
-            loads_kv=page is not None and page.mentions(_FETCH_METRIC),
-            speculates=page is not None and page.mentions(_DRAFTS_METRIC),
+            is_paused=await self._is_paused(replica, url),
         )
 
     async def models(self, replica: str, url: str) -> tuple[ServedModel, ...]:
@@ -252,15 +132,15 @@ class EngineApi:
 
         None: it has no such route, as older releases, or does not answer.
         """
-        sources = _event_sources(await self._optional(replica, url, "/kv_event_sources"))
+        sources = await self._event_sources(replica, url)
         return list(sources.values()) if sources is not None else None
 
     async def server_info(self, replica: str, url: str, *, timeout_s: float) -> ServerInfo | None:
-        """Ask an engine in dev mode about its configuration; nothing is known of any other.
+        """Ask an engine in dev mode about its configuration; other engines say nothing.
 
-        None: no answer in time, or it could not be asked. The first one takes 2 s of an idle
-        machine, later ones 40 ms: whatever is asked for, the engine lists packages and devices, too
-        (vLLM 0.32 entrypoints/serve/dev/server_info).
+        None: no answer in time, or it could not be asked. The first answer takes 2 s of an idle
+        machine, later ones 40 ms: the engine always lists packages and devices, too (vLLM 0.32
+        entrypoints/serve/dev/server_info).
         """
         try:
             answer = await self._send(
@@ -317,29 +197,15 @@ class EngineApi:
         metrics = await self._optional(replica, url, "/metrics")
         if metrics is None:
             return None
-        page = pages.Metrics(metrics)
-        running = page.by_rank("vllm:num_requests_running")
-        waiting = page.by_rank("vllm:num_requests_waiting")
+        page = Metrics(metrics)
         sources: dict[int, EventSource] | None = {}
         if names_sources:
-            sources = _event_sources(await self._optional(replica, url, "/kv_event_sources"))
+            sources = await self._event_sources(replica, url)
         sleep: SleepState | None = page.sleep()
         if shows_pause and sleep == "awake":  # one that sleeps is paused, too
-            paused = await self._is_paused(replica, url)
-            sleep = None if paused is None else "paused" if paused else "awake"
-        place = {rank: index for index, rank in enumerate(_numbers({}, running))}
-        return RankLoads(
-            started_s=page.started_s(),
-            num_running={place[rank]: running[rank] for rank in place},
-            num_waiting={place[rank]: waiting[rank] for rank in place if rank in waiting},
-            kv_usage=_at(place, page.sums_by_rank("vllm:kv_cache_usage_perc")),
-            token_s=_at(place, page.sums_by_rank("vllm:inter_token_latency_seconds_sum")),
-            num_tokens=_at(place, page.by_rank("vllm:inter_token_latency_seconds_count")),
-            rank_numbers=_numbers(sources, running) if sources is not None else (),
-            sleep=sleep,
-            cache_shapes=page.cache_shapes(),
-            figures=_figures(page, running, waiting),
-        )
+            is_paused = await self._is_paused(replica, url)
+            sleep = None if is_paused is None else "paused" if is_paused else "awake"
+        return read_loads(page, sources, sleep=sleep, now_s=time.monotonic())
 
     async def tokenize(self, replica: str, url: str, body: bytes, *, timeout_s: float) -> list[int]:
         """Let the engine tokenize the request `body` (its `/tokenize` takes the same fields).
@@ -435,6 +301,14 @@ class EngineApi:
             next_bytes_s=self._timeout_s,
         )
 
+    async def _event_sources(self, replica: str, url: str) -> dict[int, EventSource] | None:
+        """Read the event sources by global rank; None: it has no such route."""
+        body = await self._optional(replica, url, "/kv_event_sources")
+        try:
+            return pages.event_sources(body) if body is not None else None
+        except ValueError:
+            return None
+
     async def _is_paused(self, replica: str, url: str) -> bool | None:
         """Ask an engine in dev mode whether its scheduler is paused; None: it does not say."""
         body = await self._optional(replica, url, "/is_paused")
@@ -493,7 +367,7 @@ class EngineApi:
 
 
 class _OddAnswer(ValueError):
-    """An answer that is not read to its end; the message is ours."""
+    """An answer that is not read to its end; its message is safe to show."""
 
 
 async def _read(
@@ -515,23 +389,8 @@ async def _read(
     return bytes(body)
 
 
-def _figures(
-    page: pages.Metrics, running: Mapping[int, int], waiting: Mapping[int, int]
-) -> Figures | None:
-    """Read what shows that an engine works: tokens computed, and the cache in use.
-
-    A long prompt counts when it has been computed; meanwhile it takes blocks. Source: vLLM 0.32
-    v1/metrics/loggers.py, set after each step.
-    """
-    if not running:
-        return None
-    totals = [page.sums_by_rank(name) for name in _PROGRESS]
-    progress = tuple(sum(ranks.values()) for ranks in totals)
-    return Figures(num_requests=sum(running.values()) + sum(waiting.values()), progress=progress)
-
-
 def _no_engine(url: str, answer: Answer) -> str:
-    """Say what may be wrong with a base URL where something else than an engine answers."""
+    """Say what may be wrong with a base URL at which no engine answers."""
     if b"https" in answer.body[:_SHOWN].lower() and url.startswith("http://"):
         return "does it speak TLS? Then write https://"
     path = urlsplit(url).path
@@ -544,30 +403,3 @@ def _maybe_tls(url: str) -> str:
     """Return the hint for a first question in plain HTTP that a TLS port does not answer."""
     is_first = url.startswith("http://") and url.endswith("/v1/models")
     return "; does it speak TLS? Then write https://" if is_first else ""
-
-
-def _event_sources(body: bytes | None) -> dict[int, EventSource] | None:
-    """Read the event sources; None: it has no such route, or another one of that name."""
-    try:
-        return pages.event_sources(body) if body is not None else None
-    except ValueError:
-        return None
-
-
-def _numbers(sources: Mapping[int, EventSource], ranks: Mapping[int, int]) -> tuple[int, ...]:
-    """List a replica's ranks, global numbers: those with event sources, else those with metrics."""
-    return tuple(sorted(sources or ranks)[: pages.MAX_RANKS])
-
-
-def _at(place: Mapping[int, int], values: Mapping[int, T]) -> dict[int, T]:
-    """Number values by local rank."""
-    return {place[rank]: value for rank, value in values.items() if rank in place}
-
-
-def _of_one_rank(num_blocks: int | None, ranks: Mapping[int, int]) -> int | None:
-    """Return the blocks of one rank: vLLM sums them over a server's ranks, in every line.
-
-    Also over those that were scaled away, which metrics show, too (vLLM 0.32
-    v1/engine/core_client.py `_apply_ready_response`).
-    """
-    return num_blocks // max(1, len(ranks)) if num_blocks is not None else None

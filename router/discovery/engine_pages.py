@@ -1,38 +1,24 @@
-"""A replica's answers about itself, decoded: JSON and metrics text in, values in range out.
+"""A replica's JSON answers about itself, decoded into typed structs.
 
 What must live here: decoding, and its limits. What must not: I/O. A replica may be broken or
-hostile. An answer of another shape is a ValueError; a figure that is none (no number, negative,
-larger than any engine's) is None, as if it were missing.
+hostile. An answer of another shape is a ValueError.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from router.contracts import MAX_BLOCK_SIZE
 from router.decoding import decoder
+from router.discovery.engine_metrics import MAX_COUNT, MAX_RANKS, in_range, rank_of
 from router.kv_events.subscriber import EventSource
 from router.replicas.replica import ServedModel
 from router.roles import ROLE_OF_KIND, TRANSFER_OF_CONNECTOR, Role, Transfer
 
 MAX_MODELS: Final = 1_024
 """Adapters included; of each base model a tokenizer is loaded."""
-
-MAX_RANKS: Final = 256
-"""Of one replica; each costs three sockets, and is a candidate of its own."""
-
-_MAX_RANK: Final = 65_535  # two bytes in vLLM (v1/engine/core_client.py); global, of many replicas
-
-_MAX_COUNT: Final = 1 << 40  # of blocks, tokens, requests
-_MAX_LINES: Final = 2 * MAX_RANKS  # of one metric
-_MAX_LINE_CHARS: Final = 4_096
-
-_LABELS: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
 
 _EAGLES: Final = frozenset({"eagle", "eagle3", "mtp"})
 _UNTIL_0_32: Final = frozenset({"dflash", "dspark"})
@@ -46,9 +32,6 @@ _QUANTIZATIONS: Final = {
     "awq_marlin": "awq",
 }
 """Names of one method, by release and kernel; of vLLM 0.32.0, `get_quantization_config`."""
-
-SleepState = Literal["awake", "asleep", "emptied", "paused"]
-"""Emptied: asleep, and it lost its KV cache. Paused: whether it lost it is not known."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -82,7 +65,7 @@ class _Connector(Struct):
 
     @property
     def cache_prefix(self) -> str:
-        """What the keys of its objects begin with; empty: nothing."""
+        """The prefix of its objects' keys; empty: none."""
         extra = self.kv_connector_extra_config
         return str(extra.cache_prefix) if extra is not None else ""
 
@@ -96,12 +79,12 @@ class _KvTransfer(_Connector):
 
     @property
     def is_several(self) -> bool:
-        """Whether it stands for others."""
+        """Whether it combines others."""
         return self.kv_connector == "MultiConnector" and self.kv_connector_extra_config is not None
 
     @property
     def connectors(self) -> list[_Connector]:
-        """Those it has: its own, or those of a MultiConnector, in their order."""
+        """Itself, or the connectors of a MultiConnector, in their order."""
         extra = self.kv_connector_extra_config
         return extra.connectors if self.is_several and extra is not None else [self]
 
@@ -129,7 +112,7 @@ class _ModelConfig(Struct):
 
     @property
     def weights(self) -> dict[str, str]:
-        """How they are, by field. A hub's default revision has a name in some releases alone."""
+        """Their kind, by field. Only some releases name a hub's default revision."""
         method = self.quantization or "none"
         return {
             "quantization": _QUANTIZATIONS.get(method, method),
@@ -145,7 +128,7 @@ class _VllmConfig(Struct):
 
 
 class ServerInfo(Struct, frozen=True, kw_only=True):
-    """What only an engine in dev mode says. None: it does not."""
+    """What only an engine in dev mode reports. None: it does not."""
 
     role: Role | None = None  # None, too: it transfers nothing
     transfers: tuple[Transfer, ...] = ()  # that it can do, and we can speak; empty, too: none
@@ -193,7 +176,7 @@ def models(body: bytes) -> tuple[ServedModel, ...]:
     """Read a model list.
 
     Raises:
-        ValueError: it is none, or one without end.
+        ValueError: it is none, or too long.
     """
     found = _decode_models(body).data
     if len(found) > MAX_MODELS:
@@ -203,7 +186,7 @@ def models(body: bytes) -> tuple[ServedModel, ...]:
             id=entry.id,
             root=entry.root,
             parent=entry.parent,
-            max_model_len=_in_range(entry.max_model_len, _MAX_COUNT),
+            max_model_len=in_range(entry.max_model_len, MAX_COUNT),
         )
         for entry in found
     )
@@ -213,9 +196,9 @@ def event_sources(body: bytes) -> dict[int, EventSource]:
     """Read each global rank's event source, those that are off included.
 
     Raises:
-        ValueError: it is no such answer; ranks that are none are left out.
+        ValueError: it is no such answer; impossible ranks are left out.
     """
-    found = [(_rank(rank), source) for rank, source in _decode_sources(body).items()]
+    found = [(rank_of(rank), source) for rank, source in _decode_sources(body).items()]
     known = {rank: source for rank, source in found if rank is not None}
     return {rank: known[rank] for rank in sorted(known)[:MAX_RANKS]}
 
@@ -299,122 +282,3 @@ def engine_ids(body: bytes) -> dict[int, str]:
     """
     engines = _decode_engines(body)
     return {rank: one.engine_id for rank, one in engines.items() if 0 <= rank < MAX_RANKS}
-
-
-# -- metrics -------------------------------------------------------------------------------------
-
-
-class Metrics:
-    """A replica's `/metrics` page. A full parse of it takes 20 ms of the loop."""
-
-    __slots__ = ("_page",)
-
-    def __init__(self, body: bytes) -> None:
-        self._page = "\n" + body.decode(errors="replace")
-
-    def cache_config(self) -> dict[str, str]:
-        """Read the labels of vllm:cache_config_info (rank 0 speaks for all)."""
-        for line in self._samples("vllm:cache_config_info"):
-            return dict(_LABELS.findall(line))
-        return {}
-
-    def cache_shapes(self) -> frozenset[tuple[str, ...]]:
-        """Read what ranks say that stays while a process lives: of blocks and their names."""
-        names = ("block_size", "num_gpu_blocks", "prefix_caching_hash_algo", "cache_dtype")
-        found = [dict(_LABELS.findall(line)) for line in self._samples("vllm:cache_config_info")]
-        return frozenset(tuple(labels.get(name, "") for name in names) for labels in found)
-
-    def by_rank(self, name: str) -> dict[int, int]:
-        """Read a gauge with an `engine` label: global rank -> value, summed over models."""
-        ranks: dict[int, int] = {}
-        for line in self._samples(name):
-            labels = dict(_LABELS.findall(line))
-            rank = _rank(labels.get("engine", "0"))
-            if rank is not None:
-                value = _in_range(round(_value(line) or 0.0), _MAX_COUNT) or 0
-                ranks[rank] = ranks.get(rank, 0) + value
-        return ranks
-
-    def sums_by_rank(self, name: str) -> dict[int, float]:
-        """Read what by_rank does, with fractions; only values that a rank can have."""
-        ranks: dict[int, float] = {}
-        for line in self._samples(name):
-            rank = _rank(dict(_LABELS.findall(line)).get("engine", "0"))
-            value = _value(line)
-            if rank is not None and value is not None and 0.0 <= value <= _MAX_COUNT:
-                ranks[rank] = ranks.get(rank, 0.0) + value
-        return ranks
-
-    def sleep(self) -> SleepState:
-        """Read whether the engine sleeps; all its ranks do, or none."""
-        found = {
-            dict(_LABELS.findall(line)).get("sleep_state"): _value(line)
-            for line in self._samples("vllm:engine_sleep_state")
-        }
-        if found.get("awake") != 0.0:
-            return "awake"
-        return "emptied" if found.get("weights_offloaded") or found.get("discard_all") else "asleep"
-
-    def started_s(self) -> float | None:
-        """Read when the process started, unix seconds."""
-        for line in self._samples("process_start_time_seconds"):
-            return _value(line)
-        return None
-
-    def mentions(self, prefix: str) -> bool:
-        """Return whether there is a metric of this prefix."""
-        return prefix in self._page
-
-    def _samples(self, name: str) -> list[str]:
-        """Find the lines of one metric."""
-        lines: list[str] = []
-        page, start = self._page, 0
-        while len(lines) < _MAX_LINES and (at := page.find(f"\n{name}", start)) >= 0:
-            end = page.find("\n", at + 1)
-            end = len(page) if end < 0 else end
-            if end - at <= _MAX_LINE_CHARS and page[at + 1 + len(name) : at + 2 + len(name)] in (
-                "{",
-                " ",
-            ):
-                lines.append(page[at + 1 : end])
-            start = at + 1
-        return lines
-
-
-def block_size(text: str | None) -> int | None:
-    """Read the tokens of a block."""
-    return _in_range(_int(text), MAX_BLOCK_SIZE) or None
-
-
-def num_blocks(text: str | None) -> int | None:
-    """Read how many blocks a rank has."""
-    return _in_range(_int(text), _MAX_COUNT)
-
-
-def flag(text: str | None) -> bool | None:
-    """Read what Python printed of a bool."""
-    return {"True": True, "False": False}.get(text or "")
-
-
-def _value(line: str) -> float | None:
-    """Read a sample's value; None: it is no finite number."""
-    try:
-        value = float(line.rpartition(" ")[2])
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _rank(text: str) -> int | None:
-    return _in_range(_int(text), _MAX_RANK)
-
-
-def _int(text: str | None) -> int | None:
-    """Read a plain decimal number; more digits than any has are none."""
-    if text is None or len(text) > 18 or not (text.isascii() and text.isdigit()):
-        return None
-    return int(text)
-
-
-def _in_range(number: int | None, limit: int) -> int | None:
-    return number if number is not None and 0 <= number <= limit else None

@@ -11,7 +11,7 @@ from router.replicas.replica import Replica
 
 
 class FleetEventOwners:
-    """Says which candidates' endpoints are another replica's. One for all replicas."""
+    """Finds candidates whose endpoints are another replica's. One for all replicas."""
 
     __slots__ = ("_fleet", "_known", "_owners")
 

@@ -1,4 +1,4 @@
-"""Builds the sources of replicas that are configured."""
+"""Build the configured sources of replicas."""
 
 from __future__ import annotations
 

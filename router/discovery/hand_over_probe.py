@@ -1,8 +1,9 @@
-"""Whether a replica computes the token ids that it is handed, found out by three tiny requests.
+"""Whether a replica computes the token ids that it is handed: three tiny requests show it.
 
-    1  a chat as text, with all that tokenizers split in other ways: the ids that the engine says it
-       made are ours
-    2  the same text with one id less, 3 with three more: the engine counts those, not the text's
+    1  a chat as text, with everything that tokenizers split differently: the engine must make the
+       same ids as we do
+    2  the same text with one id less, 3 with three more: the engine must count these ids, not the
+       text's
 
 A version string would prove nothing: releases are patched, front ends are replaced.
 """

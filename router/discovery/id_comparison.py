@@ -1,7 +1,7 @@
-"""Compares the token ids that an engine makes of texts and chats with ours, by its `/tokenize`.
+"""Compare the token ids that an engine makes of texts and chats with ours, by its `/tokenize`.
 
-That route renders with the engine's own defaults (template, its arguments, content format), so it
-shows what no other route does. Source: vLLM 0.32.0, entrypoints/serve/tokenize/serving.py.
+That route renders with the engine's own defaults (template, its arguments, content format). No
+other route shows them. Source: vLLM 0.32.0, entrypoints/serve/tokenize/serving.py.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def _text(
 
 
 async def _chat(ask: Ask, prompter: Prompter, body: dict[str, Any]) -> Difference | None:
-    """Compare a chat's ids; what either side refuses is left out."""
+    """Compare a chat's ids; a chat that either side refuses is left out."""
     request, ours = parse_chat(body), None
     try:
         with suppress(TemplateFailed):  # it takes no system message, no tools

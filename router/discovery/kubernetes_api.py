@@ -1,9 +1,9 @@
 """The Kubernetes API, as far as EndpointSlices need it: one LIST, one watch.
 
-Everything a server may do is a `DiscoveryError` with a bounded message, or `Expired`. The token is
-read anew for each request: tokens that are bound to a pod rotate. It is sent to the configured
-address alone, and no redirect is followed.
-Source: the Kubernetes API concepts (efficient detection of changes, retrieving large results).
+Every failure of a server is a `DiscoveryError` with a bounded message, or `Expired`. The token is
+read for each request: tokens that are bound to a pod rotate. It is sent to the configured address
+alone, and no redirect is followed.
+Source: the Kubernetes API concepts (efficient detection of changes).
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from router.errors import DiscoveryError
 from router.tls import refusal
 
 _ANSWER_S: Final = 15.0  # a whole LIST, and the first byte of a watch
-_PAGE: Final = 250  # slices
-_MAX_PAGES: Final = 8
-_MAX_PAGE_BYTES: Final = 32 * 1024 * 1024
+_MAX_LIST_BYTES: Final = 32 * 1024 * 1024
 _MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 _MAX_FILE_BYTES: Final = 1024 * 1024
 _RULE: Final = (
@@ -43,7 +41,6 @@ class Expired(Exception):
 
 class _ListMetadata(Struct, frozen=True):
     version: str = field(name="resourceVersion", default="")
-    more: str = field(name="continue", default="")
 
 
 class _List(Struct, frozen=True):
@@ -61,7 +58,7 @@ class _Event(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """What a watch says of one slice."""
+    """A change of one slice."""
 
     part: Slice
     is_deleted: bool
@@ -101,21 +98,15 @@ class KubernetesApi:
         Raises:
             DiscoveryError: no answer that can be used.
         """
-        slices: dict[str, Slice] = {}
-        query = {"limit": str(_PAGE)}
         async with self._session() as session:
-            for _ in range(_MAX_PAGES):
-                async with self._get(session, namespace, service, query) as response:
-                    body = await _whole(response)
-                try:
-                    page = _decode_list(body)
-                except ValueError as exc:
-                    raise DiscoveryError(f"{self._url}: no list of EndpointSlices") from exc
-                slices |= {s.metadata.name: s for s in page.items or () if s.is_of(service)}
-                if not page.metadata.more:
-                    return slices, page.metadata.version
-                query["continue"] = page.metadata.more
-        raise DiscoveryError(f"{self._url}: more than {_MAX_PAGES * _PAGE} EndpointSlices")
+            async with self._get(session, namespace, service, {}) as response:
+                body = await _whole(response)
+        try:
+            found = _decode_list(body)
+        except ValueError as exc:
+            raise DiscoveryError(f"{self._url}: no list of EndpointSlices") from exc
+        slices = {s.metadata.name: s for s in found.items or () if s.is_of(service)}
+        return slices, found.metadata.version
 
     async def watch(
         self,
@@ -127,17 +118,17 @@ class KubernetesApi:
         opened: Callable[[], None],
         take: Callable[[list[Change]], None],
     ) -> None:
-        """Hand over changes, several at once where they came so, until the server ends the watch.
+        """Pass on changes in batches, as they come, until the server ends the watch.
 
-        Returns also where the connection breaks, or is silent beyond the end.
+        Returns also if the connection breaks, or is silent beyond the end.
 
         Args:
-            for_s: How long the server is asked to let it last.
+            for_s: How long the server is asked to keep the watch open.
             opened: Called once the server has accepted it.
 
         Raises:
             Expired: the version is too old.
-            DiscoveryError: the server refuses, or says what makes no sense.
+            DiscoveryError: the server refuses, or sends something senseless.
         """
         query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(round(for_s))}
         async with self._session() as session:
@@ -147,7 +138,7 @@ class KubernetesApi:
                     async with asyncio.timeout(for_s + _ANSWER_S):
                         await _follow(response, take)
                 except (TimeoutError, aiohttp.ClientError, OSError):
-                    return  # cut, or nothing comes any more: the next LIST says what was missed
+                    return  # cut or silent: the next LIST shows what was missed
 
     @asynccontextmanager
     async def _get(
@@ -184,7 +175,7 @@ class KubernetesApi:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """Begin with new connections, and the authority that is in force now."""
+        """Use new connections, and the authority that is on disk now."""
         tls: ssl.SSLContext | bool = True
         if self._url.startswith("https://"):
             loop = asyncio.get_running_loop()
@@ -205,10 +196,10 @@ class KubernetesApi:
 
 
 def _check_status(status: int, url: str, namespace: str) -> None:
-    """Refuse an answer that is none.
+    """Refuse an answer that is an error.
 
     Raises:
-        DiscoveryError: it says no.
+        DiscoveryError: its status says so.
     """
     if status == 200:
         return
@@ -216,8 +207,6 @@ def _check_status(status: int, url: str, namespace: str) -> None:
         raise DiscoveryError(f"{url} answered 401: the service account's token is not accepted")
     if status == 403:
         raise DiscoveryError(f"{url} answered 403: {_RULE} {namespace}")
-    if status == 410:
-        raise DiscoveryError(f"{url} answered 410: its list changed while it was read")
     raise DiscoveryError(f"{url} answered {status}")
 
 
@@ -228,8 +217,8 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
         async with asyncio.timeout(_ANSWER_S):
             async for chunk in response.content.iter_any():
                 body += chunk
-                if len(body) > _MAX_PAGE_BYTES:
-                    raise DiscoveryError(f"its list is larger than {_MAX_PAGE_BYTES} bytes")
+                if len(body) > _MAX_LIST_BYTES:
+                    raise DiscoveryError(f"its list is larger than {_MAX_LIST_BYTES} bytes")
     except TimeoutError as exc:
         raise DiscoveryError("its list did not end in time") from exc
     except (aiohttp.ClientError, OSError) as exc:
@@ -238,7 +227,7 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def _follow(response: aiohttp.ClientResponse, take: Callable[[list[Change]], None]) -> None:
-    """Hand over the changes of each chunk of lines."""
+    """Pass on the changes of each chunk of lines."""
     rest = bytearray()
     async for chunk in response.content.iter_any():
         rest += chunk
@@ -258,7 +247,7 @@ def _change(line: bytes) -> Change | None:
 
     Raises:
         Expired: the watch is too far behind.
-        DiscoveryError: it makes no sense, or is an error.
+        DiscoveryError: it is senseless, or an error.
     """
     try:
         event = _decode_event(line)

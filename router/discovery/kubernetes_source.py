@@ -2,8 +2,8 @@
 
     LIST -> watch from its version -> [changes] -> the watch ends -> LIST ...
 
-A watch lasts two minutes, then everything is listed again: so no lost event, no watch that has gone
-silent and no version that is too old (410) makes the list wrong for longer. That costs the API
+A watch lasts two minutes, then everything is listed again. So the list is never wrong for longer,
+whether an event is lost, a watch goes silent, or a version is too old (410). This costs the API
 server one small LIST in two minutes for each router and Service. Nothing is written, so routers
 need no leader.
 """
@@ -27,7 +27,7 @@ from router.replicas.registry import Found
 
 _WATCH_S: Final = 120.0
 _PAUSES_S: Final = (0.5, 30.0)
-_STEADY_S: Final = 10.0  # a watch that lasted for so long was no failure
+_STEADY_S: Final = 10.0  # a watch that lasted this long was no failure
 
 
 class KubernetesSource:
@@ -90,7 +90,7 @@ class KubernetesSource:
             self._service,
             version,
             for_s=self._watch_s * random.uniform(0.8, 1.0),
-            opened=report,  # not before: a role that may list, but not watch, is to be noticed
+            opened=report,  # not before: a role that may list but not watch must be noticed
             take=take,
         )
 

@@ -28,7 +28,7 @@ _ASK_AGAIN_S: Final = 30.0
 
 
 class ModelWatch:
-    """Finds it out, and forgets it with the process.
+    """Learns it, and drops it with the process.
 
     Args:
         count_other_ids: Takes a model whose ids are not a replica's.
@@ -65,15 +65,15 @@ class ModelWatch:
         return [group.create_task(self._ask_about_ids(replica), name=f"hand over {name}")]
 
     def forget(self, name: str) -> None:
-        """Forget what was found out about a replica: it is gone, or another process."""
+        """Drop what was learned about a replica: it is gone, or another process."""
         self._hand_over.forget(name)
         self._prompters.forget(name)
         self._served_models.forget(name)
 
     async def _ask_about_ids(self, replica: Replica) -> None:
-        """Compare the replica's token ids with ours; find out whether it takes such.
+        """Compare the replica's token ids with ours, and test whether it takes ids.
 
-        Ours may be made in another way later: they are compared again then.
+        If our ids are made in another way later, they are compared again.
         """
         models = [model.id for model in replica.models if model.parent is None]
         pause_s, compare_s = self._interval_s, 0.0
@@ -107,7 +107,7 @@ class ModelWatch:
                     self._hand_over.observe_probe(replica.name, model, path, takes=takes)
 
     async def _compare(self, replica: Replica, models: Sequence[str]) -> bool:
-        """Compare ids where they were not yet; False: the replica or we cannot tell some now."""
+        """Compare ids that were not compared yet; False: some cannot be made now."""
         ask = partial(self._tokenize, replica)
         is_done = True
         for model in models:
@@ -130,7 +130,7 @@ class ModelWatch:
     def _observe_ids(
         self, replica: Replica, model: str, prompter: Prompter, difference: Difference | None
     ) -> None:
-        """Note a comparison; say once a process what is different, and what to do."""
+        """Record a comparison; log once a process what differs, and what to do."""
         fields = {"model": model, "replica": replica.name}
         num_serving = self._served_models.num_serving(model)
         prompter.trust.observe_ids(replica.name, difference, num_serving=num_serving)

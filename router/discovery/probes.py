@@ -9,11 +9,12 @@ import time
 from contextlib import suppress
 
 from router.config import HealthConfig
-from router.discovery.engine_api import EngineApi, EngineFacts, RankLoads
+from router.discovery.engine_api import EngineApi
+from router.discovery.engine_facts import EngineFacts, RankLoads
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.errors import NotAsked, UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from router.replicas.fleet import EngineLoad, Fleet
+from router.replicas.fleet import Fleet
 from router.replicas.health import ProbeFailure
 from router.replicas.replica import Replica, candidates_of
 from router.upstream import Upstream
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Probes:
-    """Asks replicas how they are; what it finds goes into the fleet."""
+    """Probes replicas, and puts the results into the fleet."""
 
     def __init__(
         self,
@@ -47,12 +48,12 @@ class Probes:
         load_due_s = time.monotonic()
         self._sleepers.forget(name)
         self._sleepers.note(name, facts.sleep, load_due_s)
-        was_up, doubted = True, asyncio.Event()
-        self._fleet.signs(name).on_doubt = doubted.set
+        was_up, suspected = True, asyncio.Event()
+        self._fleet.signs(name).on_doubt = suspected.set
         while True:
-            await _pause(doubted, health.interval_s * random.uniform(0.9, 1.1))
-            is_doubted = doubted.is_set()
-            doubted.clear()
+            await _pause(suspected, health.interval_s * random.uniform(0.9, 1.1))
+            is_suspect = suspected.is_set()
+            suspected.clear()
             is_silent = False
             try:
                 await self._engine_api.ping(name, replica.url)
@@ -66,7 +67,7 @@ class Probes:
                     logger.warning("replica down", extra={"replica": name, "reason": exc.message})
                 if not is_silent:
                     continue
-            if time.monotonic() >= load_due_s or not was_up or is_doubted:
+            if time.monotonic() >= load_due_s or not was_up or is_suspect:
                 load_due_s = time.monotonic() + health.load_interval_s
                 if not await self._read_load(replica, facts, was_up=was_up):
                     return
@@ -101,22 +102,12 @@ class Probes:
             if load.sleep is not None:
                 self._sleepers.note(name, load.sleep, asked_s)
             for candidate in candidates_of(replica):
-                rank = candidate.rank or 0
-                fleet.note_engine_load(
-                    candidate.id,
-                    EngineLoad(
-                        num_running=load.num_running.get(rank, 0),
-                        num_waiting=load.num_waiting.get(rank, 0),
-                        kv_usage=load.kv_usage.get(rank),
-                        token_s=load.token_s.get(rank, 0.0),
-                        num_tokens=load.num_tokens.get(rank, 0),
-                        at_s=time.monotonic(),
-                    ),
-                )
+                if (reading := load.ranks.get(candidate.rank or 0)) is not None:
+                    fleet.note_engine_load(candidate.id, reading)
         return await self._serves_the_same(name)
 
     def _shows_life(self, name: str, failure: UpstreamError) -> bool:
-        """Return whether bytes of answers came lately from a replica that answered no probe."""
+        """Return whether bytes of answers came recently from a replica that answered no probe."""
         lately_s = self._health.interval_s + self._health.timeout_s
         alive_s = self._fleet.signs(name).alive_s
         return isinstance(failure, UpstreamTimeout) and alive_s >= time.monotonic() - lately_s
@@ -129,9 +120,9 @@ class Probes:
             return True  # health is judged by probes
 
     def is_up_after(self, name: str, failure: UpstreamError) -> bool:
-        """Count a failed probe; if the replica is down by it, waiting requests move on at once.
+        """Count a failed probe; if the replica is down now, waiting requests move on at once.
 
-        One that got no answer in time does not count while bytes of answers come.
+        A probe without an answer does not count while bytes of answers come.
         """
         now_s = time.monotonic()
         if self._shows_life(name, failure):
@@ -144,11 +135,11 @@ class Probes:
         return is_up
 
 
-async def _pause(doubted: asyncio.Event, pause_s: float) -> None:
-    """Wait until a probe is due, or someone doubts that the replica is at work."""
+async def _pause(suspected: asyncio.Event, pause_s: float) -> None:
+    """Wait until a probe is due, or a request suspects that the replica hangs."""
     with suppress(TimeoutError):
         async with asyncio.timeout(pause_s):
-            await doubted.wait()
+            await suspected.wait()
 
 
 def _is_another(load: RankLoads, facts: EngineFacts) -> bool:

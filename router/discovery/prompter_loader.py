@@ -1,4 +1,4 @@
-"""Loads the tokenizers and templates of the models that replicas serve, beside the event loop."""
+"""Load the tokenizers and templates of the models that replicas serve, beside the event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PrompterLoader:
     """Loads each model once.
 
     Args:
-        loaders: Where that happens: a hub may take its time.
+        loaders: Where models are loaded: a hub may be slow.
     """
 
     def __init__(self, prompters: Prompters, config: TokensConfig, loaders: Executor) -> None:
@@ -100,7 +100,7 @@ class PrompterLoader:
 def _warm_prompter(
     model: str, source: str, model_id: str, config: TokensConfig, release: Release
 ) -> Prompter:
-    """Load a model's prompter and use it once: the first request need not compile a template.
+    """Load a model's prompter and use it once, so that the first request compiles no template.
 
     Whatever a model directory does to the libraries that read it, the engine can still tokenize.
     """

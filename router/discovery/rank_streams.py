@@ -1,4 +1,4 @@
-"""The event streams of one replica's ranks: made when it is found, followed until it is gone."""
+"""The event streams of one replica's ranks: created with it, followed until it is gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.view import CandidateId
 from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource
 from router.config import Config, ReplicaConfig
-from router.discovery.engine_api import EngineFacts
+from router.discovery.engine_facts import EngineFacts
 from router.errors import ConfigError
 from router.index.cache_view import CacheView
 from router.index.last_block import LastBlock
@@ -25,11 +25,11 @@ from router.supervisor import keep_running
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 1.0  # between two looks whether an endpoint is another replica's
+_LOOK_S: Final = 1.0  # between two checks whether an endpoint is another replica's
 
 
 class RankStreams:
-    """Makes and follows them.
+    """Creates and follows them.
 
     Args:
         why_foreign: Returns why a candidate's events are another replica's; None: they are not.
@@ -89,17 +89,17 @@ class RankStreams:
         )
 
     def restarted(self, source: CandidateSource) -> None:
-        """Let other routers know that a candidate's engine is a new process."""
+        """Tell other routers that a candidate's engine is a new process."""
         if self._sharing is not None:
             self._sharing.following.restarted(source.candidate)
 
     def have_history(self, replica: Replica) -> bool:
-        """Return whether all that can be read of the past of its ranks was read."""
+        """Return whether the event history of its ranks was read, as far as it goes back."""
         streams = [self._caches.stream(c.id) for c in candidates_of(replica)]
         return all(stream is None or stream.has_history for stream in streams)
 
     def drop(self, replica: Replica) -> None:
-        """Forget its ranks and their blocks."""
+        """Remove its ranks and their blocks."""
         for candidate in candidates_of(replica):
             self._caches.drop(candidate.id)
 
@@ -146,7 +146,7 @@ class RankStreams:
                     )
                     await _until(lambda: self._why_foreign(candidate) is not None)
                     following.cancel()
-        except* ConfigError as group:  # its endpoint is none: that stays so until it restarts
+        except* ConfigError as group:  # its endpoint is invalid: that stays so until it restarts
             _log_unusable(candidate, str(group.exceptions[0]))
 
     async def _follow_stream(self, source: CandidateSource) -> None:
@@ -158,7 +158,7 @@ class RankStreams:
         await follow(stream, source.events())
 
     def _restart_stream(self, source: CandidateSource, reason: str) -> None:
-        """Forget a candidate's blocks: its follower failed, perhaps in the middle of a change."""
+        """Clear a candidate's blocks: its follower failed, perhaps in the middle of a change."""
         self._forget_blocks(source, f"its follower failed: {reason}")
 
     def _forget_blocks(self, source: CandidateSource, reason: str) -> None:

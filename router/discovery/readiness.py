@@ -26,11 +26,6 @@ class Readiness:
         self._prompters = prompters
         self._waiting = waiting
 
-    def no_replica(self) -> str:
-        """Say, for clients, why there is no replica at all; no address is in it."""
-        absent = self.absent()
-        return f"No replica has answered yet: {absent}." if absent else "No replica is configured."
-
     def absent(self) -> str:
         """List the replicas and sources that have not answered yet, with why; empty: none."""
         found = {replica.name for replica in self._fleet.replicas}

@@ -3,10 +3,10 @@
     - http://10.0.0.5:8000
     - {url: "http://10.0.0.6:8000", name: west}
 
-A mapping with the one key `replicas` will do, too. The file is looked at every second: its time,
-size and inode, through symbolic links, so that an atomic rename and the links of a Kubernetes
-ConfigMap are seen. A change counts once two looks have seen the same. One that cannot be read is
-refused as a whole, with its line or field.
+A mapping with the one key `replicas` also works. The file is checked every second: its time, size
+and inode, through symbolic links. So an atomic rename and the links of a Kubernetes ConfigMap are
+seen. A change counts once two checks have seen the same. A file that cannot be read is refused as a
+whole, with the line or field.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class ReplicaFile:
     """A file that is followed.
 
     Args:
-        files: Where it is read: it may be large, or far.
-        look_s: The pause between looks.
+        files: Where it is read: it may be large, or remote.
+        look_s: The pause between checks.
     """
 
     def __init__(self, path: Path, files: Executor, *, look_s: float = _LOOK_S) -> None:
@@ -76,7 +76,7 @@ def parse(data: bytes) -> tuple[ReplicaConfig, ...]:
     """Read the content of such a file.
 
     Raises:
-        ConfigError: it is none; the message names the line or the field.
+        ConfigError: it is invalid; the message names the line or the field.
     """
     tree = yaml_file.parse(data)
     if isinstance(tree, list):

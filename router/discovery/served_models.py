@@ -1,9 +1,10 @@
 """What replicas serve, kept up to date while they run: adapters are loaded and unloaded.
 
-    every `health.load_interval_s`   each replica is asked (router.discovery.watch)
+    when                             replicas that are asked
+    every `health.load_interval_s`   each (router.discovery.watch)
     after an order of ours           those that it went to (router.http.control)
     a model that no replica serves   all, before the answer is 404: at most once a second
-    an engine's 404 for an adapter   that engine, before its answer is believed
+    an engine's 404 for an adapter   that engine, before the client gets the 404
 
 Source: vLLM 0.32 openai/models/serving.py: `/v1/models` has bases first, then adapters with their
 base as `parent` and their path as `root`; a reload under the same name may change the path.
@@ -26,10 +27,10 @@ from router.tokens import Prompters
 logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 1.0
-"""All replicas are asked about unknown models at most once in so long; who comes between waits."""
+"""All replicas are asked about unknown models at most this often; requests in between wait."""
 
 AGAIN_S: Final = 0.1
-"""For so long a replica's answer counts, for requests that got a 404 there."""
+"""A replica's answer counts for this long, for requests that got a 404 there."""
 
 _DEADLINE_S: Final = 2.0  # of one round
 _MOST_WAITING: Final = 100  # beyond, an unknown model is unknown at once
@@ -61,7 +62,7 @@ class ServedModels:
         return sum(replica.serves(model) for replica in self._fleet.replicas)
 
     def forget(self, name: str) -> None:
-        """Forget a replica that is gone."""
+        """Drop a replica that is gone."""
         self._paths.pop(name, None)
         self._asked_s.pop(name, None)
 
@@ -92,7 +93,7 @@ class ServedModels:
         return True
 
     async def look_for(self, model: str) -> None:
-        """Ask all replicas, for a model that none is known to serve; whatever fails, it returns."""
+        """Ask all replicas for a model that none is known to serve; failures are ignored."""
         if self._num_waiting >= _MOST_WAITING:
             return
         asked_s = monotonic()
@@ -123,9 +124,9 @@ class ServedModels:
                 await asyncio.gather(*map(ask, names))
 
     async def has(self, name: str, model: str) -> bool:
-        """Ask a replica whether it still serves a model; True where it does not say.
+        """Ask a replica whether it still serves a model; if it does not answer, assume so.
 
-        What it said a moment ago is believed: a client may cause many such questions.
+        A recent answer is used again: a client may cause many such questions.
         """
         now_s = monotonic()
         if now_s - self._asked_s.get(name, -ROUND_S) >= AGAIN_S:

@@ -1,6 +1,6 @@
-"""Replicas that sleep or are paused: no requests until they go on, nothing counted on that is lost.
+"""Replicas that sleep or are paused: they get no requests, and blocks that they lost do not count.
 
-An engine that sleeps answers /health and queues what it is sent; only a metric shows it (source:
+An engine that sleeps answers /health and queues requests. Only a metric shows it (source:
 vllm/v1/metrics/loggers.py and v1/engine/core.py, 0.32.0):
 
     vllm:engine_sleep_state{sleep_state="awake"}  0     it sleeps; /pause alone does not show
@@ -8,18 +8,18 @@ vllm/v1/metrics/loggers.py and v1/engine/core.py, 0.32.0):
                                                         MooncakeStoreConnector all of the pool
     AllBlocksCleared                                    is published with its first step afterwards
 
-One that is paused (`POST /pause`, for new weights) does as much, and says so at `/is_paused`, which
-exists in dev mode alone, as /pause does (entrypoints/rl/online/api_router.py). Whether it lost its
-cache it does not say there; it did, unless with `clear_cache=false`, in every `mode` (v1/engine/
-core.py). An order of our own admin port is known with its parameters, at once.
+A paused engine (`POST /pause`, for new weights) behaves in the same way, and says so at
+`/is_paused`. Both routes exist in dev mode alone (entrypoints/rl/online/api_router.py). It does not
+say whether it lost its cache. It did, in every `mode`, unless `clear_cache=false` (v1/engine/
+core.py). An order through our own admin port is known with its parameters, at once.
 
-From 0.33 on, one that is paused answers new requests with 503, and so does one that elastic EP
-scales or has retired. The first such answer counts as seen (router.request.send). The next
-look at its metrics says when it goes on. Without metrics, requests try it again after some seconds.
+From 0.33 on, a paused engine answers new requests with 503. So does an engine that elastic EP
+scales or has retired. The first such answer counts (router.request.send). The next reading of
+its metrics shows when it resumes. Without metrics, requests try it again after some seconds.
 
-What a replica lost is dropped when that is seen; and again when it is awake and has not said so
-yet, for history read meanwhile has the blocks from before. The pool is the master's to report
-(router.pool.follower).
+Lost blocks are dropped when the sleep is seen. They are dropped again when the replica is awake and
+has not published that yet: history that was read meanwhile has the blocks from before. The master
+reports what the pool lost (router.pool.follower).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from router.discovery.engine_pages import SleepState
+from router.discovery.engine_metrics import SleepState
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
 from router.replicas.fleet import Fleet
@@ -53,18 +53,18 @@ class Sleepers:
         self._caches = caches
         self._emptied: dict[str, list[tuple[RankStream, int]]] = {}  # and clears until then
         self._ordered_s: dict[str, float] = {}
-        self._aside_s: dict[str, float] = {}  # since when, by its own 503
+        self._aside_s: dict[str, float] = {}  # since when, by a 503
 
     def note(self, name: str, state: SleepState, asked_s: float) -> None:
-        """Note what a replica says; a change takes effect at once.
+        """Take a replica's state; a change takes effect at once.
 
-        `asked_s`: when it was asked; what it was ordered since then is newer.
+        `asked_s`: when it was asked; an order since then is newer.
         """
         if asked_s >= self._ordered_s.get(name, asked_s):
             self._change(name, state, is_lost=state == "emptied")
 
     def set_aside(self, name: str, now_s: float) -> None:
-        """Note a replica's 503 that says that it is paused, or being scaled."""
+        """Record a replica's 503 that says that it is paused, or being scaled."""
         self._aside_s.setdefault(name, now_s)
         self.note(name, "paused", now_s)
 
@@ -74,14 +74,14 @@ class Sleepers:
             self._change(name, "awake", is_lost=False)
 
     def ordered(self, name: str, state: SleepState, now_s: float, *, is_lost: bool = False) -> None:
-        """Note what an operator ordered and a replica confirmed; `is_lost`: its cache is."""
+        """Record an order that a replica confirmed; `is_lost`: it lost its cache."""
         replica = self._replica(name)
         if replica is not None and not replica.asleep:  # /resume does not wake it up
             self._ordered_s[name] = now_s
             self._change(name, state, is_lost=is_lost)
 
     def forget(self, name: str) -> None:
-        """Forget a replica: another process answers there now, or none."""
+        """Drop a replica: another process answers there now, or none."""
         self._emptied.pop(name, None)
         self._ordered_s.pop(name, None)
         self._aside_s.pop(name, None)

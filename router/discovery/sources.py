@@ -1,16 +1,14 @@
-"""The sources of replicas: what each named last, and whether that is to be believed.
+"""The sources of replicas: what each named last, and whether that is followed.
 
-A source yields whole sets: each answer is all the replicas that there are. What it names is
-checked, then the registry is made to be so (`router.replicas.registry`): what is new is watched,
-what is gone drains and is forgotten when it is idle. An answer is not followed, and the last good
-one stays, if
+A source yields whole sets: each answer names all replicas. Each is checked, then the registry
+follows the answer (`router.replicas.registry`): new replicas are watched, missing ones drain and
+are removed when they are idle. An answer is not followed, and the last good one stays, if
 
-    it fails          no answer, or one that makes no sense; counted, logged once for each reason
+    it fails          no answer, or a senseless one; counted, logged once for each reason
     it is empty       after one that was not: a lost label or a bad deployment looks like this too.
                       It is followed once the source has named no ready replica for `empty_s`
 
-Of an answer that is followed, replicas that cannot be ones or are not where they may be are left
-out, logged once and shown.
+Impossible replicas and replicas outside the allowed hosts are left out, logged once and shown.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ class Sources:
         pools: Names of the Mooncake pools that replicas may be in.
         follow: Makes the registry follow a source; returns why some are not followed.
         waiting: What keeps a router from being ready; a source is in it until its first answer.
-        count: Takes a source's name and what became of its answer.
+        count: Takes a source's name and the outcome of its answer.
     """
 
     def __init__(
@@ -126,7 +124,7 @@ class Sources:
         self._in_force(source, usable, refused)
 
     def failed(self, source: str, reason: str) -> None:
-        """Take why a source has no answer; what it named last stays."""
+        """Take why a source has no answer; its last replicas stay."""
         self._count(source, "failed")
         self._empty.pop(source, None)
         if source in self._waiting:
@@ -134,12 +132,12 @@ class Sources:
         self._fails(source, reason)
 
     def sweep(self) -> None:
-        """Follow answers that have been empty for long: nothing may come after them."""
+        """Follow answers that have been empty for long: there may be no later answer."""
         for source, (since_s, found) in list(self._empty.items()):
             if self._clock() - since_s >= self._empty_s:
                 self._in_force(source, found, {})
 
-    # -- what there is -----------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------
 
     def states(self) -> list[SourceState]:
         """Describe every source."""
@@ -154,7 +152,7 @@ class Sources:
     # -- inside ------------------------------------------------------------------------------
 
     def _checked(self, found: Sequence[Found]) -> tuple[list[Found], dict[str, str]]:
-        """Separate what can be a replica from what cannot, and why."""
+        """Separate possible replicas from impossible ones, with the reason."""
         usable: list[Found] = []
         refused: dict[str, str] = {}
         for each in found:
@@ -193,7 +191,7 @@ class Sources:
 
 
 def why_refused(found: Found, hosts: HostRules, pools: Sequence[str] = ()) -> str | None:
-    """Return why what was found cannot be a replica here; None: it can."""
+    """Return why a found replica is impossible here; None: it is not."""
     replica = found.replica
     try:
         check_replica(replica)

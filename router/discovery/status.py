@@ -20,7 +20,7 @@ from router.replicas.registry import Registry
 from router.replicas.replica import Replica, candidates_of
 
 Waiting = dict[str, str]
-"""Replica name -> why it is not usable (yet), in the configuration's order; likewise a source's."""
+"""Replica or source name -> why it is not usable (yet), in the configuration's order."""
 
 UNDISCOVERED: Final = "not discovered yet"
 """The reason until the first attempt to discover it has ended."""
@@ -128,14 +128,14 @@ class Status:
     def rank_states(self) -> Iterator[RankState]:
         """Describe every candidate, for /metrics."""
         now_s = time.monotonic()
-        working_sets = self._fleet.working_sets
-        working_sets.expire(now_s)
+        conversations = self._fleet.conversations
+        conversations.expire(now_s)
         for status in self._fleet.status(now_s):
             stream = self._caches.stream(status.id)
             last_block = self._caches.index.last_blocks.get(status.id)
             replica = self._fleet.replica(status.replica)
             capacity = self._fleet.capacity_tokens(status.id)
-            num_live_tokens = working_sets.num_tokens_at(status.id)
+            num_live_tokens = conversations.num_tokens_at(status.id)
             yield RankState(
                 replica=status.id,
                 state=self._caches.state(status.id),
@@ -158,7 +158,7 @@ class Status:
                 trust=self._caches.trust(status.id),
                 cpu_trust=self._caches.cpu_trust(status.id),
                 drops_last=last_block.is_dropped if last_block is not None else None,
-                num_sessions=working_sets.at(status.id).num_sessions,
+                num_sessions=conversations.at(status.id).num_sessions,
                 footprint_ratio=num_live_tokens / capacity if capacity else None,
             )
 
@@ -238,7 +238,7 @@ class Status:
 
 
 def _eagle(last_block: LastBlock | None) -> dict[str, bool | int] | None:
-    """Describe what becomes of the last block of hits; None: its engine does not speculate."""
+    """Describe whether the last block of hits is dropped; None: the engine does not speculate."""
     if last_block is None:
         return None
     return {

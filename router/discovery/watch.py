@@ -3,20 +3,21 @@
     discover (until it answers) -> register -> [follow its ranks | ask about its models | probe it]
     -> gone or restarted -> drop its blocks -> discover again
 
-Its configuration stays; its facts belong to a process, and the next one may have others.
+Its configuration stays. Its facts belong to a process; the next one may have others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 from typing import Final
 
+from router.backoff import Backoff
 from router.config import Config, ReplicaConfig, bootstrap_of
-from router.discovery.engine_api import EngineApi, EngineFacts
+from router.discovery.engine_api import EngineApi
+from router.discovery.engine_facts import EngineFacts
 from router.discovery.model_watch import ModelWatch
 from router.discovery.probes import Probes
 from router.discovery.rank_streams import RankStreams
@@ -39,7 +40,7 @@ class ReplicaWatch:
 
     Args:
         waiting: Why the replica is not usable (yet); read by readiness and the admin API.
-        is_offered: Whether it may have requests once it is found; a draining one goes on draining.
+        is_offered: Whether it may have requests once it is found.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class ReplicaWatch:
 
     async def _discover(self) -> EngineFacts:
         """Ask until the replica answers; each new reason for a failure is logged once."""
-        pause_s, longest_s = _DISCOVER_S
+        backoff = Backoff(*_DISCOVER_S)
         said = ""
         while True:
             try:
@@ -120,13 +121,12 @@ class ReplicaWatch:
                     logger.warning(
                         "replica not usable yet", extra={"replica": self._name, "reason": said}
                     )
-            await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
-            pause_s = min(pause_s * 1.6, longest_s)
+            await asyncio.sleep(backoff.next_s())
 
     def _register(self, facts: EngineFacts) -> Replica:
-        """Put a discovered replica into the fleet, its ranks' caches unknown as yet.
+        """Put a discovered replica into the fleet; its caches are not known yet.
 
-        One that was draining when it went away goes on draining: the operator decides when it ends.
+        A replica that was draining stays so: the operator decides when that ends.
         """
         name, transfer = self._name, self._replica.transfer or self._config.prefill.transfer
         has_bootstrap = (self._replica.role, transfer) == ("prefill", "mooncake")
@@ -186,7 +186,7 @@ class ReplicaWatch:
         return replica
 
     async def _await_history(self, replica: Replica) -> None:
-        """Delay readiness until the replica's event history is read, but not for ever."""
+        """Delay readiness until the replica's event history is read, for a bounded time."""
         if not replica.publishes_events:
             return
         deadline_s = time.monotonic() + _HISTORY_S

@@ -1,15 +1,15 @@
-"""The watches: one task for each replica of the registry, from the order until it is forgotten.
+"""The watches: one task for each replica of the registry, from the order until its removal.
 
 Orders of this router's admin API and records from other routers come in here; the registry says
 which replicas there should be, and `_reconcile` starts and cancels watches accordingly:
 
     added       its watch starts; it is used as soon as it is discovered
     draining    it is not offered any more
-    leaving     not offered; when nothing of ours runs there, `sweep` forgets it
+    leaving     not offered; when nothing of ours runs there, `sweep` removes it
     gone        its watch is cancelled, its caches go with it, then its load and its name
     moved       (the name at another address) gone, and added again
 
-Likewise what sources of replicas find (`follow`).
+The same holds for what sources of replicas find (`follow`).
 
 A name has at most one task: if another is wanted while one is ending, it starts after that.
 """
@@ -37,7 +37,7 @@ MAX_GONE: Final = 64
 
 
 def _ignore(_: Sequence[str]) -> None:
-    """Show nothing, drop nothing."""
+    """Drop nothing."""
 
 
 class Watch(Protocol):
@@ -54,8 +54,8 @@ class Watches:
         waiting: Why a replica is not usable (yet); entries are added and removed here.
         watch: Creates a replica's watch.
         count_failure: Takes the kind of a follower that failed.
-        on_gone: Takes the name and the candidates of a replica that has been gone for so long that
-            nothing need be shown of it.
+        on_gone: Takes the name and candidates of a replica that has been gone for long, to drop
+            its series.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Watches:
             task.cancel()
 
     def sweep(self) -> None:
-        """Forget replicas that are leaving and have nothing of ours in flight."""
+        """Remove replicas that are leaving and have nothing of ours in flight."""
         for entry in self._registry.entries:
             if entry.leaving and self._fleet.is_idle(entry.name):
                 self._forget(entry.name)
@@ -138,8 +138,8 @@ class Watches:
     def remove(self, name: str, *, now: bool) -> Entry:
         """Remove a replica when nothing of ours runs there any more; or `now`.
 
-        Now: requests that wait there for a first byte move on to another replica; answers that
-        have begun still come to their end.
+        With `now`, requests that wait there for a first byte move on to another replica. Answers
+        that have begun still finish.
 
         Raises:
             UnknownReplica: there is none of that name.
@@ -155,7 +155,7 @@ class Watches:
         return entry
 
     def apply(self, records: Mapping[str, ReplicaRecord]) -> None:
-        """Apply the records of all routers; impossible ones are logged, once."""
+        """Apply the records of all routers; impossible ones are logged once."""
         for identity, record in records.items():
             reason = self._registry.refused(identity, record)
             if reason is not None and identity not in self._refused:
@@ -187,7 +187,7 @@ class Watches:
         self.sweep()
 
     def follow(self, source: str, found: Sequence[Found]) -> dict[str, str]:
-        """Follow a whole answer of a source; return the addresses that are not, and why."""
+        """Follow a whole answer of a source; return the addresses that are left out, and why."""
         for name in self._registry.follow(source, found):
             entry = self._registry.find(name)
             logger.info(
@@ -211,7 +211,7 @@ class Watches:
     # -- inside ------------------------------------------------------------------------------
 
     def _reconcile(self, name: str) -> None:
-        """Start or cancel a replica's watch, as the registry says."""
+        """Start or cancel a replica's watch to match the registry."""
         entry = self._registry.find(name)
         running = self._running.get(name)
         if entry is not None and any(r.name == name for r in self._fleet.replicas):
@@ -247,7 +247,7 @@ class Watches:
         self._reconcile(name)
 
     def _ended(self, name: str) -> None:
-        """Forget a replica whose watch was cancelled; not at shutdown: answers are in flight."""
+        """Remove a replica whose watch was cancelled; not at shutdown: answers are in flight."""
         del self._running[name]
         if name in self._ending:
             self._ending.remove(name)
@@ -258,7 +258,7 @@ class Watches:
             self._reconcile(name)
 
     def _note_gone(self, name: str) -> None:
-        """Let others drop what they show of replicas that went long ago: pods come for ever."""
+        """Have series of replicas dropped that went long ago: new pods come for ever."""
         found = (replica for replica in self._fleet.replicas if replica.name == name)
         candidates = [c.id for replica in found for c in candidates_of(replica)]
         self._gone[name] = tuple(dict.fromkeys((name, *candidates, *self._gone.get(name, ()))))

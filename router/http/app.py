@@ -365,7 +365,7 @@ class DataApp:
         tenant = self._tenant(request)
         models: list[dict[str, Any]] = self._fleet.models()
         if not models:
-            raise NoReplicaAvailable(self._readiness.no_replica())
+            raise self._fleet.no_replica()
         if tenant is not None:
             models = [model for model in models if tenant.may_use(model["id"])]
         return models

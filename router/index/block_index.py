@@ -1,12 +1,12 @@
 """Which candidate holds which block on which tier, and how long a prefix each of them has.
 
-What must live here: blocks as keys, copies counted, the bisecting match. What must not: engine
+What must live here: blocks as keys, counted copies, the bisecting match. What must not: engine
 hashes and their contract (router.kv_events), tokens, any clock or I/O.
 
-Per (candidate, tier) one plain dict, key -> copies (router.index.copies); retiring a candidate's
-epoch is dropping it. It changes by an engine's events (`store`, `remove`), by deltas and snapshots
-of another router that follows the engine (`apply`, `replace`), or as a guess (`remember`). Changes
-can be noted for the routers that follow this one (`journal`, router.index.journal).
+Each (candidate, tier) has one plain dict, key -> copies (router.index.copies). A new epoch drops
+it. Three things change it: an engine's events (`store`, `remove`), deltas and snapshots of another
+router that follows the engine (`apply`, `replace`), and guesses (`remember`). Changes can be
+recorded for the routers that follow this one (`journal`, router.index.journal).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BlockMatch(Struct, frozen=True, gc=False):
     """How many leading blocks of a chain one candidate has; 0 <= stored <= gpu <= cpu.
 
     `num_gpu_blocks` includes blocks that requests in flight there are computing (claims),
-    `num_gpu_stored_blocks` does not; `num_cpu_blocks` counts the cpu tier's behind those, too.
+    `num_gpu_stored_blocks` does not. `num_cpu_blocks` also counts the cpu tier's blocks after them.
     """
 
     num_gpu_blocks: int
@@ -53,15 +53,13 @@ class BlockMatch(Struct, frozen=True, gc=False):
 
 NO_BLOCKS = BlockMatch(0, 0, 0)
 
-_NUM_WALKS = 64  # of one candidate, after a hole was seen
-_MAX_WALKED = 4  # candidates
-_MAX_LOOKED_AT = 1_024  # blocks of the match of a candidate that was chosen
+_MAX_CHECKED = 1_024  # blocks of the match of the chosen candidate
 
 
 class Speculation:
-    """The claim that a request is computing these blocks at a candidate right now.
+    """The claim that a request is computing these blocks at a candidate now.
 
-    Given back with `end`; a candidate cleared in between has forgotten it.
+    `end` gives it back. If the candidate was cleared in between, that does nothing.
     """
 
     __slots__ = ("_computing", "_keys")
@@ -81,7 +79,7 @@ class Speculation:
 
 
 class _Holdings:
-    """What one candidate has, in one epoch."""
+    """The blocks of one candidate, in one epoch."""
 
     __slots__ = ("computing", "cpu", "evicted", "gpu", "journal", "left")
 
@@ -90,7 +88,7 @@ class _Holdings:
         self.cpu: Copies = {}
         self.computing: Copies = {}
         self.evicted = RecentKeys()
-        self.left = RecentKeys()  # of these, the ones of which copies were left
+        self.left = RecentKeys()  # those of them of which copies were left
         self.journal = journal  # outlives the epoch
 
 
@@ -98,12 +96,12 @@ class BlockIndex:
     """Blocks of every candidate of one namespace (model, contract).
 
     Args:
-        max_cpu_blocks: Bound of one candidate's cpu tier, oldest out first: some connectors
-            (Mooncake's) announce stores there and never a removal.
+        max_cpu_blocks: Bound of one candidate's cpu tier; the oldest are dropped first. Some
+            connectors (Mooncake's) announce stores there and never a removal.
         max_pending: Bound of one candidate's journal, in keys.
 
-    `last_blocks`: what is expected of the last block of hits, of candidates that speculate.
-    `orders`: in which order candidates will evict; blocks that they store are told to these.
+    `last_blocks`: whether the last block of hits is dropped, for candidates that speculate.
+    `orders`: in which order candidates will evict. They are told which blocks are stored.
     """
 
     __slots__ = (
@@ -113,7 +111,6 @@ class BlockIndex:
         "_max_cpu_blocks",
         "_max_pending",
         "_retired",
-        "_walks",
         "last_blocks",
         "orders",
     )
@@ -125,7 +122,6 @@ class BlockIndex:
         self.last_blocks: dict[CandidateId, LastBlock] = {}
         self.orders: dict[CandidateId, EvictionOrder] = {}
         self._retired: list[Copies] = []
-        self._walks: dict[CandidateId, int] = {}  # matches of which each block is looked up
         self._max_cpu_blocks = max_cpu_blocks
         self._max_pending = max_pending
 
@@ -138,7 +134,7 @@ class BlockIndex:
         tier: Tier = "gpu",
         parent: BlockKey | None = None,
     ) -> None:
-        """Add one copy of each block. `keys` must not change any more: a journal keeps it.
+        """Add one copy of each block. `keys` must not change later: a journal keeps it.
 
         `parent`: the block before the first; None: there is none, or it is not known.
         """
@@ -168,14 +164,14 @@ class BlockIndex:
         num_left: Sequence[int | None] | None = None,
         all_copies: bool = False,
     ) -> int:
-        """Take one copy of each block away; return how many were not there. As `store`.
+        """Remove one copy of each block; return how many were not there. See `store` for `keys`.
 
         Args:
-            candidate: The one that lost them.
+            candidate: That lost them.
             keys: The blocks.
-            tier: Where from.
+            tier: That lost them.
             num_left: How many copies of each the engine has left; None: it does not say.
-            all_copies: Whether a removal stands for all copies, where it does not say.
+            all_copies: Whether a removal stands for all copies, if it does not say.
         """
         holdings = self._of(candidate)
         copies = holdings.gpu if tier == "gpu" else holdings.cpu
@@ -195,7 +191,7 @@ class BlockIndex:
         return num_missing
 
     def clear(self, candidate: CandidateId) -> None:
-        """Begin a new epoch: the candidate has nothing, on no tier, nor is it computing. O(1)."""
+        """Begin a new epoch: the candidate has no blocks and computes none. O(1)."""
         holdings = self._holdings.pop(candidate, None)
         if holdings is not None:
             self._retire(holdings.gpu)
@@ -207,12 +203,12 @@ class BlockIndex:
     def lay_out(self, candidate: CandidateId, layout: KvLayout | None) -> None:
         """Set the KV groups of a candidate that has several; their keys are the layout's.
 
-        None: how they are hit is not known, so nothing of it counts.
+        None: the engine's rule for them is not known, so none of its blocks count.
         """
         self._layouts[candidate] = layout
 
     def forget_layout(self, candidate: CandidateId) -> None:
-        """Take the candidate for one with a single group of full attention again."""
+        """Treat the candidate as one with a single group of full attention again."""
         self._layouts.pop(candidate, None)
 
     # -- another router's deltas and snapshots -----------------------------------------------
@@ -223,8 +219,8 @@ class BlockIndex:
         """Apply changes from the router that follows the candidate's engine; idempotent.
 
         Args:
-            candidate: The one whose blocks these are.
-            changes: Absolute; those of other tiers than a candidate's own are left out.
+            candidate: The owner of the blocks.
+            changes: Absolute; changes of the pool are left out.
             cleared: Begin a new epoch first.
 
         Raises:
@@ -246,7 +242,7 @@ class BlockIndex:
     def replace(self, candidate: CandidateId, staged: StagedBlocks) -> None:
         """Swap in the loaded blocks, and leave `staged` empty. O(1).
 
-        Claims stay: this is no new epoch, only better knowledge.
+        Claims stay: the epoch is the same, only better known.
         """
         holdings = self._of(candidate)
         self._retire(holdings.gpu)
@@ -266,7 +262,7 @@ class BlockIndex:
     # -- for the routers that follow this one ------------------------------------------------
 
     def journal(self, candidate: CandidateId, on: bool) -> None:
-        """Begin or end to note changes; blocks that are held already are not noted."""
+        """Begin or end to record changes; blocks that are held already are not recorded."""
         journal = Journal(max_pending=self._max_pending) if on else None
         if journal is not None:
             self._journals[candidate] = journal
@@ -277,7 +273,7 @@ class BlockIndex:
             holdings.journal = journal
 
     def num_pending(self, candidate: CandidateId) -> int:
-        """Count keys noted and not taken yet, those noted twice twice."""
+        """Count the keys recorded and not taken yet, with repetitions."""
         journal = self._journals.get(candidate)
         return 0 if journal is None else journal.num_pending
 
@@ -301,11 +297,11 @@ class BlockIndex:
                 journal.note_again(change)
 
     def contents(self, candidate: CandidateId, max_blocks: int = 65_536) -> Iterator[TierChange]:
-        """Yield all that a candidate holds, in slices, while it goes on changing.
+        """Yield all blocks of a candidate in slices, while it goes on changing.
 
-        Each slice is true when it is yielded. With a journal that was on before the first, the
-        slices and the changes taken in between, in this order, add up to the contents. A guess is
-        left out. Lists the keys first, which takes 10 ms for a million.
+        Each slice is true when it is yielded. If a journal was on before the first slice, slices
+        and changes in the order of their taking add up to the contents. A guess is left out. Lists
+        the keys first, which takes 10 ms for a million.
         """
         for tier in TIERS:
             held = self._held(candidate)[tier]
@@ -319,10 +315,10 @@ class BlockIndex:
     def remember(
         self, candidate: CandidateId, keys: Sequence[BlockKey], capacity_blocks: int
     ) -> None:
-        """Note a chain computed at a candidate that reports nothing (approximation).
+        """Record a chain computed at a candidate that reports nothing (approximation).
 
-        The candidate's gpu tier becomes a guess: least recently used blocks go first, later
-        blocks of a chain before earlier ones, as in the engine. O(len(keys)).
+        The candidate's gpu tier becomes a guess. The least recently used blocks are dropped first,
+        later blocks of a chain before earlier ones, as in the engine. O(len(keys)).
         """
         holdings = self._of(candidate)
         guess = holdings.gpu
@@ -340,7 +336,7 @@ class BlockIndex:
         computing = self._of(candidate).computing
         claimed = dict.fromkeys(keys, 1)
         if len(claimed) == len(keys) and computing.keys().isdisjoint(claimed.keys()):
-            computing.update(claimed)  # mostly; a quarter of the time
+            computing.update(claimed)  # the usual case, four times as fast
         else:
             for key in keys:
                 computing[key] = computing.get(key, 0) + 1
@@ -369,28 +365,28 @@ class BlockIndex:
         return holdings is not None and (key in holdings.gpu or key in holdings.cpu)
 
     def epoch(self, candidate: CandidateId) -> object:
-        """Return what stands for the candidate's epoch: another object once it was cleared."""
+        """Return an object that stands for the candidate's epoch; another one after a clear."""
         return self._holdings.get(candidate)
 
     def num_computing(self, candidate: CandidateId) -> int:
-        """Count distinct blocks that are claimed, those that are there by now among them."""
+        """Count distinct claimed blocks, including those that have come by now."""
         holdings = self._holdings.get(candidate)
         return len(holdings.computing) if holdings is not None else 0
 
     def on_gpu(self, candidate: CandidateId) -> Container[BlockKey]:
-        """Return the blocks that the candidate has on its GPU, as they are now."""
+        """Return the blocks that the candidate has on its GPU; a live view."""
         holdings = self._holdings.get(candidate)
         return holdings.gpu if holdings is not None else ()
 
     def num_removals(self, candidate: CandidateId) -> int:
-        """Count what took blocks away from the candidate in this epoch; for `was_evicted`."""
+        """Count the removals at the candidate in this epoch; for `was_evicted`."""
         holdings = self._holdings.get(candidate)
         return holdings.evicted.num_added if holdings is not None else 0
 
     def was_evicted(self, candidate: CandidateId, key: BlockKey, num_removals: int = 0) -> bool:
         """Return whether the candidate lost the block recently, even if it has it again.
 
-        `num_removals`: those before do not count.
+        `num_removals`: earlier removals do not count.
         """
         holdings = self._holdings.get(candidate)
         return holdings is not None and holdings.evicted.since(key, num_removals)
@@ -400,30 +396,19 @@ class BlockIndex:
         holdings = self._holdings.get(candidate)
         return holdings is not None and key in holdings.left and key in holdings.gpu
 
-    def walk(self, candidate: CandidateId) -> None:
-        """Look up each block of the next chains: the candidate lacked one in the middle of one.
-
-        A walk of 6,000 blocks takes 0.2 ms, so only a few candidates are walked at once.
-        """
-        self._walks.pop(candidate, None)
-        self._walks[candidate] = _NUM_WALKS
-        if len(self._walks) > _MAX_WALKED:
-            del self._walks[next(iter(self._walks))]
-
     def unbroken(self, candidate: CandidateId, chain: Sequence[BlockKey], num_blocks: int) -> int:
         """Count leading blocks of a match one by one, if they are not too many: 0.03 us each.
 
-        Where one in the middle is missing, the next chains are looked up so as well.
+        A longer match may have a hole in the middle. Then one prediction is too high, and the
+        request itself fills the hole.
         """
         holdings = self._holdings.get(candidate)
-        if holdings is None or num_blocks > _MAX_LOOKED_AT or candidate in self._layouts:
+        if holdings is None or num_blocks > _MAX_CHECKED or candidate in self._layouts:
             return num_blocks
         blocks = chain[:num_blocks]
         num_held = num_leading_exactly(blocks, holdings.gpu)
         if num_held < num_blocks and holdings.computing:
             num_held = num_leading_exactly(blocks, Either(holdings.gpu, holdings.computing))
-        if num_held < num_blocks:
-            self.walk(candidate)
         return num_held
 
     def has_groups(self, candidate: CandidateId) -> bool:
@@ -449,19 +434,19 @@ class BlockIndex:
     def left_by(
         self, candidate: CandidateId, chain: Sequence[BlockKey], num_tokens: int
     ) -> Sequence[BlockKey]:
-        """Name the blocks that a prompt leaves besides its chain: those of other KV groups."""
+        """List the blocks of other KV groups that a prompt leaves, besides its chain."""
         layout = self.groups_of(candidate) if self._layouts else None
         return layout.kept(chain, num_tokens) if layout is not None else ()
 
     def needed_by(
         self, candidate: CandidateId, chain: Sequence[BlockKey], num_blocks: int
     ) -> Sequence[BlockKey]:
-        """Name the blocks of other KV groups without which a hit of this length is none."""
+        """List the blocks of other KV groups that a hit of this length needs."""
         layout = self.groups_of(candidate) if self._layouts else None
         return layout.needed(chain, num_blocks) if layout is not None else ()
 
     def num_blocks(self, candidate: CandidateId, tier: Tier = "gpu") -> int:
-        """Count distinct blocks, each in every KV group that has it."""
+        """Count distinct blocks, in each KV group that has them."""
         holdings = self._holdings.get(candidate)
         if holdings is None:
             return 0
@@ -478,16 +463,15 @@ class BlockIndex:
         Args:
             chain: Block keys, shape (num_blocks,), first block first.
             candidates: The ones to look up.
-            limit: Blocks that can be reused; the last may prove a hit, and is none. None: all.
+            limit: Blocks that can be reused; a later one can prove a hit. None: all.
 
         Returns:
             Every candidate asked, in the order asked.
 
-        Bisects on prefix closure (who has block n has those before it), tries the ends that other
-        candidates had first, and looks at the last blocks before the end it found, because
-        closure can break. Read-only; O(k d + d log n) for k candidates with d different ends.
-
-        Candidates with several KV groups are matched by the engine's rule for them, one by one.
+        Bisects on prefix closure: a candidate with block n has the blocks before it. It tries the
+        ends of other candidates first. It checks the last blocks before the end that it found,
+        because closure can break. Read-only; O(k d + d log n) for k candidates with d different
+        ends. Candidates with several KV groups are matched one by one, by the engine's rule.
         """
         limit = len(chain) if limit is None else min(limit, len(chain))
         short = chain if limit == len(chain) else chain[:limit]
@@ -521,14 +505,13 @@ class BlockIndex:
         end, first, holdings_of = NO_END, chain[0], self._holdings.get
         num_blocks, last, following, before_last, before_that = end
         short: Sequence[BlockKey] = ()
-        walks = self._walks
         for candidate in candidates:
             holdings = holdings_of(candidate)
             if holdings is None:
                 matches[candidate] = NO_BLOCKS
                 continue
             gpu = holdings.gpu
-            if (  # where most candidates' prefix ends: what `leading` finds, in half the time
+            if (  # the usual case: the result of `leading` in half the time
                 last in gpu
                 and following not in gpu
                 and before_last in gpu
@@ -543,8 +526,6 @@ class BlockIndex:
                     end = ends[0]
                     num_blocks, last, following, before_last, before_that = end
                     short = chain[:num_blocks] if num_blocks <= MAX_SHORT else ()
-            if walks and candidate in walks:
-                stored = self._walked(candidate, chain, gpu, stored)
             if holdings.computing or holdings.cpu:
                 next_key = chain[stored] if stored < len(chain) else None
                 if next_key in holdings.computing or next_key in holdings.cpu:
@@ -556,23 +537,10 @@ class BlockIndex:
             matches[candidate] = match
         return matches
 
-    def _walked(
-        self, candidate: CandidateId, chain: Sequence[BlockKey], gpu: Copies, num_blocks: int
-    ) -> int:
-        """Count leading blocks one by one, and go on to do so while that makes a difference."""
-        num_held = num_leading_exactly(chain[:num_blocks], gpu)
-        if num_held < num_blocks:
-            self.walk(candidate)
-        elif self._walks[candidate] > 1:
-            self._walks[candidate] -= 1
-        else:
-            del self._walks[candidate]
-        return num_held
-
     def prolonged(
         self, chain: Sequence[BlockKey], candidate: CandidateId, found: BlockMatch
     ) -> BlockMatch:
-        """Prolong a match found elsewhere by the blocks that requests in flight are computing."""
+        """Extend a match found elsewhere by the blocks that requests in flight are computing."""
         holdings = self._holdings.get(candidate)
         if candidate in self._layouts:
             return NO_BLOCKS  # found in one of several groups
@@ -607,9 +575,9 @@ class BlockIndex:
 
 
 def _with_other_tiers(chain: Sequence[BlockKey], holdings: _Holdings, stored: int) -> BlockMatch:
-    """Prolong a stored match through what is being computed and through the cpu tier.
+    """Extend a stored match by blocks that are being computed, then by the cpu tier.
 
-    Behind what its GPU has an engine reads all from the cpu tier, or nothing.
+    After the blocks of its GPU, an engine reads all from the cpu tier, or none.
     """
     gpu = prolonged(chain, stored, holdings.computing, holdings.gpu)
     cpu = prolonged(chain, gpu, holdings.cpu)

@@ -1,8 +1,7 @@
-"""The caches as the data path sees them: contract, matches, trust, by candidate.
+"""The caches as requests see them: contract, matches, trust, by candidate.
 
-One object in front of the block index and the event streams, so that routing does not depend on
-whether a candidate's blocks are known from its events, translated, or guessed. The audit lives
-here: predictions compared with what engines report, and what follows when they differ.
+One object in front of the block index and the event streams. So routing does not depend on whether
+a candidate's blocks are known from events, translated, or guessed.
 """
 
 from __future__ import annotations
@@ -12,41 +11,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from msgspec import Struct
-
 from policies.view import CandidateId
 from router.contracts import BlockKey, ExtraKeys, HashContract
-from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch, Speculation
-from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
-from router.index.eviction import EvictionOrder, FirstLost, Use
+from router.index.audit import Audit
+from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
+from router.index.candidate_stream import CandidateStream, StreamState
+from router.index.claim import Claim
+from router.index.eviction import EvictionOrder, FirstLost
 from router.index.last_block import LastBlock
-from router.index.trust import Trust
 
 logger = logging.getLogger(__name__)
 
 NOTHING_FOUND: Final[Mapping[CandidateId, BlockMatch]] = MappingProxyType({})
 
 LINGER_S = 1.0
-"""How long a finished request's claim waits for its events: vLLM's publisher looks every 0.1 s,
-and a replay delays live events for as long. The next turn must not find a gap."""
-
-
-class Claim(Struct, kw_only=True):
-    """Blocks that one request will compute at a candidate, until they are there or it failed."""
-
-    candidate: CandidateId
-    keys: Sequence[BlockKey]  # the whole chain
-    others: Sequence[BlockKey] = ()  # of other KV groups
-    speculation: Speculation | None  # over blocks not there yet; None: none, or they came
-    use: Use | None = None  # None: of a candidate that is not known
-    until_s: float | None = None  # None: its request is under way; else it waits for events
-    num_held_blocks: int = 0  # on the GPU when it was made, those being computed among them
-    num_tier_blocks: int = 0  # with what the cpu tier adds, whether that is counted on or not
-    num_removals: int = 0  # of the candidate, before it was made
+"""How long a finished request's claim waits for its events. vLLM publishes every 0.1 s, and a
+replay delays live events as long. The next turn must not find a gap."""
 
 
 class _Room(NamedTuple):
-    """By what a candidate's room is counted."""
+    """What a candidate's room is computed from."""
 
     order: EvictionOrder
     capacity: int  # blocks
@@ -56,25 +40,23 @@ class _Room(NamedTuple):
 class CacheView:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_claims", "_streams", "_trust", "_without_cpu", "index")
+    __slots__ = ("_audit", "_claims", "_streams", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
         self._streams: dict[CandidateId, CandidateStream] = {}
-        self._trust: dict[CandidateId, Trust] = {}
-        self._without_cpu: set[CandidateId] = set()  # those whose cpu tier does not count
+        self._audit = Audit(index, self._streams)
 
     def add(
         self, candidate: CandidateId, stream: CandidateStream, last_block: LastBlock | None = None
     ) -> None:
-        """Add a candidate, by its stream.
+        """Add a candidate with its stream.
 
-        `last_block`: what is expected of the last block of its hits; None: it is reused.
+        `last_block`: whether the last block of its hits is dropped; None: it is reused.
         """
         self.hand_over(candidate, stream)
-        self._trust[candidate] = Trust()
-        self._without_cpu.discard(candidate)
+        self._audit.begin(candidate)
         self.index.last_blocks.pop(candidate, None)
         if last_block is not None:
             self.index.last_blocks[candidate] = last_block
@@ -85,17 +67,17 @@ class CacheView:
         old = self._streams.get(candidate)
         if old is not None:
             old.on_applied = None
+        else:
+            self._audit.begin(candidate)
         self._streams[candidate] = stream
         stream.on_applied = self._applied
         self._observe_lookahead(candidate)
-        self._trust.setdefault(candidate, Trust())
         self.index.orders.setdefault(candidate, EvictionOrder())
 
     def drop(self, candidate: CandidateId) -> None:
-        """Forget a candidate and its blocks."""
+        """Remove a candidate and its blocks."""
         self._streams.pop(candidate, None)
-        self._trust.pop(candidate, None)
-        self._without_cpu.discard(candidate)
+        self._audit.remove(candidate)
         self._claims.pop(candidate, None)
         self.index.orders.pop(candidate, None)
         self.index.last_blocks.pop(candidate, None)
@@ -114,7 +96,7 @@ class CacheView:
     def by_contract(
         self, candidates: Iterable[CandidateId]
     ) -> dict[HashContract, list[CandidateId]]:
-        """Group candidates by how their blocks are named; those not known at all are left out."""
+        """Group candidates by how their blocks are named; unknown candidates are left out."""
         groups: dict[HashContract, list[CandidateId]] = {}
         last: HashContract | None = None
         group: list[CandidateId] = []
@@ -133,32 +115,30 @@ class CacheView:
         return self.state_and_reason(candidate)[0]
 
     def state_and_reason(self, candidate: CandidateId) -> tuple[StreamState, str]:
-        """Return the stream's state, and why it is none better.
+        """Return the stream's state, and why it is not better.
 
-        Where reading history again has not helped, it is not exact, whatever the stream says.
+        If reading history again has not helped, it is not exact, whatever the stream says.
         """
-        stream, trust = self._streams.get(candidate), self._trust.get(candidate)
+        stream = self._streams.get(candidate)
         if stream is None:
             return "blind", ""
         state, reason = stream.state_and_reason()
-        if state == "exact" and trust is not None and trust.gpu.is_bad:
-            return "degraded", _only(trust.gpu.ratio)
+        if state == "exact" and (why := self._audit.why_bad(candidate)) is not None:
+            return "degraded", why
         return state, reason
 
     def trust(self, candidate: CandidateId) -> float:
         """Return the share of recent predictions that were right, recent ones counting more."""
-        trust = self._trust.get(candidate)
-        return 1.0 if trust is None else trust.gpu.ratio
+        return self._audit.trust(candidate)
+
+    def cpu_trust(self, candidate: CandidateId) -> float | None:
+        """Return the same for the cpu tier's part; None: it was never audited."""
+        return self._audit.cpu_trust(candidate)
 
     def is_unknown(self, candidate: CandidateId, extra: ExtraKeys) -> bool:
         """Return whether the candidate's blocks of prompts with these extra keys are not found."""
         stream = self._streams.get(candidate)
         return stream is not None and any(kind in stream.unknown for kind in extra.kinds)
-
-    def cpu_trust(self, candidate: CandidateId) -> float | None:
-        """Return the same of what the cpu tier adds; None: nothing was seen of it."""
-        trust = self._trust.get(candidate)
-        return trust.cpu.ratio if trust is not None and trust.cpu.num_audits else None
 
     def match(
         self,
@@ -167,12 +147,12 @@ class CacheView:
         found: Mapping[CandidateId, BlockMatch] = NOTHING_FOUND,
         limit: int | None = None,
     ) -> dict[CandidateId, BlockMatch]:
-        """Count the leading blocks of `chain` that each candidate reuses; none for suspect ones.
+        """Count the leading blocks of `chain` that each candidate reuses; 0 for suspect ones.
 
         Args:
             chain: The prompt's full blocks.
             candidates: The ones to look up.
-            found: Matches found elsewhere, of candidates whose blocks are not kept here.
+            found: Matches from elsewhere, of candidates whose blocks are not kept here.
             limit: Blocks that can be reused at most; None: all.
         """
         matches = self.index.match(chain, candidates, limit)
@@ -186,13 +166,13 @@ class CacheView:
         streams = self._streams
         for candidate in [each for each in matches if each in streams and streams[each].is_suspect]:
             matches[candidate] = NO_BLOCKS
-        for candidate in self._without_cpu & matches.keys():
+        for candidate in self._audit.without_cpu & matches.keys():
             held = matches[candidate]
             matches[candidate] = _at_most(held, held.num_gpu_blocks)
         return matches
 
     def _drop_last(self, matches: dict[CandidateId, BlockMatch]) -> None:
-        """Take the last block off matches where the engine does; several groups have a rule."""
+        """Drop the last block of matches if the engine does; several groups have their own rule."""
         index = self.index
         for candidate in index.last_blocks.keys() & matches.keys():
             found = matches[candidate]
@@ -207,7 +187,7 @@ class CacheView:
     def surviving(self, chain: Sequence[BlockKey], candidate: CandidateId, num_blocks: int) -> int:
         """Count the leading blocks that are still there when a request sent now is scheduled.
 
-        `num_blocks`: those that are there now. Those in front of it evict the others.
+        `num_blocks`: those that are there now. Requests in front of it evict the others.
         """
         num_left = num_blocks
         for num_before, key in self._lost(candidate):
@@ -218,17 +198,17 @@ class CacheView:
         return num_left
 
     def unbroken(self, chain: Sequence[BlockKey], candidate: CandidateId, num_blocks: int) -> int:
-        """Count the leading blocks of a match that are there without a gap."""
+        """Count the leading blocks of a match up to a gap."""
         num_left = self.index.unbroken(candidate, chain, num_blocks)
         if num_left < num_blocks and self.index.drops_last(candidate):
             return max(0, num_left - 1)
         return num_left
 
     def has_room(self, chain: Sequence[BlockKey], candidate: CandidateId, num_tokens: int) -> bool:
-        """Return whether a candidate has blocks for a prompt beside the requests that it has.
+        """Return whether a candidate has free blocks for a prompt, besides its running requests.
 
-        If not, its engine has it wait until some of those are over, and with it all that come
-        after it. True where that is not known, as in `surviving`.
+        If not, the prompt waits in the engine until requests end, and later prompts wait behind it.
+        True if that is not known, as in `surviving`.
         """
         known = self._room_of(candidate)
         if known is None or not known.order.num_running:
@@ -239,10 +219,10 @@ class CacheView:
         return num_needed <= num_free or num_needed - order.num_shared(chain) <= num_free
 
     def _lost(self, candidate: CandidateId) -> Sequence[FirstLost]:
-        """Find what a candidate evicts for the requests that it has.
+        """List what a candidate evicts for the requests that it has.
 
-        It needs room for what it holds, for what is being computed, and for each request's block
-        that is not full, or two where its answer comes to the next.
+        It needs room for its blocks, for those being computed, and for one open block of each
+        request, or two if the answer reaches the next block.
         """
         known = self._room_of(candidate)
         if known is None:
@@ -258,10 +238,10 @@ class CacheView:
         return order.lost(num_lost, held) if num_lost > 0 else ()
 
     def _room_of(self, candidate: CandidateId) -> _Room | None:
-        """Find by what a candidate's room is counted; None: it is not known what it gives up.
+        """Return what a candidate's room is computed from; None: its evictions are not known.
 
-        Its blocks are guessed, several KV groups share them, or it has more of them than it is said
-        to have room for.
+        That is the case if its blocks are guessed, if several KV groups share them, or if it has
+        more blocks than its reported capacity.
         """
         index, stream = self.index, self._streams.get(candidate)
         order = index.orders.get(candidate)
@@ -283,8 +263,8 @@ class CacheView:
     ) -> Claim:
         """Claim the chain for a request that is about to be sent: it counts as held from now on.
 
-        `num_tokens`: of the prompt; None: not known, what it leaves in other KV groups is not
-        claimed. `num_cut_blocks` stand before `keys` in the chain, which are not known.
+        `num_tokens`: of the prompt; None: not known, so blocks of other KV groups are not claimed.
+        `num_cut_blocks`: unknown blocks of the chain before `keys`.
         """
         num_in_tiers = self._num_in_tiers(candidate, keys, num_held_blocks, num_tokens)
         new = keys[num_held_blocks:]
@@ -312,7 +292,7 @@ class CacheView:
     def release(self, claim: Claim, *, computed: bool, now_s: float) -> None:
         """End a request's claim; computed blocks stay claimed until their events are here.
 
-        What a candidate without events has computed is remembered as a guess.
+        Blocks that a candidate without events has computed are remembered as a guess.
         """
         stream, order = self._streams.get(claim.candidate), self.index.orders.get(claim.candidate)
         if order is not None and claim.use is not None:
@@ -322,7 +302,7 @@ class CacheView:
             self.index.remember(claim.candidate, keys, stream.capacity_blocks)
             computed = False
         if not computed or stream is None:
-            _end(claim)
+            claim.end()
         claim.until_s = now_s + LINGER_S
 
     def expire_claims(self, now_s: float) -> None:
@@ -331,14 +311,14 @@ class CacheView:
             self._expire_claims(candidate, now_s)
 
     def _applied(self, candidate: CandidateId) -> None:
-        """End claims as soon as events bring what they claim: from then on the index holds it."""
+        """End claims as soon as events bring their blocks: from then on the index has them."""
         self._observe_lookahead(candidate)
         for claim in self._claims.get(candidate, ()):
             if claim.speculation is not None and self.index.holds(candidate, claim.keys[-1]):
-                _end(claim)
+                claim.end()
 
     def _observe_lookahead(self, candidate: CandidateId) -> None:
-        """Note whether the engine hashes ahead: then it drops no block, whatever is configured."""
+        """Check whether the engine hashes ahead: then it drops no block, whatever is configured."""
         last_block = self.index.last_blocks.get(candidate)
         if last_block is not None:
             last_block.has_lookahead = self._streams[candidate].contract.lookahead > 0
@@ -347,7 +327,7 @@ class CacheView:
         waiting = []
         for claim in self._claims.pop(candidate):
             if claim.until_s is not None and now_s >= claim.until_s:
-                _end(claim)
+                claim.end()
             if claim.speculation is not None:
                 waiting.append(claim)
         if waiting:
@@ -360,7 +340,7 @@ class CacheView:
         num_held_blocks: int,
         num_tokens: int | None,
     ) -> int:
-        """Count the leading blocks that an engine can reuse of its GPU and of its cpu tier."""
+        """Count the leading blocks that an engine can reuse from its GPU and its cpu tier."""
         stream = self._streams.get(candidate)
         if stream is None or num_tokens is None or not self.index.num_blocks(candidate, "cpu"):
             return num_held_blocks
@@ -369,32 +349,13 @@ class CacheView:
         num_dropped = int(found.num_cpu_blocks > 0 and self.index.drops_last(candidate))
         return max(num_held_blocks, found.num_cpu_blocks - num_dropped)
 
+    # -- the audit ---------------------------------------------------------------------------
+
     def was_overtaken(
         self, claim: Claim, num_reported_tokens: int, num_predicted_tokens: int = 0
     ) -> bool:
-        """Return whether a prediction was right when it was made, and an eviction came later.
-
-        The first block that the engine did not have was removed since, by its events; or, with
-        several KV groups, one that the predicted hit needed.
-        """
-        index, candidate = self.index, claim.candidate
-        return any(
-            index.was_evicted(candidate, key, claim.num_removals)
-            for key in self._missing(claim, num_reported_tokens, num_predicted_tokens)
-        )
-
-    def _missing(self, claim: Claim, num_reported: int, num_predicted: int) -> Iterable[BlockKey]:
-        """Name blocks of which the engine lacked one, if it reused less than predicted."""
-        contract = self.contract(claim.candidate)
-        if contract is None:
-            return ()
-        missing = num_reported // contract.block_size
-        if missing >= len(claim.keys):
-            return ()
-        num_blocks = min(num_predicted // contract.block_size, len(claim.keys))
-        needed = self.index.needed_by(claim.candidate, claim.keys, num_blocks)
-        num_more = 2 if self.index.drops_last(claim.candidate) else 1  # it dropped one that it had
-        return (*claim.keys[missing : missing + num_more], *needed)
+        """Return whether a prediction was right when made; see `Audit.was_overtaken`."""
+        return self._audit.was_overtaken(claim, num_reported_tokens, num_predicted_tokens)
 
     def audit(
         self,
@@ -405,96 +366,18 @@ class CacheView:
         *,
         num_cpu_tokens: int = 0,
     ) -> LastBlock | None:
-        """Note a prediction's outcome; what it rests on is charged if it was wrong.
-
-        Args:
-            candidate: The one that answered.
-            num_predicted_tokens: Of all tiers.
-            num_reported_tokens: By its engine.
-            claim: Of the request; None: not known, it is all the GPU's.
-            num_cpu_tokens: What the prediction counted of the cpu tier.
-
-        Returns:
-            What is expected of the last block from now on, if that is another thing; else None.
-        """
-        stream, trust = self._streams.get(candidate), self._trust.get(candidate)
-        if stream is None or trust is None:
-            return None
-        if claim is not None:
-            size = stream.contract.block_size
-            num_gpu_tokens = claim.num_held_blocks * size
-            num_tier_tokens = max(claim.num_tier_blocks * size, num_gpu_tokens + num_cpu_tokens)
-            if num_tier_tokens > num_gpu_tokens:
-                self._audit_cpu(candidate, trust, num_tier_tokens == num_reported_tokens)
-                if num_reported_tokens >= num_gpu_tokens:
-                    return None  # what the GPU has is as predicted
-        last_block = self.index.last_blocks.get(candidate)
-        if last_block is not None:
-            layout, size = self.index.groups_of(candidate), stream.contract.block_size
-            step = size if layout is None else layout.alignment * layout.unit
-            is_mixed = layout is not None and layout.is_mixed
-            if last_block.observe(
-                num_predicted_tokens, num_reported_tokens, step, is_mixed=is_mixed
-            ):
-                trust.forgive()  # it was not the stream's fault
-                return last_block
-        if claim is not None and self._is_by_copies(
-            claim, stream, num_predicted_tokens, num_reported_tokens
-        ):
-            if trust.observe_copies():
-                is_all = stream.removes_all_copies
-                reason = StreamReason.EACH_COPY if is_all else StreamReason.ALL_COPIES
-                stream.mark_suspect(reason)
-                trust.forgive()
-                return None
-        elif num_predicted_tokens > num_reported_tokens:
-            self.index.walk(candidate)
-        if trust.observe_gpu(num_predicted_tokens == num_reported_tokens):
-            was_read = stream.state == "exact"
-            if was_read:
-                stream.mark_suspect(_only(trust.gpu.ratio))
-            trust.forgive(was_read=was_read)
-        return None
-
-    def _audit_cpu(self, candidate: CandidateId, trust: Trust, right: bool) -> None:
-        """Note whether the cpu tier added what it was said to hold."""
-        if not trust.observe_cpu(right):
-            return
-        fields = {"candidate": candidate, "right": round(trust.cpu.ratio, 2)}
-        if trust.counts_cpu:
-            self._without_cpu.discard(candidate)
-            logger.info("its cpu tier counts again: it holds what it announced", extra=fields)
-        else:
-            self._without_cpu.add(candidate)
-            text = "its cpu tier does not count any more: less was read from it than it announced"
-            logger.warning(text, extra=fields)
-
-    def _is_by_copies(
-        self, claim: Claim, stream: CandidateStream, num_predicted: int, num_reported: int
-    ) -> bool:
-        """Return whether counting copies the other way explains an answer.
-
-        The engine lacked a block of which copies were left by our count, though it had removed it;
-        or it had one of which one removal stood for all copies.
-        """
-        index, candidate = self.index, claim.candidate
-        if not stream.removes_all_copies:
-            if num_predicted <= num_reported:
-                return False
-            missing = self._missing(claim, num_reported, num_predicted)
-            return any(index.has_left_copies(candidate, key) for key in missing)
-        first = num_predicted // stream.contract.block_size
-        if num_predicted >= num_reported or first >= len(claim.keys):
-            return False
-        return index.was_evicted(candidate, claim.keys[first])
-
-
-def _only(ratio: float) -> str:
-    return f"only {ratio:.0%} of recent predictions were right"
+        """Record a prediction's outcome; see `Audit.record`."""
+        return self._audit.record(
+            candidate,
+            num_predicted_tokens,
+            num_reported_tokens,
+            claim,
+            num_cpu_tokens=num_cpu_tokens,
+        )
 
 
 def _at_most(found: BlockMatch, limit: int) -> BlockMatch:
-    """Return a match without what lies behind `limit` blocks."""
+    """Return a match of at most `limit` blocks."""
     if found.num_cpu_blocks <= limit:
         return found
     return BlockMatch(
@@ -502,9 +385,3 @@ def _at_most(found: BlockMatch, limit: int) -> BlockMatch:
         min(found.num_gpu_stored_blocks, limit),
         limit,
     )
-
-
-def _end(claim: Claim) -> None:
-    if claim.speculation is not None:
-        claim.speculation.end()
-        claim.speculation = None

@@ -16,14 +16,13 @@ from router.index.counters import StreamCounters
 from router.messages import Position
 
 StreamState = Literal["exact", "degraded", "blind"]
-"""How far predictions for a candidate count: all is known of it; a part is missing or old; nothing
-is."""
+"""How much is known of a candidate: everything; not all, or an old state; nothing."""
 
 
 class StreamReason(StrEnum):
-    """Why a stream is not exact. The text is for people, and what other routers receive.
+    """Why a stream is not exact. People and other routers receive the text.
 
-    A reason can be another text, too: why a follower failed, or of a router of another release.
+    Other texts are possible: why a follower failed, or a reason of another release.
     """
 
     NO_EVENTS = "no events yet"
@@ -55,10 +54,10 @@ class StreamReason(StrEnum):
 
 
 class CandidateStream(ABC):
-    """Keeps one candidate's part of the index equal to what its engine holds.
+    """Keeps one candidate's part of the index equal to its engine's blocks.
 
     Args:
-        counters: Of the candidate's last stream, to go on with; None: it is the first.
+        counters: Of the candidate's last stream, to continue; None: it is the first.
     """
 
     __slots__ = ("candidate", "counters", "epoch", "on_applied")
@@ -66,7 +65,7 @@ class CandidateStream(ABC):
     def __init__(self, candidate: CandidateId, counters: StreamCounters | None = None) -> None:
         self.candidate = candidate
         self.counters = StreamCounters() if counters is None else counters
-        self.epoch = 0  # counts up whenever all blocks are forgotten, or replaced by a snapshot
+        self.epoch = 0  # counts each clear, and each replacement by a snapshot
         self.on_applied: Callable[[CandidateId], None] | None = None
         """Called after blocks of the candidate have changed."""
 
@@ -83,13 +82,12 @@ class CandidateStream(ABC):
     @property
     @abstractmethod
     def position(self) -> Position | None:
-        """The engine's last batch that is in the index; None: none is, or blocks of several
-        moments are mixed."""
+        """The engine's last batch that is in the index; None: none, or a mix of several moments."""
 
     @property
     @abstractmethod
     def has_history(self) -> bool:
-        """Whether all of the past that can be read was read."""
+        """Whether history was read as far as it goes back."""
 
     @property
     @abstractmethod
@@ -108,7 +106,7 @@ class CandidateStream(ABC):
 
     @property
     def state(self) -> StreamState:
-        """How far predictions for the candidate count."""
+        """How much is known of the candidate."""
         return self.state_and_reason()[0]
 
     @property
@@ -123,11 +121,11 @@ class CandidateStream(ABC):
 
     @abstractmethod
     def state_and_reason(self) -> tuple[StreamState, str]:
-        """Return the state, and of several reasons for it the gravest."""
+        """Return the state, and the gravest reason for it."""
 
     @abstractmethod
     def mark_suspect(self, reason: str) -> None:
-        """Stop counting on matches (the audit found them wrong) and have history read again."""
+        """Ignore matches, which the audit found wrong, and have history read again."""
 
     def _applied(self) -> None:
         """Call `on_applied`."""

@@ -1,12 +1,12 @@
-"""Blocks of one candidate on one tier, copies counted: the operations on a plain dict.
+"""Blocks of one candidate on one tier with their number of copies: the operations on a plain dict.
 
-A set would be wrong: vLLM does not de-duplicate equal blocks, it stores, and later removes, each
+A set would be wrong: vLLM does not de-duplicate equal blocks. It stores, and later removes, each
 copy with an event of its own. A dict of ints is also invisible to the cyclic collector. Releases
-may differ (open changes of September 2026): a removal that tells how many copies are left
-(vllm-project/vllm#48933), or one removal for all copies (vllm-project/vllm#55092).
+may differ (open changes of September 2026): a removal may say how many copies are left
+(vllm-project/vllm#48933), or stand for all copies (vllm-project/vllm#55092).
 
-Engines speak in relative terms, routers among themselves in absolute ones
-(`apply_change`): see router.messages.
+Events of engines are relative, messages between routers are absolute (`apply_change`): see
+router.messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Copies = dict[BlockKey, int]
 
 
 def remove(copies: Copies, keys: Iterable[BlockKey], lowered: set[BlockKey] | None = None) -> int:
-    """Take one copy of each block away; return how many were not there.
+    """Remove one copy of each block; return how many were not there.
 
     Blocks that had more than one are added to `lowered`.
     """

@@ -1,10 +1,10 @@
-"""What conversations take of a cache whose model has several KV groups, and so how many fit.
+"""How many tokens of conversations a cache holds if the model has several KV groups.
 
-What must live here: the sum. What must not: who is where, and what they share.
+What must live here: the sum. What must not: which conversations there are, and what they share.
 
-All groups take their blocks from one pool, in which all blocks have as many bytes (source:
-vllm/v1/core/block_pool.py; unify_kv_cache_spec_page_size in kv_cache_utils.py, 0.32.0). A
-conversation that is to go on where it ended needs
+All groups take blocks of equal size from one pool (source: vllm/v1/core/block_pool.py;
+unify_kv_cache_spec_page_size in kv_cache_utils.py, 0.32.0). A conversation that is to continue
+where it ended needs
 
     kind                   blocks
     full attention         one for each `block_size` tokens
@@ -12,9 +12,9 @@ conversation that is to go on where it ended needs
     Mamba                  one: the last state
     any other              as full attention
 
-The others that it has left in windows and states are the first that are overwritten, and nothing is
-lost with them. What vLLM reports (`kv_cache_size_tokens`) is another figure: for requests that run,
-as long as the longest, whose windows cover a whole step.
+Its other blocks of windows and states are overwritten first, and nothing is lost with them. vLLM
+reports another figure (`kv_cache_size_tokens`): for running requests of the greatest length, whose
+windows cover a whole step.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class _Footprint(NamedTuple):
 
 
 def capacity_tokens(layout: KvLayout, num_blocks: int, num_sessions: int) -> int | None:
-    """Return how many tokens so many conversations may have in all.
+    """Return how many tokens `num_sessions` conversations may have in all.
 
-    None: no group grows with them.
+    None: no group grows with tokens.
     """
     footprint = _footprint(layout.groups, layout.drop is Drop.EVERYWHERE)
     if not footprint.blocks_per_token:

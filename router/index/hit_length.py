@@ -1,6 +1,6 @@
 """How long a cache hit is in a model of several KV groups: the engine's own rule, pure.
 
-What must live here: the rule. What must not: events, tiers, how blocks come to be known.
+What must live here: the rule. What must not: events, tiers, where the blocks are known from.
 
 The rule (source: kv_cache_coordinator.py and single_type_kv_cache_manager.py in vllm/v1/core,
 0.32.0). A hit is the longest aligned prefix that every group can go on from:
@@ -13,15 +13,15 @@ The rule (source: kv_cache_coordinator.py and single_type_kv_cache_manager.py in
     any other, or a      every block before L (less than the engine may ask for, never more)
     window not known
 
-L is a multiple of all block sizes. Where a Mamba block is longer than the unit that is hashed, and
-all other groups can look up by the unit, it is a multiple of the unit.
+L is a multiple of all block sizes. It is a multiple of the hashed unit instead, if a Mamba block is
+longer than the unit and all other groups can look up by the unit.
 
-With EAGLE or MTP the groups that draft, but Mamba ones, match one block more, and drop it. With
-EAGLE those are all; with MTP the one that has the last layer, and those of the same rule
+With EAGLE or MTP the groups that draft match one block more and drop it, except Mamba groups. With
+EAGLE all groups draft. With MTP the group of the last layer does, and groups of the same rule
 (_annotate_eagle_groups in kv_cache_utils.py). No event shows which: see router.index.last_block.
 
-What a group's blocks are called: the block that ends at L has the hash of the prefix [0, L), in
-units; `group_key` tells groups apart, so that one set of keys holds all groups of a candidate.
+The block that ends at L is named by the hash of the prefix [0, L), in units. A salt tells groups
+apart (`salt_of`), so that one set of keys has all groups of a candidate.
 """
 
 from __future__ import annotations
@@ -45,29 +45,30 @@ _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15  # 2**64 over the golden ratio: spreads s
 
 
 def is_understood(group: KvGroup) -> bool:
-    """Return whether the engine's rule for the group is known, and all that it needs."""
+    """Return whether the engine's rule for the group is known, with its parameters."""
     if group.kind in SLIDING_WINDOW:
         return group.window is not None
     return group.kind in FULL_ATTENTION or group.kind == MAMBA
 
 
 def salt_of(group: KvGroup, groups: Sequence[KvGroup]) -> int:
-    """Return what a group's keys differ by from its blocks' hashes; `groups`: in the order seen.
+    """Return the salt of a group's keys, relative to its blocks' hashes.
 
-    0 for the first full attention: its keys are those of a model that has no other group.
+    `groups`: in the order seen. 0 for the first full attention: its keys are those of a model
+    without other groups.
     """
     first = next((other for other in groups if other.kind in FULL_ATTENTION), None)
     return 0 if group == first else ((group.index + 1) * _GOLDEN) & KEY_MASK
 
 
 class KvLayout:
-    """The KV groups of a model, and how long a hit is in it.
+    """The KV groups of a model, and the rule for the length of a hit.
 
     Args:
         groups: Those that cache prefixes, in the order seen; at least one.
         unit: Tokens between two hashes of a chain; divides every block size.
-        drop: Where drafts need the last block computed again (EAGLE, MTP).
-        drafting: The engine's numbers of the groups that draft; None: as `drop` says.
+        drop: Where the last block is computed again for drafts (EAGLE, MTP).
+        drafting: The engine's numbers of the groups that draft; None: by `drop`.
     """
 
     __slots__ = (
@@ -107,22 +108,22 @@ class KvLayout:
         return not kinds.isdisjoint(FULL_ATTENTION) and not kinds.isdisjoint(SLIDING_WINDOW)
 
     def salt(self, group: int) -> int | None:
-        """Return what the keys of this group of the engine differ by; None: it is not known."""
+        """Return the salt of a group by the engine's number; None: it is not known."""
         return self._salts.get(group)
 
     def hit(self, chain: Chain, held: Container[BlockKey], limit: int) -> int:
-        """Count the units at the beginning of a chain that the engine would not compute.
+        """Count the leading units of a chain that the engine would not compute.
 
         Args:
             chain: The prompt's units.
-            held: Keys of what is held, of all groups.
+            held: Keys of all blocks, of all groups.
             limit: Units that a hit has at most: (num_tokens - 1) // unit.
 
-        Takes 10 to 100 us for a chain of 6,000 units; 1 ms where all of full attention is held and
-        none of 6,000 Mamba states.
+        Takes 10 to 100 us for a chain of 6,000 units. The worst case takes 1 ms: all blocks of full
+        attention and none of 6,000 Mamba states.
         """
-        # Every kind accepts a length or shortens it, until none does. Full attention is looked at
-        # once; another kind drops its block of EAGLE's once for a length. One pass does for two.
+        # Every kind accepts a length or shortens it, until all accept it. Full attention is matched
+        # once. Another kind drops EAGLE's block once for a length. Two kinds need one pass only.
         length = limit
         whole: dict[int, int] = {}
         verified: set[int] = set()
@@ -147,11 +148,12 @@ class KvLayout:
             length = current
 
     def kept(self, chain: Sequence[BlockKey], num_tokens: int) -> list[BlockKey]:
-        """Name the blocks that a prompt surely leaves, but those of the first full attention.
+        """List the blocks that a prompt surely leaves, without those of the first full attention.
 
-        Windows: at the last boundary before its last token (`prefix_cache_retention_interval` 0,
-        the default; other values keep more). With EAGLE that boundary is the one before, and the
-        block behind it is kept, too. Source: replay_boundaries in kv_cache_coordinator.py.
+        Windows keep those at the last boundary before the prompt's last token
+        (`prefix_cache_retention_interval` 0, the default; other values keep more). With EAGLE it is
+        the boundary before that one, with the block after it. Source: replay_boundaries in
+        kv_cache_coordinator.py.
         """
         end = min((num_tokens - 1) // self.unit, len(chain)) // self.alignment * self.alignment
         if self.drop is not Drop.NOWHERE:
@@ -160,12 +162,12 @@ class KvLayout:
         return [key for kind in kinds for key in kind.needed(chain, end)]
 
     def needed(self, chain: Sequence[BlockKey], length: int) -> list[BlockKey]:
-        """Name what a hit of `length` units needs, but blocks of the first full attention."""
+        """List the blocks that a hit of `length` units needs, without the first full attention."""
         return [key for kind in self._kinds for key in kind.needed(chain, length)]
 
     def _by_kind(self, drafting: Collection[int]) -> list[_Kind]:
-        """Put groups that have one rule together, full attention first, as the engine does."""
-        proves = len(self.groups) > 1  # a block beyond the hit that is then dropped
+        """Combine groups with the same rule, full attention first, as the engine does."""
+        proves = len(self.groups) > 1  # a dropped block beyond the hit may prove it
         by_rule: dict[tuple[str, int, int | None], list[int]] = {}
         for group in self.groups:
             rule = group.kind, group.block_size // self.unit, group.window
@@ -188,7 +190,7 @@ class KvLayout:
 
 
 def with_drop(layout: KvLayout, drop: Drop) -> KvLayout:
-    """Return the same groups, with the last block of a hit dropped there."""
+    """Return the same groups with another place where the last block is dropped."""
     return KvLayout(layout.groups, layout.unit, drop=drop)
 
 
@@ -204,7 +206,7 @@ def _drafting(groups: Sequence[KvGroup], drop: Drop) -> set[int]:
 
 
 def make_layout(groups: Sequence[KvGroup], unit: int) -> KvLayout | None:
-    """Make the layout of groups that events showed; None: their blocks do not fit the unit."""
+    """Make the layout of groups from events; None: the unit does not divide their blocks."""
     if not groups or any(group.block_size % unit for group in groups):
         return None
     return KvLayout(groups, unit)
@@ -221,7 +223,7 @@ def _is_fine_grained(groups: Sequence[KvGroup], unit: int) -> bool:
 
 
 class Chain:
-    """A prompt's units, and what looking them up at several candidates has in common."""
+    """A prompt's units, with lookups that several candidates share."""
 
     __slots__ = ("_ends", "_landmarks", "_rows", "keys")
 
@@ -248,7 +250,7 @@ class Chain:
         return self._rows[at]
 
     def landmarks(self, salt: int, size: int, spacing: int) -> _Landmarks:
-        """Return every so many blocks of one group, and the first one."""
+        """Return every `spacing`-th block of one group, and the first one."""
         at = salt, size, spacing
         if at not in self._landmarks:
             numbers = [*range(spacing, len(self.keys) // size + 1, spacing)]
@@ -261,7 +263,7 @@ class Chain:
 
 
 class _Landmarks(NamedTuple):
-    """Blocks by their number, the first is 1, and their keys: of every row one of them is."""
+    """Blocks by their number (the first is 1), and their keys: each row includes one of them."""
 
     numbers: list[int]
     keys: list[BlockKey]
@@ -307,11 +309,11 @@ class _Kind:
         self.margin = 0  # units that may be matched beyond a hit, to be dropped
 
     def longest(self, chain: Chain, held: Container[BlockKey], bound: int, drops: bool) -> int:
-        """Find the longest aligned length up to `bound` that these groups can go on from."""
+        """Find the longest aligned length up to `bound` from which these groups can go on."""
         raise NotImplementedError
 
     def needed(self, chain: Sequence[BlockKey], length: int) -> list[BlockKey]:
-        """Name the blocks, but those of salt 0, that a hit of this length needs."""
+        """List the blocks that a hit of this length needs, without those of salt 0."""
         ends = self._needed(length)
         if self.drops and length and length + self.size <= len(chain):  # the block that proves it
             ends = range(ends.start, length + self.size + 1, self.size)
@@ -328,7 +330,7 @@ class _Kind:
 
 
 class _Whole(_Kind):
-    """Every block. Where who has one has those before it, by bisecting (router.index.prefix)."""
+    """Every block. If it is closed (each block implies those before it), by bisecting."""
 
     __slots__ = ("is_closed",)
 
@@ -401,7 +403,7 @@ class _Window(_Kind):
 
 
 class _Mamba(_Kind):
-    """Mamba: the state at the boundary. Which of them a request keeps depends on its chunks."""
+    """Mamba: the state at the boundary. Which states a request keeps depends on its chunks."""
 
     __slots__ = ()
 
@@ -417,7 +419,7 @@ class _Mamba(_Kind):
 
 
 class _GroupChain(Sequence[BlockKey]):
-    """The keys of one group's blocks of a chain, computed where they are looked at."""
+    """The keys of one group's blocks of a chain, computed on access."""
 
     __slots__ = ("_chain", "_salt", "_size")
 

@@ -1,18 +1,17 @@
 """What changed in one candidate's blocks, for the routers that follow this one.
 
-Noting costs next to nothing: the list of keys that an event touched is kept as it is. Whether they
-are held is read off the index when the changes are taken. So the changes are coalesced and absolute
-without counting: a block stored and removed a hundred times in between is one key, and it is held
-now or it is not.
+Recording is fast: the list of keys that an event touched is kept as it is. Whether they are held is
+read from the index when the changes are taken. So the changes are coalesced and absolute. A block
+that was stored and removed a hundred times is one key, and it is held now or it is not.
 
 The owner has to know three consequences:
 
 1. Changes are true at the moment they are taken. They must be published in the order taken.
-2. Changes that are not whole (`max_blocks` left some pending) mix moments: some blocks are as they
-   are now, the rest as they were. An engine's position may be published only with whole ones: a
-   router that resumes there applies the batches behind it, and would count copies twice.
-3. Changes that are not taken for long are forgotten, and the next call returns `is_lost`: publish a
-   clear and the whole contents. Later changes are noted from that moment on.
+2. Changes that are not whole (`max_blocks` left some pending) mix moments. An engine's position may
+   be published only with whole ones. A router that resumes there applies the later batches, and
+   would count copies twice.
+3. Changes that are not taken for long are dropped, and the next call returns `is_lost`. Then
+   publish a clear and the whole contents. Later changes are recorded from that moment on.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from router.index.copies import TIERS, Copies, Tier
 from router.messages import TierChange, pack_keys, unpack_keys
 
 MAX_PENDING: Final = 1 << 18
-"""Keys noted before everything is forgotten: 10 MiB at most. 262,144 keys are 50 ms of the fastest
-ingest (a history replayed) and minutes of an engine's life."""
+"""Keys recorded before everything is dropped: 10 MiB at most. 262,144 keys are 50 ms of a replay,
+or minutes of an engine's work."""
 
 
 class Changes(Struct, frozen=True, gc=False):
     """Changes of a candidate's blocks since the last ones were taken; absolute.
 
-    `cleared`: everything before is forgotten, on gpu and cpu tier; then `changes` hold.
-    `is_whole`: nothing else is pending. `is_lost`: changes were forgotten; `changes` is empty.
+    `cleared`: gpu and cpu tier were cleared before `changes`. `is_whole`: nothing else is pending.
+    `is_lost`: changes were dropped; `changes` is empty.
     """
 
     changes: tuple[TierChange, ...] = ()
@@ -49,22 +48,22 @@ _LOST: Final = Changes(is_whole=False, is_lost=True)
 
 
 class Journal:
-    """Notes which blocks of one candidate changed."""
+    """Records which blocks of one candidate changed."""
 
     __slots__ = ("_is_cleared", "_is_lost", "_lowered", "_max_pending", "_touched", "num_pending")
 
     def __init__(self, *, max_pending: int = MAX_PENDING) -> None:
         self._max_pending = max_pending
-        self.num_pending = 0  # keys noted, those noted twice counted twice
+        self.num_pending = 0  # keys recorded, with repetitions
         self._touched: dict[Tier, deque[Sequence[BlockKey]]] = {tier: deque() for tier in TIERS}
         self._lowered: dict[Tier, set[BlockKey]] = {tier: set() for tier in TIERS}
         self._is_cleared = False
         self._is_lost = False
 
-    # -- noting ------------------------------------------------------------------------------
+    # -- recording ---------------------------------------------------------------------------
 
     def note(self, tier: Tier, keys: Sequence[BlockKey]) -> None:
-        """Note that these blocks changed; `keys` is kept and must not change any more."""
+        """Record that these blocks changed; `keys` is kept and must not change later."""
         if self._is_lost:
             return
         self._touched[tier].append(keys)
@@ -73,7 +72,7 @@ class Journal:
             self.lose()
 
     def lower(self, tier: Tier, keys: Iterable[BlockKey]) -> None:
-        """Note blocks that had several copies and lose some.
+        """Record blocks that had several copies and lost some.
 
         They may have one copy now, while followers count more.
         """
@@ -81,20 +80,20 @@ class Journal:
             self._lowered[tier].update(keys)
 
     def note_again(self, change: TierChange) -> None:
-        """Note blocks again that were taken and could not be published, of gpu or cpu tier."""
+        """Record blocks again that were taken and could not be published, of gpu or cpu tier."""
         assert change.tier != "pool"
         self.note(change.tier, unpack_keys(change.stored))
         if not self._is_lost:
             self._lowered[change.tier].update(key for key, count in change.copies if count == 1)
 
     def clear(self) -> None:
-        """Note that nothing is held any more; changes before do not matter."""
+        """Record that all blocks are gone; earlier changes do not matter."""
         self._forget()
         self._is_cleared = True
         self._is_lost = False
 
     def lose(self) -> None:
-        """Forget what changed; the next `take` returns so."""
+        """Drop all changes; the next `take` returns `is_lost`."""
         self._forget()
         self._is_lost = True
 
@@ -104,7 +103,7 @@ class Journal:
         """Take the changes of at most `max_blocks` keys; None: there are none.
 
         Args:
-            held: What is held now.
+            held: The blocks now.
             max_blocks: The oldest changes come first, the rest stays pending.
         """
         if self._is_lost:
@@ -122,7 +121,7 @@ class Journal:
         return Changes(tuple(changes), cleared=cleared, is_whole=not self.num_pending)
 
     def _draw(self, touched: deque[Sequence[BlockKey]], max_blocks: int) -> dict[BlockKey, None]:
-        """Draw keys out of the oldest notes, each once, in the order noted."""
+        """Take keys from the oldest records, each once, in their order."""
         drawn: dict[BlockKey, None] = {}
         while touched and len(drawn) < max_blocks:
             keys = touched.popleft()
@@ -142,7 +141,7 @@ class Journal:
 
 
 def held_change(tier: Tier, keys: Sequence[BlockKey], held: Copies) -> TierChange:
-    """Return those of the keys that are held, as a change, for a candidate's whole contents."""
+    """Return a change with those keys that are held, for a candidate's whole contents."""
     stored = [key for key in keys if key in held]
     copies = tuple((key, held[key]) for key in stored if held[key] > 1)
     return TierChange(tier, stored=pack_keys(stored), copies=copies)

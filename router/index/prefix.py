@@ -1,10 +1,9 @@
 """How many leading blocks of a chain are held, without walking the chain.
 
-Prefix closure: a candidate that has block n has the blocks before it, so the end of a prefix is
-found by bisecting. Closure can break (a tier that evicts in another order, lost events), so all
-blocks of a short prefix are looked at, and of a long one those right before its end; a hole there
-sends the search back. One further in front shows by an answer, and then all are looked at for some
-time (`BlockIndex.walk`).
+Prefix closure: a candidate that has block n has the blocks before it. So the end of a prefix is
+found by bisecting. Closure can break: a tier may evict in another order, and events may be lost.
+Therefore all blocks of a short prefix are checked. Of a long prefix the blocks right before its end
+are checked; if one is missing, the search continues before it.
 """
 
 from __future__ import annotations
@@ -16,18 +15,19 @@ from router.contracts import BlockKey
 
 
 class PrefixEnd(NamedTuple):
-    """The end of a candidate's prefix: the keys that show whether another's ends there too."""
+    """The end of a candidate's prefix: the keys that show whether another prefix ends there,
+    too."""
 
     num_blocks: int
     last: BlockKey
-    following: int  # -1 behind the chain's end: no key, never held
+    following: int  # -1 at the chain's end: no key, never held
     before_last: BlockKey  # two blocks more, for closure can break right before the end
     before_that: BlockKey
 
 
 NO_END = PrefixEnd(0, BlockKey(-1), -1, BlockKey(-1), BlockKey(-1))
 MAX_SHORT = 64
-"""Blocks of a prefix of which each is looked at, which takes 1.5 us."""
+"""Prefixes up to this length are checked block by block, which takes 1.5 us."""
 
 _MAX_ENDS = 12  # a bisection of 6,000 blocks costs as much as trying so many
 
@@ -43,10 +43,10 @@ def _prefix_end(chain: Sequence[BlockKey], num_blocks: int) -> PrefixEnd:
 
 
 def leading(chain: Sequence[BlockKey], held: Container[BlockKey], ends: list[PrefixEnd]) -> int:
-    """Count leading blocks in `held`; the end that it found comes first in `ends`, mostly."""
+    """Count leading blocks in `held`; mostly moves the end that it found to the front of `ends`."""
     if chain[0] not in held:
         return 0
-    low, high = 1, len(chain)  # blocks [0, low) are held; none behind `high` is
+    low, high = 1, len(chain)  # blocks [0, low) are held; none from `high` on is
     for position, (num_blocks, last, following, before_last, before_that) in enumerate(ends):
         if num_blocks < low or num_blocks > high:
             continue
@@ -67,7 +67,7 @@ def leading(chain: Sequence[BlockKey], held: Container[BlockKey], ends: list[Pre
 
 
 def num_leading(chain: Sequence[BlockKey], held: Container[BlockKey], start: int = 0) -> int:
-    """Count leading blocks in `held`, the first `start` taken to be; holes are not looked for."""
+    """Count leading blocks in `held`, assuming the first `start`; holes are not searched for."""
     return _bisect(chain, held, start, len(chain))
 
 
@@ -89,9 +89,9 @@ def num_leading_exactly(chain: Sequence[BlockKey], held: Container[BlockKey]) ->
 
 
 def _checked(chain: Sequence[BlockKey], held: Container[BlockKey], end: int, start: int = 0) -> int:
-    """Step back behind a hole in the blocks [start, end) if they are few, else in the last ones.
+    """Search for a hole in the blocks [start, end) if they are few, else in the last ones.
 
-    There may be another.
+    There may be other holes further in front.
     """
     if end - start <= MAX_SHORT:
         return start + num_leading_exactly(chain[start:end], held)
@@ -104,9 +104,9 @@ def _checked(chain: Sequence[BlockKey], held: Container[BlockKey], end: int, sta
 def prolonged(
     chain: Sequence[BlockKey], start: int, tier: Container[BlockKey], *others: Container[BlockKey]
 ) -> int:
-    """Count leading blocks in any of the tiers, of which the first `start` are known to be.
+    """Count leading blocks in any of the tiers; the first `start` are known to be there.
 
-    `tier` is looked at first: if it lacks the block at `start`, no other has it either.
+    If `tier` lacks the block at `start`, no other tier has it either.
     """
     if start == len(chain) or chain[start] not in tier:
         return start

@@ -1,4 +1,4 @@
-"""Blocks that were removed recently: a prediction that they overtook was not a wrong one."""
+"""Blocks that were removed recently: if they were removed after a prediction, it was not wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_KEYS: Final = 8_192  # in a generation; half a megabyte
 class RecentKeys:
     """The last keys added: at least `max_keys` of them, at most twice as many.
 
-    `num_added` counts the calls of `add`, so that it can be told what came after a moment.
+    `num_added` counts the calls of `add`. It serves as a clock for `since`.
     """
 
     __slots__ = ("_max_keys", "_new", "_old", "num_added")
@@ -28,7 +28,7 @@ class RecentKeys:
         return key in self._new or key in self._old
 
     def since(self, key: BlockKey, num_added: int) -> bool:
-        """Return whether the key was added, for the last time, after so many calls of `add`."""
+        """Return whether the key was last added after `num_added` calls of `add`."""
         return self._new.get(key, self._old.get(key, 0)) > num_added
 
     def add(self, keys: Iterable[BlockKey]) -> None:

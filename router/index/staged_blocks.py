@@ -1,7 +1,8 @@
 """A candidate's blocks while they are loaded, to be swapped in when complete.
 
-A million blocks take most of a second to load: slice by slice, beside what is matched against, so
-that no request sees half of them. Then `BlockIndex.replace` puts them in at once.
+A million blocks take most of a second to load. They are loaded slice by slice, apart from the
+blocks that are matched, so that no request sees half of them. Then `BlockIndex.replace` swaps them
+in.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class StagedBlocks:
 
     def __init__(self) -> None:
         self.copies: dict[Tier, Copies] = {tier: {} for tier in TIERS}
-        self.retired: list[Copies] = []  # what a clear dropped; the index frees it in slices
+        self.retired: list[Copies] = []  # dropped by a clear; the index frees them in slices
 
     def add(
         self,
@@ -34,7 +35,7 @@ class StagedBlocks:
         keys: Sequence[BlockKey] | NDArray[np.uint64],
         copies: Iterable[tuple[BlockKey, int]] = (),
     ) -> None:
-        """Add blocks of one copy, then those of which there are several.
+        """Add blocks with one copy, then those with several.
 
         Takes 0.1 us a block: give it slices of some 10,000.
         """
@@ -44,7 +45,7 @@ class StagedBlocks:
         held.update(copies)
 
     def apply(self, changes: Iterable[TierChange], *, cleared: bool = False) -> None:
-        """Apply changes made meanwhile; other tiers than a candidate's own are left out.
+        """Apply changes made meanwhile; changes of the pool are left out.
 
         Raises:
             ValueError: packed keys are cut off.
@@ -56,7 +57,7 @@ class StagedBlocks:
                 apply_change(self.copies[change.tier], change)
 
     def take(self) -> dict[Tier, Copies]:
-        """Hand out all blocks; none are left."""
+        """Return all blocks, and keep none."""
         copies, self.copies = self.copies, {tier: {} for tier in TIERS}
         return copies
 

@@ -1,14 +1,15 @@
-"""How far predictions for one candidate can be trusted, told apart by what they rest on.
+"""How far predictions for one candidate can be trusted, separately for what they are based on.
 
 What must live here: what answers show, and what follows from it. What must not: matches, streams.
 
-    rests on                 if its predictions are wrong
-    events of the GPU        history is read again, each time after twice as many answers
-    the cpu tier             the tier counts no more, until what it would have added is right again
-    how copies are counted   the other way is taken (router.index.copies), and history read again
+    based on                 if its predictions are wrong
+    events of the GPU        history is read again; each time after twice as many answers
+    the cpu tier             the tier does not count, until it would have been right again
+    how copies are counted   they are counted the other way (router.index.copies), and history is
+                             read again
 
 Source of the last: vllm-project/vllm#55092 reports a block's removal with its last copy, vLLM
-0.32.0 each copy's.
+0.32.0 reports each copy's.
 """
 
 from __future__ import annotations
@@ -20,22 +21,49 @@ from msgspec import Struct
 TRUST_DECAY: Final = 0.98  # half of the weight lies on the last 35 audits
 MIN_AUDITS: Final = 20  # nothing is concluded from fewer
 SUSPECT_BELOW: Final = 0.6
-"""Share of right predictions under which a stream is re-synced, or a tier does not count. Evictions
-between decision and schedule do not count (`CacheView.was_overtaken`); a lost event costs nearly
-all of a session's turns."""
+"""Below this share of right predictions a stream is read again, or a tier does not count. Evictions
+between decision and schedule do not count (`CacheView.was_overtaken`). A lost event makes nearly
+all turns of a session wrong."""
 
 GOOD_FROM: Final = 0.9
-"""Share of right predictions from which on it is as if there never was a doubt."""
+"""From this share of right predictions on, earlier wrong ones have no more effect."""
 
 _CPU_DECAY: Final = 0.95  # a tier is mostly right, or mostly wrong
 _CPU_AUDITS: Final = 10
 _MAX_NEEDED: Final = 64 * MIN_AUDITS
-_RUN: Final = 3  # answers that speak for the other way of counting copies
-_MAX_RUN: Final = 384
+_COPIES_STREAK: Final = 3
+_MAX_STREAK: Final = 384
+
+
+class Streak:
+    """Counts answers in a row that contradict an assumption.
+
+    Args:
+        needed: How many overturn it. After each time twice as many are needed.
+    """
+
+    __slots__ = ("_length", "_needed")
+
+    def __init__(self, needed: int) -> None:
+        self._length = 0
+        self._needed = needed
+
+    def add(self) -> bool:
+        """Count one more; return whether the streak is long enough. Then a new one begins."""
+        self._length += 1
+        if self._length < self._needed:
+            return False
+        self._length = 0
+        self._needed = min(2 * self._needed, _MAX_STREAK)
+        return True
+
+    def end(self) -> None:
+        """Begin again: an answer agreed."""
+        self._length = 0
 
 
 class Account(Struct):
-    """The share of right predictions of one kind, recent ones counting more."""
+    """The share of right predictions of one kind; recent ones count more."""
 
     ratio: float = 1.0
     num_audits: int = 0
@@ -43,7 +71,7 @@ class Account(Struct):
     num_needed: int = MIN_AUDITS  # nothing is concluded from fewer
 
     def observe(self, right: bool) -> None:
-        """Note a prediction's outcome."""
+        """Record a prediction's outcome."""
         self.ratio = self.decay * self.ratio + (1 - self.decay) * right
         self.num_audits += 1
 
@@ -56,45 +84,29 @@ class Account(Struct):
 class Trust:
     """What answers show of one candidate."""
 
-    __slots__ = ("_num_needed", "_run", "_run_needed", "counts_cpu", "cpu", "gpu")
+    __slots__ = ("_num_needed", "copies", "counts_cpu", "cpu", "gpu")
 
     def __init__(self) -> None:
         self.gpu = Account()
         self.cpu = Account(decay=_CPU_DECAY, num_needed=_CPU_AUDITS)
         self.counts_cpu = True
+        self.copies = Streak(_COPIES_STREAK)  # answers that the other count of copies explains
         self._num_needed = MIN_AUDITS  # answers before history is read again
-        self._run = 0
-        self._run_needed = _RUN
 
     def observe_gpu(self, right: bool) -> bool:
-        """Note a prediction by the GPU's events; return whether to read history again."""
+        """Record a prediction by the GPU's events; return whether to read history again."""
         self.gpu.observe(right)
         if self.gpu.num_audits >= MIN_AUDITS and self.gpu.ratio >= GOOD_FROM:
             self._num_needed = MIN_AUDITS
         return self.gpu.is_bad and self.gpu.num_audits >= self._num_needed
 
     def observe_cpu(self, right: bool) -> bool:
-        """Note what the cpu tier would have added; return whether it counts, or not, from now on.
-
-        It counts again where it would have been right for some time.
-        """
+        """Record what the cpu tier would have added; return whether `counts_cpu` changed."""
         self.cpu.observe(right)
-        if self.counts_cpu:
-            changes = self.cpu.is_bad
-        else:
-            changes = self.cpu.ratio >= GOOD_FROM
+        changes = self.cpu.is_bad if self.counts_cpu else self.cpu.ratio >= GOOD_FROM
         if changes:
             self.counts_cpu = not self.counts_cpu
         return changes
-
-    def observe_copies(self) -> bool:
-        """Note an answer that counting copies the other way explains; return whether to do so."""
-        self._run += 1
-        if self._run < self._run_needed:
-            return False
-        self._run = 0
-        self._run_needed = min(2 * self._run_needed, _MAX_RUN)
-        return True
 
     def forgive(self, *, was_read: bool = False) -> None:
         """Begin the GPU's account again; `was_read`: history is being read again for it."""

@@ -1,19 +1,21 @@
-"""The fleet: replicas, their load, their health, their speed, and the sessions that use them.
+"""The fleet: replicas, their load, their health, their speed, and the conversations that use them.
 
 State, synchronous; `now_s` is an argument; no I/O. `Fleet` is the way in.
 """
 
 from router.replicas.candidate_state import CandidateStatus, EngineLoad
+from router.replicas.conversations import Conversation, Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.health import HealthRules, HealthState, ProbeFailure
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
-from router.replicas.sessions import Sessions, SessionView
 
 __all__ = [
     "Booking",
     "Candidate",
     "CandidateStatus",
+    "Conversation",
+    "Conversations",
     "EngineLoad",
     "Fleet",
     "HealthRules",
@@ -22,6 +24,4 @@ __all__ = [
     "ProbeFailure",
     "Replica",
     "ServedModel",
-    "SessionView",
-    "Sessions",
 ]

@@ -16,19 +16,19 @@ _NUM_STEPS: Final = 100
 def solve_within(matrix: Array, vector: Array, lows: Array, highs: Array) -> Array:
     """Solve `matrix @ x = vector` for lows <= x <= highs in the least-squares sense.
 
-    The matrix is positive definite (the prior's pull is on its diagonal). What goes beyond a bound
-    is held there and the rest solved anew, and what would rather leave its bound is let go: exact
-    after two or three solutions. Where that goes round in circles it ends by changing one entry at
-    a time. Source: Judice and Pires 1992, block principal pivoting.
+    The matrix is positive definite (the prior's pull is on its diagonal). Entries beyond a bound
+    are fixed there and the rest is solved again; entries that fit better off their bound are freed.
+    This is exact after two or three solutions. If it cycles, one entry is changed at a time.
+    Source: Judice and Pires 1992, block principal pivoting.
     """
     scale = 1.0 / np.sqrt(np.diag(matrix))
     matrix, vector = matrix * np.outer(scale, scale), vector * scale
     lows, highs = lows / scale, highs / scale
     x = np.linalg.solve(matrix, vector)
-    held = np.full(len(x), np.nan)  # at which bound; nan: at none
+    held = np.full(len(x), np.nan)  # the bound at which an entry is fixed; nan: none
     for step in range(_NUM_STEPS):
         free = np.isnan(held)
-        slope = matrix @ x - vector  # below 0: more of it would fit better
+        slope = matrix @ x - vector  # below 0: a larger value would fit better
         leaves = ((held == lows) & (slope < 0.0)) | ((held == highs) & (slope > 0.0))
         wrong = np.flatnonzero(np.where(free, (x < lows) | (x > highs), leaves))
         if not len(wrong):

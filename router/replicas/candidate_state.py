@@ -1,13 +1,10 @@
 """The moving state of one candidate: its load, speed, cache turnover, and load from elsewhere.
 
 Load has two sources. The ledger has what this router sent, and within milliseconds what other
-routers publish. The engine's own `/metrics`, read now and then, also counts requests of direct
-clients: what exceeds the ledger at that moment counts as foreign load until the next reading, or
-until the reading is too old. It is a correction, not a measurement: readings lag by a request or
-two, and a foreign prompt is taken to be as long as the ones in the ledger.
-
-If another router's request is booked after a reading that may have counted it, it is taken out of
-the foreign load: it is in the ledger now.
+routers publish. The engine's own `/metrics` also counts requests of direct clients. Load beyond the
+ledger counts as foreign until the next reading, or until the reading is too old. This is a
+correction, not a measurement: readings lag by a request or two, and a foreign prompt is assumed to
+be as long as those in the ledger.
 """
 
 from __future__ import annotations
@@ -27,16 +24,13 @@ from router.replicas.step_fit import StepFit
 
 _MEAN_DECAY = 0.9
 LATELY_S = 300.0
-"""Time constant of "computed recently": a few turns of an agent. Between 60 and 600 s it made no
-difference in the queue model."""
-NEWS_S = 0.25
-"""A request noted so soon after a reading may have been counted by it: a note takes that long."""
-
+"""Time constant of "computed recently": a few turns of an agent. Values between 60 and 600 s made
+no difference in the queue model."""
 ENGINE_LOAD_MAX_AGE_S = 15.0
 
-_MIN_TOKENS = 20  # of a reading, to learn the time between them
+_MIN_TOKENS = 20  # of a reading, to learn inter-token latency
 
-_FIGURES_S = 0.1  # a moment; two exponentials per candidate would be a third of `Fleet.views`
+_FIGURES_S = 0.1  # kept for so long; computing them would be a third of `Fleet.views`
 
 
 class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
@@ -50,8 +44,8 @@ class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
     num_waiting: int
     at_s: float
     kv_usage: float | None = None  # share of its blocks that running requests use; None: unsaid
-    token_s: float = 0.0  # times between tokens since it started, summed, and
-    num_tokens: int = 0  # how many
+    token_s: float = 0.0  # inter-token latencies since it started, summed
+    num_tokens: int = 0  # how many latencies
 
 
 class CandidateStatus(Struct, frozen=True, kw_only=True):
@@ -111,7 +105,7 @@ class CandidateState:
         self._num_elsewhere = 0  # requests in the ledger that other routers sent
         self._mean_tokens = 0.0  # uncached tokens of a request here, recent ones first
         self._written_tokens = RecentSum(LATELY_S)  # that entered this cache
-        self._figures = (0.0, 0.0)  # busy ratio, cache pressure: slow to move, so kept a moment
+        self._figures = (0.0, 0.0)  # busy ratio, cache pressure: kept for a moment
         self._figures_until_s = 0.0
         self._view: ReplicaView | None = None  # as last shown; None: something has changed since
         self._view_held = NOTHING_HELD  # for this holding
@@ -130,7 +124,7 @@ class CandidateState:
     def view(self, held: Holding, now_s: float) -> ReplicaView:
         """Show the candidate to a policy.
 
-        Most candidates have changed in nothing since the last decision: they show what they showed.
+        Most candidates have not changed since the last decision: their last view is reused.
         """
         view = self._view
         if (
@@ -182,7 +176,7 @@ class CandidateState:
         return self.fit.steps if self._is_decoder else self.fit.mixed_steps
 
     def _with_decoding(self, view: ReplicaView, now_s: float) -> ReplicaView:
-        """Add what only matters of replicas that decode: free KV, time between tokens."""
+        """Add what only matters for replicas that decode: free KV and inter-token latency."""
         capacity, num_used = self.candidate.capacity_tokens, self._num_used_tokens(now_s)
         num_decoding = view.num_requests - view.num_waiting
         return replace(
@@ -194,9 +188,9 @@ class CandidateState:
         )
 
     def _num_used_tokens(self, now_s: float) -> float:
-        """Return the tokens whose KV requests in flight use; 0.0 where a cache's size is unknown.
+        """Return the tokens whose KV requests in flight use; 0.0 if the cache's size is unknown.
 
-        What answers have grown by is in the engine's last reading.
+        The tokens of answers so far are in the engine's last reading.
         """
         capacity, reading = self.candidate.capacity_tokens, self.engine_load
         if capacity is None:
@@ -208,9 +202,10 @@ class CandidateState:
         return max(0.0, num_used)
 
     def tbt_ms(self, num_tokens: int, now_s: float) -> float | None:
-        """Predict the time between tokens when a prompt of `num_tokens` has been computed.
+        """Predict inter-token latency when a prompt of `num_tokens` has been computed.
 
-        All that are in flight here will be decoding then. None: nothing is, or too little is known.
+        All requests in flight here will be decoding then. None: there are none, or too little is
+        known.
         """
         num_requests = self.ledger.num_requests
         if now_s < self._foreign_until_s:
@@ -231,14 +226,13 @@ class CandidateState:
     def admit(self, number: int, booking: Booking, now_s: float) -> Lease:
         """Book a request, ours or another router's; see `Ledger.admit`.
 
-        Another router's does not count for health here: that router judges how it ends.
+        Another router's request does not count for health here: that router judges its outcome.
         """
         self._view = None
         if booking.is_ours:
             self.health.began(number, now_s)
         else:
             self._num_elsewhere += 1
-            self._take_from_foreign(now_s)
         foreign = self._foreign if now_s < self._foreign_until_s else NO_FOREIGN
         lease = self.ledger.admit(
             number, self.candidate.id, booking, self.fit.model, foreign, now_s
@@ -250,7 +244,7 @@ class CandidateState:
         return lease
 
     def first_token(self, lease: Lease, now_s: float, ttft_ms: float | None) -> None:
-        """Note a first token and learn from its time; later calls do nothing.
+        """Record a first token and learn from its time; later calls do nothing.
 
         `ttft_ms` None: it is not known how long it took.
         """
@@ -272,8 +266,9 @@ class CandidateState:
 
         `outcome` None: it was another router's.
 
-        Of a whole answer the first token is not seen. But one that ends before it was due took less
-        than predicted: so a replica faster than the prior is found where no client streams.
+        The first token of an answer without a stream is not seen. But if the answer ends before the
+        token was due, it took less than predicted. So the router learns that a replica is faster
+        than the prior even if no client streams.
         """
         if outcome is Outcome.OK and self.ledger.is_early(lease, self.fit.model, now_s):
             took_ms = 1e3 * (now_s - lease.begun_s)
@@ -303,7 +298,7 @@ class CandidateState:
         self._foreign_until_s = load.at_s + ENGINE_LOAD_MAX_AGE_S if num_foreign else 0.0
 
     def _observe_steps(self, load: EngineLoad) -> None:
-        """Learn the time between tokens since the last reading."""
+        """Learn inter-token latency since the last reading."""
         last, self._num_tokens_read = self.engine_load, self.ledger.num_tokens
         if last is None or load.num_tokens - last.num_tokens < _MIN_TOKENS:
             return
@@ -312,18 +307,6 @@ class CandidateState:
             (last.num_running + load.num_running) / 2,
             usage * (self.candidate.capacity_tokens or 0),
             1000.0 * (load.token_s - last.token_s) / (load.num_tokens - last.num_tokens),
-        )
-
-    def _take_from_foreign(self, begun_s: float) -> None:
-        """Count a request once that the last reading may have seen before its note came."""
-        reading, foreign = self.engine_load, self._foreign
-        if reading is None or begun_s >= reading.at_s + NEWS_S or not foreign.num_requests:
-            return
-        num_waiting = max(0, foreign.num_waiting - 1)
-        self._foreign = Foreign(
-            num_requests=foreign.num_requests - 1,
-            num_waiting=num_waiting,
-            num_queued_tokens=round(num_waiting * self._mean_tokens),
         )
 
     def cache_pressure(self, now_s: float) -> float:

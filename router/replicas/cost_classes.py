@@ -1,14 +1,13 @@
-"""Which replicas share what is learned of their speed: those whose first tokens take as long.
+"""Which replicas share a learned speed: those whose first tokens take equally long.
 
-Replicas of one name, which is the label of their hardware or else their model, begin in one class.
-Whether each belongs there, the last first tokens show: how long they took in terms of what the fit
-says now, in the median, against the same of the class's other replicas. So what is wrong with the
-fit, or slows all of them, moves none.
+Replicas with one label begin in one class. The label is `hardware`, else the model. Recent first
+tokens show whether a replica belongs there. Their median ratio of observed to predicted time is
+compared with the class's other replicas. So a wrong fit, or a slowdown of all, moves no replica.
 
-A replica that takes half as long again as the others, or two thirds of it, leaves: for the oldest
-class of that name that it is like (within a fifth), else for one of its own, which begins with the
-model of the one that it leaves and with those first tokens. The class that it left learns nothing
-more from it. If it is like an older class again, it goes back there.
+A replica leaves its class if it takes 50 % longer than the others, or a third less. It goes to the
+oldest class of its label that differs by less than 20 %. If there is none, it gets a class of its
+own. That begins with the scaled model of the old class, and with the recent first tokens. If an
+older class fits again later, the replica goes back there.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ from router.replicas.cost_fit import CostFit, Work, scaled
 logger = logging.getLogger(__name__)
 
 NUM_RECENT: Final = 32
-"""First tokens that tell: with errors of 50 % their median is good to 11 %."""
-_EVERY: Final = 8  # first tokens between two looks: as often as a fit is solved
+"""First tokens that are compared: with errors of 50 % their median is good to 11 %."""
+_EVERY: Final = 8  # first tokens between two comparisons: as often as a fit is solved
 _LEAVES: Final = log(1.5)
 _JOINS: Final = log(1.2)
 _FLOOR_MS: Final = 50.0
-"""What is quicker counts as so much: it is scheduling and network, not what a GPU computes, and too
-little to decide by."""
-_NUM_COMPARED: Final = 9  # of a class's replicas: 0.3 ms for each look
+"""Shorter times count as this: they are scheduling and network, not compute."""
+_NUM_COMPARED: Final = 9  # of a class's replicas: a comparison takes 0.3 ms
 
 
 class _Seen(NamedTuple):
@@ -45,7 +43,7 @@ class _Seen(NamedTuple):
 
 
 class CostClass:
-    """Replicas of one speed, and what is learned of it."""
+    """Replicas of one speed, and the fit that they share."""
 
     __slots__ = ("fit", "members", "name")
 
@@ -60,7 +58,7 @@ class Speed:
 
     Args:
         replica: Its name, for the log.
-        classes: Those of its name, oldest first; it begins in the first. More may be added.
+        classes: Those of its label, oldest first; it begins in the first. More may be added.
     """
 
     __slots__ = ("_num_until_look", "_recent", "classes", "cost_class", "replica")
@@ -79,7 +77,7 @@ class Speed:
         return self.cost_class.fit
 
     def leave(self) -> None:
-        """Be in no class any more; a class that is left by all is forgotten, but for the first."""
+        """Leave the class; an empty class is dropped, except for the first."""
         self.cost_class.members.remove(self)
         if not self.cost_class.members and self.cost_class is not self.classes[0]:
             self.classes.remove(self.cost_class)
@@ -92,7 +90,7 @@ class Speed:
     def observe_elsewhere(
         self, work: Work, ttft_ms: float, predicted_ms: float, now_s: float
     ) -> None:
-        """Learn from one that another router saw."""
+        """Learn from a first token that another router saw."""
         self.fit.observe_elsewhere(work, ttft_ms, predicted_ms, now_s)
         self._note(_Seen(work, ttft_ms))
 
@@ -104,7 +102,7 @@ class Speed:
             self._look()
 
     def _look(self) -> None:
-        """Go to another class if one of these is so much more like it; see the module."""
+        """Move to a better class if there is one; see the module."""
         here = self._away_from(self.cost_class)
         leaves = here is not None and abs(here) > _LEAVES
         for other in self.classes:
@@ -120,9 +118,9 @@ class Speed:
             self._move(self._found(here))
 
     def _away_from(self, cost_class: CostClass) -> float | None:
-        """Return the logarithm of how many times as long it takes as a class's others.
+        """Return the logarithm of its time relative to the others of a class.
 
-        None: none of them has been seen enough.
+        None: none of them has enough first tokens.
         """
         model = cost_class.fit.model
         others = [
@@ -140,7 +138,7 @@ class Speed:
         )
 
     def _found(self, away: float) -> CostClass:
-        """Begin a class that takes so much longer, with what was seen of it."""
+        """Create a class for a replica that is `exp(away)` times as slow."""
         before, first = self.cost_class, self.classes[0]
         fit = CostFit(scaled(before.fit.model, exp(away)))
         fit.steps, fit.mixed_steps = copy.deepcopy((before.fit.steps, before.fit.mixed_steps))

@@ -5,31 +5,29 @@
          + ms_per_fetch * reads + ms_per_fetched_token * pooled + ms_per_disk_token * on_disk
 
 `tokens` and `mtoken2` (token-context pairs / 1e6) are the uncached work in front of the first
-token: the request's own and all of the queue ahead. So queue and own prefill have one unit from
-the first request on, and a wrong scale of the prior changes no order. A request reads from its own
-cpu tier or from the pool, never from both: either `cpu` tokens, or in one read `pooled` ones, of
-the pool's memory, and those `on_disk`.
+token: the request's own work and the queue ahead. So queue and own prefill have one unit from the
+first request on, and a wrong scale of the prior changes no order. A request reads from its own cpu
+tier or from the pool, never from both. A read of the pool has tokens of the pool's memory
+(`pooled`) and of its SSD (`on_disk`).
 
-How: weighted least squares over a window of the last observations, newest first in weight,
-solved again every few observations (8 unknowns, 128 rows: cheaper in the mean than a recursive
-update, and past observations are judged again by the current model). Six guards:
+The method is weighted least squares over a window of the last observations. The newest weigh most.
+It is solved again every few observations (8 unknowns, 128 rows). That is faster in the mean than a
+recursive update, and past observations are judged by the current model. Six guards:
 
-1. Relative errors count, not absolute ones: a row weighs 1 / fitted**2. A first token takes
-   20 ms or 20 s, and the small ones must be right too.
-2. Far-off rows lose weight by the logarithm of observed / fitted (Cauchy), which treats ten times
-   too slow (a hiccup) and ten times too fast (the cache held more than was known) alike. One
-   row in twenty of either kind moves the fit by a few percent.
-3. The prior's proportions never fade: scaled to the median observation, it draws each
-   coefficient with the strength of a guess good to a factor of ten. Where all requests are alike
-   (collinear columns) it divides the time among the coefficients; nothing winds up. How fast an
-   engine is must be learned in every case, so the prior does not constrain it.
+1. Relative errors count, not absolute ones: a row weighs 1 / fitted**2. A first token takes 20 ms
+   or 20 s, and the small ones must be right too.
+2. Outliers lose weight by the logarithm of observed / fitted (Cauchy). A hiccup (ten times too
+   slow) and an unknown cache hit (ten times too fast) lose the same weight. If 5 % of the rows are
+   outliers, the fit moves by a few percent.
+3. The prior's proportions never fade. The prior is scaled to the median observation. It draws each
+   coefficient like a guess that is good to a factor of ten. If all requests are equal (collinear
+   columns), it divides the time among the coefficients. It does not constrain the engine's speed.
 4. No coefficient is negative (the normal equations are solved within bounds).
-5. Reading a token takes at least a certain part of computing one, and at most a multiple: over
-   RDMA we know of 2 %, over TCP on a busy host of more than all of it. Few requests read, and those
-   that do find short queues, so a free fit may well charge nothing.
-6. A read costs what reads take in the mean. Guard 2 fits what most of them take, and over TCP some
-   take several times as long: what reads take beyond the fit, more than other requests do, is added
-   to the price of a token.
+5. The time to read a token has bounds relative to computing one. Over RDMA 2 % was measured, over
+   TCP on a busy host more than 100 %. Few requests read, and these find short queues, so a fit
+   without bounds may charge nothing.
+6. A read costs what reads take in the mean. Guard 2 fits most of them, and over TCP some take
+   several times as long. So the mean excess of reads over the fit is added to the price of a token.
 """
 
 from __future__ import annotations
@@ -56,15 +54,15 @@ _PRIOR_NOISE = 0.2
 _PRIOR_STRENGTH = 4e-4  # (0.2 / 10)**2: noise of 20 %, prior good to a factor of 10
 _FETCH_STRENGTH = 0.09  # 0.3**2: the prior of reading from the pool is good to a factor of 2
 _BOUNDS = {_CPU: (0.005, 10.0), _POOLED: (0.02, 10.0), _DISK: (0.02, 10.0)}
-"""Of reading a token, in units of computing one."""
+"""Bounds of the time to read a token, in units of the time to compute one."""
 _LEAST_SCALE = 0.1  # of the prior's time for computing a token, where none was measured
 _MAX_EXCESS = 4.0  # a read that hangs counts as so many times the prediction, at most
-_NUM_SURE = 2.0  # reads, until half of what they took beyond the fit is believed
+_NUM_SURE = 2.0  # reads, until half of their excess over the fit counts
 _RUNNING_SCALE_MS = 1.0  # the prior of ms_per_running is 0, its spread must not be
 _CLIP = 3.0  # in units of the median log error; half of the weight is lost there
 _MIN_SPREAD = 0.05
 _ERROR_DECAY = 0.95
-_FETCH_ERROR_FADES = 0.99  # with each request that does not read: a bad hour is forgotten
+_FETCH_ERROR_FADES = 0.99  # with each request that does not read
 _SOLVE_EVERY = 8
 _NUM_REWEIGHTS = 8  # from the prior; later fits start where the last one ended
 _NUM_REWEIGHTS_WARM = 2
@@ -74,7 +72,7 @@ Array = NDArray[np.float64]
 
 
 class Work(Struct, frozen=True, kw_only=True, gc=False):
-    """All that lies in front of one first token at dispatch: the features of an observation."""
+    """The work in front of one first token at dispatch: the features of an observation."""
 
     num_tokens: float  # uncached: queue ahead (what is left of it) and own
     num_mtoken2: float  # (token, context) pairs of these, in millions
@@ -125,7 +123,7 @@ def mtoken2(num_uncached_tokens: int, num_cached_tokens: int) -> float:
 
 
 def scaled(model: CostModel, factor: float) -> CostModel:
-    """Return a model by which everything takes `factor` times as long."""
+    """Return a model in which everything takes `factor` times as long."""
     return _model_of(
         factor * _coefficients(model),
         fetched_token_error_ms=factor * model.fetched_token_error_ms,
@@ -176,7 +174,7 @@ class CostFit:
     def observe(self, work: Work, ttft_ms: float, predicted_ms: float) -> None:
         """Learn from one first token; `predicted_ms` was predicted at dispatch.
 
-        Values that no first token can have (not finite, not positive) are ignored.
+        Impossible values (not finite, not positive) are ignored.
         """
         if not (isfinite(ttft_ms) and ttft_ms > 0.0):
             return
@@ -192,10 +190,10 @@ class CostFit:
     def observe_elsewhere(
         self, work: Work, ttft_ms: float, predicted_ms: float, now_s: float
     ) -> None:
-        """Learn from a first token that another router saw; of many, 20 a second.
+        """Learn from a first token that another router saw, at most 20 a second.
 
-        Every router receives a note of every request: without a bound each would solve at the pace
-        of all together (0.3 to 1 ms for eight observations).
+        Every router receives a note of every request. Without a bound each would solve as often as
+        all together (0.3 to 1 ms for eight observations).
         """
         if self.num_observations < _WINDOW or now_s >= self._next_elsewhere_s:
             self._next_elsewhere_s = now_s + _PACE_S
@@ -283,7 +281,7 @@ def _model_of(coefficients: Array, **errors: float) -> CostModel:
 
 
 def _bounds(token_ms: float) -> tuple[Array, Array]:
-    """Return what each coefficient is at least and at most where a token takes `token_ms`."""
+    """Return the bounds of each coefficient if a token takes `token_ms`."""
     lows, highs = np.zeros(_NUM), np.full(_NUM, np.inf)
     for column, (least, most) in _BOUNDS.items():
         lows[column], highs[column] = least * token_ms, most * token_ms
@@ -291,7 +289,7 @@ def _bounds(token_ms: float) -> tuple[Array, Array]:
 
 
 def _excess_of_reads(rows: Array, ttft_ms: Array, fitted: Array, recency: Array) -> float:
-    """Return what a token read from the pool takes beyond the fit, in the mean; see guard 6."""
+    """Return the mean excess of a token read from the pool over the fit; see guard 6."""
     reads = rows[:, _READ] > 0.0
     if not reads.any():
         return 0.0

@@ -1,18 +1,19 @@
 """Which requests were at replicas that went down, and which of them are refused for it.
 
-A request that is on its way when its replica goes down is a suspect. It is the culprit if it was at
-two deaths, and is
+A request that is in flight when its replica goes down is a suspect. It is the culprit if it was at
+two deaths, and one of these holds:
 
-    the only request that was at all deaths it was at, or
-    the only one of these whose answer had not begun at any of them.
+1. It is the only request that was at all deaths that it was at.
+2. Several requests were, and it is the only one whose answer had not begun at any of these deaths.
 
-So innocent requests are never refused while they keep a culprit company: they are sent again, are
-answered, and are no suspects any more. When the culprit is known, its deaths count for no other
-request. Requests are known by a digest, so one that is sent again is recognised.
+Innocent requests are not refused while they accompany a culprit. They are sent again, are answered,
+and are no suspects any more. Once the culprit is known, its deaths count for no other request.
+Requests are known by a digest, so a request that is sent again is recognised.
 
-What must live here: deaths, and the verdict. What must not: how a death is detected, any I/O. A
-death is remembered for an hour and a culprit is refused for ten minutes after its last one, so a
+A death is remembered for an hour. A culprit is refused for ten minutes after its last death. So a
 request that is sent again and again ends one replica each time, not two.
+
+What must live here: deaths, and the verdict. What must not: how a death is detected, any I/O.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Body = NewType("Body", bytes)
 REFUSED_S: Final = 600.0
 MEMORY_S: Final = 3600.0
 NEAR_S: Final = 10.0
-"""A broken connection and a death so close together are one event; so are two routers' reports."""
+"""A broken connection and a death within this time are one event. So are two routers' reports."""
 
 _MAX_DEATHS: Final = 256
 _MAX_BODIES: Final = 20_000  # of all deaths together
@@ -53,7 +54,7 @@ class Lost(Struct, frozen=True, kw_only=True):
     replica: str
     body: Body
     is_answered: bool  # its answer had begun
-    died_s: float  # when the replica was found down
+    died_s: float  # when the replica was seen down
 
 
 class _Broken(Struct, frozen=True):
@@ -81,7 +82,7 @@ def _ignore(*_: object) -> None:
 
 
 class Deaths:
-    """The deaths of the last hour; at most so many, the oldest is forgotten first."""
+    """The deaths of the last hour; their number is bounded, the oldest is dropped first."""
 
     def __init__(self) -> None:
         self.on_lost: Callable[[Lost, float], None] = _ignore
@@ -90,7 +91,6 @@ class Deaths:
         """Called when a request is no suspect any more."""
         self._deaths: deque[_Death] = deque()
         self._broken: deque[_Broken] = deque(maxlen=_MAX_BROKEN)
-        self._refusals: dict[Body, Refusal] = {}
         self._num_bodies = 0
 
     @property
@@ -98,13 +98,15 @@ class Deaths:
         """Whether any request is a suspect; if not, no digest is needed."""
         return self._num_bodies > 0
 
+    # -- what happened -----------------------------------------------------------------------
+
     def broke(
         self, replica: str, body: Body, *, is_answered: bool, begun_s: float, now_s: float
     ) -> None:
-        """Note that a request failed at a replica, which may be going down.
+        """Record that a request failed at a replica, which may be going down.
 
         Args:
-            is_answered: Whether its client had got a part of the answer.
+            is_answered: Whether its client had received a part of the answer.
             begun_s: When it was sent there: a death before that is not its doing.
         """
         broken = _Broken(replica, body, is_answered, begun_s, now_s)
@@ -115,7 +117,7 @@ class Deaths:
         self._broken.append(broken)
 
     def went_down(self, replica: str, now_s: float) -> None:
-        """Note that a replica was found dead or hung; what fails there from now on was at it."""
+        """Record that a replica is dead or hangs; requests that fail there later were at it."""
         last = next((d for d in reversed(self._deaths) if d.replica == replica), None)
         if last is not None and not last.is_ours and now_s - last.at_s < NEAR_S:
             last.is_ours, last.at_s = True, now_s  # another router was quicker
@@ -124,30 +126,22 @@ class Deaths:
         self._explain(last, now_s)
 
     def restarted(self, replica: str, now_s: float) -> None:
-        """Note that another process answers for a replica, though it was never found down."""
+        """Record that another process answers for a replica that was never seen down."""
         if any(self._broken_at(replica, now_s)):
             self._explain(self._begin(replica, now_s, is_ours=True), now_s)
 
     def learn(self, lost: Lost, now_s: float) -> None:
-        """Take over what another router has found."""
+        """Take over what another router has seen."""
         for death in self._deaths:
             if death.replica == lost.replica and abs(death.at_s - lost.died_s) < NEAR_S:
                 break
         else:
             death = self._begin(lost.replica, lost.died_s, is_ours=False)
         self._put(death, lost.body, lost.is_answered)
-        self._forget_old(now_s)
-
-    def all_lost(self) -> Iterator[Lost]:
-        """List what is known, oldest first, for a router that joins."""
-        for death in self._deaths:
-            for body, is_answered in death.bodies.items():
-                yield Lost(
-                    replica=death.replica, body=body, is_answered=is_answered, died_s=death.at_s
-                )
+        self._drop_old(now_s)
 
     def clear(self, body: Body, *, is_told: bool = False) -> bool:
-        """Suspect a request no more: it was answered, or an operator says so.
+        """Suspect a request no more: it was answered, or an operator allows it.
 
         Returns False if it was no suspect. `is_told`: another router said so.
         """
@@ -157,10 +151,17 @@ class Deaths:
                 self._num_bodies -= 1
                 is_known = True
                 death.culprit = None if death.culprit == body else death.culprit
-        self._refusals.pop(body, None)
         if is_known and not is_told:
             self.on_cleared(body)
         return is_known
+
+    # -- the verdict -------------------------------------------------------------------------
+
+    def all_lost(self) -> Iterator[Lost]:
+        """List what is known, oldest first, for a router that joins."""
+        for death in self._deaths:
+            for body, is_answered in death.bodies.items():
+                yield _lost(death, body, is_answered)
 
     def num_deaths(self, body: Body) -> int:
         """Count the deaths that a request was at and that no other request is known to cause."""
@@ -168,38 +169,34 @@ class Deaths:
 
     def refusal(self, body: Body, now_s: float) -> Refusal | None:
         """Return why a request must not be sent; None: it may be."""
-        self._forget_old(now_s)
+        self._drop_old(now_s)
         deaths = self._deaths_of(body)
         if len(deaths) < 2 or not _is_culprit(body, deaths):
             return None
-        until_s = max(death.at_s for death in deaths) + REFUSED_S
-        if now_s >= until_s:
-            self._refusals.pop(body, None)
+        refusal = _refusal_for(body, deaths)
+        if now_s >= refusal.until_s:
             return None
-        known = self._refusals.get(body)
-        if known is not None and known.until_s == until_s:
-            return known
-        for death in deaths:
-            death.culprit = body
-        replicas = tuple(dict.fromkeys(death.replica for death in deaths))
-        refusal = Refusal(body=body, replicas=replicas, until_s=until_s)
-        self._refusals[body] = refusal
-        logger.warning(
-            "request refused from now on: replicas went down while they processed it",
-            extra={
-                "body": body.hex(),
-                "replicas": ",".join(replicas),
-                "deaths": len(deaths),
-                "for_s": round(until_s - now_s),
-            },
-        )
+        if any(death.culprit is None for death in deaths):
+            for death in deaths:
+                death.culprit = body
+            logger.warning(
+                "request refused from now on: replicas went down while they processed it",
+                extra={
+                    "body": body.hex(),
+                    "replicas": ",".join(refusal.replicas),
+                    "deaths": len(deaths),
+                    "for_s": round(refusal.until_s - now_s),
+                },
+            )
         return refusal
 
     def refusals(self, now_s: float) -> list[Refusal]:
         """List the requests that are refused now."""
-        return [each for each in self._refusals.values() if now_s < each.until_s]
+        culprits = dict.fromkeys(d.culprit for d in self._deaths if d.culprit is not None)
+        found = [_refusal_for(body, self._deaths_of(body)) for body in culprits]
+        return [each for each in found if now_s < each.until_s]
 
-    # ---------------------------------------------------------------- private
+    # -- private -----------------------------------------------------------------------------
 
     def _deaths_of(self, body: Body) -> list[_Death]:
         return [d for d in self._deaths if body in d.bodies and d.culprit in (None, body)]
@@ -217,24 +214,18 @@ class Deaths:
         for broken in list(self._broken_at(death.replica, now_s)):
             self._broken.remove(broken)
             self._add(death, broken, now_s)
-        self._forget_old(now_s)
+        self._drop_old(now_s)
 
     def _add(self, death: _Death, broken: _Broken, now_s: float) -> None:
         if broken.body not in death.bodies:
             self._put(death, broken.body, broken.is_answered)
-            lost = Lost(
-                replica=death.replica,
-                body=broken.body,
-                is_answered=broken.is_answered,
-                died_s=death.at_s,
-            )
-            self.on_lost(lost, now_s)
+            self.on_lost(_lost(death, broken.body, broken.is_answered), now_s)
 
     def _put(self, death: _Death, body: Body, is_answered: bool) -> None:
         self._num_bodies += body not in death.bodies
         death.bodies[body] = is_answered and death.bodies.get(body, True)
 
-    def _forget_old(self, now_s: float) -> None:
+    def _drop_old(self, now_s: float) -> None:
         while self._deaths and (
             now_s - self._deaths[0].at_s > MEMORY_S
             or len(self._deaths) > _MAX_DEATHS
@@ -243,8 +234,18 @@ class Deaths:
             self._num_bodies -= len(self._deaths.popleft().bodies)
         while self._broken and now_s - self._broken[0].at_s > NEAR_S:
             self._broken.popleft()
-        for body in [b for b, each in self._refusals.items() if now_s >= each.until_s]:
-            del self._refusals[body]
+
+
+def _lost(death: _Death, body: Body, is_answered: bool) -> Lost:
+    return Lost(replica=death.replica, body=body, is_answered=is_answered, died_s=death.at_s)
+
+
+def _refusal_for(body: Body, deaths: list[_Death]) -> Refusal:
+    return Refusal(
+        body=body,
+        replicas=tuple(dict.fromkeys(death.replica for death in deaths)),
+        until_s=max(death.at_s for death in deaths) + REFUSED_S,
+    )
 
 
 def _is_culprit(body: Body, deaths: list[_Death]) -> bool:
@@ -252,7 +253,5 @@ def _is_culprit(body: Body, deaths: list[_Death]) -> bool:
     if any(death.culprit == body for death in deaths):
         return True
     common = set(deaths[0].bodies).intersection(*(death.bodies for death in deaths[1:]))
-    if len(common) == 1:
-        return True
     unanswered = {each for each in common if not any(death.bodies[each] for death in deaths)}
-    return unanswered == {body}
+    return common == {body} or unanswered == {body}

@@ -1,11 +1,14 @@
 """Which candidates are offered to a policy, of those that serve the model and do not drain.
 
-1. Fit for requests: up, or on trial without a request.
-2. In a panic, when fewer than `panic_ratio` are fit, all that listen: most breakers open at once
-   are more likely wrong than right, and the few left would drown.
-3. A recovered candidate (slow start) while it has less than its share of the mean load; its
-   cache is cold and its engine may still warm up. At least one request, and at least one candidate.
-4. One whose weight is less than 1, likewise, for ever: capacity that may be taken away.
+1. Candidates that are fit: up, or on trial without a request.
+2. In a panic, if fewer than `panic_ratio` are fit: all that listen. Many open breakers are more
+   likely wrong than right, and the few fit candidates would be overloaded.
+3. A recovered candidate (slow start), while it has less than its share of the mean load. Its cache
+   is cold and its engine may still warm up. It may always have one request.
+4. A candidate whose weight is less than 1, in the same way, always: capacity that may be taken
+   away.
+
+If the last two rules leave none, all candidates of the first two are offered.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ def eligible(
 ) -> list[CandidateState]:
     """Choose the candidates to offer, in the order given; empty if none is fit.
 
-    `restricted`: the replicas that health or weight may restrict; no other is looked at closely.
+    `restricted`: the replicas that health or weight may restrict; only these are examined.
     """
     fit = [
         state

@@ -1,7 +1,7 @@
 """The engines' own `--api-key`, and which replicas may be sent it.
 
-Configured replicas may. One that was added while the router runs, by the admin API or by another
-router, may only if its host is in `engine.key_hosts`: adding a replica must not reveal the key.
+Configured replicas may. A replica that the admin API or another router added may only if its host
+is in `engine.key_hosts`: adding a replica must not reveal the key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class EngineKey:
     Args:
         key: None: there is none.
         urls: Base URLs of the configured replicas.
-        hosts: Hosts of other replicas that may have it, too.
+        hosts: Hosts of other replicas that may also have it.
     """
 
     __slots__ = ("_hosts", "_key", "_urls")
@@ -39,7 +39,7 @@ class EngineKey:
         self._urls = frozenset(replica.url.rstrip("/") for replica in config.replicas)
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """Return the header that authorizes at the replica with base URL `url`; {}: none does."""
+        """Return the header that authorizes at the replica with base URL `url`; {}: none."""
         if self._key is None:
             return {}
         is_known = url.rstrip("/") in self._urls or self._hosts.refused([url]) is None

@@ -1,11 +1,11 @@
 """Whether a replica's event endpoints are its own engine's, by what engines report themselves.
 
-An endpoint that is copied from another replica leads to a publisher that works: its events look
-right, and predictions are wrong. What is configured twice is refused (router.config.checks); here
-is what only the engines can say (`/kv_event_sources`). Pure.
+An endpoint that is copied from another replica leads to a working publisher: its events look right,
+and predictions are wrong. An endpoint that is configured twice is refused (router.config.checks).
+This module compares what engines report (`/kv_event_sources`). Pure.
 
     foreign    it is another replica's: its events are not followed
-    doubtful   the engine reports another port: a port mapping of its container, or a slip
+    doubtful   the engine reports another port: a port mapping of its container, or a mistake
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EventPorts(Struct, frozen=True):
         return cls(replica, _places(url, used), _places(url, reported))
 
     def why_doubtful(self) -> str | None:
-        """Return what a configured endpoint and the engine's own word differ in; None: nothing."""
+        """Return how a configured endpoint differs from the reported one; None: it does not."""
         for field, place in self.used.items():
             own, port = _port(self.reported.get(field, "")), _port(place)
             if own and port and own != port:

@@ -1,12 +1,11 @@
-"""Which candidate answers a request, and which computes its prompt, where replicas have roles.
+"""Which candidate answers a request, and which computes its prompt, if replicas have roles.
 
-A replica of role decode is chosen by `policies.decode`. Its prompt is computed at a replica of role
-prefill, by the configured policy on those alone; or where it is decoded, if that costs no more than
-reading it there, or if no other place can be had. Both are chosen from one look, and nothing is
-changed.
+`policies.decode` chooses a replica of role decode. The configured policy chooses among the replicas
+of role prefill for the prompt. The decode replica computes the prompt itself if that costs no more
+than reading it, or if there is no other place. Both choices use one snapshot and change nothing.
 
 What must live here: that rule. What must not: what is known of a request, how it is sent. The
-router and the simulator choose by it alike.
+router and the simulator both choose by it.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ C = TypeVar("C", bound=Chosen)
 
 
 class PrefillPlan(Struct, Generic[C], frozen=True, kw_only=True):
-    """Where a prompt is to be computed that a decode replica answers; times are predictions."""
+    """Where the prompt of a decode replica is computed; times are predictions."""
 
-    choice: C | None  # None: where it is decoded
+    choice: C | None  # None: at the decode replica
     why: str
-    here_ms: float  # to have its KV where it is decoded, computed there; others' delay included
-    there_ms: float  # and read there
+    here_ms: float  # to compute its KV at the decode replica, the delay of others included
+    there_ms: float  # to compute it elsewhere and read it
 
 
 def choose_halves(
@@ -56,14 +55,14 @@ def choose_halves(
     choose: Callable[[Sequence[Candidate], Policy], C],
     why_here: Callable[[C], str | None],
 ) -> tuple[C, PrefillPlan[C] | None]:
-    """Choose where a request is answered and, if a decode replica does, where its prompt is.
+    """Choose where a request is answered and, for a decode replica, where its prompt is computed.
 
     Args:
-        candidates: That can answer.
-        prefillers: Lists those that may compute the prompt for a decode replica, at a time.
+        candidates: Those that can answer.
+        prefillers: Lists those that may compute the prompt for a decode replica, at that time.
         policy: Places prompts, and requests that one replica computes alone.
         choose: Freezes what is known of some candidates, and has a policy choose among them.
-        why_here: Returns why a prompt cannot be computed elsewhere, whatever it costs, or None.
+        why_here: Returns why a prompt cannot be computed elsewhere; None: it can.
     """
     decodes = any(candidate.replica.role == "decode" for candidate in candidates)
     choice = choose(candidates, DECODE if decodes else policy)

@@ -2,18 +2,18 @@
 
     state       offered                      left by
     UP          yes                          failures -> SUSPECT; connection refused -> DOWN
-    SUSPECT     no; yes in a panic           requests found it: time -> TRIAL
-                                             probes found it: probe ok -> UP (slow start)
-    DOWN        no                           requests found it: time or probe ok -> TRIAL
-                                             probes found it: probe ok -> UP (slow start)
+    SUSPECT     no; yes in a panic           opened by requests: time -> TRIAL
+                                             opened by probes: probe ok -> UP (slow start)
+    DOWN        no                           opened by requests: time or probe ok -> TRIAL
+                                             opened by probes: probe ok -> UP (slow start)
     TRIAL       one request at a time        success -> UP (slow start); failure -> back, longer
 
-DOWN means that nothing listens: no request is sent there, panic or not. SUSPECT means that it
-answers badly or late. A client's own errors and departures are not counted; nor is, once the
-replica is out, the success of a request sent before.
+DOWN means that nothing listens: no request is sent there, panic or not. SUSPECT means that the
+replica answers badly or late. A client's own errors and departures do not count. Once the replica
+is out, the success of an earlier request does not count either.
 
 A request that fails at two replicas in the same way is itself at fault: `absolve` takes back its
-failures and what they caused. They count until then, so that a broken replica is left at its third
+failures and their effect. They count until then, so that a broken replica is out after its third
 failure, however long the second tries take.
 """
 
@@ -23,6 +23,7 @@ from enum import Enum
 
 from msgspec import Struct
 
+from router.backoff import Suspension
 from router.records.outcome import Outcome
 
 
@@ -58,7 +59,6 @@ class Health:
     __slots__ = (
         "_by_probe",
         "_failures",
-        "_num_opened",
         "_num_overdue",
         "_num_probe_failures",
         "_opened_as",
@@ -67,9 +67,9 @@ class Health:
         "_recovered_s",
         "_rules",
         "_state",
+        "_suspension",
         "_trial",
         "reason",
-        "retry_at_s",
     )
 
     def __init__(self, rules: HealthRules) -> None:
@@ -77,13 +77,12 @@ class Health:
         self._state = HealthState.UP
         self._failures: list[int] = []  # leases that failed in a row
         self._num_probe_failures = 0
-        self._num_opened = 0  # in a row, without a success between: exponent of the back-off
+        self._suspension = Suspension(rules.backoff_s, rules.max_backoff_s)
         self._num_overdue = 0  # in a row, without a first token between
         self._opened_as = HealthState.SUSPECT  # what the breaker last opened for
         self._opened_by: list[int] = []  # leases whose failures opened the breaker
         self._opened_on_trial = False
         self._by_probe = False  # probes opened the breaker, so a probe may close it
-        self.retry_at_s = 0.0  # when a breaker that requests opened lets one try
         self._recovered_s: float | None = None
         self._trial: int | None = None  # number of the lease under trial
         self.reason = ""  # of the last failure that changed the state; "" while there is none
@@ -94,15 +93,20 @@ class Health:
         return self._state is HealthState.UP and self._recovered_s is None
 
     @property
+    def retry_at_s(self) -> float:
+        """When a breaker that requests opened lets one try."""
+        return self._suspension.until_s
+
+    @property
     def is_down(self) -> bool:
-        """Whether it was found dead or hung: nothing listens, or its probes fail."""
+        """Whether it is dead or hangs: nothing listens, or its probes fail."""
         return self._state is HealthState.DOWN or (
             self._state is HealthState.SUSPECT and self._by_probe
         )
 
     def state(self, now_s: float) -> HealthState:
         """Return the state; a breaker opened by requests turns to TRIAL when its pause is over."""
-        if self._is_out() and not self._by_probe and now_s >= self.retry_at_s:
+        if self._is_out() and not self._by_probe and not self._suspension.is_on(now_s):
             self._state = HealthState.TRIAL
         return self._state
 
@@ -126,12 +130,12 @@ class Health:
         return max(0.1, share)
 
     def began(self, number: int, now_s: float) -> None:
-        """Note that the lease `number` was sent there; on trial it is the one that decides."""
+        """Start the lease `number`; on trial it is the one that decides."""
         if self.state(now_s) is HealthState.TRIAL and self._trial is None:
             self._trial = number
 
     def answered(self, number: int, now_s: float) -> None:
-        """Note a first token: a trial need not last until the last one."""
+        """Record a first token: it ends a trial well, before the last token."""
         self._num_overdue = 0
         if self._state is HealthState.TRIAL and self._trial == number:
             self._recover(now_s)
@@ -159,12 +163,12 @@ class Health:
                 if on_trial or self._num_overdue >= self._rules.failures_to_open:
                     self._open(HealthState.SUSPECT, outcome.value, now_s, jitter, by_probe=False)
             case _:
-                # CLIENT_ERROR: it answered. CLIENT_GONE: it was not given the time. ROUTER_FAILED:
-                # it was not asked. POOL_OVERDUE: the pool's. These count neither way; a trial that
-                # ends so leaves its place to the next request.
+                # CLIENT_ERROR: it answered. CLIENT_GONE: it had no time to. ROUTER_FAILED: it was
+                # not asked. POOL_OVERDUE: the pool's. These count neither way; after a trial that
+                # ends so, the next request is the trial.
                 pass
 
-    def absolve(self, number: int, now_s: float) -> None:
+    def absolve(self, number: int) -> None:
         """Take the failure of lease `number` back: the request was at fault, not the replica.
 
         A breaker that would not have opened without it closes again, as if it never had.
@@ -176,8 +180,7 @@ class Health:
         ):
             self._opened_by.remove(number)
             self._failures, self._opened_by = self._opened_by, []
-            self._num_opened -= 1
-            self.retry_at_s = now_s
+            self._suspension.reset()
             self._state = HealthState.TRIAL if self._opened_on_trial else HealthState.UP
             self.reason = self.reason if self._opened_on_trial else ""
 
@@ -190,7 +193,7 @@ class Health:
             self._state = HealthState.TRIAL  # it listens again: let a request try early
 
     def probe_excused(self) -> None:
-        """Learn that a probe got no answer, but that bytes of answers came meanwhile."""
+        """Learn that a probe got no answer, though bytes of answers came meanwhile."""
         self._num_probe_failures = 0
 
     def probe_failed(self, failure: ProbeFailure, now_s: float, jitter: float) -> None:
@@ -212,8 +215,8 @@ class Health:
         if on_trial:
             self._recover(now_s)
         elif self._state is HealthState.UP:
-            self._failures, self._num_opened = [], 0
-            self._num_overdue = 0
+            self._failures, self._num_overdue = [], 0
+            self._suspension.reset()
 
     def _recover(self, now_s: float) -> None:
         self._state, self._trial = HealthState.UP, None
@@ -227,10 +230,7 @@ class Health:
     ) -> None:
         """Send no requests until a pause is over (half of it jitter) or a probe succeeds."""
         if not self._is_out():
-            exponent = min(self._num_opened, 30)
-            pause_s = min(self._rules.max_backoff_s, self._rules.backoff_s * 2.0**exponent)
-            self.retry_at_s = now_s + pause_s * (0.5 + 0.5 * jitter)
-            self._num_opened += 1
+            self._suspension.begin(now_s, jitter=jitter)
             self._by_probe = False
         self._failures, self._opened_by, self._opened_on_trial = [], [], False
         self._num_overdue = 0

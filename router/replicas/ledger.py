@@ -1,15 +1,15 @@
 """Work in flight at one candidate: what was sent there, and how much of it is still ahead.
 
-Leases of other routers are booked like our own, in the order their notes come: with notes that take
-no time, every router's ledger is the one that a single router would have.
+Leases of other routers are booked like our own, in the order in which their notes come. So every
+router's ledger is nearly the ledger of a single router.
 
 What must live here: leases, their sums, the predicted queue. What must not: health, what is
-cached. Every operation is O(1), since all candidates are asked before every decision; but
-`num_timely`, which only the queue asks, is O(waiting).
+cached. Every operation is O(1), since all candidates are asked before every decision. Only
+`num_timely` is O(waiting); the queue alone asks it.
 
-The model of an engine: prefills are done first come, first served; the oldest waiting lease (the
-head) is being computed, since it was dispatched or since the head before it was done. Sums are
-kept in work (tokens, pairs), not in ms, so that a newly learned cost model counts at once.
+The model of an engine: prefills are computed in the order of their arrival. The oldest waiting
+lease, the *head*, is being computed since it was sent, or since the previous head was done. Sums
+are kept in work (tokens, pairs), not in ms, so that a newly learned cost model counts at once.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from router.replicas.idle_time import IdleTime
 from router.replicas.recent import RecentShare
 
 _LATE_RATIO = 0.1
-"""A head that should be done keeps a tenth of its work, or of the time it already took: the
-longer an engine hangs, the longer the queue it shows."""
+"""A head that should be done keeps a tenth of its work, or of the time that it already took. So the
+longer an engine hangs, the longer its queue."""
 
 _LOST_RATIO, _LOST_S = 4.0, 30.0
-"""A first token that takes so many times what was predicted, and so many seconds more, is not to be
-counted on: the engine hangs, or the request waits for something else."""
+"""A first token is lost if it takes 4 times the prediction plus 30 s: the engine hangs, or the
+request waits for something else."""
 
 BUSY_S = 60.0  # time constant of `busy`
 _ANSWER_DECAY = 0.95  # half of the weight of `answer_s` lies on the last 14 answers
-_PACE_DECAY = 0.95  # likewise of the pace, on the last 14 first tokens
+_PACE_DECAY = 0.95  # half of the weight of the pace lies on the last 14 first tokens
 
 
 InFront = Mapping[CandidateId, float]
-"""Compute in ms that waits in a router for candidates, and goes there before a request."""
+"""Compute in ms that waits in a router for a candidate, and goes there before a request."""
 
 NOTHING: Final[InFront] = {}
 
 
 class Foreign(Struct, frozen=True, kw_only=True, gc=False):
-    """Load of one candidate that no ledger has: of direct clients, of routers without Redis."""
+    """Load of one candidate beyond the ledger: of direct clients, of routers without Redis."""
 
     num_requests: int = 0
     num_waiting: int = 0
@@ -59,8 +59,8 @@ NO_FOREIGN = Foreign()
 class Booking(Struct, frozen=True, kw_only=True, gc=False):
     """What a request adds to a candidate's load.
 
-    `streams`: its first token will be seen. Otherwise (a whole answer at once) the ledger
-    presumes the first token when it is due, so that decoding does not count as a queue.
+    `streams`: its first token will be seen. Otherwise the ledger presumes the first token when it
+    is due, so that decoding does not count as a queue.
     """
 
     num_uncached_tokens: int  # prompt tokens the candidate must compute, of all prompts
@@ -83,8 +83,8 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
     def sent(self, num_gpu_tokens: int) -> Booking:
         """Return it for a prompt that another replica has computed and sends.
 
-        All but the last token is read that is not among the `num_gpu_tokens` found there. Source:
-        vLLM 0.32.0, Scheduler._update_waiting_for_remote_kv.
+        All tokens are read but the last, and but the `num_gpu_tokens` that are there. Source: vLLM
+        0.32.0, Scheduler._update_waiting_for_remote_kv.
         """
         num_cached_tokens = max(self.num_uncached_tokens + self.num_cached_tokens - 1, 0)
         return replace(
@@ -136,11 +136,11 @@ class Ledger:
         self._head: Lease | None = None
         self._head_s = 0.0
         self._mtoken2 = 0.0
-        self._pace_ms = self._pace_tokens = 0.0  # of the last first tokens: computing, of how many
+        self._pace_ms = self._pace_tokens = 0.0  # recent first tokens: time to compute, and tokens
         self._pace_s = 0.0  # when the last of them came
         self.num_queued_tokens = 0  # uncached tokens of the waiting requests
         self.num_tokens = 0  # of all prompts in flight
-        self.answer_s: float | None = None  # from a first token to an end, of late; None: none yet
+        self.answer_s: float | None = None  # from first token to end, recently; None: none yet
 
     @property
     def num_requests(self) -> int:
@@ -229,7 +229,7 @@ class Ledger:
         return True
 
     def is_early(self, lease: Lease, model: CostModel, now_s: float) -> bool:
-        """Return whether a prompt's whole answer, here now, came before its first token was due."""
+        """Return whether a whole answer, complete now, came before its first token was due."""
         self._presume(model, now_s)
         is_whole = not lease.booking.streams and lease.booking.num_uncached_tokens > 0
         return is_whole and lease.number in self._waiting
@@ -237,8 +237,8 @@ class Ledger:
     def num_timely(self, now_s: float) -> int:
         """Count requests before their first token, which will be seen, and is not long overdue.
 
-        The others say nothing of what the engine could compute: it has lost them, or waits for
-        others; of a whole answer the first token is presumed, by a cost that may be another's.
+        The others do not show what the engine could compute. It may have lost them. Without a
+        stream the first token is only presumed.
         """
         return sum(
             [
@@ -272,18 +272,17 @@ class Ledger:
         return left_ms + behind_ms if behind_ms > 0.0 else left_ms
 
     def queue_at_pace_ms(self) -> float:
-        """Return how long the prefills ahead take, by how long the last ones took; 0.0: not known.
+        """Return how long the prefills ahead take at the recent pace; 0.0: not known.
 
-        Of tokens seen and not of a fit, it is right in the mean even where no cost can be learned
-        from times: of prompts that are alike and computed in one step, all come at once, and what
-        is in front of each seems to take no time.
+        It counts tokens and needs no fit. So it is right in the mean even if no cost can be
+        learned: equal prompts that are computed in one step seem to take no time each.
         """
         if not self._pace_tokens:
             return 0.0
         return self._pace_ms / self._pace_tokens * self.num_queued_tokens
 
     def _presume(self, model: CostModel, now_s: float) -> None:
-        """Let heads whose first token is not seen begin to decode when it is due."""
+        """Move heads whose first token is not seen to decoding when it is due."""
         while (head := self._head) is not None and not head.booking.streams:
             due_s = self._head_s + (model.base_ms + _work_ms(model, head)) / 1000.0
             if now_s < due_s:
@@ -291,7 +290,7 @@ class Ledger:
             self.first_token(head, due_s)
 
     def _head_done(self, model: CostModel, now_s: float) -> tuple[float, float]:
-        """Estimate what of the head is computed already: tokens, pairs / 1e6."""
+        """Estimate how much of the head is computed already: tokens, pairs / 1e6."""
         head = self._head
         if head is None:
             return 0.0, 0.0
@@ -303,7 +302,7 @@ class Ledger:
         return share * head.booking.num_uncached_tokens, share * head.num_mtoken2
 
     def _leave_queue(self, lease: Lease, now_s: float) -> bool:
-        """Take a lease out of the waiting ones; behind a head, the next is computed from now."""
+        """Take a lease out of the waiting ones; after a head, the next is computed from now on."""
         if self._waiting.pop(lease.number, None) is None:
             return False
         self.num_queued_tokens -= lease.booking.num_uncached_tokens
@@ -318,10 +317,10 @@ class Ledger:
 
 
 def _work_ms(model: CostModel, lease: Lease) -> float:
-    """Predict the engine's time for one prefill, without what all first tokens wait anyway.
+    """Predict the engine's time for one prefill, without the latency of all first tokens.
 
-    `base_ms` is latency (HTTP, scheduling, one step), not occupancy: requests behind do not
-    wait for it, an engine batches many small prefills into one step.
+    `base_ms` is latency (HTTP, scheduling, one step), not occupancy. Requests behind do not wait
+    for it: an engine batches many small prefills into one step.
     """
     return model.ms_per_token * lease.booking.num_uncached_tokens + (
         model.ms_per_mtoken2 * lease.num_mtoken2

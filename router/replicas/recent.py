@@ -1,4 +1,4 @@
-"""Figures about the recent past, each in O(1): old times fade, nothing is kept."""
+"""Figures about the recent past, each in O(1): old events fade, none is kept."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class RecentSum:
 class RecentRate:
     """How often something happens, a second.
 
-    What was before `begun_s` is not known, so the time seen since then is what counts; less than
-    `least_s` of it counts as so much: one event at the start is no pace.
+    Nothing is known from before `begun_s`, so only the time since then counts. At least `least_s`
+    is assumed: one event at the start is no pace.
     """
 
     __slots__ = ("_begun_s", "_constant_s", "_least_s", "_sum")
@@ -66,7 +66,7 @@ class RecentShare:
         self._at_s = 0.0
 
     def switch(self, is_on: bool, now_s: float) -> None:
-        """Note that it is on, or off, from `now_s`; a second time has no effect."""
+        """Set it on or off from `now_s` on; a second time has no effect."""
         if is_on is not self._is_on:
             self._share = self.at(now_s)
             self._at_s, self._is_on = now_s, is_on

@@ -4,27 +4,27 @@ What must live here: names, identities, what operators ordered here or on anothe
 sources found. What must not: whether a replica answers (router.discovery.watch), its load and
 health (fleet), any I/O.
 
-An order (add, drain, remove) changes the registry at once and leaves a record, to be shared with
-the other routers; `apply` takes theirs in. A replica's *identity* is what routers call it among
-themselves: the name it was given, else its base URL. Its local name may differ: `r1`, `r2` are
-given out by each router for itself. Rules, in this order:
+A replica's *identity* is what routers call it among themselves: the name that it was given, else
+its base URL. Its local name may differ: each router gives out `r1`, `r2` for itself.
 
-1. A configured replica is as configured: a record about it at another address is ignored.
-2. A record meets the entry of its identity, else the one at its address; but one that has a record
-   of its own is not met by its address: there is one replica at an address.
-3. What was ordered here and is not stored yet is newer than what is read from the store.
-4. A record that is gone changes nothing: a store that lost its data removes no replica.
+An order (add, drain, remove) leaves a record, which is shared with the other routers. `apply` takes
+their records in. A source (router.discovery.sources) names whole sets. Each router has its own
+sources, so what they find is no order and leaves no record.
 
-A source (router.discovery.sources) names whole sets; `follow` makes its entries be such a set. Each
-router has its own sources, so what they find is no order and leaves no record. Rules, in this
-order:
+Entries follow from these three inputs, in this order; there is one replica at an address:
 
-5. One that is configured or was added by an order is left as it is, whatever sources find there.
-6. An order that it is drained holds for its identity; an order elsewhere that it is removed, too.
-7. Another name at an address is another replica: the one of the old name is forgotten at once. A
-   name at another address has moved.
-8. One that no source names any more is leaving. One that is named, but not ready, keeps what is
-   known of it and gets no requests; if it is new, it is not entered yet.
+1. Each configured replica, unless a record of it says that it is removed.
+2. Each replica that a record adds. A record about a configured identity at another address is
+   ignored.
+3. Each replica that a source found, of several sources the first. Not, if its identity is taken, or
+   its record says that it is removed. If it is not ready, it is not entered yet, or not offered.
+
+A record applies to the entry of its identity, else to the one at its address that has no record.
+An entry that follows from no input any more is *leaving*, until it is idle. If its address belongs
+to another identity now, it is another replica, and the old entry goes at once.
+
+What was ordered here and is not stored yet is newer than what is read from the store. A record that
+is missing there changes nothing: a store that lost its data removes no replica.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """A replica as it should be. One that leaves drains, and is forgotten when it is idle."""
+    """A replica as it should be. A leaving one drains, and is removed when it is idle."""
 
     name: str  # in this router's metrics and headers
     identity: str  # among routers
@@ -60,33 +60,25 @@ class Entry(Struct, frozen=True, kw_only=True):
     draining: bool = False
     leaving: bool = False
     source: str | None = None  # which found it; None: it is configured, or was added by an order
-    is_ready: bool = True  # by the word of its source
+    is_ready: bool = True  # by its source
 
     @property
     def is_offered(self) -> bool:
         """Whether it may have new requests."""
         return self.is_ready and not (self.draining or self.leaving)
 
-    def record(self) -> ReplicaRecord:
-        """Write down what is ordered about it."""
-        return ReplicaRecord(
-            url=self.replica.url,
-            events=self.replica.events,
-            replay=self.replica.replay,
-            role=self.replica.role,
-            transfer=self.replica.transfer,
-            hardware=self.replica.hardware,
-            weight=self.replica.weight,
-            eagle=self.replica.eagle,
-            pool=self.replica.pool,
-            bootstrap=self.replica.bootstrap,
-            draining=self.draining,
-            removed=self.leaving,
-            discovered=self.source is not None,
-        )
+
+class _Wanted(Struct, frozen=True, kw_only=True):
+    """A replica that follows from the inputs."""
+
+    replica: ReplicaConfig
+    draining: bool = False
+    source: str | None = None
+    is_ready: bool = True
 
 
 _ANY_ORDINARY_HOST = HostRules(AdminConfig().replica_hosts)
+_NO_ORDER = ReplicaRecord(url="")
 
 
 class Registry:
@@ -97,18 +89,8 @@ class Registry:
         pools: Names of the Mooncake pools that they may be in; "" is the only one.
     """
 
-    __slots__ = (
-        "_configured",
-        "_entries",
-        "_found",
-        "_hosts",
-        "_names",
-        "_numbers",
-        "_pools",
-        "_records",
-        "not_entered",
-        "unsaved",
-    )
+    __slots__ = ("_configured", "_entries", "_found", "_hosts", "_names", "_numbers", "_pools",
+                 "_records", "not_entered", "unsaved")  # fmt: skip
 
     def __init__(
         self,
@@ -120,16 +102,16 @@ class Registry:
         self._hosts = hosts
         self._pools = pools
         self.unsaved: dict[str, ReplicaRecord] = {}  # ordered here, not known to be stored
-        self._configured: dict[str, ReplicaConfig] = {}
         self._entries: dict[str, Entry] = {}
-        self._names: dict[str, str] = {}  # identity -> name, of those that left, too
+        self._names: dict[str, str] = {}  # identity -> name, also of those that left
         self._records: dict[str, ReplicaRecord] = {}
         self._found: dict[str, dict[str, Found]] = {}  # source -> address -> what it found
         self.not_entered: dict[str, str] = {}  # address of what sources found -> why
         self._numbers = count(len(configured) + 1)
+        self._configured = {replica.identity: replica for replica in configured}
         for number, replica in enumerate(configured, 1):
-            self._enter(replica, replica.name or f"r{number}")
-        self._configured = {entry.identity: entry.replica for entry in self.entries}
+            self._names[replica.identity] = replica.name or f"r{number}"
+        self._reconcile()
 
     # -- questions ---------------------------------------------------------------------------
 
@@ -149,7 +131,8 @@ class Registry:
 
     def of_identity(self, identity: str) -> Entry | None:
         """Find a replica by what routers call it."""
-        return self._entries.get(self._names.get(identity, ""))
+        entry = self._entries.get(self._names.get(identity, ""))
+        return entry if entry is not None and entry.identity == identity else None
 
     # -- orders given here -------------------------------------------------------------------
 
@@ -163,13 +146,13 @@ class Registry:
         self._check(replica)
         entry = self._match(replica)
         is_new = entry is None or entry.leaving
-        if entry is None:
-            entry = self._enter(replica)
-        elif entry.leaving:
-            entry = self._put(replace(entry, leaving=False, draining=False, source=None))
+        identity = entry.identity if entry is not None else replica.identity
         if is_new:
-            self._ordered(entry)
-        return entry, is_new
+            added = self._configured.get(identity, replica) if entry is None else entry.replica
+            self._order(identity, _record(added))
+        found = self.of_identity(identity)
+        assert found is not None
+        return found, is_new
 
     def drain(self, name: str, *, draining: bool) -> Entry:
         """Order that a replica gets no new requests, or gets them again.
@@ -177,12 +160,13 @@ class Registry:
         Raises:
             UnknownReplica: there is none of that name.
         """
-        entry = self._put(replace(self._known(name), draining=draining))
-        self._ordered(entry)
-        return entry
+        known = self._known(name)
+        self._entries[name] = replace(known, draining=draining)
+        self._order(known.identity, _record_of(self._entries[name]))
+        return self._entries[name]
 
     def remove(self, name: str) -> Entry:
-        """Order that a replica goes: it is leaving from now on, until it is forgotten.
+        """Order that a replica goes: it is leaving from now on, until it is idle.
 
         Raises:
             UnknownReplica: there is none of that name.
@@ -193,24 +177,28 @@ class Registry:
             raise ReplicaConflict(
                 f"{name!r} is found by {known.source}: drain it, or take it out there", param="name"
             )
-        entry = self._put(replace(known, leaving=True))
         if known.source is None:
-            self._ordered(entry)
-        return entry
+            self._order(known.identity, _record_of(replace(known, leaving=True)))
+        return self._entries[name]
 
     def forget(self, name: str) -> None:
-        """Let a replica that was leaving go; the record that it was removed stays."""
+        """Remove the entry of a replica that was leaving; the record of its removal stays."""
         entry = self._entries.pop(name, None)
         if entry is not None and entry.source is not None and entry.identity not in self._records:
             self._names.pop(entry.identity, None)  # pods come under new names for ever
 
-    # -- another configuration ---------------------------------------------------------------
+    def saved(self, identity: str, record: ReplicaRecord) -> None:
+        """Learn that a record is stored; a newer one of that identity still is not."""
+        if self.unsaved.get(identity) == record:
+            del self.unsaved[identity]
+
+    # -- other inputs ------------------------------------------------------------------------
 
     def configure(self, replicas: Sequence[ReplicaConfig]) -> tuple[str, ...]:
         """Take another list of configured replicas; return the names that changed.
 
-        Those that it does not list any more are leaving, without a record: each router has a
-        configuration of its own.
+        Those that it no longer lists are leaving, without a record: each router has a configuration
+        of its own.
 
         Raises:
             ConfigError: a name in it is another replica's; nothing changed.
@@ -218,194 +206,152 @@ class Registry:
         wanted = {replica.identity: replica for replica in replicas}
         for i, replica in enumerate(replicas):
             self._check_name(f"replicas[{i}].name", replica, wanted)
-        before = dict(self._entries)
-        urls = {replica.url for replica in wanted.values()}
-        for identity, replica in self._configured.items():
-            entry = self.of_identity(identity)
-            if identity in wanted or entry is None:
-                continue
-            if replica.url in urls:
-                del self._entries[entry.name]
-            else:
-                self._put(replace(entry, leaving=True))
+        for identity in self._configured.keys() - wanted.keys():
+            if not self._records.get(identity, _NO_ORDER).removed:
+                self._records.pop(identity, None)
         self._configured = wanted
-        for identity, replica in wanted.items():
-            self._enter_configured(identity, replica)
-        self._reconcile_found()
-        return self._changed_since(before)
-
-    def _check_name(
-        self, key: str, replica: ReplicaConfig, wanted: Mapping[str, ReplicaConfig]
-    ) -> None:
-        entry = self._entries.get(replica.name or "")
-        if entry is None or entry.replica.url == replica.url:
-            return
-        goes = entry.identity in self._configured and entry.identity not in wanted
-        moves = entry.identity == replica.identity and entry.identity in self._configured
-        if not (goes or moves):
-            raise ConfigError(
-                f"{key}: {replica.name!r} is taken, by {entry.replica.url}", param=key
-            )
-
-    def _enter_configured(self, identity: str, replica: ReplicaConfig) -> None:
-        entry, at = self.of_identity(identity), self._at(replica.url)
-        record = self._records.get(identity)
-        is_removed = record is not None and record.removed
-        if at is not None and at.identity != identity:  # found or added there, by another name
-            del self._entries[at.name]
-        if entry is None:
-            if not is_removed:
-                self._enter(replica)
-            return
-        self._put(replace(entry, replica=replica, source=None, is_ready=True, leaving=is_removed))
-
-    # -- what sources find -------------------------------------------------------------------
+        return self._reconcile()
 
     def follow(self, source: str, found: Sequence[Found]) -> tuple[str, ...]:
-        """Make a source's replicas those that it found; return the names that changed. Idempotent.
+        """Take the whole set that a source found; return the names that changed. Idempotent.
 
-        Args:
-            source: What it is called.
-            found: Its whole set; each is a replica where one may be found.
+        Each is a replica where one may be found.
         """
         self._found[source] = {f.replica.url: f for f in found}
-        before = dict(self._entries)
-        self._reconcile_found()
-        return self._changed_since(before)
-
-    def _reconcile_found(self) -> None:
-        wanted: dict[str, tuple[str, Found]] = {}
-        for name, each in self._found.items():  # what several find is the first one's
-            for url, one in each.items():
-                wanted.setdefault(url, (name, one))
-        self.not_entered = {}
-        for entry in self.entries:
-            if entry.source is not None and entry.replica.url not in wanted:
-                self._put(replace(entry, leaving=True))
-        for url, (name, one) in wanted.items():
-            reason = self._follow_found(url, name, one, wanted)
-            if reason is not None:
-                self.not_entered[url] = reason
-
-    def _changed_since(self, before: Mapping[str, Entry]) -> tuple[str, ...]:
-        names = dict.fromkeys([*before, *self._entries])
-        return tuple(name for name in names if before.get(name) != self._entries.get(name))
-
-    def _follow_found(
-        self, url: str, source: str, found: Found, wanted: Mapping[str, object]
-    ) -> str | None:
-        """Enter one, or bring its entry up to date; return why it is not entered."""
-        replica = found.replica
-        identity = replica.identity
-        entry, record = self._at(url), self._records.get(identity)
-        if entry is not None and entry.source is None and not entry.leaving:
-            return None
-        if entry is not None and entry.identity != identity:
-            del self._entries[entry.name]
-            self._names.pop(entry.identity, None)
-            entry = None
-        if record is not None and record.removed:
-            if entry is not None:
-                self._put(replace(entry, leaving=True))
-            return f"{identity!r} was removed by an order; adding it takes that back"
-        if entry is None:
-            entry = self.of_identity(identity)  # it has moved, if it is not where it was
-            is_here = entry is not None and (entry.source is None or entry.replica.url in wanted)
-            if is_here or identity in self._configured:
-                return f"the name {identity!r} is another replica's"
-        if entry is None:
-            if not found.is_ready:
-                return None
-            entry = self._enter(replica, None if replica.name else self._name_at(url))
-        self._put(
-            replace(
-                entry,
-                replica=replica,
-                source=source,
-                is_ready=found.is_ready,
-                leaving=False,
-                draining=record is not None and record.draining,
-            )
-        )
-        return None
-
-    def saved(self, identity: str, record: ReplicaRecord) -> None:
-        """Learn that a record is stored; a newer one of that identity still is not."""
-        if self.unsaved.get(identity) == record:
-            del self.unsaved[identity]
-
-    # -- orders given elsewhere --------------------------------------------------------------
+        return self._reconcile()
 
     def apply(self, records: Mapping[str, ReplicaRecord]) -> tuple[Entry, ...]:
         """Follow the records of the store; return the entries that changed. Idempotent.
 
         Records that are refused are left out.
         """
-        followed = {
+        self._records |= {
             identity: record
             for identity, record in records.items()
             if identity not in self.unsaved and self.refused(identity, record) is None
         }
-        self._records |= followed
-        changed = [self._follow(identity, record) for identity, record in followed.items()]
-        return tuple(entry for entry in changed if entry is not None)
-
-    def _follow(self, identity: str, record: ReplicaRecord) -> Entry | None:
-        """Apply one record; return None if it changes nothing."""
-        replica = _replica(identity, record)
-        configured = self._configured.get(identity, replica)
-        if configured.url != replica.url:
-            return None
-        entry, at = self.of_identity(identity), self._at(replica.url)
-        if record.discovered:
-            return self._follow_drain(entry or at, identity, record)
-        if at is not None and at != entry and (entry or at.identity in self._records):
-            return None
-        entry = entry or at
-        if entry is None:
-            if record.removed:
-                return None
-            entry = self._enter(replica)
-            return self._put(replace(entry, draining=record.draining))
-        wanted = replace(
-            entry,
-            replica=entry.replica if entry.source or entry.identity != identity else configured,
-            draining=record.draining,
-            leaving=record.removed,
-            source=None,
-        )
-        return self._put(wanted) if wanted != entry else None
-
-    def _follow_drain(
-        self, entry: Entry | None, identity: str, record: ReplicaRecord
-    ) -> Entry | None:
-        """Follow an order about a replica that sources find; None if it changes nothing."""
-        if entry is None or (entry.source is not None and entry.identity != identity):
-            return None
-        wanted = replace(entry, draining=record.draining)
-        return self._put(wanted) if wanted != entry else None
+        return tuple(self._entries[name] for name in self._reconcile() if name in self._entries)
 
     def refused(self, identity: str, record: ReplicaRecord) -> str | None:
         """Return why a record is not followed; None: it is.
 
-        Writers of the store are trusted with adding replicas where they may be, but not with
-        breaking names.
+        Writers of the store may add replicas on allowed hosts, but not break names.
         """
+        replica = _replica(identity, record)
         try:
-            self._check(_replica(identity, record), is_found=record.discovered)
+            self._check(replica, is_found=record.discovered)
         except ConfigError as exc:
             return exc.message
-        replica = _replica(identity, record)
         if replica.name is None and identity != replica.url:
             return f"{identity!r} is neither a name nor the replica's address"
         return None
 
-    # -- inside ------------------------------------------------------------------------------
+    # -- from inputs to entries --------------------------------------------------------------
+
+    def _reconcile(self) -> tuple[str, ...]:
+        """Make the entries follow from the inputs; return the names that changed."""
+        before = dict(self._entries)
+        wanted = self._wanted()
+        places = {place_of(each.replica.url): identity for identity, each in wanted.items()}
+        for entry in before.values():
+            if entry.identity in wanted:
+                continue
+            if place_of(entry.replica.url) in places:  # another replica has its address
+                del self._entries[entry.name]
+            else:
+                self._entries[entry.name] = replace(entry, leaving=True)
+        for identity, each in wanted.items():
+            name = self._name_for(identity, each)
+            self._entries[name] = Entry(
+                name=name,
+                identity=identity,
+                replica=each.replica,
+                draining=each.draining,
+                source=each.source,
+                is_ready=each.is_ready,
+            )
+        names = dict.fromkeys([*before, *self._entries])
+        return tuple(name for name in names if before.get(name) != self._entries.get(name))
+
+    def _wanted(self) -> dict[str, _Wanted]:
+        """Return the replicas that should be there by identity; see the module's charter."""
+        wanted: dict[str, _Wanted] = {}
+        places: set[str] = set()
+        by_place = {place_of(r.url): r for r in self._records.values() if not r.discovered}
+
+        def enter(identity: str, replica: ReplicaConfig, source: str | None, ready: bool) -> bool:
+            """Enter a replica; return False if an order says that it is removed."""
+            place = place_of(replica.url)
+            order = self._records.get(identity)
+            if order is None or (source is None and place_of(order.url) != place):
+                order = by_place.get(place, _NO_ORDER)
+            if order.removed:
+                return False
+            places.add(place)
+            wanted[identity] = _Wanted(
+                replica=replica, draining=order.draining, source=source, is_ready=ready
+            )
+            return True
+
+        for identity, replica in self._configured.items():
+            enter(identity, replica, None, True)
+        for identity, record in self._records.items():
+            is_known = identity in self._configured or place_of(record.url) in places
+            if not (is_known or record.discovered):
+                enter(identity, _replica(identity, record), None, True)
+        self.not_entered = {}
+        for source, found in self._found.items():
+            for url, one in found.items():
+                identity = one.replica.identity
+                if place_of(url) in places:
+                    continue
+                namesake = self._configured.get(identity, one.replica)
+                if identity in wanted or namesake.url != one.replica.url:
+                    self.not_entered[url] = f"the name {identity!r} is another replica's"
+                elif one.is_ready or self.of_identity(identity) is not None:
+                    if not enter(identity, one.replica, source, one.is_ready):
+                        reason = f"{identity!r} was removed by an order; adding it takes that back"
+                        self.not_entered[url] = reason
+        return wanted
+
+    def _name_for(self, identity: str, wanted: _Wanted) -> str:
+        """Return the local name: the one it has or had, the one given, else a new one."""
+        replica = wanted.replica
+        had = self._names.get(identity)
+        if had is None or not self._is_free(had, identity):
+            if replica.name is not None and self._is_free(replica.name, identity):
+                had = replica.name
+            elif wanted.source is not None and replica.name is None:
+                had = self._name_at(replica.url)
+            else:
+                taken = {*self._entries, *self._names.values()}
+                had = next(name for name in self._numbered() if name not in taken)
+            self._names[identity] = had
+        return had
+
+    def _is_free(self, name: str, identity: str) -> bool:
+        entry = self._entries.get(name)
+        return entry is None or entry.identity == identity
+
+    def _name_at(self, url: str) -> str:
+        """Return a name for what was found at an address: HOST-PORT, as all routers call it."""
+        base = re.sub(r"[^A-Za-z0-9._-]", "-", urlsplit(url).netloc.strip("[]"))[:60]
+        names = chain([base], (f"{base}-{number}" for number in count(2)))
+        return next(name for name in names if name not in self._entries)
+
+    def _numbered(self) -> Iterator[str]:
+        return (f"r{number}" for number in self._numbers)
+
+    def _order(self, identity: str, record: ReplicaRecord) -> None:
+        self._records[identity] = self.unsaved[identity] = record
+        self._reconcile()
+
+    # -- checks ------------------------------------------------------------------------------
 
     def _check(self, replica: ReplicaConfig, *, is_found: bool = False) -> None:
         """Refuse what cannot be a replica, or connects to where none may be added.
 
-        One that is found by sources is not added by what names it here.
+        A replica that sources find is added by them, not here.
 
         Raises:
             ConfigError: the message and `param` name the field.
@@ -423,6 +369,19 @@ class Registry:
                     param=field,
                 )
 
+    def _check_name(
+        self, key: str, replica: ReplicaConfig, wanted: Mapping[str, ReplicaConfig]
+    ) -> None:
+        entry = self._entries.get(replica.name or "")
+        if entry is None or entry.replica.url == replica.url:
+            return
+        goes = entry.identity in self._configured and entry.identity not in wanted
+        moves = entry.identity == replica.identity and entry.identity in self._configured
+        if not (goes or moves):
+            raise ConfigError(
+                f"{key}: {replica.name!r} is taken, by {entry.replica.url}", param=key
+            )
+
     def _known(self, name: str) -> Entry:
         entry = self._entries.get(name)
         if entry is None:
@@ -432,7 +391,8 @@ class Registry:
 
     def _match(self, replica: ReplicaConfig) -> Entry | None:
         """Find the entry that a replica to add is; None if it is a new one."""
-        at = self._at(replica.url)
+        place = place_of(replica.url)
+        at = next((e for e in self.entries if place_of(e.replica.url) == place), None)
         self._check_places(replica, at)
         named = self._entries.get(replica.name) if replica.name else None
         if at is not None and replica.name and at.name != replica.name:
@@ -460,59 +420,26 @@ class Registry:
                         param=field,
                     )
 
-    def _at(self, url: str) -> Entry | None:
-        place = place_of(url)
-        return next((e for e in self._entries.values() if place_of(e.replica.url) == place), None)
 
-    def _enter(self, replica: ReplicaConfig, name: str | None = None) -> Entry:
-        """Begin an entry, under a name that is free: the given one if possible."""
-        identity = replica.name or replica.url
-        if name is None:
-            is_free = replica.name and replica.name not in self._entries
-            name = replica.name if is_free else self._free_name(identity)
-        assert name is not None
-        self._names[identity] = name
-        replica = self._configured.get(identity, replica)
-        return self._put(Entry(name=name, identity=identity, replica=replica))
+_SHARED = ("url", "events", "replay", "role", "transfer", "hardware", "weight", "eagle", "pool",
+           "bootstrap")  # fmt: skip
+"""What a record says of a replica."""
 
-    def _put(self, entry: Entry) -> Entry:
-        self._entries[entry.name] = entry
-        return entry
 
-    def _ordered(self, entry: Entry) -> None:
-        record = entry.record()
-        self._records[entry.identity] = self.unsaved[entry.identity] = record
+def _record(replica: ReplicaConfig) -> ReplicaRecord:
+    return ReplicaRecord(**{field: getattr(replica, field) for field in _SHARED})
 
-    def _free_name(self, identity: str) -> str:
-        """Return `rN`: the one it had before, else one never given out."""
-        had = self._names.get(identity)
-        if had is not None and had not in self._entries:
-            return had
-        taken = {*self._entries, *self._names.values()}
-        return next(name for name in self._candidates() if name not in taken)
 
-    def _name_at(self, url: str) -> str:
-        """Return a name for what was found at an address: HOST-PORT, as all routers call it."""
-        base = re.sub(r"[^A-Za-z0-9._-]", "-", urlsplit(url).netloc.strip("[]"))[:60]
-        names = chain([base], (f"{base}-{number}" for number in count(2)))
-        return next(name for name in names if name not in self._entries)
-
-    def _candidates(self) -> Iterator[str]:
-        return (f"r{number}" for number in self._numbers)
+def _record_of(entry: Entry) -> ReplicaRecord:
+    """Write down what is ordered about an entry."""
+    return replace(
+        _record(entry.replica),
+        draining=entry.draining,
+        removed=entry.leaving,
+        discovered=entry.source is not None,
+    )
 
 
 def _replica(identity: str, record: ReplicaRecord) -> ReplicaConfig:
     name = None if "://" in identity else identity
-    return ReplicaConfig(
-        url=record.url,
-        name=name,
-        events=record.events,
-        replay=record.replay,
-        role=record.role,
-        transfer=record.transfer,
-        hardware=record.hardware,
-        weight=record.weight,
-        eagle=record.eagle,
-        pool=record.pool,
-        bootstrap=record.bootstrap,
-    )
+    return ReplicaConfig(name=name, **{field: getattr(record, field) for field in _SHARED})

@@ -1,4 +1,4 @@
-"""Replicas and the candidates they offer: what discovery found, without any moving state."""
+"""Replicas and the candidates that they offer: what discovery found, without moving state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
 
 
 class Replica(Struct, frozen=True, kw_only=True):
-    """One vLLM server. None means: not found out (yet).
+    """One vLLM server. None means: not discovered (yet).
 
     `num_blocks` is the capacity of one rank. `cost_class` names replicas that should take the same
     time for the same work (same model, same hardware); see `router.replicas.cost_classes`.
@@ -34,19 +34,19 @@ class Replica(Struct, frozen=True, kw_only=True):
     num_ranks: int = 1
     block_size: int | None = None
     num_blocks: int | None = None
-    num_cache_tokens: int | None = None  # that a rank's cache holds, by the engine's own word
+    num_cache_tokens: int | None = None  # of a rank's cache, as the engine reports it
     kv_dtype: str | None = None  # of its KV cache, as its flag names it; `auto`: the model's own
     version: str | None = None
     publishes_events: bool = False
     cost_class: str = "default"
-    weight: float = 1.0  # part of an equal share of requests in flight that it has at most
+    weight: float = 1.0  # its largest share of requests in flight, relative to an equal share
     draining: bool = False
     asleep: bool = False
     paused: bool = False
     role: Role = "both"
     transfer: Transfer = "store"  # of a prefill or decode replica
     bootstrap: str | None = None  # base URL; None: it has none
-    seems: Role | None = None  # what role it shows; None: it shows none
+    seems: Role | None = None  # the role that its metrics show; None: none
     event_ports: EventPorts | None = None  # None: it has no events
     pool: str | None = None  # name of its Mooncake pool, "" of the only one; None: it is in none
 
@@ -58,7 +58,7 @@ class Replica(Struct, frozen=True, kw_only=True):
 
     @property
     def is_offered(self) -> bool:
-        """Whether it may be sent new requests, as far as orders and its own state go."""
+        """Whether orders and its own state allow new requests."""
         return not (self.draining or self.asleep or self.paused)
 
     @property
@@ -82,7 +82,7 @@ class Replica(Struct, frozen=True, kw_only=True):
         return length if length is not None else lengths.get(parents.get(model) or "")
 
     def adapter_path(self, name: str) -> str | None:
-        """Return the path of an adapter, which its blocks are named by; None: it has none."""
+        """Return the path of an adapter, by which its blocks are named; None: it has none."""
         for served in self.models:
             if served.id == name and served.parent is not None:
                 return served.root or ""
@@ -103,8 +103,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     def capacity_tokens(self) -> int | None:
         """Tokens this candidate's cache holds; None: not known.
 
-        Of a model with several KV groups only the engine's own word counts: blocks are shared out
-        among the groups (router.index.footprint).
+        With several KV groups only the engine's own figure counts: blocks are shared by the groups
+        (router.index.footprint).
         """
         if self.replica.num_cache_tokens is not None:
             return self.replica.num_cache_tokens

@@ -1,8 +1,7 @@
-"""Which replica issued a response: the last so many, those asked for last.
+"""Which replica issued a response: the most recently used ones.
 
-An engine keeps the responses that it issued to itself, so a request for one by its id has to come
-to that engine. Kept is a digest of the id and of whose response it is, and what routers call
-the replica among themselves.
+An engine keeps the responses that it issued to itself, so a request for one by its id has to go to
+that engine. A digest of the id and its owner is kept, with the replica's identity among routers.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ _MAX_UNSAVED: Final = 10_000
 
 
 def response_key(response_id: str, owner: str) -> ResponseKey:
-    """Digest an id; another client's response of the same id has another key."""
+    """Digest an id; a response of another client with the same id has another key."""
     text = f"{owner}\0{response_id}".encode(errors="surrogatepass")
     return ResponseKey(blake2b(text, digest_size=12).hexdigest())
 
 
 class ResponseOwners:
-    """At most `max_responses`; the one not asked for longest goes."""
+    """At most `max_responses`; the least recently used one is dropped."""
 
     __slots__ = ("_identities", "_max_responses", "_unsaved")
 
@@ -38,21 +37,21 @@ class ResponseOwners:
         return len(self._identities)
 
     def get(self, key: ResponseKey) -> str | None:
-        """Find the identity of the replica that issued a response; None: it is not known here."""
+        """Find the identity of the replica that issued a response; None: not known here."""
         identity = self._identities.get(key)
         if identity is not None:
             self._identities.move_to_end(key)
         return identity
 
     def note(self, key: ResponseKey, identity: str) -> None:
-        """Remember a response that was issued now, and that other routers have to know."""
+        """Record a response that was issued now; other routers have to know it."""
         self.learn(key, identity)
         self._unsaved[key] = identity
-        if len(self._unsaved) > _MAX_UNSAVED:  # no one takes them: the oldest is missed least
+        if len(self._unsaved) > _MAX_UNSAVED:  # nobody takes them: drop the oldest
             del self._unsaved[next(iter(self._unsaved))]
 
     def learn(self, key: ResponseKey, identity: str) -> None:
-        """Remember what another router noted."""
+        """Record a response that another router noted."""
         self._identities[key] = identity
         self._identities.move_to_end(key)
         if len(self._identities) > self._max_responses:
@@ -63,6 +62,6 @@ class ResponseOwners:
         return dict(islice(self._unsaved.items(), max_responses))
 
     def saved(self, owners: Mapping[ResponseKey, str]) -> None:
-        """Note that other routers can know these now."""
+        """Record that other routers can know these now."""
         for key in owners:
             self._unsaved.pop(key, None)

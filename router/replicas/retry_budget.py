@@ -1,8 +1,8 @@
-"""How many requests may be sent a second time: a share of the recent ones, and a few.
+"""How many requests may be sent a second time: a share of the recent ones, and a few more.
 
-Without a bound a fleet that fails is asked twice for everything, and fails for longer. But what
-a replica loses at once (it died with sixty requests in it, or its pool's objects are gone) is one
-loss, and each of these is sent once more at most: they count as one.
+Without a bound a failing fleet receives everything twice, and fails for longer. Requests that a
+replica loses at the same time count as one loss: it died with sixty requests, or its pool's objects
+are gone. Each of these is sent once more at most.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AT_ONCE_S: Final = 5.0
 
 
 class RetryBudget:
-    """Counts requests and what was sent again.
+    """Counts requests and retries.
 
     Args:
         ratio: Share of recent requests that may be sent again.
@@ -29,13 +29,13 @@ class RetryBudget:
         self._ratio = ratio
         self._requests = RecentSum(WINDOW_S)
         self._retries = RecentSum(WINDOW_S)
-        self._losses: dict[str, float] = {}  # replica -> when what it last lost began to fail
+        self._losses: dict[str, float] = {}  # replica -> when its last loss began
 
     def note_request(self, now_s: float) -> None:
         self._requests.add(1.0, now_s)
 
     def can_take(self, replica: str, begun_s: float, now_s: float) -> bool:
-        """Return whether what was sent to `replica` at `begun_s` and failed may be sent again."""
+        """Return whether a failed request, sent to `replica` at `begun_s`, may be sent again."""
         if self._is_same_loss(replica, begun_s, now_s):
             return True
         allowed = NUM_ALWAYS + self._ratio * self._requests.at(now_s)

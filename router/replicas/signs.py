@@ -1,12 +1,12 @@
-"""Signs that a replica is alive and at work, for those who wait for an answer that is silent.
+"""Signs that a replica is alive and at work, for requests whose answer is silent.
 
     alive     bytes of any of its answers come, keep-alive comments included
     at work   its figures (/metrics) moved between two readings, and it has all requests that were
               sent to it; if it shows no figures: its other answers go on
 
-A replica that is at work is waited for: a tool call that a parser holds back is silent for minutes,
-an answer that is no stream until its end. The figures of an engine that hangs stand still, and one
-that has lost a request has fewer than were sent.
+The router waits for a replica that is at work. A tool call that a parser holds back is silent for
+minutes, and an answer without a stream is silent until its end. The figures of an engine that hangs
+stand still. An engine that has lost a request has fewer than were sent.
 
 What must live here: what was seen, and how long that excuses a silence. What must not: health.
 """
@@ -30,14 +30,14 @@ class Figures(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def _ignore() -> None:
-    """Have nobody look."""
+    """Read no figures."""
 
 
 class Signs:
     """Signs of one replica. Times are monotonic seconds.
 
     alive_s: When bytes of an answer came last.
-    said_s: When an answer came on last: more than keep-alive comments.
+    said_s: When more than a keep-alive comment of an answer came last.
     on_doubt: Called when its figures should be read at once.
     """
 
@@ -64,10 +64,10 @@ class Signs:
             self._worked_s = now_s
 
     def wait_s(self, since_s: float, limit_s: float, now_s: float) -> float | None:
-        """Return how long to wait on for an answer that is silent since then; None: no longer.
+        """Return how long to wait for an answer that is silent since then; None: no longer.
 
-        It is left once the replica has not been seen at work for `limit_s` either. Before that it
-        is looked at once more: readings may be further apart than the limit.
+        The wait ends once the replica has not been seen at work for `limit_s` either. Before that
+        its figures are read once more: readings may be further apart than the limit.
         """
         last_s = max(since_s, self._worked_s)
         if self._figures is None:

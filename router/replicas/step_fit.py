@@ -1,14 +1,14 @@
-"""Learn a class's time between tokens from what its engines report, one reading at a time.
+"""Learn a class's inter-token latency from what its engines report, one reading at a time.
 
     tbt_ms = base_ms + ms_per_request * running + ms_per_mtoken * tokens / 1e6
 
 `running` requests are decoded in one step, which reads the KV of all their `tokens`. Each reading
-is the mean of some seconds (vllm:inter_token_latency_seconds, two readings of it), at the mean of
-both readings' load. Where prompts are computed between, steps are longer: replicas of role decode
-have a fit of their own, and for others it is the mean with as many prompts between as of late.
+is the mean latency between two readings of vllm:inter_token_latency_seconds, at their mean load.
+Prompts that are computed in between make steps longer. So replicas of role decode have a fit of
+their own. For other replicas the latency includes as many prompts as there were recently.
 
-How: weighted least squares with forgetting on relative errors; a coefficient that comes out
-negative is left out. A small ridge divides the time where load hardly varies.
+The method is weighted least squares with forgetting, on relative errors. A negative coefficient is
+left out. A small ridge divides the time if load hardly varies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MTOKEN = 1e-6
 
 
 class StepFit:
-    """The time between tokens of one replica class."""
+    """The inter-token latency of one replica class."""
 
     __slots__ = ("_cross", "_gram", "_num_readings", "_theta")
 
@@ -37,7 +37,7 @@ class StepFit:
         self._num_readings = 0
 
     def observe(self, num_running: float, num_tokens: float, tbt_ms: float) -> None:
-        """Learn from one reading; what no engine can have is ignored."""
+        """Learn from one reading; impossible values are ignored."""
         if not (isfinite(tbt_ms) and tbt_ms > 0.0 and num_running > 0.0):
             return
         row = np.array((1.0, num_running, num_tokens * _MTOKEN))
@@ -49,7 +49,7 @@ class StepFit:
             self._theta = self._solve()
 
     def predict_ms(self, num_running: float, num_tokens: float) -> float | None:
-        """Predict the time between tokens of so many requests; None: too little is known."""
+        """Predict the inter-token latency of so many requests; None: too little is known."""
         if self._theta is None:
             return None
         base, per_request, per_mtoken = self._theta

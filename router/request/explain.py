@@ -53,11 +53,11 @@ class Explainer:
         if queue.takes(prompt, Tries()):
             verdict, outlook, tbt_ms = queue.judge(prompt, plan)
             where = (plan.prefill or plan).candidate.id
-            working_sets = self._fleet.working_sets
+            conversations = self._fleet.conversations
             explained["queue"] = {
                 "where": where,
-                "num_sessions": working_sets.at(where).num_sessions,
-                "num_session_tokens": round(working_sets.num_tokens_at(where)),
+                "num_sessions": conversations.at(where).num_sessions,
+                "num_session_tokens": round(conversations.num_tokens_at(where)),
                 "capacity_tokens": self._fleet.capacity_tokens(where),
                 "goes_at_once": verdict.goes,
                 "why": verdict.why,

@@ -29,11 +29,11 @@ from router.experiments.runner import ExperimentRunner
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.records.record import AssignmentRecord
+from router.replicas.conversations import Conversation
 from router.replicas.fleet import Fleet
 from router.replicas.halves import choose_halves
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate
-from router.replicas.sessions import Sessions, SessionView
 from router.request import tenancy
 from router.request.match import Matcher
 from router.request.plan import Placement, Plan
@@ -57,7 +57,6 @@ class Place:
         *,
         fleet: Fleet,
         matcher: Matcher,
-        sessions: Sessions,
         experiments: ExperimentRunner,
         policy: Policy,
         seed: int,
@@ -68,7 +67,6 @@ class Place:
         self._matcher = matcher
         self._caches = matcher.caches
         self.pool = matcher.pool
-        self._sessions = sessions
         self._experiments = experiments
         self._policy = policy
         self._plain_policy = create("least_loaded", {})  # without a prompt nothing is cached
@@ -175,15 +173,14 @@ class Place:
         """Freeze what is known of candidates, and have a policy choose among them."""
         read = prompt.read
         found = self._matcher.match(prompt, candidates)
-        session = (
-            self._sessions.get(read.session_hash, now_s) if read.session_hash is not None else None
-        )
+        conversations, session = self._fleet.conversations, None
+        if read.session_hash is not None:
+            session = conversations.get(read.session_hash, now_s)
         held, home = found.held, None
         if session is not None and read.request is not None and not prompt.is_matchable:
             held, home = _with_last_turn(prompt, session, held)
         views = self._fleet.views(candidates, held, now_s, in_front_ms)
-        sets = self._fleet.working_sets
-        sets.expire(now_s)
+        conversations.expire(now_s)
         snapshot = Snapshot(
             now_s=now_s,
             number=self._num_decisions[prompt.model],
@@ -196,8 +193,10 @@ class Place:
                 first_blocks_hash=found.first_blocks_hash,
             ),
             replicas=views,
-            num_sessions=sets.num_sessions([each.id for each in candidates], read.session_hash),
-            arrivals_per_s=sets.arrivals_per_s(now_s),
+            num_sessions=conversations.num_sessions(
+                [each.id for each in candidates], read.session_hash
+            ),
+            arrivals_per_s=conversations.arrivals_per_s(now_s),
         )
         decision = policy.decide(snapshot)
         index = next((i for i, c in enumerate(candidates) if c.id == decision.candidate), None)
@@ -241,9 +240,6 @@ class Place:
         else:
             booking = _booking(prompt, plan)
         placement = self._begin(prompt, plan, booking, now_s, prefill)
-        read = prompt.read
-        if read.session_hash is not None and read.request is not None:
-            self._sessions.note(read.session_hash, plan.candidate.id, now_s)
         tries.replicas.add(placement.replica)
         self._num_decisions[prompt.model] += 1
         return placement
@@ -340,7 +336,7 @@ class Place:
             return
         if read.request is not None and read.session_hash is not None:
             candidate = placement.candidate.id
-            self._sessions.computed(read.session_hash, candidate, prompt.num_tokens)
+            self._fleet.conversations.computed(read.session_hash, candidate, prompt.num_tokens)
         # A batch's first token is that of one of its prompts.
         if read.streams and read.num_prompts == 1 and answer.first_s is not None:
             self.first_token(placement, answer.first_s)
@@ -400,7 +396,7 @@ def _booking(prompt: Prompt, plan: Plan) -> Booking:
 
 
 def _with_last_turn(
-    prompt: Prompt, session: SessionView, held: dict[CandidateId, Holding]
+    prompt: Prompt, session: Conversation, held: dict[CandidateId, Holding]
 ) -> tuple[dict[CandidateId, Holding], CandidateId | None]:
     """Credit a session's last replica with its last prompt, if no more of this one is known.
 

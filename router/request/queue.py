@@ -80,7 +80,7 @@ class WaitingRoom:
         )
         self._queue: Queue[Plan] = Queue(
             self._rules,
-            fleet.working_sets,
+            fleet.conversations,
             fleet,
             self._has_room,
         )

@@ -62,8 +62,8 @@ from operator import attrgetter
 from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from policies.view import CandidateId, ReplicaView
+from router.replicas.conversations import Conversations
 from router.replicas.ledger import NOTHING, InFront
-from router.replicas.working_sets import WorkingSets
 from router.scheduling.forecast import Forecast
 from router.scheduling.lines import Lines
 from router.scheduling.shares import Shares
@@ -149,7 +149,7 @@ class Queue(Generic[C]):
     def __init__(
         self,
         rules: QueueRules,
-        working_sets: WorkingSets,
+        working_sets: Conversations,
         candidates: Candidates,
         has_room: Callable[[Waiting, C], bool] | None = None,
     ) -> None:

@@ -15,14 +15,11 @@ from router.messages import (
     Began,
     Ended,
     Left,
-    Load,
     Notes,
-    OpenLease,
     Registered,
     SessionState,
     StreamId,
     Suspected,
-    encode,
 )
 from router.records.outcome import Outcome
 from router.replicas import EngineLoad
@@ -52,8 +49,8 @@ def test_a_conversation_has_its_class_at_both_routers() -> None:
     b.receive(a, now_s=1.0)
 
     for node in (a, b):
-        assert node.fleet.working_sets.num_tokens_at(R1) > 0
-        assert node.fleet.working_sets.num_tokens_at(R1, for_batch=False) == 0
+        assert node.fleet.conversations.num_tokens_at(R1) > 0
+        assert node.fleet.conversations.num_tokens_at(R1, for_batch=False) == 0
 
 
 # -- as one --------------------------------------------------------------------------------------
@@ -71,8 +68,8 @@ def test_a_request_counts_at_both_routers() -> None:
     assert b.held("r2", chain) == a.held("r1", chain) == 10
     session = b.sessions.get(5, 1.0)
     assert session is not None
-    assert session.candidate == b.fleet.working_sets.home(5) == "r2"
-    assert b.fleet.working_sets.at(R2).num_tokens == 10 * BLOCK_SIZE + 1
+    assert session.candidate == b.fleet.conversations.home(5) == "r2"
+    assert b.fleet.conversations.at(R2).num_tokens == 10 * BLOCK_SIZE + 1
 
     a.first_token(lease, 1.2)
     b.receive(a, now_s=1.2)
@@ -183,24 +180,6 @@ def test_engine_figures_do_not_count_others_twice() -> None:
 
     view = b.fleet.views(b.fleet.candidates("m", 0.1), {}, 0.1)[0]
     assert (view.num_requests, view.num_waiting) == (4, 3)
-
-
-def test_a_note_behind_a_reading_takes_its_request_out_of_the_foreign() -> None:
-    """A reading saw three requests before we knew of two; later ones are no part of it."""
-    b = Node("b")
-    b.fleet.note_engine_load(R1, EngineLoad(num_running=2, num_waiting=1, at_s=1.0))
-
-    def num_requests(now_s: float) -> int:
-        return b.fleet.views(b.fleet.candidates("m", now_s), {}, now_s)[0].num_requests
-
-    assert num_requests(1.0) == 3
-    say(b, began(1), now_s=1.005)
-    say(b, began(2), now_s=1.01)
-    assert num_requests(1.01) == 3
-    say(b, began(3), now_s=2.0)
-    assert num_requests(2.0) == 4
-    b.peers.join({"third": encode(Load(1, (OpenLease(began(1), 1.5, True),)))}, 2.0)
-    assert num_requests(2.0) == 4  # it began before the reading
 
 
 # -- late, lost, twice ---------------------------------------------------------------------------
@@ -516,7 +495,7 @@ def test_sessions_reach_a_router_that_joins_late() -> None:
     assert seven is not None
     assert eight is not None
     assert seven.candidate == "r2"
-    assert eight.last_seen_s == 30.0
+    assert eight.last_s == 30.0
     assert late.sessions.get(9, 40.0) is None
 
 
@@ -526,10 +505,10 @@ def test_a_session_without_a_name_is_stored_from_its_second_turn_on() -> None:
     for turn in range(2):
         lease, _ = a.begin("r1", chain_of(1, 2), float(turn))
         assert a.outbox.take_sessions() == {}
+        a.sessions.begin(7, CandidateId("r1"), 32, 0, float(turn))
         a.outbox.began(
             lease, claim=None, num_held_blocks=0, session_hash=7, has_named_session=False
         )
-        a.sessions.note(7, CandidateId("r1"), float(turn))
 
     assert 7 in a.outbox.take_sessions()
 

@@ -1,6 +1,6 @@
 """A Kubernetes API server for tests: EndpointSlices, their LIST and watch, and what may go wrong.
 
-Written from the API's documentation: LIST in pages (`limit`, `continue`), watch lines with ADDED,
+Written from the API's documentation: LIST, watch lines with ADDED,
 MODIFIED, DELETED, BOOKMARK and ERROR, 401 without the token, 403 without the Role.
 """
 
@@ -49,7 +49,6 @@ class FakeKubernetes:
         self.url = ""
         self.slices: dict[str, Json] = {}
         self.token = ""
-        self.page = 250
         self.status = 200
         self.watch_status = 200
         self.list_body: bytes | None = None  # instead of the list
@@ -107,17 +106,13 @@ class FakeKubernetes:
         assert request.query["labelSelector"] == f"kubernetes.io/service-name={SERVICE}"
         if is_watch:
             return await self._watch(request)
-        return await self._begin(request) if self.list_end is not None else self._list(request)
+        return await self._begin(request) if self.list_end is not None else self._list()
 
-    def _list(self, request: web.Request) -> web.Response:
+    def _list(self) -> web.Response:
         if self.list_body is not None:
             return web.Response(body=self.list_body)
-        begin = int(request.query.get("continue", "0"))
-        page = list(self.slices.values())[begin : begin + self.page]
-        end = begin + len(page)
-        more = {"continue": str(end)} if end < len(self.slices) else {}
-        metadata = {"resourceVersion": "42"} | more
-        return web.json_response({"kind": "EndpointSliceList", "metadata": metadata, "items": page})
+        found = {"kind": "EndpointSliceList", "metadata": {"resourceVersion": "42"}}
+        return web.json_response(found | {"items": list(self.slices.values())})
 
     async def _begin(self, request: web.Request) -> web.StreamResponse:
         """Begin a list that does not come to its end."""

@@ -103,7 +103,6 @@ async def found(server: Server, name: str) -> list[str]:
     ],
 )
 async def test_each_address_is_a_replica(records: Records, name: str, urls: list[str]) -> None:
-    """Of A records, of AAAA where there are none, of the targets of SRV records."""
     async with serving(records) as server:
         assert await found(server, name) == urls
 
@@ -120,7 +119,6 @@ async def test_each_address_is_a_replica(records: Records, name: str, urls: list
 async def test_no_answer_is_a_failure(
     rcode: dns.rcode.Rcode | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not an empty one; also where it is a target of SRV records that is not answered for."""
     monkeypatch.setattr(dns_source, "_LIFETIME_S", 0.3)
     async with serving({}) as server:
         server.rcode = rcode
@@ -132,7 +130,6 @@ async def test_no_answer_is_a_failure(
 async def test_garbage_is_a_failure(
     damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However it is cut."""
     monkeypatch.setattr(dns_source, "_LIFETIME_S", 0.3)
     async with serving({("vllm.x", "A"): ["10.0.0.1"]}) as server:
         server.damage = damage
@@ -141,7 +138,6 @@ async def test_garbage_is_a_failure(
 
 
 async def test_replicas_come_and_go_with_their_records() -> None:
-    """A server that fails takes none away; what is not allowed is left out."""
     async with (
         Engines(1) as (engine,),
         serving({("vllm.x", "A"): ["127.0.0.1", "169.254.169.254"]}) as server,
@@ -175,6 +171,5 @@ async def test_replicas_come_and_go_with_their_records() -> None:
     ],
 )
 def test_what_is_no_name_is_refused_at_the_start(flags: dict[str, object], reason: str) -> None:
-    """With the key and what it looks like."""
     with pytest.raises(ConfigError, match=reason):
         load(flags={("discovery", key): value for key, value in flags.items()})

@@ -62,7 +62,6 @@ def found(*slices: dict[str, Any], port: str | None = None) -> dict[str, str]:
     ],
 )
 def test_slices_are_merged(slices: list[dict[str, Any]], expected: dict[str, str]) -> None:
-    """Each pod once, with its name, as far as it may have requests."""
     assert found(*slices) == expected
 
 
@@ -79,7 +78,6 @@ PORTS = [{"name": "http", "port": 8000}, {"name": "metrics", "port": 9000}]
     ],
 )
 def test_the_port_is_named_or_the_only_one(ports: object, port: str | None, number: int) -> None:
-    """A number is taken as it is: a slice without ports means all of them."""
     assert list(found(slice_of(endpoint("10.0.0.1"), ports=ports), port=port)) == [
         f"10.0.0.1:{number}"
     ]
@@ -96,8 +94,7 @@ def test_the_port_is_named_or_the_only_one(ports: object, port: str | None, numb
         ({"labels": {"warmroute.io/role": "cook"}}, None, "'cook' is not both, prefill or decode"),
     ],
 )
-def test_what_makes_no_sense_is_named(fields: Any, port: str | None, reason: str) -> None:
-    """The answer is not followed; the last good one stays."""
+def test_senseless_slices_are_refused(fields: Any, port: str | None, reason: str) -> None:
     with pytest.raises(DiscoveryError, match=reason):
         found(slice_of(endpoint("10.0.0.1"), **fields), port=port)
 
@@ -106,7 +103,6 @@ HOSTS = HostRules(("10.0.0.0/8",))
 
 
 def test_a_label_of_the_service_says_the_pool() -> None:
-    """Which there are, the configuration says."""
     labelled = slice_of(endpoint("10.0.0.1"), labels={POOL_LABEL: "east"})
     (each,) = replicas_in([msgspec.convert(labelled, Slice)], None)
 
@@ -118,7 +114,6 @@ def test_a_label_of_the_service_says_the_pool() -> None:
 
 
 def test_a_label_of_the_service_says_the_role() -> None:
-    """The control plane copies it to the slices."""
     labelled = slice_of(endpoint("10.0.0.1"), labels={"warmroute.io/role": "prefill"})
     (each,) = replicas_in([msgspec.convert(labelled, Slice)], None)
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from router.config.hosts import HostRules
-from router.discovery import engine_api, engine_pages
+from router.discovery import engine_api, engine_metrics, engine_pages
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_pages import EventSource
 from router.errors import (
@@ -68,7 +68,6 @@ async def api() -> AsyncIterator[EngineApi]:
 
 
 async def test_a_vllm_replica_reports_everything(replica: Replica, api: EngineApi) -> None:
-    """Models, block size, capacity, ranks, event sources, start time."""
     url = await replica(
         {
             "/v1/models": MODELS,
@@ -91,13 +90,15 @@ async def test_a_vllm_replica_reports_everything(replica: Replica, api: EngineAp
     }
     assert load is not None
     assert load.started_s == facts.started_s == 1795163824.78
-    assert (load.num_running, load.num_waiting) == ({0: 3, 1: 4}, {0: 1})
+    assert {rank: (each.num_running, each.num_waiting) for rank, each in load.ranks.items()} == {
+        0: (3, 1),
+        1: (4, 0),
+    }
 
 
 async def test_a_server_of_some_ranks_of_a_group_numbers_them_from_0(
     replica: Replica, api: EngineApi
 ) -> None:
-    """As the header that names a rank does; metrics and event sources have the group's numbers."""
     metrics = METRICS.replace('engine="0"', 'engine="4"').replace('engine="1"', 'engine="5"')
     url = await replica(
         {
@@ -115,13 +116,15 @@ async def test_a_server_of_some_ranks_of_a_group_numbers_them_from_0(
     assert facts.event_sources[1].endpoint == "tcp://*:5558"
     assert load is not None
     assert load.rank_numbers == (4, 5)
-    assert (load.num_running, load.num_waiting) == ({0: 3, 1: 4}, {0: 1})
+    assert {rank: (each.num_running, each.num_waiting) for rank, each in load.ranks.items()} == {
+        0: (3, 1),
+        1: (4, 0),
+    }
 
 
 async def test_a_server_that_reports_little_is_served_with_less(
     replica: Replica, api: EngineApi
 ) -> None:
-    """Only a model list: everything else is unknown, not wrong."""
     url = await replica({"/v1/models": MODELS, "/version": (200, "x"), "/kv_event_sources": [1]})
 
     facts = await api.facts("r1", url)
@@ -150,7 +153,6 @@ _FETCH = 'vllm:num_requests_kv_fetch_by_stage{engine="0",stage="in_progress"} 0.
 async def test_a_connector_that_loads_nothing_is_a_producer_s(
     replica: Replica, api: EngineApi, version: str, metrics: str, seems: str | None
 ) -> None:
-    """Of releases that would show it; all else is not known."""
     pages = {"/v1/models": MODELS, "/version": {"version": version}, "/metrics": (200, metrics)}
 
     assert (await api.facts("r1", await replica(pages))).seems == seems
@@ -171,7 +173,6 @@ async def test_a_connector_that_loads_nothing_is_a_producer_s(
 async def test_an_engine_in_dev_mode_says_its_role(
     replica: Replica, api: EngineApi, page: object, role: str | None
 ) -> None:
-    """Others say nothing."""
     info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
     assert info is not None
     assert (info.role, bool(info.eagle)) == (role, False)
@@ -195,7 +196,6 @@ async def test_an_engine_in_dev_mode_says_its_role(
 async def test_a_developer_s_page_shows_whether_the_last_block_is_dropped(
     replica: Replica, api: EngineApi, speculation: dict[str, object] | None, eagle: bool
 ) -> None:
-    """By the method of its drafts, and the switches that turn it off; 0.33 hashes ahead instead."""
     page = {"vllm_config": {"speculative_config": speculation}}
 
     info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
@@ -207,7 +207,6 @@ async def test_a_developer_s_page_shows_whether_the_last_block_is_dropped(
 async def test_with_a_connector_an_engine_of_0_33_drops_the_last_block(
     replica: Replica, api: EngineApi
 ) -> None:
-    """A connector keeps the hashes of before, and so the dropped block."""
     speculation = {"method": "eagle3", "disable_lookahead_block_hashes": False}
     transfer = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
     page = {"vllm_config": {"speculative_config": speculation, "kv_transfer_config": transfer}}
@@ -219,7 +218,6 @@ async def test_with_a_connector_an_engine_of_0_33_drops_the_last_block(
 
 
 async def test_several_connectors_are_taken_one_by_one(replica: Replica, api: EngineApi) -> None:
-    """The first that we can speak to says the role; all of them which transfers there are."""
     several = {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
@@ -272,7 +270,6 @@ STORE = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
 async def test_an_engine_in_dev_mode_says_which_weights_it_has(
     replica: Replica, api: EngineApi, changes: dict[str, object], weights: tuple[str, ...]
 ) -> None:
-    """Their quantisation, whichever kernel computes it; a revision not named is the hub's."""
     page = {"vllm_config": {"model_config": MODEL_CONFIG | changes}}
 
     info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
@@ -285,8 +282,6 @@ async def test_an_engine_in_dev_mode_says_which_weights_it_has(
 async def test_a_developer_s_page_that_does_not_come_is_told_apart(
     serve: Serve, api: EngineApi
 ) -> None:
-    """The first one takes seconds: it is not the same as none."""
-
     async def hang(request: web.Request) -> web.Response:
         await asyncio.sleep(3600)
         raise AssertionError
@@ -320,7 +315,6 @@ async def test_a_developer_s_page_that_does_not_come_is_told_apart(
 async def test_an_engine_in_dev_mode_says_how_its_keys_begin(
     replica: Replica, api: EngineApi, transfer: dict[str, object], head: str | None
 ) -> None:
-    """With its store's own prefix, and the last part of its model's path."""
     page = {"vllm_config": {"model_config": MODEL_CONFIG, "kv_transfer_config": transfer}}
 
     info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
@@ -333,17 +327,15 @@ async def test_an_engine_in_dev_mode_says_how_its_keys_begin(
 async def test_an_engine_counts_its_cache_in_tokens_itself(
     replica: Replica, api: EngineApi, label: str, tokens: int | None
 ) -> None:
-    """Per rank; blocks times their size are another figure where there are several KV groups."""
     metrics = METRICS.replace("num_gpu_blocks=", f'kv_cache_size_tokens="{label}",num_gpu_blocks=')
     pages = {"/v1/models": MODELS, "/metrics": (200, metrics)}
 
     assert (await api.facts("r1", await replica(pages))).num_cache_tokens == tokens
 
 
-async def test_a_load_has_free_kv_and_the_times_between_tokens(
+async def test_a_load_has_kv_usage_and_inter_token_latencies(
     replica: Replica, api: EngineApi
 ) -> None:
-    """By local rank; values that none can have are left out."""
     metrics = METRICS + (
         'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25\n'
         'vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} NaN\n'
@@ -356,11 +348,12 @@ async def test_a_load_has_free_kv_and_the_times_between_tokens(
     load = await api.load("r1", await replica({"/metrics": (200, metrics)}))
 
     assert load is not None
-    assert (load.kv_usage, load.token_s, load.num_tokens) == ({0: 0.25}, {0: 1.5}, {0: 40})
+    assert {
+        rank: (each.kv_usage, each.token_s, each.num_tokens) for rank, each in load.ranks.items()
+    } == {0: (0.25, 1.5, 40), 1: (None, 0.0, 0)}
 
 
 async def test_metrics_show_that_an_engine_speculates(replica: Replica, api: EngineApi) -> None:
-    """Its counters of drafts are there from the start, and only then."""
     counters = 'vllm:spec_decode_num_drafts_total{engine="0",model_name="tiny"} 0.0\n'
     pages = {"/v1/models": MODELS}
 
@@ -371,17 +364,15 @@ async def test_metrics_show_that_an_engine_speculates(replica: Replica, api: Eng
 
 
 async def test_a_bootstrap_server_names_its_engines(replica: Replica, api: EngineApi) -> None:
-    """By rank."""
     page = {"0": {"engine_id": "e0", "worker_addr": {}}, "1": {"engine_id": "e1"}}
 
     assert await api.engine_ids("r1", await replica({"/query": page})) == {0: "e0", 1: "e1"}
 
 
 @pytest.mark.parametrize("page", [(404, "no"), (200, "[]"), {"0": {}}, {"x": {"engine_id": "e"}}])
-async def test_what_is_no_bootstrap_server_is_said(
+async def test_an_unrelated_bootstrap_server_is_an_error(
     replica: Replica, api: EngineApi, page: object
 ) -> None:
-    """With its address."""
     url = await replica({"/query": page})
 
     with pytest.raises(UpstreamBroken, match="/query answered"):
@@ -389,8 +380,9 @@ async def test_what_is_no_bootstrap_server_is_said(
 
 
 @pytest.mark.parametrize("page", [(200, "<html>"), (404, "no"), {"data": []}, {"models": 1}])
-async def test_what_is_no_engine_is_named(replica: Replica, api: EngineApi, page: object) -> None:
-    """The message says what was asked and what came."""
+async def test_a_server_that_is_no_engine_is_named(
+    replica: Replica, api: EngineApi, page: object
+) -> None:
     url = await replica({"/v1/models": page})
 
     with pytest.raises(UpstreamBroken, match="/v1/models"):
@@ -398,8 +390,6 @@ async def test_what_is_no_engine_is_named(replica: Replica, api: EngineApi, page
 
 
 async def test_an_engine_with_a_key_is_asked_with_it(serve: Serve, api: EngineApi) -> None:
-    """If it is configured, or its host may have it; else the message says which setting to make."""
-
     async def handler(request: web.Request) -> web.Response:
         is_known = request.headers.get("Authorization") == "Bearer sesame"
         return web.json_response(MODELS if is_known else {}, status=200 if is_known else 401)
@@ -422,29 +412,19 @@ async def test_an_engine_with_a_key_is_asked_with_it(serve: Serve, api: EngineAp
 
 
 async def test_no_server_at_the_address_is_unreachable(api: EngineApi) -> None:
-    """A refused connection and a wrong answer are different errors."""
     with pytest.raises(UpstreamUnreachable, match="refused"):
         await api.ping("r1", f"http://127.0.0.1:{free_port()}")
 
 
 async def test_health_is_the_engines_own_word(replica: Replica, api: EngineApi) -> None:
-    """200 is healthy, anything else is not."""
     await api.ping("r1", await replica({"/health": (200, "")}))
     with pytest.raises(UpstreamBroken, match="503"):
         await api.ping("r1", await replica({"/health": (503, "")}))
 
 
-async def test_an_engine_tokenizes_for_us(replica: Replica, api: EngineApi) -> None:
-    """Ids come back as they are."""
-    url = await replica({"/tokenize": {"count": 2, "tokens": [5, 6], "max_model_len": 1}})
-
-    assert await api.tokenize("r1", url, b"{}", timeout_s=1) == [5, 6]
-
-
 async def test_a_prompt_the_engine_refuses_is_the_clients_fault(
     replica: Replica, api: EngineApi
 ) -> None:
-    """Its reason is passed on; a server error is not the client's."""
     refusal = json.dumps({"error": {"message": "bad role", "code": 400}})
 
     with pytest.raises(BadRequest, match="bad role"):
@@ -456,7 +436,6 @@ async def test_a_prompt_the_engine_refuses_is_the_clients_fault(
 
 
 async def test_a_connection_cut_as_it_is_made_is_a_broken_replica(api: EngineApi) -> None:
-    """So is one that is cut inside of an answer; neither ends the router that probed."""
     begun = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"
     for sent in (b"", b"HTTP/1.1 2", begun, b"SSH-2.0-x\r\n"):
 
@@ -475,7 +454,6 @@ async def test_a_connection_cut_as_it_is_made_is_a_broken_replica(api: EngineApi
 async def test_answers_have_a_size(
     replica: Replica, api: EngineApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond it nothing more is read."""
     monkeypatch.setattr(engine_api, "_MAX_PAGE_BYTES", 10)
     monkeypatch.setitem(engine_api.EngineApi._send.__kwdefaults__, "max_bytes", 10)
     await api.ping("r1", await replica({"/health": (200, "a" * 10)}))
@@ -484,8 +462,6 @@ async def test_answers_have_a_size(
 
 
 async def test_compressed_answers_are_refused(serve: Serve, api: EngineApi) -> None:
-    """None was asked for, and a kilobyte may be a gigabyte."""
-
     async def handler(request: web.Request) -> web.Response:
         assert request.headers["Accept-Encoding"] == "identity"
         bomb = gzip.compress(bytes(10_000_000))
@@ -496,8 +472,6 @@ async def test_compressed_answers_are_refused(serve: Serve, api: EngineApi) -> N
 
 
 async def test_an_answer_that_drips_has_an_end(serve: Serve) -> None:
-    """Each byte comes in time; the whole does not."""
-
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -511,7 +485,6 @@ async def test_an_answer_that_drips_has_an_end(serve: Serve) -> None:
 
 
 async def test_cookies_are_not_kept(serve: Serve, api: EngineApi) -> None:
-    """An engine may set as many as it likes."""
     cookies: list[str | None] = []
 
     async def handler(request: web.Request) -> web.Response:
@@ -534,10 +507,7 @@ async def test_cookies_are_not_kept(serve: Serve, api: EngineApi) -> None:
         'vllm:cache_config_info{block_size="99999999"} 1.0',
     ],
 )
-async def test_figures_that_are_none_are_left_out(
-    replica: Replica, api: EngineApi, line: str
-) -> None:
-    """More digits than int takes, digits of another script, sizes of no engine."""
+async def test_senseless_figures_are_left_out(replica: Replica, api: EngineApi, line: str) -> None:
     url = await replica({"/v1/models": MODELS, "/metrics": (200, "# x\n" + line)})
 
     facts = await api.facts("r1", url)
@@ -559,7 +529,6 @@ async def test_figures_that_are_none_are_left_out(
 async def test_sleep_is_in_the_metrics(
     replica: Replica, api: EngineApi, figures: dict[str, str], state: str
 ) -> None:
-    """By level; an engine that does not say is awake."""
     page = "\n".join(
         f'vllm:engine_sleep_state{{engine="0",model_name="m",sleep_state="{name}"}} {value}'
         for name, value in figures.items()
@@ -573,7 +542,6 @@ async def test_sleep_is_in_the_metrics(
 
 
 async def test_too_many_models_are_refused(replica: Replica, api: EngineApi) -> None:
-    """A tokenizer is loaded for each base model."""
     many = [{"id": f"m{number}"} for number in range(engine_pages.MAX_MODELS + 1)]
 
     with pytest.raises(UpstreamBroken, match="the limit is 1024"):
@@ -581,7 +549,6 @@ async def test_too_many_models_are_refused(replica: Replica, api: EngineApi) -> 
 
 
 async def test_ranks_are_bounded(replica: Replica, api: EngineApi) -> None:
-    """Each is a candidate with sockets of its own; what is beyond is left out."""
     lines = [f'vllm:num_requests_running{{engine="{rank}"}} 1e308' for rank in range(1_000)]
     sources = {str(rank): {"endpoint": "tcp://*:1"} for rank in (-1, 0, 255, 256, 10**9)}
     url = await replica(
@@ -598,8 +565,8 @@ async def test_ranks_are_bounded(replica: Replica, api: EngineApi) -> None:
     assert facts.rank_numbers == (0, 255, 256)
     assert set(facts.event_sources) == {0, 1, 2}
     assert load is not None
-    assert set(load.num_running.values()) == {0}
-    assert len(load.num_running) == engine_pages.MAX_RANKS
+    assert {each.num_running for each in load.ranks.values()} == {0}
+    assert len(load.ranks) == engine_metrics.MAX_RANKS
 
 
 async def test_a_host_that_does_not_resolve_is_not_one_that_refuses(api: EngineApi) -> None:
@@ -619,7 +586,7 @@ async def test_a_host_that_does_not_resolve_is_not_one_that_refuses(api: EngineA
         ((400, "Client sent an HTTP request to an HTTPS server."), "", "Then write https://"),
     ],
 )
-async def test_a_base_url_that_is_another_one_has_a_hint(
+async def test_a_wrong_base_url_gets_a_hint(
     replica: Replica, api: EngineApi, page: object, path: str, said: str
 ) -> None:
     url = await replica({f"{path}/v1/models": page})
@@ -631,8 +598,6 @@ async def test_a_base_url_that_is_another_one_has_a_hint(
 
 
 async def test_a_tls_port_that_is_asked_in_plain_http_has_a_hint(api: EngineApi) -> None:
-    """As uvicorn and aiohttp do: they close the connection without a word."""
-
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.close()

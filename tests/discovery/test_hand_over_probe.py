@@ -74,7 +74,6 @@ async def ask(api: EngineApi, engine: Engine, path: str = CHAT) -> bool:
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 async def test_it_is_seen_from_the_counts(api: EngineApi, path: str) -> None:
-    """Of ids that are fewer and more than the text's, by each API's own usage."""
     async with Engine() as engine:
         assert await ask(api, engine, path)
         assert [received.target for received in engine.received] == [CHAT, path, path]
@@ -85,7 +84,6 @@ async def test_it_is_seen_from_the_counts(api: EngineApi, path: str) -> None:
 
 
 async def test_ids_that_are_not_ours_are_an_error(api: EngineApi) -> None:
-    """However many they are; one that does not show them is not believed either."""
     async with Engine() as engine:
         assert engine.text_ids is not None
         engine.text_ids[3] += 1
@@ -97,7 +95,6 @@ async def test_ids_that_are_not_ours_are_an_error(api: EngineApi) -> None:
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_a_failure_says_nothing(api: EngineApi, status: int) -> None:
-    """It is asked again later."""
     async with Engine() as engine:
         engine.statuses = [status]
         with pytest.raises(UpstreamBroken):
@@ -106,7 +103,6 @@ async def test_a_failure_says_nothing(api: EngineApi, status: int) -> None:
 
 @pytest.mark.parametrize("status", [400, 404])
 async def test_a_route_it_does_not_have_takes_none(api: EngineApi, status: int) -> None:
-    """Nor does one that is not known to take any."""
     async with Engine() as engine:
         engine.statuses = [status]
 

@@ -70,7 +70,6 @@ async def watched(
 async def test_changes_are_followed_as_they_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One LIST, one watch from its version; several lines at once, and one in two parts."""
     async with watched(tmp_path, monkeypatch) as subject:
         await subject.sees("a")
         await subject.until(lambda: subject.server.num_watches)
@@ -106,7 +105,6 @@ async def test_a_watch_that_ends_is_no_failure(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Too old a version (410), or the end of its time: all is listed again."""
     async with watched(tmp_path, monkeypatch) as subject:
         await subject.until(lambda: subject.server.num_watches)
         subject.server.set(B, silently=True)
@@ -119,7 +117,6 @@ async def test_a_watch_that_ends_is_no_failure(
 async def test_a_watch_that_has_gone_silent_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server does not keep to the time it was given, and events are lost: listed again."""
     monkeypatch.setattr(kubernetes_api, "_ANSWER_S", 1.0)
     async with watched(tmp_path, monkeypatch, watch_s=0.1) as subject:
         await subject.until(lambda: subject.server.num_watches)
@@ -130,7 +127,6 @@ async def test_a_watch_that_has_gone_silent_is_left(
 async def test_a_watch_that_is_alive_and_has_lost_an_event_is_left_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on beyond its time, and only a new list shows which pod is gone."""
     monkeypatch.setattr(kubernetes_api, "_ANSWER_S", 1.0)
     async with watched(tmp_path, monkeypatch, watch_s=0.1) as subject:
         await subject.sees("a")
@@ -167,7 +163,6 @@ async def test_a_server_that_fails_changes_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The failure is reported with what to do; when it is over, the list is."""
     monkeypatch.setattr(kubernetes_api, "_ANSWER_S", 1.0)
     async with watched(tmp_path, monkeypatch) as subject:
         server = subject.server
@@ -208,7 +203,6 @@ async def test_a_server_that_fails_changes_nothing(
 async def test_a_watch_that_says_nonsense_is_left(
     line: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a line does not end: what is right is listed again."""
     monkeypatch.setattr(kubernetes_api, "_MAX_LINE_BYTES", 4096)
     async with watched(tmp_path, monkeypatch) as subject:
         await subject.until(lambda: subject.server.num_watches)
@@ -222,7 +216,6 @@ async def test_a_watch_that_says_nonsense_is_left(
 async def test_another_services_slices_are_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the server hands out; a slice whose label changes is gone."""
     other = {"labels": {"kubernetes.io/service-name": "other"}}
     async with watched(tmp_path, monkeypatch) as subject:
         await subject.until(lambda: subject.server.num_watches)
@@ -236,7 +229,6 @@ async def test_another_services_slices_are_not_taken(
 async def test_a_rotated_token_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens that are bound to a pod are renewed in their file."""
     async with watched(tmp_path, monkeypatch) as subject:
         await subject.until(lambda: subject.server.num_watches)
         subject.server.rotate("token-2")
@@ -247,23 +239,8 @@ async def test_a_rotated_token_is_read_again(
         assert subject.failures == []
 
 
-async def test_a_list_may_have_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them count, up to a bound."""
-    async with watched(tmp_path, monkeypatch) as subject:
-        await subject.until(lambda: subject.server.num_watches)
-        subject.server.page = 1
-        slices = [slice_of(endpoint(f"10.0.0.{i}", f"p{i}"), name=f"s{i}") for i in range(1, 4)]
-        subject.server.set(*slices, silently=True)
-        assert [f.replica.name for f in await subject.source.look()] == ["p1", "p2", "p3"]
-
-        monkeypatch.setattr(kubernetes_api, "_MAX_PAGES", 2)
-        with pytest.raises(DiscoveryError, match="more than"):
-            await subject.source.look()
-
-
 @pytest.mark.parametrize("name", ["token", "ca.crt", "namespace"])
 async def test_credentials_that_are_missing_are_named(name: str, tmp_path: Path) -> None:
-    """Outside of a cluster, say."""
     async with kubernetes(tmp_path) as server:
         (tmp_path / name).unlink()
         with ThreadPoolExecutor(1) as files:
@@ -273,7 +250,6 @@ async def test_credentials_that_are_missing_are_named(name: str, tmp_path: Path)
 
 
 async def test_a_server_of_another_authority_gets_no_token(tmp_path: Path) -> None:
-    """The connection is not made."""
     (tmp_path / "other").mkdir()
     async with kubernetes(tmp_path) as server, kubernetes(tmp_path / "other") as other:
         with ThreadPoolExecutor(1) as files:
@@ -284,7 +260,6 @@ async def test_a_server_of_another_authority_gets_no_token(tmp_path: Path) -> No
 
 
 async def test_pods_come_and_go_in_a_router(tmp_path: Path) -> None:
-    """One that terminates is left when its answers are done; a label that changes counts."""
     async with Engines(1) as (engine,), kubernetes(tmp_path) as server:
         port = engine.url.rpartition(":")[2]
         server.set(slice_of(endpoint("127.0.0.1", "vllm-a", ready=True)))
@@ -324,6 +299,5 @@ async def test_pods_come_and_go_in_a_router(tmp_path: Path) -> None:
 def test_what_cannot_be_watched_is_refused_at_the_start(
     flags: dict[str, object], reason: str
 ) -> None:
-    """With the key and what it looks like."""
     with pytest.raises(ConfigError, match=reason):
         load(flags={("discovery", key): value for key, value in flags.items()})

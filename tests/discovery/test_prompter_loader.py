@@ -20,8 +20,7 @@ from router.tokens import Prompters
 from tests.tokens.vllm_routes import MODEL
 
 
-async def test_a_tokenizer_that_is_ready_as_the_router_ends_is_let_go() -> None:
-    """Its encoder would be proven by a thread, and there is none any more."""
+async def test_a_tokenizer_that_loads_during_shutdown_is_dropped() -> None:
     raised = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
     threads = ThreadPoolExecutor(1)

@@ -18,7 +18,6 @@ def pages(*ranks: int, metrics: int = 3) -> dict[str, Any]:
 
 
 async def test_ranks_that_go_are_dropped_and_those_that_come_are_found() -> None:
-    """While every route answers 503 the replica is out; a rank that is gone is never named."""
     settings = {"health__interval_s": 0.05, "health__load_interval_s": 0.1}
     async with FakeEngine() as engine:
         engine.pages |= pages(0, 1, 2)

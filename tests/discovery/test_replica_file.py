@@ -27,7 +27,6 @@ STAGE = {"ready": False, "discovery__hosts": ["loopback"]}
     ],
 )
 def test_it_has_the_shape_of_the_configurations_list(text: str) -> None:
-    """As a list or under its key, YAML or JSON."""
     assert parse(text.encode()) == (
         ReplicaConfig(url="http://a:1"),
         ReplicaConfig(url="http://b:1", name="b"),
@@ -50,8 +49,7 @@ def test_it_has_the_shape_of_the_configurations_list(text: str) -> None:
         ("[" * 5000, "not YAML"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_place(text: str, reason: str) -> None:
-    """The whole file: half of it might be half of what was meant."""
+def test_a_wrong_file_is_refused_with_its_place(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         parse(text.encode())
 
@@ -68,7 +66,6 @@ def urls(stage: Stage) -> set[str]:
 
 
 async def test_a_file_is_followed_while_the_router_serves(tmp_path: Path) -> None:
-    """Replicas come and go with it; a bad file changes nothing and is said, until it is good."""
     file = tmp_path / "replicas.json"
     async with Engines(2) as (a, b):
         put(file, a.url)
@@ -94,7 +91,6 @@ async def test_a_file_is_followed_while_the_router_serves(tmp_path: Path) -> Non
 
 
 async def test_the_links_of_a_config_map_are_followed(tmp_path: Path) -> None:
-    """Kubernetes swaps a link to a directory; the file's own path never changes."""
     async with Engines(2) as (a, b):
         for name, engine in (("v1", a), ("v2", b)):
             (tmp_path / name).mkdir()
@@ -109,7 +105,6 @@ async def test_the_links_of_a_config_map_are_followed(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
-    """Readiness says why."""
     file = tmp_path / "replicas.yaml"
     async with Engines(1) as (engine,), on_stage(discovery__file=file, **STAGE) as stage:
         await stage.until(lambda: stage.metric("warmroute_discovery_failing") == 1)
@@ -125,7 +120,6 @@ async def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> Non
 async def test_a_found_replica_gets_the_key_only_where_it_may(
     tmp_path: Path, key_hosts: list[str]
 ) -> None:
-    """A file or a DNS server must not reveal it: as for replicas that are added."""
     key, file = tmp_path / "key", tmp_path / "replicas.yaml"
     key.write_text("wr-engine-key")
     settings = {"engine__api_key_file": key, "engine__key_hosts": key_hosts}
@@ -142,7 +136,6 @@ async def test_a_found_replica_gets_the_key_only_where_it_may(
 async def test_routers_that_see_a_change_at_different_times_undo_nothing(
     tmp_path: Path, start_redis: Start
 ) -> None:
-    """What one finds is not the other's to add or to remove; an order to drain is for both."""
     async with Engines(2) as (a, b):
         files = [tmp_path / "early.json", tmp_path / "late.json"]
         put(files[0], a.url, b.url)  # this router has seen b come, that one has not yet

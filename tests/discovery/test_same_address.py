@@ -27,8 +27,7 @@ QUICK = {"health__interval_s": 0.02, "health__load_interval_s": 0.02, "health__t
     ],
     ids=lambda other: next(iter(other)),
 )
-async def test_what_comes_at_its_address_is_found_anew(other: dict[str, Any]) -> None:
-    """Its blocks, ranks, cache, hash or data type differ: no block is left, and no claim."""
+async def test_another_engine_at_the_address_is_discovered_again(other: dict[str, Any]) -> None:
     port = free_port()
     options = {"port": port, "num_gpu_blocks": 2048}
     prompt = chat(words(1, 200))

@@ -52,7 +52,6 @@ class Followed:
 
 
 def test_an_empty_answer_after_a_full_one_is_kept_out_for_a_while() -> None:
-    """It is followed when it has been so for `empty_s`, whether or not it is said again."""
     subject = Followed()
     subject.take(found("a", "b"))
     subject.take([])
@@ -68,7 +67,6 @@ def test_an_empty_answer_after_a_full_one_is_kept_out_for_a_while() -> None:
 
 
 def test_an_empty_answer_that_is_taken_back_changes_nothing() -> None:
-    """Neither by a full one, nor by a failure: then nothing is known of how long it was empty."""
     subject = Followed()
     for between in (found("a"), None):
         subject.take(found("a"))
@@ -85,8 +83,7 @@ def test_an_empty_answer_that_is_taken_back_changes_nothing() -> None:
     assert [] not in subject.answers
 
 
-def test_none_that_is_ready_is_as_empty() -> None:
-    """The one that was ready goes on being used until that has been so for long."""
+def test_an_answer_without_ready_replicas_counts_as_empty() -> None:
     subject = Followed()
     subject.take(found("a"))
     subject.take(found("a", is_ready=False))
@@ -95,7 +92,6 @@ def test_none_that_is_ready_is_as_empty() -> None:
 
 
 def test_a_first_answer_may_be_empty() -> None:
-    """There is nothing to lose; it also ends the waiting for that source."""
     subject = Followed()
     assert subject.waiting == {SOURCE: UNDISCOVERED}
     subject.take([])
@@ -104,7 +100,6 @@ def test_a_first_answer_may_be_empty() -> None:
 
 
 def test_a_failure_changes_nothing_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Until the reason is another; readiness says it, too, while there was no answer."""
     subject = Followed()
     for reason in ("refused", "refused", "silent"):
         subject.sources.failed(SOURCE, reason)
@@ -126,8 +121,7 @@ def test_a_failure_changes_nothing_and_is_said_once(caplog: pytest.LogCaptureFix
         ("http://u:wr-pass@a", "no user or password"),
     ],
 )
-def test_what_may_not_be_a_replica_is_left_out(url: str, reason: str) -> None:
-    """The others are followed; it is shown with the reason, without a password."""
+def test_found_replicas_outside_the_allowed_hosts_are_left_out(url: str, reason: str) -> None:
     subject = Followed()
     subject.take([*found("a"), Found(replica=ReplicaConfig(url=url))])
     ((shown, why),) = subject.sources.states()[0].not_followed.items()
@@ -138,7 +132,6 @@ def test_what_may_not_be_a_replica_is_left_out(url: str, reason: str) -> None:
 
 
 def test_too_many_are_refused_as_a_whole() -> None:
-    """Which of them would be the right ones is not known."""
     subject = Followed()
     subject.take(found("a"))
     subject.take(found(*(f"h{i}" for i in range(MAX_REPLICAS + 1))))

@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from router.discovery import watches
-from router.discovery.engine_api import EngineFacts
+from router.discovery.engine_facts import EngineFacts
 from router.discovery.watch import ReplicaWatch
 from router.messages import ReplicaRecord
 from router.replicas.replica import Replica
@@ -54,7 +54,6 @@ def nothing_of(stage: Stage, name: str) -> bool:
 
 
 async def test_a_router_that_starts_empty_is_given_replicas() -> None:
-    """It is not ready, says so, and serves as soon as one is added; no restart."""
     async with Engines(1) as (engine,), on_stage(**EMPTY) as stage:
         ready = await stage.ask(None, "/readyz", method="GET")
         refused = await stage.ask(chat(words(1)))
@@ -69,7 +68,6 @@ async def test_a_router_that_starts_empty_is_given_replicas() -> None:
 
 
 async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that breaks its own watch: the other one is served, then both are."""
     register = ReplicaWatch._register
     broken = {"r1"}
 
@@ -93,7 +91,6 @@ async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_an_added_replica_takes_its_share() -> None:
-    """Beside those configured, under the name it was given."""
     async with Engines(2) as engines, on_stage(engines[0], policy__name="round_robin") as stage:
         assert await add(stage, engines[1], name="east") == "east"
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
@@ -109,7 +106,6 @@ async def test_an_added_replica_takes_its_share() -> None:
 
 
 async def test_a_removed_replica_finishes_its_answers() -> None:
-    """New requests go elsewhere; when the last answer is out, nothing of it stays behind."""
     async with Engines(2, time_model=SLOW) as engines, on_stage(*engines) as stage:
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         body = streamed(chat(words(1), max_tokens=100, ignore_eos=True))
@@ -128,7 +124,6 @@ async def test_a_removed_replica_finishes_its_answers() -> None:
 
 
 async def test_removing_now_waits_for_no_answer() -> None:
-    """Who waits for a first byte there moves on; its blocks are forgotten at once."""
     async with Engines(2, time_model=STUCK) as engines, on_stage(*engines) as stage:
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         async with stage.hanging_up(streamed(chat(words(1)))):
@@ -142,7 +137,6 @@ async def test_removing_now_waits_for_no_answer() -> None:
 
 
 async def test_a_removed_replica_may_come_back() -> None:
-    """Under its old name, with its cache known again from its replay."""
     async with Engines(1) as (engine,), on_stage(engine) as stage:
         await stage.ask(chat(words(1)))
         for _ in range(3):
@@ -157,7 +151,6 @@ async def test_a_removed_replica_may_come_back() -> None:
 
 
 async def test_adding_back_stops_the_leaving() -> None:
-    """While an answer still runs there: it never went."""
     async with Engines(1, time_model=SLOW) as (engine,), on_stage(engine) as stage:
         body = streamed(chat(words(1), max_tokens=100, ignore_eos=True))
         async with stage.asking(body) as answer:
@@ -170,8 +163,7 @@ async def test_adding_back_stops_the_leaving() -> None:
         assert "replica removed" not in stage.log
 
 
-async def test_one_that_is_not_found_yet_may_go() -> None:
-    """Nothing listens there; it is not looked for any more."""
+async def test_a_replica_not_discovered_yet_can_be_removed() -> None:
     async with Engines(1) as engines, on_stage("http://127.0.0.1:9", *engines) as stage:
         await stage.until(lambda: "replica not usable yet" in stage.log)
         await remove(stage, "r1")
@@ -181,7 +173,6 @@ async def test_one_that_is_not_found_yet_may_go() -> None:
 
 
 async def test_removed_before_it_was_ever_watched() -> None:
-    """Added and gone in one breath, and again: one task at most, none in the end."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         watches = stage.router.watches
         for _ in range(3):
@@ -190,8 +181,7 @@ async def test_removed_before_it_was_ever_watched() -> None:
         await stage.until(lambda: nothing_of(stage, "east"))
 
 
-async def test_the_last_one_may_go() -> None:
-    """Then there is no replica: 503, not ready."""
+async def test_the_last_replica_can_be_removed() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
         await remove(stage, "r1")
         await stage.until(lambda: nothing_of(stage, "r1"))
@@ -202,7 +192,6 @@ async def test_the_last_one_may_go() -> None:
 
 
 async def test_an_order_reaches_all_routers() -> None:
-    """Added, drained and removed on one, followed by the other from its records."""
     async with (
         Engines(2) as (engine, added),
         on_stage(engine) as a,
@@ -226,7 +215,6 @@ async def test_an_order_reaches_all_routers() -> None:
 
 
 async def test_a_replica_that_moves_is_found_at_its_new_address() -> None:
-    """The name stays, the caches do not."""
     async with Engines(2) as (old, new), on_stage(**EMPTY) as stage:
         watches = stage.router.watches
         watches.apply({"east": ReplicaRecord(url=old.url)})
@@ -242,7 +230,6 @@ async def test_a_replica_that_moves_is_found_at_its_new_address() -> None:
 
 
 async def test_records_of_no_replica_are_logged_once() -> None:
-    """And the others are followed."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         for _ in range(2):
             stage.router.watches.apply({"a b": ReplicaRecord(url="http://127.0.0.1:9")})
@@ -251,8 +238,7 @@ async def test_records_of_no_replica_are_logged_once() -> None:
         assert len(stage.router.registry.entries) == 1
 
 
-async def test_one_drained_before_it_is_found_drains_on() -> None:
-    """The order is the operator's, not the replica's state; likewise through a restart."""
+async def test_a_replica_drained_before_discovery_stays_drained() -> None:
     quick = {"health__interval_s": 0.05, "health__timeout_s": 0.5}
     async with Engines(2) as engines, on_stage(**EMPTY, **quick) as stage:
         for engine in engines:
@@ -270,7 +256,6 @@ async def test_one_drained_before_it_is_found_drains_on() -> None:
 
 
 async def test_readiness_does_not_wait_for_a_removed_ones_tokenizer() -> None:
-    """Its model is loaded all the same: another replica may serve it."""
     async with Engines(2) as (first, second), on_stage(**EMPTY) as stage:
         await add(stage, first)
         await stage.until(lambda: stage.router.fleet.replicas)
@@ -282,53 +267,9 @@ async def test_readiness_does_not_wait_for_a_removed_ones_tokenizer() -> None:
         assert (await stage.ask(chat(words(1)))).status == 200
 
 
-async def test_two_routers_share_their_notes() -> None:
-    """A prompt being computed for one is joined by the other; in the end nothing is left."""
-    async with (
-        Engines(2, time_model=SLOW) as engines,
-        on_stage(*engines, peer_name="a") as a,
-        on_stage(*engines, peer_name="b", policy__name="longest_prefix") as b,
-    ):
-        for stage in (a, b):
-            await stage.until(lambda: len(stage.router.fleet.replicas) == 2)  # noqa: B023
-        carried = [0]
-
-        async def carry() -> None:
-            """Be Redis: what one publishes the other receives, a few milliseconds later."""
-            from router.messages import Notes
-
-            now = asyncio.get_running_loop().time
-            while True:
-                await asyncio.sleep(0.002)
-                for sender, receiver in ((a.router, b.router), (b.router, a.router)):
-                    assert sender.outbox is not None
-                    assert sender.peers is not None
-                    assert receiver.peers is not None
-                    if notes := sender.outbox.take():
-                        carried[0] += len(notes)
-                        receiver.peers.apply(Notes(sender.peers.name, notes), now())
-
-        async with asyncio.TaskGroup() as tg:
-            carrier = tg.create_task(carry())
-            first = tg.create_task(a.ask(streamed(chat(words(1, 400), "ok", words(2, 5)))))
-            await b.until(lambda: b.metric("warmroute_peer_notes_total", kind="began"))
-            replies = [
-                await b.ask(streamed(chat(words(1, 400), "ok", words(3 + number, 5))))
-                for number in range(2)
-            ]
-            reply = await first
-            await a.until(lambda: not a.leftovers() and not b.leftovers())
-            carrier.cancel()
-
-        assert {r.replica for r in (reply, *replies)} == {reply.replica}
-        assert replies[0].predicted > 0
-        assert carried[0] == 9
-
-
 async def test_replicas_that_went_long_ago_are_not_shown_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Pods come under new names for ever: of those that went, the last ones keep their series."""
     monkeypatch.setattr(watches, "MAX_GONE", 1)
     async with Engines(1) as (engine,), on_stage(**EMPTY) as stage:
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from router.contracts import MAX_BLOCK_SIZE
+from router.discovery import engine_metrics
 from router.discovery import engine_pages as pages
 from router.discovery.engine_api import EngineApi
 from router.errors import BadRequest, UpstreamError
@@ -60,11 +61,11 @@ def test_json_answers(models: bytes, sources: bytes, version: bytes, tokens: byt
             found: Any = read(body)
         except ValueError:
             continue
-        assert len(found) <= max(pages.MAX_MODELS, pages.MAX_RANKS)
+        assert len(found) <= max(pages.MAX_MODELS, engine_metrics.MAX_RANKS)
         if read is pages.models:
             assert all(m.max_model_len is None or m.max_model_len >= 0 for m in found)
         else:
-            assert all(0 <= rank < pages.MAX_RANKS for rank in found)
+            assert all(0 <= rank < engine_metrics.MAX_RANKS for rank in found)
     pages.version(version)
     assert len(pages.refusal(models)) <= 500
     try:
@@ -76,17 +77,17 @@ def test_json_answers(models: bytes, sources: bytes, version: bytes, tokens: byt
 @fuzz(metrics)
 def test_metrics_pages(body: bytes) -> None:
     """Counts are none or small, times are finite, ranks are few."""
-    page = pages.Metrics(body)
+    page = engine_metrics.Metrics(body)
     info = page.cache_config()
     for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
         for rank, value in page.by_rank(name).items():
-            assert 0 <= rank < pages.MAX_RANKS
+            assert 0 <= rank < engine_metrics.MAX_RANKS
             assert 0 <= value < 2**53
     started_s = page.started_s()
     assert started_s is None or math.isfinite(started_s)
-    size = pages.block_size(info.get("block_size"))
+    size = engine_metrics.block_size(info.get("block_size"))
     assert size is None or 0 < size <= MAX_BLOCK_SIZE
-    blocks = pages.num_blocks(info.get("num_gpu_blocks"))
+    blocks = engine_metrics.count(info.get("num_gpu_blocks"))
     assert blocks is None or 0 <= blocks <= 2**40
 
 

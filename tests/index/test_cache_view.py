@@ -49,7 +49,6 @@ def num_matched(view: CacheView, candidate: CandidateId = R1) -> int:
 
 
 def test_a_candidate_that_was_not_added_is_unknown() -> None:
-    """No contract, blind, nothing held; audits and claims of it do no harm."""
     view = caches()
 
     view.audit(R1, 1, 2)
@@ -61,7 +60,6 @@ def test_a_candidate_that_was_not_added_is_unknown() -> None:
 
 
 def test_what_a_stream_says_is_matched() -> None:
-    """State and contract are the stream's."""
     view = received(caches(R1, R2), EVENT)
 
     assert (num_matched(view), num_matched(view, R2)) == (3, 0)
@@ -69,28 +67,7 @@ def test_what_a_stream_says_is_matched() -> None:
     assert view.contract(R1) == CONTRACT
 
 
-def test_a_claim_counts_as_held_there_and_nowhere_else() -> None:
-    """From the moment the request is sent."""
-    view = received(caches(R1, R2))
-
-    view.claim(R1, CHAIN, 0)
-
-    assert (num_matched(view), num_matched(view, R2)) == (3, 0)
-
-
-def test_a_claim_on_what_is_held_takes_nothing() -> None:
-    """There is nothing to compute, nothing to give back."""
-    view = received(caches(R1), EVENT)
-
-    claim = view.claim(R1, CHAIN, 3)
-    view.release(claim, computed=False, now_s=0.0)
-
-    assert claim.speculation is None
-    assert num_matched(view) == 3
-
-
 def test_a_failed_requests_claim_ends_with_it() -> None:
-    """No block was computed."""
     view = received(caches(R1), batch(stored(prompt(2))))
 
     view.release(view.claim(R1, CHAIN, 0), computed=False, now_s=0.0)
@@ -99,7 +76,6 @@ def test_a_failed_requests_claim_ends_with_it() -> None:
 
 
 def test_a_finished_requests_claim_waits_for_its_events() -> None:
-    """A next turn that comes before them finds the blocks; then the events speak."""
     view = received(caches(R1), batch(stored(prompt(2))))
     view.release(view.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
 
@@ -116,7 +92,6 @@ def test_a_finished_requests_claim_waits_for_its_events() -> None:
 
 
 def test_events_that_do_not_come_are_not_waited_for_long() -> None:
-    """The engine may have evicted at once, or cache nothing at all."""
     view = received(caches(R1), batch(stored(prompt(2))))
     view.release(view.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
 
@@ -126,7 +101,6 @@ def test_events_that_do_not_come_are_not_waited_for_long() -> None:
 
 
 def test_events_that_came_first_end_the_claim_at_once() -> None:
-    """Nothing lingers."""
     view = received(caches(R1), batch(stored(prompt(2))))
     claim = view.claim(R1, CHAIN, 0)
     stream = view.stream(R1)
@@ -140,7 +114,6 @@ def test_events_that_came_first_end_the_claim_at_once() -> None:
 
 
 def test_a_blind_candidate_is_guessed_within_its_capacity() -> None:
-    """What it computed is remembered, what is more than it can hold is not."""
     view = caches(R1)
 
     view.release(view.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
@@ -154,7 +127,6 @@ def test_a_blind_candidate_is_guessed_within_its_capacity() -> None:
 
 
 def test_a_dropped_candidate_leaves_nothing() -> None:
-    """Nor do claims that outlive it."""
     view = received(caches(R1), EVENT)
     claim = view.claim(R1, CONTRACT.extend(None, prompt(2))[0], 0)
 
@@ -168,8 +140,7 @@ def test_a_dropped_candidate_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("has_replay", [True, False])
-def test_wrong_predictions_end_belief_until_history_is_read_again(has_replay: bool) -> None:
-    """Where it can be read; where not, everything is forgotten at once."""
+def test_wrong_predictions_end_trust_until_history_is_read_again(has_replay: bool) -> None:
     view = received(caches(R1), EVENT)
     stream = view.stream(R1)
     assert stream is not None
@@ -188,7 +159,6 @@ def test_wrong_predictions_end_belief_until_history_is_read_again(has_replay: bo
 
 
 def test_an_eviction_overtakes_a_prediction() -> None:
-    """The first block that the engine lacked went between decision and schedule."""
     view = received(caches(R1), EVENT)
     claim = view.claim(R1, CHAIN, 3)
     assert not view.was_overtaken(claim, BLOCK_SIZE)
@@ -202,7 +172,6 @@ def test_an_eviction_overtakes_a_prediction() -> None:
 
 
 def test_an_eviction_before_a_prediction_is_no_excuse() -> None:
-    """The block was said to be there, though it had been removed: copies are misread, or lost."""
     view = received(caches(R1), EVENT, EVENT)
     view.index.remove(R1, CHAIN[1:2])
     claim = view.claim(R1, CHAIN, 3)
@@ -213,7 +182,6 @@ def test_an_eviction_before_a_prediction_is_no_excuse() -> None:
 
 
 def test_history_that_says_the_same_again_is_read_ever_more_seldom() -> None:
-    """After twice as many answers each time; meanwhile the state shows how many were right."""
     view = received(caches(R1), EVENT)
     stream = view.stream(R1)
     assert isinstance(stream, RankStream)
@@ -268,7 +236,6 @@ def audited(view: CacheView, num_reported: int) -> int:
 
 
 def test_a_tier_that_is_wrong_counts_no_more_until_it_would_be_right() -> None:
-    """The GPU's part is as it was, and keeps its own account."""
     view = tiered()
 
     predicted = [audited(view, BLOCK_SIZE) for _ in range(60)]
@@ -281,7 +248,6 @@ def test_a_tier_that_is_wrong_counts_no_more_until_it_would_be_right() -> None:
 
 
 def test_a_gpu_that_has_less_than_its_part_is_not_excused_by_the_tier() -> None:
-    """Both are wrong."""
     view = tiered()
     audited(view, 0)
 
@@ -289,18 +255,7 @@ def test_a_gpu_that_has_less_than_its_part_is_not_excused_by_the_tier() -> None:
     assert (view.cpu_trust(R1) or 0.0) < 1.0
 
 
-def test_a_tier_that_another_router_knows_is_charged_as_well() -> None:
-    """Its blocks are looked up in Redis, and none is known here."""
-    view = received(caches(R1), EVENT)
-    claim = view.claim(R1, CHAIN, 1, 3 * BLOCK_SIZE + 1)
-    view.audit(R1, 12, 4, claim, num_cpu_tokens=8)
-
-    assert view.trust(R1) == 1.0
-    assert (view.cpu_trust(R1) or 0.0) < 1.0
-
-
 def test_copies_are_counted_the_other_way_after_some_answers_and_back() -> None:
-    """One removal for all copies is detected by three answers, single removals again by six."""
     view = received(caches(R1), EVENT, EVENT)
     stream = view.stream(R1)
     assert isinstance(stream, RankStream)
@@ -336,7 +291,6 @@ def test_copies_are_counted_the_other_way_after_some_answers_and_back() -> None:
 
 
 def test_another_routers_suspicion_says_how_copies_are_counted() -> None:
-    """Said twice, it is the same; it comes as text."""
     view = received(caches(R1), EVENT)
     stream = view.stream(R1)
     assert isinstance(stream, RankStream)
@@ -350,8 +304,7 @@ def test_another_routers_suspicion_says_how_copies_are_counted() -> None:
     assert not stream.removes_all_copies
 
 
-def test_few_wrong_predictions_are_life() -> None:
-    """Evictions between decision and schedule cost some: trust falls, belief stays."""
+def test_a_few_wrong_predictions_cost_no_trust() -> None:
     view = received(caches(R1), EVENT)
 
     for number in range(200):
@@ -362,7 +315,6 @@ def test_few_wrong_predictions_are_life() -> None:
 
 
 def test_a_degraded_stream_is_not_read_again_for_its_mistakes() -> None:
-    """They are known; trust is counted anew."""
     view = caches(R1)
     stream = view.stream(R1)
     assert stream is not None
@@ -378,7 +330,6 @@ def test_a_degraded_stream_is_not_read_again_for_its_mistakes() -> None:
 
 
 def test_what_a_prompt_will_leave_in_other_groups_is_claimed() -> None:
-    """With a sliding window a follow-up joins a request in flight, a sibling does not."""
     index = BlockIndex()
     groups = KvGroup(0, "full_attention", BLOCK_SIZE), KvGroup(1, "sliding_window", BLOCK_SIZE, 3)
     index.lay_out(R1, KvLayout(groups, BLOCK_SIZE))
@@ -393,7 +344,6 @@ def test_what_a_prompt_will_leave_in_other_groups_is_claimed() -> None:
 
 
 def test_an_eviction_in_another_group_overtakes_a_prediction() -> None:
-    """The window's blocks that the predicted hit needed are gone: it was right when made."""
     index = BlockIndex()
     groups = KvGroup(0, "full_attention", BLOCK_SIZE), KvGroup(1, "sliding_window", BLOCK_SIZE, 3)
     layout = KvLayout(groups, BLOCK_SIZE)
@@ -428,7 +378,7 @@ def num_surviving(view: CacheView) -> tuple[int, int]:
     return view.surviving(CHAIN, R1, 3), view.surviving(OTHER, R1, 3)
 
 
-def test_what_those_in_front_will_evict_does_not_survive() -> None:
+def test_blocks_that_earlier_requests_will_evict_do_not_survive() -> None:
     """Seven blocks can be used, six are held: a request in front takes its prompt's and one more.
 
     Those of it that are there already are in both counts once; behind it all is as it was.
@@ -449,7 +399,6 @@ def test_what_those_in_front_will_evict_does_not_survive() -> None:
 
 
 def test_a_reply_that_its_engine_reported_is_evicted_before_its_prompt() -> None:
-    """Seven blocks can be used, three and a reply's are held: each in front takes one and one."""
     view = CacheView(BlockIndex())
     view.add(R1, RankStream(R1, view.index, block_size=4, capacity_blocks=8))
     keys, tokens = CHAIN[:2], prompt(1)
@@ -464,7 +413,6 @@ def test_a_reply_that_its_engine_reported_is_evicted_before_its_prompt() -> None
 
 
 def test_an_answer_that_comes_to_its_next_block_evicts_one() -> None:
-    """Seven blocks can be used: three are held, three computed, one or two are not full."""
     view = CacheView(BlockIndex())
     view.add(R1, RankStream(R1, view.index, block_size=4, capacity_blocks=8))
     before = view.claim(R1, CHAIN[:2], 0, 9)
@@ -480,7 +428,6 @@ def test_an_answer_that_comes_to_its_next_block_evicts_one() -> None:
 
 
 def test_there_is_room_for_a_prompt_beside_what_is_in_use() -> None:
-    """Seven blocks can be used, four are: the prompt's that are shared are in use already."""
     view = overrun()
     assert view.has_room(CHAIN, R1, 40)
     claim = view.claim(R1, CHAIN, 3)
@@ -493,8 +440,7 @@ def test_there_is_room_for_a_prompt_beside_what_is_in_use() -> None:
     assert view.has_room(OTHER, R1, 13)
 
 
-def test_where_it_is_not_known_there_is_room() -> None:
-    """As above; in front of an engine it would wait for ever."""
+def test_an_unknown_candidate_has_room() -> None:
     unknown = caches()
     unknown.claim(R1, NEW, 0)
     assert unknown.has_room(OTHER, R1, 900)
@@ -516,7 +462,6 @@ def test_where_it_is_not_known_there_is_room() -> None:
 
 
 def test_what_an_engine_drops_of_a_hit_is_dropped_of_what_survives() -> None:
-    """The hit ends a block sooner, and then loses its last one."""
     view = overrun()
     view.index.last_blocks[R1] = LastBlock(True, speculates=False)
     view.claim(R1, NEW[:1], 0)
@@ -524,8 +469,7 @@ def test_what_an_engine_drops_of_a_hit_is_dropped_of_what_survives() -> None:
     assert num_surviving(view) == (1, 3)
 
 
-def test_without_an_order_to_go_by_all_survives() -> None:
-    """Of a candidate that is not known, is blind, holds more than it can, or has several groups."""
+def test_all_blocks_survive_at_an_unknown_candidate() -> None:
     unknown = caches()
     unknown.claim(R1, NEW, 0)
     assert num_surviving(unknown) == (3, 3)

@@ -82,7 +82,7 @@ def test_what_a_running_request_has_is_kept() -> None:
             assert order.lost(9, held)[-1] == FirstLost(0, A[0])
 
 
-def test_what_is_gone_already_is_not_lost_again() -> None:
+def test_blocks_removed_twice_are_published_once() -> None:
     """Of a chain that has lost its tail the next block goes; one that lost all is forgotten."""
     order, other = EvictionOrder(), chain(7, 8)
     used(order, A)

@@ -32,19 +32,16 @@ WINDOW = KvGroup(1, "sliding_window", 16, 40)  # three blocks
 def test_what_grows_and_what_each_conversation_takes_once(
     groups: tuple[KvGroup, ...], num_sessions: int, tokens: int | None
 ) -> None:
-    """Full attention takes a block for its tokens, windows and states their last ones."""
     assert capacity_tokens(KvLayout(groups, 16), 100, num_sessions) == tokens
 
 
 def test_eagle_keeps_a_block_more_of_each_window() -> None:
-    """The one that proves the hit."""
     layout = KvLayout((FULL, WINDOW), 16, drop=Drop.EVERYWHERE)
 
     assert capacity_tokens(layout, 100, 5) == (100 - 20) * 16
 
 
 def test_so_many_conversations_stay_in_a_cache_and_one_more_does_not() -> None:
-    """An emulated cache of a window and full attention, its conversations one after another."""
     layout = KvLayout((KvGroup(0, "sliding_window", 4, 9), KvGroup(1, "full_attention", 4)), 4)
     num_blocks, length = 120, 10 * 4 + 1  # ten blocks of full attention and two of the window
 

@@ -38,7 +38,6 @@ def keys(layout: KvLayout, group: int, ends: Sequence[int]) -> set[BlockKey]:
     "recorded", RECORDED, ids=lambda r: f"{r['layout']['name']} {r['layout']['eagle']}"
 )
 def test_hits_are_the_engines(recorded: dict[str, Any]) -> None:
-    """Every recorded cache is hit as far as vLLM's coordinator says: with EAGLE, without, MTP."""
     named = recorded["layout"]
     unit = named["unit"]
     layout = KvLayout(
@@ -61,7 +60,6 @@ def test_hits_are_the_engines(recorded: dict[str, Any]) -> None:
 
 
 def test_a_window_that_is_not_known_needs_every_block() -> None:
-    """Without its window, or of an unknown kind, a group is credited only from the start on."""
     for group in (KvGroup(1, "sliding_window", 16), KvGroup(1, "chunked_local_attention", 16)):
         layout = KvLayout([FULL, group], 16)
         held = keys(layout, 0, range(1, 9))
@@ -70,7 +68,6 @@ def test_a_window_that_is_not_known_needs_every_block() -> None:
 
 
 def test_the_first_full_attention_has_the_plain_keys() -> None:
-    """A group's keys do not depend on groups that are seen later."""
     before, after = (
         KvLayout([WINDOW, FULL], 16),
         KvLayout([WINDOW, FULL, KvGroup(2, "mla_attention", 16)], 16),
@@ -83,7 +80,6 @@ def test_the_first_full_attention_has_the_plain_keys() -> None:
 
 
 def test_what_a_prompt_leaves_serves_its_follow_up() -> None:
-    """The blocks that a prompt surely keeps are those that a longer prompt hits at its end."""
     layout = KvLayout([FULL, WINDOW], 16)
     kept = set(layout.kept(CHAIN, 8 * 16))  # ends at a boundary: its last token is computed again
 
@@ -92,7 +88,6 @@ def test_what_a_prompt_leaves_serves_its_follow_up() -> None:
 
 
 def test_short_prompts_and_mamba_states_promise_nothing() -> None:
-    """A prompt below one boundary leaves nothing; which Mamba states one leaves is not foreseen."""
     mamba = KvLayout([FULL, KvGroup(1, "mamba", 16)], 16)
 
     assert KvLayout([FULL, WINDOW], 16).kept(CHAIN, 16) == []
@@ -102,7 +97,6 @@ def test_short_prompts_and_mamba_states_promise_nothing() -> None:
 
 
 def test_a_unit_that_does_not_fit_makes_no_layout() -> None:
-    """Where a block is no multiple of what a hash covers, and of no group, there is no rule."""
     assert make_layout((KvGroup(0, "full_attention", 96),), 64) is None
     assert make_layout((), 64) is None
     assert make_layout((FULL,), 16) is not None

@@ -40,7 +40,6 @@ def change(
 
 
 def test_nothing_is_noted_unless_a_router_wants_it() -> None:
-    """What was held before the journal began is not news, nor is what comes after it ended."""
     index = noting(1, 2)
 
     assert index.take_changes(A) is None
@@ -51,7 +50,6 @@ def test_nothing_is_noted_unless_a_router_wants_it() -> None:
 
 
 def test_a_candidate_may_be_noted_before_it_holds_anything() -> None:
-    """The journal is there first."""
     index = BlockIndex()
     index.journal(A, on=True)
     index.store(A, keys(1))
@@ -60,7 +58,6 @@ def test_a_candidate_may_be_noted_before_it_holds_anything() -> None:
 
 
 def test_changes_are_coalesced_and_absolute() -> None:
-    """However often a block came and went, it is held now or not."""
     index = noting(1)
     index.store(A, keys(2, 3))
     index.remove(A, keys(2))
@@ -76,7 +73,6 @@ def test_changes_are_coalesced_and_absolute() -> None:
 
 
 def test_copies_are_published_while_there_are_several_and_once_more() -> None:
-    """Who follows must learn that two copies are one again, for the next removal is the last."""
     index = noting(1, 1)
     index.store(A, keys(2, 2, 2))
     index.remove(A, keys(1))
@@ -95,7 +91,6 @@ def test_copies_are_published_while_there_are_several_and_once_more() -> None:
 
 
 def test_a_part_of_the_changes_is_not_whole() -> None:
-    """The oldest come first, also out of the middle of one event; the rest stays pending."""
     index = noting()
     index.store(A, keys(1, 2, 3))
     index.store(A, keys(1, 4))
@@ -112,7 +107,6 @@ def test_a_part_of_the_changes_is_not_whole() -> None:
 
 
 def test_a_clear_makes_what_was_pending_uninteresting() -> None:
-    """It is returned although nothing is held, for followers may hold something."""
     index = noting(1)
     index.store(A, keys(2))
     index.clear(A)
@@ -123,8 +117,7 @@ def test_a_clear_makes_what_was_pending_uninteresting() -> None:
     assert index.take_changes(A) == Changes((change([3], []),), cleared=True)
 
 
-def test_what_is_not_taken_for_long_is_lost_and_said_so() -> None:
-    """Once that is returned, changes are noted again."""
+def test_changes_not_taken_in_time_are_reported_as_lost() -> None:
     index = noting(max_pending=4)
     index.store(A, keys(1, 1, 2))
     index.store(A, keys(3, 4))
@@ -137,7 +130,6 @@ def test_what_is_not_taken_for_long_is_lost_and_said_so() -> None:
 
 
 def test_a_clear_makes_up_for_what_was_lost() -> None:
-    """All that is held is noted from there."""
     index = noting(max_pending=2)
     index.store(A, keys(1, 2, 3))
     index.clear(A)
@@ -147,7 +139,6 @@ def test_a_clear_makes_up_for_what_was_lost() -> None:
 
 
 def test_blocks_that_fall_out_of_a_bounded_tier_are_noted() -> None:
-    """Who follows drops them too."""
     index = noting(max_cpu_blocks=64)
     index.store(A, keys(*range(64)), "cpu")
     index.take_changes(A)
@@ -160,7 +151,6 @@ def test_blocks_that_fall_out_of_a_bounded_tier_are_noted() -> None:
 
 
 def test_the_contents_are_true_slice_by_slice() -> None:
-    """What goes meanwhile is left out of later slices, what comes is noted."""
     index = noting(1, 2, 2, 3, 4, 5)
     index.store(A, keys(8), "cpu")
     index.take_changes(A)
@@ -180,7 +170,6 @@ def test_the_contents_are_true_slice_by_slice() -> None:
 
 
 def test_the_contents_of_an_ended_epoch_are_none() -> None:
-    """A clear in between leaves what is held now."""
     index = noting(1, 2, 3)
 
     slices = index.contents(A, 1)
@@ -193,7 +182,6 @@ def test_the_contents_of_an_ended_epoch_are_none() -> None:
 
 
 def test_a_guess_is_no_contents() -> None:
-    """A router does not publish guesses."""
     index = BlockIndex()
     index.remember(A, keys(1, 2), 10)
 
@@ -201,7 +189,6 @@ def test_a_guess_is_no_contents() -> None:
 
 
 def test_what_another_router_says_is_noted_too() -> None:
-    """A journal misses nothing; a swap is too much for it."""
     index = noting(1)
     index.apply(A, [change([2], [1]), TierChange("pool", stored=pack_keys(keys(5)))])
 

@@ -31,7 +31,6 @@ def view(last_block: LastBlock | None) -> CacheView:
 
 @pytest.mark.parametrize("eagle", [False, True])
 def test_hits_of_a_dense_model_are_the_engines(eagle: bool) -> None:
-    """Every recorded cache is hit as far as vLLM's coordinator says."""
     recorded = next(
         each
         for each in json.loads(RECORDED.read_text())
@@ -47,8 +46,7 @@ def test_hits_of_a_dense_model_are_the_engines(eagle: bool) -> None:
         assert found.num_gpu_blocks * SIZE == reported, (num_tokens, held)
 
 
-def test_a_run_of_answers_a_block_short_shows_it() -> None:
-    """And one that is as predicted begins the run anew; what differs otherwise says nothing."""
+def test_six_answers_a_block_short_show_a_dropped_block() -> None:
     last = LastBlock(None, speculates=True)
 
     for _ in range(RUN - 1):
@@ -65,7 +63,6 @@ def test_a_run_of_answers_a_block_short_shows_it() -> None:
 
 
 def test_a_wrong_conclusion_is_taken_back_and_needs_more_the_next_time() -> None:
-    """Answers that are a block longer than predicted show that it is not dropped."""
     last = LastBlock(None, speculates=True)
     changes = []
 
@@ -80,10 +77,9 @@ def test_a_wrong_conclusion_is_taken_back_and_needs_more_the_next_time() -> None
 
 
 @pytest.mark.parametrize("configured", [True, None])
-def test_where_it_is_dropped_is_learned_of_windows_and_full_attention(
+def test_the_groups_that_drop_are_learned(
     configured: bool | None,
 ) -> None:
-    """Longer than predicted: by full attention alone. Shorter again: by all."""
     last = LastBlock(configured, speculates=True)
     while not last.is_dropped:
         last.observe(64, 48, 16, is_mixed=True)
@@ -100,8 +96,7 @@ def test_where_it_is_dropped_is_learned_of_windows_and_full_attention(
     assert last.drop is Drop.EVERYWHERE
 
 
-def test_that_it_is_dropped_stands_where_it_is_configured() -> None:
-    """However many answers are a block longer; of both kinds of groups only where, is learned."""
+def test_a_configured_drop_is_not_unlearned() -> None:
     last = LastBlock(True, speculates=True)
 
     for is_mixed in (False, True):
@@ -113,15 +108,13 @@ def test_that_it_is_dropped_stands_where_it_is_configured() -> None:
 @pytest.mark.parametrize(
     "last", [LastBlock(False, speculates=True), LastBlock(None, speculates=False)]
 )
-def test_what_is_configured_or_does_not_speculate_is_not_learned(last: LastBlock) -> None:
-    """However many answers are a block short."""
+def test_nothing_is_learned_if_configured_or_without_speculation(last: LastBlock) -> None:
     for _ in range(10 * RUN):
         assert not last.observe(64, 48, 16)
     assert not last.is_dropped
 
 
-def test_the_audit_learns_it_and_trust_begins_anew() -> None:
-    """Before the stream becomes suspect; a candidate that restarts is unknown again."""
+def test_the_audit_learns_a_dropped_block_and_resets_trust() -> None:
     caches = view(LastBlock(None, speculates=True))
     chain = [BlockKey(key) for key in range(100, 108)]
     caches.index.store(R1, chain)
@@ -137,7 +130,6 @@ def test_the_audit_learns_it_and_trust_begins_anew() -> None:
 
 
 def test_each_tier_loses_a_block_and_nothing_stays_nothing() -> None:
-    """Matches that were found elsewhere are cut to what can be reused first."""
     caches = view(LastBlock(True, speculates=False))
     chain = [BlockKey(key) for key in range(100, 104)]
 
@@ -147,7 +139,6 @@ def test_each_tier_loses_a_block_and_nothing_stays_nothing() -> None:
 
 
 def test_several_groups_follow_their_own_rule() -> None:
-    """A layout that is there, and one that comes; the prompt's last block may prove a hit."""
     groups = KvGroup(0, "full_attention", SIZE), KvGroup(1, "sliding_window", SIZE, 3)
     caches = view(None)
     chain = [BlockKey(key) for key in range(100, 104)]
@@ -168,7 +159,6 @@ def test_several_groups_follow_their_own_rule() -> None:
 
 
 def test_what_a_prompt_leaves_serves_its_follow_up() -> None:
-    """With EAGLE: a boundary earlier, and the block behind it."""
     groups = KvGroup(0, "full_attention", SIZE), KvGroup(1, "sliding_window", SIZE, 4)
     layout = KvLayout(groups, SIZE, drop=Drop.EVERYWHERE)
     chain = [BlockKey(key) for key in range(100, 110)]

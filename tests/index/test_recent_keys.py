@@ -12,7 +12,6 @@ from router.index.recent_keys import RecentKeys
 def test_the_last_keys_are_known_and_old_ones_forgotten(
     batches: list[list[int]], max_keys: int
 ) -> None:
-    """At least `max_keys` of them; what was added long before is gone."""
     recent = RecentKeys(max_keys=max_keys)
     for keys in batches:
         recent.add(keys)
@@ -23,5 +22,4 @@ def test_the_last_keys_are_known_and_old_ones_forgotten(
 
 
 def test_nothing_is_recent_at_first() -> None:
-    """Before anything was added."""
     assert 1 not in RecentKeys()

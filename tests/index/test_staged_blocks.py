@@ -47,7 +47,6 @@ changes = st.builds(
 
 @given(st.lists(changes, max_size=6), st.integers(0, 5))
 def test_applying_again_from_anywhere_changes_nothing(said: list[TierChange], start: int) -> None:
-    """Entries of a log read twice, on top of a state that has them."""
     once, twice = BlockIndex(), BlockIndex()
     once.apply(A, said)
     twice.apply(A, said)
@@ -59,7 +58,6 @@ def test_applying_again_from_anywhere_changes_nothing(said: list[TierChange], st
 
 
 def test_a_change_says_how_many_copies_there_are() -> None:
-    """One where it does not; so many removals are needed."""
     index = BlockIndex()
     index.apply(A, [TierChange("gpu", stored=pack_keys(keys(0, 1)), copies=((BlockKey(1), 2),))])
 
@@ -71,7 +69,6 @@ def test_a_change_says_how_many_copies_there_are() -> None:
 
 
 def test_a_cleared_change_begins_an_epoch() -> None:
-    """Nothing of before is left."""
     index = BlockIndex()
     index.store(A, keys(0, 1))
     index.speculate(A, keys(2))
@@ -81,7 +78,6 @@ def test_a_cleared_change_begins_an_epoch() -> None:
 
 
 def test_a_guess_goes_when_the_truth_is_known() -> None:
-    """What was remembered of a silent candidate does not mix with deltas."""
     index = BlockIndex()
     index.remember(A, keys(0, 1, 2), 10)
     index.apply(A, [stored(0)])
@@ -90,7 +86,6 @@ def test_a_guess_goes_when_the_truth_is_known() -> None:
 
 
 def test_cut_off_keys_are_refused() -> None:
-    """Nothing of such a change is applied."""
     index = BlockIndex()
 
     with pytest.raises(ValueError, match="bytes length"):
@@ -99,7 +94,6 @@ def test_cut_off_keys_are_refused() -> None:
 
 
 def test_a_snapshot_is_swapped_in_whole_and_claims_live_on() -> None:
-    """It is not matched by halves; requests in flight go on computing what they claimed."""
     index = BlockIndex()
     index.store(A, keys(0, 1, 2, 3))
     claim = index.speculate(A, keys(2, 3))
@@ -120,7 +114,6 @@ def test_a_snapshot_is_swapped_in_whole_and_claims_live_on() -> None:
 
 
 def test_what_is_swapped_out_or_given_up_is_freed_in_slices() -> None:
-    """Also what a clear dropped while it was loading."""
     index = BlockIndex()
     index.store(A, keys(0, 1, 2))
     staged, given_up = StagedBlocks(), StagedBlocks()

@@ -50,19 +50,7 @@ class Hardware:
         return Work(num_tokens=num_tokens, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
 
 
-def test_two_kinds_without_a_label_are_found() -> None:
-    """Each is predicted as it is, from what all of its kind show."""
-    fleet = Hardware({"a": 1.0, "b": 1.0, "c": 3.0, "d": 3.0})
-    fleet.run()
-    of = fleet.classes_of()
-
-    assert of["a"] == of["b"] != of["c"] == of["d"]
-    assert max(map(fleet.error, of)) < 0.1
-    assert len(fleet.classes) == 2
-
-
-def test_one_of_another_kind_does_not_spoil_its_labels_class() -> None:
-    """It is learned apart, and the others are predicted as well as without it."""
+def test_a_mislabelled_replica_does_not_spoil_its_class() -> None:
     fleet = Hardware({"a": 1.0, "b": 1.0, "c": 1.0, "wrong": 2.5})
     fleet.run()
 
@@ -71,7 +59,6 @@ def test_one_of_another_kind_does_not_spoil_its_labels_class() -> None:
 
 
 def test_three_kinds_of_eight_replicas() -> None:
-    """A third kind is found among what is left."""
     factors = {f"r{number}": (1.0, 2.0, 5.0)[number % 3] for number in range(9)}
     fleet = Hardware(factors)
     fleet.run()
@@ -80,8 +67,7 @@ def test_three_kinds_of_eight_replicas() -> None:
     assert all((of[a] == of[b]) == (factors[a] == factors[b]) for a in of for b in of)
 
 
-def test_equal_ones_stay_together_though_times_vary() -> None:
-    """First tokens that are off by two thirds, or twice as slow for all of a sudden, move none."""
+def test_equal_replicas_stay_in_one_class() -> None:
     fleet = Hardware({f"r{number}": 1.0 for number in range(8)}, noise=0.5)
     fleet.run(400)
     assert set(fleet.classes_of().values()) == {"h100"}
@@ -91,16 +77,14 @@ def test_equal_ones_stay_together_though_times_vary() -> None:
     assert set(fleet.classes_of().values()) == {"h100"}
 
 
-def test_what_is_quick_tells_nothing_of_hardware() -> None:
-    """Some milliseconds more or less are not what a GPU computes."""
+def test_short_first_tokens_show_no_hardware() -> None:
     fleet = Hardware({"a": 0.1, "far": 2.0})
     fleet.lengths = (0,)
     fleet.run()
     assert set(fleet.classes_of().values()) == {"h100"}
 
 
-def test_one_that_is_like_the_others_again_goes_back() -> None:
-    """A hot GPU cools down: its class is forgotten."""
+def test_a_replica_that_recovers_its_speed_returns_to_its_class() -> None:
     fleet = Hardware({"a": 1.0, "b": 1.0, "hot": 2.0})
     fleet.run()
     assert fleet.classes_of()["hot"] == "h100~2"
@@ -111,8 +95,7 @@ def test_one_that_is_like_the_others_again_goes_back() -> None:
     assert len(fleet.classes) == 1
 
 
-def test_one_that_is_gone_leaves_its_class() -> None:
-    """The label's own stays: what is learned outlives its replicas."""
+def test_a_removed_replica_leaves_its_class() -> None:
     fleet = Hardware({"a": 1.0, "b": 1.0, "slow": 2.0})
     fleet.run()
     for speed in fleet.speeds.values():
@@ -122,8 +105,7 @@ def test_one_that_is_gone_leaves_its_class() -> None:
     assert fleet.classes[0].members == []
 
 
-def test_a_class_that_is_found_begins_with_what_was_seen() -> None:
-    """Its first prediction is good to a quarter; nothing is learned from the start again."""
+def test_a_new_class_starts_from_recent_observations() -> None:
     fleet = Hardware({"a": 1.0, "slow": 4.0})
     while len(fleet.classes) == 1:
         fleet.run(1)

@@ -26,7 +26,7 @@ def refused(deaths: Deaths, now_s: float) -> set[Body]:
     return {body for body in (X, Y, Z) if deaths.refusal(body, now_s) is not None}
 
 
-def test_one_death_is_chance_and_two_are_not() -> None:
+def test_a_request_is_refused_after_two_deaths() -> None:
     deaths = Deaths()
     assert not deaths.is_watching
     die(deaths, "r1", 100.0, X)
@@ -59,7 +59,7 @@ def test_a_failure_counts_once_however_often_it_is_noted() -> None:
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 9.0, 11.0])
-def test_a_death_is_found_soon_after_the_failure_or_it_is_another_matter(wait_s: float) -> None:
+def test_a_failure_counts_for_a_death_within_ten_seconds(wait_s: float) -> None:
     deaths = Deaths()
     for replica, at_s in (("r1", 100.0), ("r2", 200.0)):
         deaths.broke(replica, X, is_answered=False, begun_s=at_s - 1, now_s=at_s)
@@ -77,7 +77,7 @@ def test_a_request_that_was_sent_after_the_death_was_not_there() -> None:
     assert deaths.num_deaths(X) == 0
 
 
-def test_who_is_answered_is_no_suspect() -> None:
+def test_an_answered_request_is_no_suspect() -> None:
     deaths = Deaths()
     die(deaths, "r1", 100.0, X, Y)
     assert deaths.clear(Y)
@@ -88,7 +88,7 @@ def test_who_is_answered_is_no_suspect() -> None:
     assert deaths.num_deaths(Y) == 0  # both deaths are the other one's doing
 
 
-def test_of_two_that_were_at_all_deaths_none_is_refused() -> None:
+def test_two_requests_at_all_deaths_are_not_refused() -> None:
     deaths = Deaths()
     die(deaths, "r1", 100.0, X, Y, Z)
     die(deaths, "r2", 101.0, X, Y)
@@ -98,8 +98,7 @@ def test_of_two_that_were_at_all_deaths_none_is_refused() -> None:
     assert refused(deaths, 104.0) == {X}
 
 
-def test_the_one_that_was_not_answered_is_the_culprit() -> None:
-    """Answers that had begun were not what the engine died of."""
+def test_the_only_unanswered_request_is_the_culprit() -> None:
     deaths = Deaths()
     die(deaths, "r1", 100.0, X, Y, answered="y")
     die(deaths, "r2", 101.0, X, Y)
@@ -115,7 +114,7 @@ def test_a_lone_request_is_the_culprit_though_it_was_answered() -> None:
     assert refused(deaths, 102.0) == {X}
 
 
-def test_ten_minutes_later_it_may_be_sent_and_one_death_is_enough_again() -> None:
+def test_a_refusal_ends_after_ten_minutes_and_one_more_death_renews_it() -> None:
     deaths = Deaths()
     die(deaths, "r1", 100.0, X)
     die(deaths, "r2", 101.0, X)
@@ -126,7 +125,7 @@ def test_ten_minutes_later_it_may_be_sent_and_one_death_is_enough_again() -> Non
     assert refused(deaths, 801.0) == {X}
 
 
-def test_an_hour_later_it_is_forgotten() -> None:
+def test_a_death_is_forgotten_after_an_hour() -> None:
     deaths = Deaths()
     die(deaths, "r1", 100.0, X)
     die(deaths, "r2", 101.0, X)
@@ -136,7 +135,7 @@ def test_an_hour_later_it_is_forgotten() -> None:
     assert not refused(deaths, 5001.0)
 
 
-def test_an_operator_allows_it_again() -> None:
+def test_an_operator_allows_a_refused_request() -> None:
     deaths = Deaths()
     told: list[Body] = []
     deaths.on_cleared = told.append
@@ -159,7 +158,7 @@ def test_a_restart_that_no_probe_saw_counts_if_requests_failed() -> None:
     assert refused(deaths, 202.0) == {X}
 
 
-def test_routers_tell_one_another_and_agree_on_what_was_one_death() -> None:
+def test_routers_agree_on_which_reports_are_one_death() -> None:
     a, b = Deaths(), Deaths()
     a.on_lost = b.learn
     b.on_lost = a.learn
@@ -176,7 +175,7 @@ def test_routers_tell_one_another_and_agree_on_what_was_one_death() -> None:
     assert refused(c, 104.0) == {X}
 
 
-def test_what_another_router_says_is_cleared_is_not_told_on() -> None:
+def test_a_request_cleared_elsewhere_is_not_announced_again() -> None:
     deaths = Deaths()
     told: list[Body] = []
     deaths.on_cleared = told.append

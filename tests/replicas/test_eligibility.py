@@ -19,33 +19,26 @@ def fail(fleet: Fleet, *names: str) -> None:
         fleet.end(send(fleet, name, 0.0), 0.0, Outcome.REPLICA_FAILED)
 
 
-def test_a_broken_replica_is_left_out() -> None:
-    """With enough others, a breaker means that no request is sent there."""
-    fleet = fleet_of("a", "b", "c", rules=RULES)
-    fail(fleet, "b")
+@pytest.mark.parametrize(
+    ("names", "failed", "refused", "expected"),
+    [
+        ("abc", "b", "", ["a", "c"]),
+        ("ab", "b", "", ["a"]),  # half of the fleet may be out without a panic
+        ("abcd", "bc", "d", ["a", "b", "c"]),  # a panic offers all that listen
+    ],
+)
+def test_broken_replicas_are_offered_in_a_panic_only(
+    names: str, failed: str, refused: str, expected: list[str]
+) -> None:
+    fleet = fleet_of(*names, rules=RULES)
+    fail(fleet, *failed)
+    for name in refused:
+        fleet.probe_failed(name, ProbeFailure.REFUSED, 0.0)
 
-    assert offered(fleet) == ["a", "c"]
-
-
-def test_half_of_the_fleet_may_be_out_without_a_panic() -> None:
-    """Exactly half is no panic yet."""
-    fleet = fleet_of("a", "b", rules=RULES)
-    fail(fleet, "b")
-
-    assert offered(fleet) == ["a"]
-
-
-def test_a_panic_offers_all_that_listen() -> None:
-    """More than half out: breakers are ignored, refused probes are not."""
-    fleet = fleet_of("a", "b", "c", "d", rules=RULES)
-    fail(fleet, "b", "c")
-    fleet.probe_failed("d", ProbeFailure.REFUSED, 0.0)
-
-    assert offered(fleet) == ["a", "b", "c"]
+    assert offered(fleet) == expected
 
 
-def test_a_panic_does_not_raise_the_dead() -> None:
-    """If nothing listens anywhere, no candidate is offered."""
+def test_a_panic_does_not_offer_dead_replicas() -> None:
     fleet = fleet_of("a", "b", rules=RULES)
     for name in "ab":
         fleet.probe_failed(name, ProbeFailure.REFUSED, 0.0)
@@ -55,7 +48,6 @@ def test_a_panic_does_not_raise_the_dead() -> None:
 
 
 def test_a_recovering_replica_gets_its_share_only() -> None:
-    """In slow start it is left out once it has its weight's part of the mean load."""
     fleet = fleet_of("a", "b", "c", rules=RULES)
     fleet.probe_failed("c", ProbeFailure.REFUSED, 0.0)
     fleet.probe_ok("c", 100.0)
@@ -74,7 +66,6 @@ def test_a_recovering_replica_gets_its_share_only() -> None:
 
 
 def test_a_recovering_fleet_is_offered_whole_when_all_are_at_their_share() -> None:
-    """Slow start holds back, it never refuses."""
     fleet = fleet_of("a", rules=RULES)
     fleet.probe_failed("a", ProbeFailure.REFUSED, 0.0)
     fleet.probe_ok("a", 100.0)

@@ -33,8 +33,7 @@ def elsewhere(tokens: int, *, streams: bool = True) -> Booking:
     return Booking(num_uncached_tokens=tokens, num_cached_tokens=0, streams=streams, is_ours=False)
 
 
-def test_a_request_goes_its_way() -> None:
-    """Candidates, views, decision, admission, first token, end: and nothing is left."""
+def test_a_request_leaves_nothing_behind() -> None:
     fleet = fleet_of("a", "b")
     candidates = fleet.candidates("m", 0.0)
     views = fleet.views(candidates, {CandidateId("b"): Holding(800, 900)}, 0.0)
@@ -55,8 +54,7 @@ def test_a_request_goes_its_way() -> None:
     assert fleet.is_idle("b")
 
 
-def test_what_waits_in_a_router_counts_as_an_engines_queue() -> None:
-    """For the request behind it alone: nothing of it stays."""
+def test_the_routers_queue_counts_as_the_engines_queue() -> None:
     fleet = fleet_of("a", "b")
     candidates = fleet.candidates("m", 0.0)
     send(fleet, CandidateId("a"), 0.0)
@@ -66,8 +64,7 @@ def test_what_waits_in_a_router_counts_as_an_engines_queue() -> None:
     assert [view.queue_ms for view in fleet.views(candidates, {}, 0.0)] == [100.0, 0.0]
 
 
-def test_offers_the_models_replicas_in_order() -> None:
-    """Each model has its own replicas; None asks for any; ranks are candidates."""
+def test_replicas_of_a_model_are_offered_in_order() -> None:
     fleet = Fleet(order=("c", "a"))
     fleet.add(replica("a", models=("m", "lora")))
     fleet.add(replica("b", models=("n",)))
@@ -84,7 +81,6 @@ def test_offers_the_models_replicas_in_order() -> None:
 
 
 def test_an_unknown_model_is_the_clients_fault() -> None:
-    """404, with the names there are."""
     with pytest.raises(UnknownModel, match=r"`x` does not exist \(served: m\)") as caught:
         fleet_of("a").candidates("x", 0.0)
 
@@ -92,7 +88,6 @@ def test_an_unknown_model_is_the_clients_fault() -> None:
 
 
 def test_an_undiscovered_replica_may_have_the_model() -> None:
-    """While some replica has not said what it serves, no model is unknown: 503, not 404."""
     fleet = fleet_of("a")
     fleet.add(Replica(name="late", url="http://late"))
 
@@ -102,13 +97,11 @@ def test_an_undiscovered_replica_may_have_the_model() -> None:
 
 @pytest.mark.parametrize("model", ["m", None])
 def test_an_empty_fleet_has_no_candidate(model: str | None) -> None:
-    """Nothing configured is the operator's fault, whatever the client asked for."""
     with pytest.raises(NoReplicaAvailable, match="No replica"):
         Fleet().candidates(model, 0.0)
 
 
 def test_says_when_to_ask_again() -> None:
-    """Retry-After is the first breaker's pause, between one and thirty seconds."""
     fleet = fleet_of("a", rules=HealthRules(backoff_s=12.0))
     fleet.end(send(fleet, "a", 0.0), 0.0, Outcome.REPLICA_UNREACHABLE, jitter=1.0)
 
@@ -119,7 +112,6 @@ def test_says_when_to_ask_again() -> None:
 
 
 def test_failover_excludes_those_tried() -> None:
-    """A replica that failed a request is not asked again for it, ranks and all."""
     fleet = fleet_of("a", "b")
     fleet.add(replica("c", num_ranks=2))
 
@@ -129,7 +121,6 @@ def test_failover_excludes_those_tried() -> None:
 
 
 def test_a_draining_replica_finishes_and_takes_nothing_new() -> None:
-    """It leaves the offer but not the fleet; a rediscovery does not bring it back."""
     fleet = fleet_of("a", "b")
     lease = send(fleet, "a", 0.0)
     fleet.drain("a")
@@ -144,17 +135,7 @@ def test_a_draining_replica_finishes_and_takes_nothing_new() -> None:
     assert [c.id for c in fleet.candidates("m", 0.0)] == ["a", "b"]
 
 
-def test_draining_all_makes_a_model_unavailable_not_unknown() -> None:
-    """The model exists; no replica can take a request now."""
-    fleet = fleet_of("a")
-    fleet.drain("a")
-
-    with pytest.raises(NoReplicaAvailable):
-        fleet.candidates("m", 0.0)
-
-
-def test_unknown_names() -> None:
-    """Draining a stranger is an error; news of one that left is not."""
+def test_unknown_replicas_are_an_error_for_orders_only() -> None:
     fleet = fleet_of("a")
 
     with pytest.raises(KeyError):
@@ -167,7 +148,6 @@ def test_unknown_names() -> None:
 
 
 def test_leases_outlive_their_replica() -> None:
-    """A removed replica's requests end without effect, even if its name is taken again."""
     fleet = fleet_of("a", "b")
     lease = send(fleet, "a", 0.0)
     assert fleet.remove("a")
@@ -181,7 +161,6 @@ def test_leases_outlive_their_replica() -> None:
 
 
 def test_a_new_description_keeps_load_a_new_address_does_not() -> None:
-    """The same server described anew goes on; another server starts afresh."""
     fleet = fleet_of("a")
     send(fleet, "a", 0.0)
     fleet.probe_failed("a", ProbeFailure.REFUSED, 0.0)
@@ -195,7 +174,6 @@ def test_a_new_description_keeps_load_a_new_address_does_not() -> None:
 
 
 def test_ranks_come_and_go_with_the_description() -> None:
-    """A replica restarted with other data parallelism has other candidates."""
     fleet = fleet_of("a")
     fleet.add(replica("a", num_ranks=2))
 
@@ -204,7 +182,6 @@ def test_ranks_come_and_go_with_the_description() -> None:
 
 
 def test_an_outage_and_back() -> None:
-    """Probes take a replica out and bring it back; is_up says so."""
     fleet = fleet_of("a", "b")
     fleet.probe_failed("a", ProbeFailure.REFUSED, 0.0)
     assert [c.id for c in fleet.candidates("m", 0.0)] == ["b"]
@@ -218,7 +195,6 @@ def test_an_outage_and_back() -> None:
 
 
 def test_first_tokens_teach_the_class() -> None:
-    """Replicas of one class share what one of them learned; other classes do not."""
     fleet = fleet_of("a", "b")
     fleet.add(replace(replica("c"), cost_class="other"))
     for number in range(20):
@@ -233,17 +209,7 @@ def test_first_tokens_teach_the_class() -> None:
     assert c.cost == UNIT
 
 
-def test_unseen_first_tokens_teach_nothing() -> None:
-    """An answer in one piece shows its end, not its first token."""
-    fleet = fleet_of("a")
-    lease = send(fleet, "a", 0.0, streams=False)
-    fleet.first_token(lease, 60.0)
-
-    assert fleet.status(60.0)[0].num_observations == 0
-
-
 def test_whole_answers_that_end_before_they_were_due_teach() -> None:
-    """Where no client streams, a replica that is faster than the prior is found so."""
     fleet = fleet_of("a")
     for number in range(64):
         lease = send(fleet, "a", float(number), tokens=1000, streams=False)
@@ -260,7 +226,6 @@ def test_whole_answers_that_end_before_they_were_due_teach() -> None:
 
 
 def test_a_recovering_replicas_first_token_ends_its_trial() -> None:
-    """A long answer does not keep the others away."""
     fleet = fleet_of("a", "b", "c", rules=HealthRules(failures_to_open=1, backoff_s=1.0))
     fleet.end(send(fleet, "a", 0.0), 0.0, Outcome.REPLICA_FAILED)
     lease = send(fleet, "a", 2.0)
@@ -270,8 +235,7 @@ def test_a_recovering_replicas_first_token_ends_its_trial() -> None:
     assert fleet.is_up("a", 3.0)
 
 
-def test_load_of_others_is_taken_from_the_engine() -> None:
-    """What the engine counts beyond the ledger is foreign, priced like our own requests."""
+def test_load_of_direct_clients_is_read_from_the_engine() -> None:
     fleet = fleet_of("a")
     for number in range(50):
         fleet.end(send(fleet, "a", float(number), tokens=1000), float(number), Outcome.OK)
@@ -288,21 +252,7 @@ def test_load_of_others_is_taken_from_the_engine() -> None:
     assert booked.work.num_running == 1 + 2
 
 
-def test_an_old_reading_counts_no_more() -> None:
-    """A reading is believed for a while, and one that shows nothing foreign not at all."""
-    fleet = fleet_of("a")
-    fleet.note_engine_load(A, load(running=3, waiting=0))
-    (fresh,) = fleet.views(fleet.candidates("m", 14.9), {}, 14.9)
-    (stale,) = fleet.views(fleet.candidates("m", 15.0), {}, 15.0)
-    fleet.note_engine_load(A, load(running=0, waiting=0, at_s=16.0))
-    (idle,) = fleet.views(fleet.candidates("m", 16.0), {}, 16.0)
-
-    assert (fresh.num_requests, stale.num_requests, idle.num_requests) == (3, 0, 0)
-    assert send(fleet, "a", 16.0).work.num_running == 0
-
-
 def test_own_requests_are_not_foreign() -> None:
-    """What the ledger has itself is not counted twice."""
     fleet = fleet_of("a")
     send(fleet, "a", 0.0)
     send(fleet, "a", 0.0)
@@ -314,7 +264,6 @@ def test_own_requests_are_not_foreign() -> None:
 
 
 def test_a_view_is_kept_until_something_changes() -> None:
-    """Another match, a request, a reading, its age or a new cost model: each is shown at once."""
     fleet = fleet_of("a")
     candidates = fleet.candidates("m", 0.0)
 
@@ -343,7 +292,6 @@ def test_a_view_is_kept_until_something_changes() -> None:
 
 
 def test_cache_pressure_rises_with_work_and_fades() -> None:
-    """Tokens computed or fetched over capacity (1,600 tokens here), forgotten in minutes."""
     fleet = fleet_of("a")
     candidates = fleet.candidates("m", 0.0)
     (before,) = fleet.views(candidates, {}, 0.0)
@@ -357,7 +305,6 @@ def test_cache_pressure_rises_with_work_and_fades() -> None:
 
 
 def test_busy_is_time_with_a_prefill_at_work() -> None:
-    """It rises from dispatch to first token, and is kept for a moment only."""
     fleet = fleet_of("a")
     candidates = fleet.candidates("m", 0.0)
     fleet.views(candidates, {}, 0.0)
@@ -372,43 +319,32 @@ def test_busy_is_time_with_a_prefill_at_work() -> None:
     assert fleet.status(120.0)[0].busy_ratio == pytest.approx(idle.busy_ratio)
 
 
-def test_cache_pressure_needs_a_known_capacity() -> None:
-    """Where the size of the cache is not known, nothing is said about it."""
-    fleet = Fleet()
-    fleet.add(replace(replica("a"), num_blocks=None))
-    send(fleet, "a", 0.0)
-
-    assert fleet.status(0.0)[0].cache_pressure == 0.0
-
-
 def test_other_routers_requests_count_as_ours() -> None:
-    """Queue, cache pressure, cost; ended once, and never for a replica that is gone."""
     fleet = fleet_of("a")
     lease = fleet.admit(A, elsewhere(400), 0.0)
     assert fleet.has(A)
     (view,) = fleet.views(fleet.candidates("m", 0.0), {}, 0.0)
     assert (view.num_requests, view.queue_ms, view.cache_pressure) == (1, 400.0, 0.25)
 
-    fleet.first_token_elsewhere(lease, 0.5, 450.0)
-    fleet.first_token_elsewhere(lease, 0.5, 450.0)
+    fleet.first_token(lease, 0.5, 450.0)
+    fleet.first_token(lease, 0.5, 450.0)
     assert fleet.status(0.5)[0].num_observations == 1
     assert fleet.end(lease, 1.0, None)
     assert not fleet.end(lease, 1.0, None)
     fleet.remove("a")
-    fleet.first_token_elsewhere(lease, 2.0, 1.0)
+    fleet.first_token(lease, 2.0, 1.0)
     assert not fleet.end(lease, 2.0, None)
     with pytest.raises(KeyError):
         fleet.admit(A, elsewhere(1), 2.0)
 
 
 def test_a_whole_answer_elsewhere_is_presumed_like_ours() -> None:
-    """Its first token is not seen, so it leaves the queue when it is due."""
     fleet = fleet_of("a")
     lease = fleet.admit(A, elsewhere(100, streams=False), 0.0)
     (view,) = fleet.views(fleet.candidates("m", 1.0), {}, 1.0)
 
     assert (view.num_requests, view.num_waiting, view.queue_ms) == (1, 0, 0.0)
-    fleet.first_token_elsewhere(lease, 2.0, None)
+    fleet.first_token(lease, 2.0, None)
     assert fleet.end(lease, 2.0, None)
 
 
@@ -424,7 +360,6 @@ STORE = Replica(name="reader", url="http://reader", role="decode")
 
 
 def test_prefill_replicas_get_no_request_of_a_client() -> None:
-    """They are offered apart, to those that use the same transfer; draining ones are not."""
     fleet = split(("p", "prefill"), ("d", "decode"), ("b", "both"))
 
     assert fleet.is_split
@@ -441,8 +376,7 @@ def test_prefill_replicas_get_no_request_of_a_client() -> None:
     assert not fleet_of("a").is_split
 
 
-def test_halves_without_roles_are_refused_until_they_have_them() -> None:
-    """A producer beside replicas that load: the error names it, and what to set."""
+def test_a_producer_beside_other_replicas_needs_a_role() -> None:
     producer = replace(replica("p"), seems="prefill", version="0.32.0")
     fleet = Fleet()
     fleet.add(producer)
@@ -460,7 +394,6 @@ def test_halves_without_roles_are_refused_until_they_have_them() -> None:
 
 
 def test_a_prefill_replica_that_is_down_is_not_offered() -> None:
-    """Until a probe finds it again."""
     fleet = split(("p", "prefill"), ("d", "decode"))
     fleet.probe_failed("p", ProbeFailure.REFUSED, 0.0)
 
@@ -469,16 +402,7 @@ def test_a_prefill_replica_that_is_down_is_not_offered() -> None:
     assert [c.id for c in fleet.prefillers("m", STORE, 2.0)] == ["p"]
 
 
-def test_prefill_replicas_alone_answer_nothing() -> None:
-    """The error says what to set."""
-    fleet = split(("p", "prefill"))
-
-    with pytest.raises(NoReplicaAvailable, match="Set role: decode"):
-        fleet.candidates("m", 0.0)
-
-
-def test_the_capacity_is_what_is_known_best() -> None:
-    """Blocks of one group; the engine's own word; where its KV groups are known, what fits."""
+def test_the_capacity_comes_from_the_best_known_figure() -> None:
     r1 = CandidateId("r1")
     blocks = Replica(name="r1", url="http://r1", block_size=16, num_blocks=100)
     groups = KvGroup(0, "full_attention", 16), KvGroup(1, "mamba", 16)
@@ -492,7 +416,7 @@ def test_the_capacity_is_what_is_known_best() -> None:
     fleet.layout_of = lambda _: KvLayout(groups, 16)
     assert fleet.capacity_tokens(r1) == 1600
     for session in range(3):
-        fleet.working_sets.begin(session, r1, 100, 0, 0.0)
+        fleet.conversations.begin(session, r1, 100, 0, 0.0)
     assert fleet.capacity_tokens(r1) == (100 - 3) * 16
 
 
@@ -510,7 +434,6 @@ def view_of(fleet: Fleet, now_s: float) -> ReplicaView:
 
 
 def test_free_kv_is_what_no_request_in_flight_uses() -> None:
-    """By the engine's word as long as it is fresh, and what was sent and ended since."""
     fleet, _ = decoder()
     booking = Booking(num_uncached_tokens=100, num_cached_tokens=300)
 
@@ -529,7 +452,6 @@ def test_free_kv_is_what_no_request_in_flight_uses() -> None:
 
 
 def test_answers_end_as_often_as_they_run_over_how_long_they_take() -> None:
-    """Of all replicas of its role and model; unknown until one has ended. None when idle."""
     fleet, one = decoder()
     fleet.add(replace(one, name="b", url="http://b"))
     fleet.add(replace(one, name="c", url="http://c", role="both"))
@@ -551,8 +473,7 @@ def test_answers_end_as_often_as_they_run_over_how_long_they_take() -> None:
     assert fleet.tbt_ms(CandidateId("gone"), 1, 5.0) is None
 
 
-def test_the_time_between_tokens_is_learned_from_readings_of_replicas_that_decode() -> None:
-    """The mean of the seconds between two of them; counters that go back teach nothing."""
+def test_inter_token_latency_is_learned_from_readings_of_decode_replicas() -> None:
     fleet, one = decoder()
     token_s, num_tokens = 100.0, 1_000
 

@@ -18,7 +18,6 @@ def opened(*, outcome: Outcome = Outcome.REPLICA_FAILED) -> Health:
 
 @pytest.mark.parametrize("outcome", [Outcome.CLIENT_ERROR, Outcome.CLIENT_GONE])
 def test_the_client_never_counts(outcome: Outcome) -> None:
-    """A thousand client errors open nothing, and they do not hide failures either."""
     health = Health(RULES)
     for number in range(1000):
         health.ended(number, outcome, 0.0, 0.0)
@@ -32,7 +31,6 @@ def test_the_client_never_counts(outcome: Outcome) -> None:
 
 
 def test_failures_in_a_row_open_the_breaker() -> None:
-    """A success between two failures starts the count again."""
     health = Health(RULES)
     for number in range(10):
         health.ended(number, Outcome.REPLICA_FAILED, 0.0, 0.0)
@@ -45,7 +43,6 @@ def test_failures_in_a_row_open_the_breaker() -> None:
 
 
 def test_a_refused_connection_opens_at_once() -> None:
-    """Nothing listens: one such request is enough, and a panic does not help."""
     health = Health(RULES)
     health.ended(1, Outcome.REPLICA_UNREACHABLE, 0.0, 0.0)
 
@@ -55,7 +52,6 @@ def test_a_refused_connection_opens_at_once() -> None:
 
 
 def test_one_request_at_a_time_tries_a_suspect() -> None:
-    """After the pause one request is let through, and decides at its first token."""
     health = opened()
     assert not health.can_accept(0.49)
     assert health.can_accept(0.5)
@@ -70,7 +66,6 @@ def test_one_request_at_a_time_tries_a_suspect() -> None:
 
 
 def test_a_trial_may_also_end_well_without_a_first_token() -> None:
-    """An answer in one piece is a success at its end."""
     health = opened()
     health.began(7, 1.0)
     health.ended(7, Outcome.OK, 2.0, 0.0)
@@ -79,7 +74,6 @@ def test_a_trial_may_also_end_well_without_a_first_token() -> None:
 
 
 def test_failed_trials_wait_longer_and_longer_up_to_the_cap() -> None:
-    """1, 2, 4, then 5 s, each halved by jitter 0 and whole at jitter 1."""
     health, now_s, pauses = opened(), 0.0, []
     for number in range(10, 14):
         now_s = health.retry_at_s
@@ -96,7 +90,6 @@ def test_failed_trials_wait_longer_and_longer_up_to_the_cap() -> None:
 
 
 def test_a_success_forgets_past_pauses() -> None:
-    """After a recovery and one more success the next pause is the first again."""
     health = opened()
     health.began(7, 1.0)
     health.ended(7, Outcome.OK, 1.0, 0.0)
@@ -108,7 +101,6 @@ def test_a_success_forgets_past_pauses() -> None:
 
 
 def test_a_trial_whose_client_left_makes_room_for_the_next() -> None:
-    """It counts neither way: the next request tries."""
     health = opened()
     health.began(7, 1.0)
     health.ended(7, Outcome.CLIENT_GONE, 1.0, 0.0)
@@ -119,7 +111,6 @@ def test_a_trial_whose_client_left_makes_room_for_the_next() -> None:
 
 
 def test_requests_sent_before_say_nothing_once_it_is_out() -> None:
-    """Stragglers of a dying replica neither close its breaker nor push its pause on."""
     health = opened()
     retry_at_s = health.retry_at_s
     health.ended(50, Outcome.OK, 0.1, 0.0)
@@ -134,7 +125,6 @@ def test_requests_sent_before_say_nothing_once_it_is_out() -> None:
 
 
 def test_refused_probes_take_a_replica_out_until_one_succeeds() -> None:
-    """What a probe found, a probe must take back: time alone does not."""
     health = Health(RULES)
     health.probe_failed(ProbeFailure.REFUSED, 0.0, 0.0)
 
@@ -146,7 +136,6 @@ def test_refused_probes_take_a_replica_out_until_one_succeeds() -> None:
 
 @pytest.mark.parametrize("failure", [ProbeFailure.TIMEOUT, ProbeFailure.BAD_STATUS])
 def test_other_failed_probes_need_three_in_a_row(failure: ProbeFailure) -> None:
-    """A busy engine may miss a probe; three make it suspect, not down."""
     health = Health(RULES)
     for _ in range(2):
         health.probe_failed(failure, 0.0, 0.0)
@@ -161,7 +150,6 @@ def test_other_failed_probes_need_three_in_a_row(failure: ProbeFailure) -> None:
 
 
 def test_a_probe_does_not_close_what_requests_opened() -> None:
-    """/health may be fine while every request fails: only a request can show it."""
     health = opened()
     health.probe_ok(0.1)
 
@@ -169,7 +157,6 @@ def test_a_probe_does_not_close_what_requests_opened() -> None:
 
 
 def test_a_probe_lets_a_restarted_replica_be_tried_at_once() -> None:
-    """Requests could not connect; a probe can: try, before the pause is over."""
     health = opened(outcome=Outcome.REPLICA_UNREACHABLE)
     health.probe_ok(0.1)
 
@@ -177,7 +164,6 @@ def test_a_probe_lets_a_restarted_replica_be_tried_at_once() -> None:
 
 
 def test_down_outranks_suspect() -> None:
-    """Late failures of another kind do not make a dead replica look alive."""
     health = Health(RULES)
     health.probe_failed(ProbeFailure.REFUSED, 0.0, 0.0)
     for number in range(5):
@@ -191,7 +177,6 @@ def test_down_outranks_suspect() -> None:
 
 
 def test_failing_in_a_panic_changes_nothing() -> None:
-    """Requests sent to a suspect in a panic are no trial."""
     health = opened()
     health.began(9, 0.1)
     health.ended(9, Outcome.REPLICA_UNREACHABLE, 0.2, 1.0)
@@ -201,7 +186,6 @@ def test_failing_in_a_panic_changes_nothing() -> None:
 
 
 def test_slow_start_ramps_to_full_weight() -> None:
-    """A recovered replica takes a tenth at first, all of its share after ten seconds."""
     health = Health(RULES)
     assert health.weight(0.0) == 1.0
     health.probe_failed(ProbeFailure.REFUSED, 0.0, 0.0)
@@ -212,19 +196,18 @@ def test_slow_start_ramps_to_full_weight() -> None:
     assert health.is_unrestricted
 
 
-def test_a_failure_that_is_taken_back_never_was() -> None:
-    """Neither before the breaker opens, nor after, as often as it may be."""
+def test_an_absolved_failure_has_no_effect() -> None:
     health = Health(RULES)
     for number in range(7):
         health.ended(number, Outcome.REPLICA_FAILED, 0.0, 0.0)
     for number in range(7):
-        health.absolve(number, 0.1)
+        health.absolve(number)
 
     assert health.state(0.1) is HealthState.UP
     assert health.is_unrestricted
     for number in (7, 8):
         health.ended(number, Outcome.REPLICA_FAILED, 0.2, 0.0)
-        health.absolve(number, 0.2)
+        health.absolve(number)
     health.ended(9, Outcome.REPLICA_FAILED, 0.2, 0.0)
     health.ended(10, Outcome.REPLICA_FAILED, 0.2, 0.0)
     assert health.state(0.2) is HealthState.UP
@@ -233,26 +216,24 @@ def test_a_failure_that_is_taken_back_never_was() -> None:
     assert health.retry_at_s == pytest.approx(0.7)  # its first time
 
 
-def test_a_trial_that_failed_through_its_request_is_still_to_be_made() -> None:
-    """The next request tries it, at once."""
+def test_an_absolved_trial_is_made_again() -> None:
     health = opened()
     health.began(7, 1.0)
     health.ended(7, Outcome.REPLICA_FAILED, 1.1, 0.0)
     assert not health.can_accept(1.2)
 
-    health.absolve(7, 1.2)
+    health.absolve(7)
     assert health.state(1.2) is HealthState.TRIAL
     assert health.can_accept(1.2)
 
 
-def test_what_a_probe_found_is_not_taken_back() -> None:
-    """Nor what a refused connection says."""
+def test_failures_that_probes_confirm_are_not_absolved() -> None:
     health = opened()
     for _ in range(3):
         health.probe_failed(ProbeFailure.TIMEOUT, 0.0, 0.0)
-    health.absolve(0, 0.1)
+    health.absolve(0)
     assert health.state(0.1) is HealthState.SUSPECT
 
     health.ended(9, Outcome.REPLICA_UNREACHABLE, 0.1, 0.0)
-    health.absolve(1, 0.2)
+    health.absolve(1)
     assert health.state(0.2) is HealthState.DOWN

@@ -7,7 +7,7 @@ import pytest
 from router.replicas.idle_time import BUSY_SHARE, MAX_MS, IdleTime
 
 
-def test_one_that_was_never_asked_has_what_may_be_left() -> None:
+def test_an_unused_engine_has_the_most_idle_time() -> None:
     assert IdleTime().saved_ms(1e6) == MAX_MS
 
 
@@ -21,8 +21,7 @@ def test_idle_time_adds_up_and_of_busy_time_a_share() -> None:
     assert idle.saved_ms(100.0) == pytest.approx(40_000.0 + BUSY_SHARE * 60_000.0)
 
 
-def test_of_a_long_quiet_time_little_is_left_for_a_second_prompt() -> None:
-    """Else a crowd would go for what was idle before it came."""
+def test_a_long_idle_time_serves_one_prompt() -> None:
     idle = IdleTime()
     idle.switch(True, 0.0)
     assert idle.saved_ms(3_600.0) == 3_600_000.0 + MAX_MS
@@ -32,8 +31,7 @@ def test_of_a_long_quiet_time_little_is_left_for_a_second_prompt() -> None:
     assert idle.saved_ms(3_601.0) == pytest.approx(MAX_MS + 1_000.0)
 
 
-def test_what_was_not_there_is_owed() -> None:
-    """A price may have gone up between a decision and the moment it is carried out."""
+def test_idle_time_that_was_not_there_is_owed() -> None:
     idle = IdleTime()
     idle.switch(True, 0.0)
     idle.spend(MAX_MS + 500.0, 0.0)

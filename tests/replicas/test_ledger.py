@@ -12,7 +12,6 @@ from tests.replicas.work import UNIT, book
 
 
 def test_counts_waiting_and_decoding() -> None:
-    """A request waits until its first token, then decodes until its end."""
     ledger = Ledger()
     lease = book(ledger, 1, 0.0)
     book(ledger, 2, 0.0, tokens=50)
@@ -24,21 +23,7 @@ def test_counts_waiting_and_decoding() -> None:
     assert (ledger.num_requests, ledger.num_waiting, ledger.num_queued_tokens) == (1, 1, 50)
 
 
-def test_transitions_happen_once() -> None:
-    """First token and end have an effect once, in whatever order they come again."""
-    ledger = Ledger()
-    lease = book(ledger, 1, 0.0)
-
-    assert ledger.first_token(lease, 0.1)
-    assert not ledger.first_token(lease, 0.1)
-    assert ledger.end(lease, 0.2)
-    assert not ledger.end(lease, 0.2)
-    assert not ledger.first_token(lease, 0.3)
-    assert ledger.num_requests == 0
-
-
 def test_learns_how_long_answers_take() -> None:
-    """From a first token to an end, late ones more; what ends before its first token is none."""
     ledger = Ledger()
     assert ledger.answer_s is None
     ledger.end(book(ledger, 1, 0.0), 5.0)
@@ -54,7 +39,6 @@ def test_learns_how_long_answers_take() -> None:
 
 
 def test_idle_time_is_that_without_a_prefill_at_work() -> None:
-    """Whoever decodes; and `BUSY_SHARE` of the other time."""
     ledger = Ledger()
     ledger.idle.spend(MAX_MS, 0.0)
     lease = book(ledger, 1, 0.0)
@@ -66,7 +50,6 @@ def test_idle_time_is_that_without_a_prefill_at_work() -> None:
 
 
 def test_a_first_token_that_is_long_overdue_is_not_counted_on() -> None:
-    """By what was predicted of it: a long prompt takes long."""
     ledger = Ledger()
     book(ledger, 1, 0.0)
     long = book(ledger, 2, 0.0, tokens=100_000)
@@ -76,7 +59,6 @@ def test_a_first_token_that_is_long_overdue_is_not_counted_on() -> None:
 
 
 def test_a_first_token_that_is_not_seen_is_not_counted_on() -> None:
-    """When a whole answer's prompt is done is only presumed, by a cost that may be another's."""
     ledger = Ledger()
     book(ledger, 1, 0.0, tokens=100_000, streams=False)
     assert (ledger.num_timely(1.0), ledger.num_waiting) == (0, 1)
@@ -85,7 +67,6 @@ def test_a_first_token_that_is_not_seen_is_not_counted_on() -> None:
 
 
 def test_queue_shrinks_as_the_head_is_computed() -> None:
-    """The oldest's time is discounted by what has passed; the others' is not."""
     ledger = Ledger()
     book(ledger, 1, 0.0, tokens=100)
     book(ledger, 2, 0.0, tokens=30)
@@ -95,7 +76,6 @@ def test_queue_shrinks_as_the_head_is_computed() -> None:
 
 
 def test_the_pace_is_that_of_tokens_however_many_come_at_once() -> None:
-    """Five prompts of 100 tokens in one step of 1 s, after an idle hour, have 2 ms a token."""
     ledger = Ledger()
     assert ledger.queue_at_pace_ms() == 0.0
     for at_s in (0.0, 3600.0):
@@ -107,7 +87,6 @@ def test_the_pace_is_that_of_tokens_however_many_come_at_once() -> None:
 
 
 def test_the_pace_is_of_first_tokens_that_are_seen_and_read_nothing() -> None:
-    """A whole answer's is presumed, reads go on beside, who leaves has computed nothing."""
     ledger = Ledger()
     booking = Booking(
         num_uncached_tokens=10, num_cached_tokens=90, num_fetched_tokens=90, is_from_pool=True
@@ -125,7 +104,6 @@ def test_the_pace_is_of_first_tokens_that_are_seen_and_read_nothing() -> None:
 
 
 def test_a_late_head_keeps_a_remainder_that_grows() -> None:
-    """An engine that hangs does not look idle: a tenth of the work, then of the time taken."""
     ledger = Ledger()
     book(ledger, 1, 0.0, tokens=100)
 
@@ -134,7 +112,6 @@ def test_a_late_head_keeps_a_remainder_that_grows() -> None:
 
 
 def test_the_next_head_starts_when_the_one_before_is_done() -> None:
-    """A request's own waiting is not taken for progress."""
     ledger = Ledger()
     first = book(ledger, 1, 0.0, tokens=100)
     book(ledger, 2, 0.0, tokens=80)
@@ -144,8 +121,7 @@ def test_the_next_head_starts_when_the_one_before_is_done() -> None:
     assert ledger.queue_ms(UNIT, 0.13) == pytest.approx(50.0)
 
 
-def test_one_that_overtakes_leaves_the_head_alone() -> None:
-    """A short prompt that is done before the oldest changes the sum only."""
+def test_overtaking_does_not_change_the_head() -> None:
     ledger = Ledger()
     book(ledger, 1, 0.0, tokens=100)
     short = book(ledger, 2, 0.0, tokens=10)
@@ -155,7 +131,6 @@ def test_one_that_overtakes_leaves_the_head_alone() -> None:
 
 
 def test_base_is_latency_not_queue() -> None:
-    """What every first token waits anyway is not waited for again by those behind."""
     model = CostModel(base_ms=500.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
     ledger = Ledger()
     lease = book(ledger, 1, 0.0, tokens=100, model=model)
@@ -165,7 +140,6 @@ def test_base_is_latency_not_queue() -> None:
 
 
 def test_a_new_model_counts_at_once() -> None:
-    """Work is kept in tokens and pairs, so what is in flight is priced by today's model."""
     model = CostModel(base_ms=0.0, ms_per_token=2.0, ms_per_mtoken2=1e6)
     ledger = Ledger()
     book(ledger, 1, 0.0, tokens=10, cached=5)
@@ -175,7 +149,6 @@ def test_a_new_model_counts_at_once() -> None:
 
 
 def test_work_holds_everything_in_front_of_the_first_token() -> None:
-    """Own tokens, what is left of those ahead, running decodes, and what others sent."""
     ledger = Ledger()
     ledger.first_token(book(ledger, 1, 0.0, tokens=7), 0.0)
     book(ledger, 2, 0.0, tokens=100)
@@ -188,18 +161,7 @@ def test_work_holds_everything_in_front_of_the_first_token() -> None:
     assert lease.predicted_ms == pytest.approx(90.0)
 
 
-def test_a_head_without_work_takes_no_time() -> None:
-    """A request whose tokens are not known holds no other up."""
-    ledger = Ledger()
-    book(ledger, 1, 0.0, tokens=0)
-    lease = book(ledger, 2, 0.0, tokens=10)
-
-    assert lease.work.num_tokens == 10
-    assert ledger.queue_ms(UNIT, 0.0) == pytest.approx(10.0)
-
-
 def test_unseen_first_tokens_are_presumed_when_due() -> None:
-    """A request that answers all at once queues for its prefill, not for its decoding."""
     ledger = Ledger()
     whole = book(ledger, 1, 0.0, tokens=100, streams=False)
     book(ledger, 2, 0.0, tokens=50, streams=False)
@@ -210,15 +172,6 @@ def test_unseen_first_tokens_are_presumed_when_due() -> None:
     assert (ledger.num_requests, ledger.num_waiting) == (3, 1)
     assert ledger.end(whole, 9.0)
     assert ledger.num_requests == 2
-
-
-def test_presumes_until_no_request_waits() -> None:
-    """When the last unseen first token is due, the queue is empty."""
-    ledger = Ledger()
-    book(ledger, 1, 0.0, tokens=100, streams=False)
-
-    assert ledger.queue_ms(UNIT, 5.0) == 0.0
-    assert (ledger.num_requests, ledger.num_waiting) == (1, 0)
 
 
 @settings(max_examples=examples(60))
@@ -233,7 +186,7 @@ def test_presumes_until_no_request_waits() -> None:
         max_size=60,
     )
 )
-def test_any_play_keeps_the_sums(steps: list[tuple[str, int, int, float]]) -> None:
+def test_sums_are_right_after_any_order_of_events(steps: list[tuple[str, int, int, float]]) -> None:
     """Whatever happens in whatever order, sums match the leases; nothing is ever negative.
 
     Time may even step back (it must not, but the clock is not ours)."""
@@ -261,7 +214,6 @@ def _end_all(ledger: Ledger, leases: list[Lease], now_s: float) -> None:
 
 
 def test_a_head_without_tokens_adds_no_queue_however_old_it_is() -> None:
-    """Embeddings and uploads are load by their number; a hung head with tokens still grows."""
     without, hung = Ledger(), Ledger()
     for number in range(3):
         book(without, number, 0.0, tokens=0)
@@ -272,7 +224,6 @@ def test_a_head_without_tokens_adds_no_queue_however_old_it_is() -> None:
 
 
 def test_a_batch_costs_as_much_as_its_prompts_one_by_one() -> None:
-    """Prompts of one request attend to themselves, not to each other."""
     one = Booking(num_uncached_tokens=2_000, num_cached_tokens=0)
     batch = Booking(num_uncached_tokens=64 * 2_000, num_cached_tokens=0, num_prompts=64)
 

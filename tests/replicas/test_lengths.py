@@ -22,7 +22,6 @@ def offered(fleet: Fleet, num_tokens: int, model: str = "m") -> list[str]:
 
 @pytest.mark.parametrize("model", ["m", "sql"])
 def test_a_request_goes_where_it_fits(model: str) -> None:
-    """To the longest, where it fits nowhere; an adapter has its base model's length."""
     fleet = Fleet()
     for name, length in (("a", 100), ("b", 200), ("c", 400)):
         fleet.add(of_length(name, length))
@@ -43,7 +42,6 @@ def test_a_request_goes_where_it_fits(model: str) -> None:
 
 
 def test_a_length_that_is_not_said_has_no_limit() -> None:
-    """The engine knows better."""
     fleet = Fleet()
     fleet.add(of_length("a", 100))
     fleet.add(of_length("b", None))
@@ -54,7 +52,6 @@ def test_a_length_that_is_not_said_has_no_limit() -> None:
 
 
 def test_a_weight_is_a_part_of_an_equal_share() -> None:
-    """One of weight 0.5 has at most half of the mean number of requests in flight."""
     fleet = fleet_of("a", "b")
     fleet.add(replace(replica("spot"), weight=0.5))
     booking = Booking(num_uncached_tokens=1, num_cached_tokens=0)
@@ -70,7 +67,6 @@ def test_a_weight_is_a_part_of_an_equal_share() -> None:
 
 
 def test_a_weighted_replica_alone_takes_everything() -> None:
-    """There is no other."""
     fleet = Fleet()
     fleet.add(replace(replica("spot"), weight=0.1))
     for _ in range(20):

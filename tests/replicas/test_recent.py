@@ -10,7 +10,6 @@ from router.replicas.recent import RecentRate, RecentShare, RecentSum
 
 
 def test_terms_fade() -> None:
-    """After one time constant a term counts 1/e; later terms are added to what is left."""
     recent = RecentSum(10.0)
     assert recent.at(5.0) == 0.0
     recent.add(4.0, 0.0)
@@ -22,7 +21,6 @@ def test_terms_fade() -> None:
 
 
 def test_share_rises_while_on_and_falls_while_off() -> None:
-    """The share nears 1 while it is on and 0 while it is off, at the same pace."""
     recent = RecentShare(10.0)
     assert recent.at(99.0) == 0.0
     recent.switch(True, 100.0)
@@ -37,7 +35,6 @@ def test_share_rises_while_on_and_falls_while_off() -> None:
 @settings(max_examples=50)
 @given(steps=st.lists(st.tuples(st.booleans(), st.floats(-5.0, 100.0)), max_size=30))
 def test_share_stays_a_share(steps: list[tuple[bool, float]]) -> None:
-    """Whatever is switched when, the share is in [0, 1]."""
     recent, now_s = RecentShare(10.0), 0.0
     for is_on, pause_s in steps:
         now_s += pause_s
@@ -45,8 +42,7 @@ def test_share_stays_a_share(steps: list[tuple[bool, float]]) -> None:
         assert 0.0 <= recent.at(now_s + 1.0) <= 1.0
 
 
-def test_rate_counts_what_it_has_seen() -> None:
-    """Even events show their rate at once and later; what was before the first is not known."""
+def test_a_rate_settles_and_fades() -> None:
     recent = RecentRate(30.0, least_s=3.0)
     assert recent.at(1e9) == 0.0
     for second in range(1000, 1200):
@@ -56,16 +52,10 @@ def test_rate_counts_what_it_has_seen() -> None:
     assert recent.at(1300.0) < 0.1
 
 
-def test_rate_of_little_time_is_moderate() -> None:
-    """One event is no pace: it counts as one in `least_s`."""
-    recent = RecentRate(30.0, least_s=3.0)
+@pytest.mark.parametrize(("least_s", "begun_s", "rate"), [(3.0, None, 1 / 3), (1e-3, 0.0, 1 / 10)])
+def test_a_rate_of_one_event_is_moderate(
+    least_s: float, begun_s: float | None, rate: float
+) -> None:
+    recent = RecentRate(30.0, least_s, begun_s=begun_s)
     recent.add(10.0)
-    assert recent.at(10.0) == 0.0
-    assert recent.at(10.001) == pytest.approx(1 / 3, rel=0.1)
-
-
-def test_rate_that_began_without_events() -> None:
-    """Time without events before the first one counts where its beginning is known."""
-    recent = RecentRate(30.0, least_s=1e-3, begun_s=0.0)
-    recent.add(10.0)
-    assert recent.at(10.0) == pytest.approx(1 / 10, rel=0.2)
+    assert recent.at(10.001) == pytest.approx(rate, rel=0.2)

@@ -38,8 +38,7 @@ def offered(subject: Registry) -> list[str]:
 # -- orders given here ---------------------------------------------------------------------------
 
 
-def test_the_configured_ones_are_there() -> None:
-    """By name, else numbered by their place; identity is the given name, else the address."""
+def test_configured_replicas_are_entered() -> None:
     subject = registry(X, named("east", f"{Y}/"))
 
     assert names(subject) == {"r1": X, "east": Y}
@@ -48,7 +47,6 @@ def test_the_configured_ones_are_there() -> None:
 
 
 def test_added_replicas_get_names_that_were_never_used() -> None:
-    """Also not the name of one that left, unless it is the same again."""
     subject = registry(X)
     assert subject.add(at(Y))[0].name == "r2"
     subject.remove("r2")
@@ -62,7 +60,6 @@ def test_added_replicas_get_names_that_were_never_used() -> None:
 
 
 def test_adding_again_changes_nothing() -> None:
-    """With or without its name; there is nothing to save for others."""
     subject = registry(X)
     first = subject.add(named("east", Y))
     subject.saved("east", subject.unsaved["east"])
@@ -78,8 +75,9 @@ def test_adding_again_changes_nothing() -> None:
     ("replica", "param"),
     [(named("r1", Y), "name"), (named("east", X), "url"), (named("west", Y), "name")],
 )
-def test_what_is_another_s_is_refused(replica: ReplicaConfig, param: str) -> None:
-    """A name that is taken, an address that is there, a configured name elsewhere."""
+def test_a_name_or_address_of_another_replica_is_refused(
+    replica: ReplicaConfig, param: str
+) -> None:
     subject = registry(X, named("west", Z))
     subject.remove("west")
     subject.forget("west")
@@ -100,8 +98,7 @@ def test_what_is_another_s_is_refused(replica: ReplicaConfig, param: str) -> Non
         (ReplicaConfig(url=Y, replay=("tcp://x:1",)), "replay"),
     ],
 )
-def test_what_cannot_be_a_replica_is_refused(replica: ReplicaConfig, param: str) -> None:
-    """As in the configuration, under the order's own field names."""
+def test_an_impossible_replica_is_refused(replica: ReplicaConfig, param: str) -> None:
     with pytest.raises(ConfigError) as caught:
         registry().add(replica)
     assert caught.value.param == param
@@ -109,7 +106,6 @@ def test_what_cannot_be_a_replica_is_refused(replica: ReplicaConfig, param: str)
 
 
 def test_a_replica_s_pool_is_one_of_those_there_are() -> None:
-    """Whoever adds it; other routers learn which, and leave it out where there is none such."""
     here, there = Registry(pools=("east", "west")), Registry(pools=("north",))
     entry, _ = here.add(ReplicaConfig(url=X, pool="west"))
 
@@ -120,8 +116,7 @@ def test_a_replica_s_pool_is_one_of_those_there_are() -> None:
     assert there.apply(here.records) == ()
 
 
-def test_strangers_get_no_orders() -> None:
-    """The error names those there are."""
+def test_orders_about_unknown_replicas_are_refused() -> None:
     subject = registry(X)
     for order in (lambda: subject.drain("r9", draining=True), lambda: subject.remove("r9")):
         with pytest.raises(UnknownReplica, match="no replica 'r9'; known: r1"):
@@ -130,8 +125,7 @@ def test_strangers_get_no_orders() -> None:
         registry().remove("r1")
 
 
-def test_draining_and_leaving() -> None:
-    """Neither is offered; one that is added again before it is gone is back."""
+def test_draining_and_leaving_replicas_are_not_offered() -> None:
     subject = registry(X, Y)
     subject.drain("r1", draining=True)
     subject.remove("r2")
@@ -142,8 +136,7 @@ def test_draining_and_leaving() -> None:
     assert offered(subject) == ["r1", "r2"]
 
 
-def test_a_configured_one_comes_back_as_configured() -> None:
-    """With its name and its events, although the order says only where it is."""
+def test_a_configured_replica_is_added_again_as_configured() -> None:
     east = ReplicaConfig(url=X, name="east", events=("tcp://x:5557",))
     subject = registry(east)
     subject.remove("east")
@@ -155,7 +148,6 @@ def test_a_configured_one_comes_back_as_configured() -> None:
 
 
 def test_orders_wait_until_they_are_stored() -> None:
-    """A newer one of the same replica waits on."""
     subject = registry(X)
     subject.drain("r1", draining=True)
     old = subject.unsaved[X]
@@ -172,8 +164,7 @@ def test_orders_wait_until_they_are_stored() -> None:
 # -- orders given elsewhere ----------------------------------------------------------------------
 
 
-def test_all_follow_what_one_ordered() -> None:
-    """Add, drain, remove; by identity, however the replicas are numbered."""
+def test_all_routers_follow_an_order_of_one() -> None:
     a, b = registry(X, Y), registry(Y, X)
     a.add(at(Z))
     a.add(named("east", "http://e:1"))
@@ -188,8 +179,7 @@ def test_all_follow_what_one_ordered() -> None:
     assert b.unsaved == {}
 
 
-def test_a_record_that_is_gone_takes_nothing_away() -> None:
-    """A store that was flushed knows nothing; this router can write all again."""
+def test_a_missing_record_removes_no_replica() -> None:
     a, b = registry(), registry()
     a.add(at(Z))
     b.apply(a.records)
@@ -199,8 +189,7 @@ def test_a_record_that_is_gone_takes_nothing_away() -> None:
     assert b.records == a.records
 
 
-def test_a_removed_one_is_removed_from_the_configuration_too() -> None:
-    """Also at a router that starts later."""
+def test_a_removal_overrules_the_configuration() -> None:
     a = registry(X)
     a.remove("r1")
     late = registry(X, Y)
@@ -210,8 +199,7 @@ def test_a_removed_one_is_removed_from_the_configuration_too() -> None:
     assert registry(Y).apply(a.records) == ()
 
 
-def test_what_is_ordered_here_is_newer_than_what_is_read() -> None:
-    """Until it is stored."""
+def test_an_order_of_this_router_is_newer_than_a_stored_record() -> None:
     subject = registry(X)
     subject.drain("r1", draining=True)
     subject.apply({X: ReplicaRecord(url=X, draining=False)})
@@ -223,7 +211,6 @@ def test_what_is_ordered_here_is_newer_than_what_is_read() -> None:
 
 
 def test_a_name_may_move_to_another_address() -> None:
-    """Unless it is configured here: then the configuration is right about its replica."""
     moved = {"east": ReplicaRecord(url=Y, draining=True)}
     dynamic, configured = registry(), registry(named("east", X))
     dynamic.add(named("east", X))
@@ -235,8 +222,7 @@ def test_a_name_may_move_to_another_address() -> None:
     assert (names(configured), offered(configured)) == ({"east": X}, ["east"])
 
 
-def test_a_name_that_is_taken_here_is_another_one() -> None:
-    """Their `r1` is a given name, ours a number; they are not the same replica."""
+def test_a_number_of_this_router_is_not_a_name_of_another() -> None:
     subject = registry(X)
     subject.apply({"r1": ReplicaRecord(url=Y)})
 
@@ -245,7 +231,6 @@ def test_a_name_that_is_taken_here_is_another_one() -> None:
 
 
 def test_there_is_one_replica_at_an_address() -> None:
-    """Named there and not here: the order reaches it; two identities of one: its own counts."""
     subject = registry(X)
     subject.apply({"east": ReplicaRecord(url=X, draining=True)})
     assert (names(subject), offered(subject)) == ({"r1": X}, [])
@@ -267,7 +252,6 @@ def test_there_is_one_replica_at_an_address() -> None:
     ],
 )
 def test_records_of_no_possible_replica_are_left_out(identity: str, record: ReplicaRecord) -> None:
-    """Any program may write to the store."""
     subject = registry()
 
     assert subject.refused(identity, record) is not None
@@ -277,7 +261,6 @@ def test_records_of_no_possible_replica_are_left_out(identity: str, record: Repl
 
 
 def test_a_record_of_a_replica_where_none_may_be_is_not_followed() -> None:
-    """Writers of Redis cannot have prompts sent anywhere; configured replicas stay."""
     inside, outside = "http://gpu.example:1", "http://169.254.169.254"
     subject = Registry([ReplicaConfig(url=inside)])
     subject.apply(
@@ -289,7 +272,6 @@ def test_a_record_of_a_replica_where_none_may_be_is_not_followed() -> None:
 
 
 def test_roles_travel_with_orders() -> None:
-    """The role that one router was given for a replica is known to the others."""
     one, two = registry(), registry()
     added, _ = one.add(
         ReplicaConfig(
@@ -302,7 +284,6 @@ def test_roles_travel_with_orders() -> None:
 
 
 def test_a_bootstrap_server_must_be_where_replicas_may_be() -> None:
-    """It is connected to, like the replica itself."""
     with pytest.raises(ConfigError, match="bootstrap: '169"):
         registry().add(ReplicaConfig(url=X, bootstrap="http://169.254.169.254:80"))
 

@@ -24,8 +24,7 @@ def leaving(subject: Registry) -> list[str]:
     return [entry.name for entry in subject.entries if entry.leaving]
 
 
-def test_a_set_is_made_so() -> None:
-    """What is new comes, under its name or one made of its address; what is gone is leaving."""
+def test_new_replicas_of_a_source_enter_and_missing_ones_leave() -> None:
     subject = Registry()
     assert subject.follow("dns", [at(X), at(Y, "east")]) == ("10.0.0.1-1", "east")
     assert subject.follow("dns", [at(X), at(Y, "east")]) == ()
@@ -35,8 +34,7 @@ def test_a_set_is_made_so() -> None:
     assert leaving(subject) == ["10.0.0.1-1"]
 
 
-def test_one_that_comes_back_before_it_is_gone_never_went() -> None:
-    """Its entry is the old one."""
+def test_a_replica_that_comes_back_in_time_keeps_its_entry() -> None:
     subject = Registry()
     subject.follow("dns", [at(X)])
     before = subject.find("10.0.0.1-1")
@@ -46,8 +44,7 @@ def test_one_that_comes_back_before_it_is_gone_never_went() -> None:
     assert subject.find("10.0.0.1-1") == before
 
 
-def test_what_sources_find_leaves_no_record() -> None:
-    """Each router finds it itself: nothing is stored, so nothing can be fought over."""
+def test_found_replicas_leave_no_record() -> None:
     subject = Registry()
     subject.follow("dns", [at(X)])
     subject.follow("dns", [])
@@ -56,8 +53,7 @@ def test_what_sources_find_leaves_no_record() -> None:
     assert (subject.records, subject.unsaved, subject.of_identity(X)) == ({}, {}, None)
 
 
-def test_what_several_sources_find_stays_until_the_last_one_drops_it() -> None:
-    """It is the first one's; then the other's."""
+def test_a_replica_of_several_sources_stays_until_the_last_drops_it() -> None:
     subject = Registry()
     subject.follow("dns", [at(X)])
     subject.follow("file", [at(X)])
@@ -68,8 +64,7 @@ def test_what_several_sources_find_stays_until_the_last_one_drops_it() -> None:
     assert leaving(subject) == ["10.0.0.1-1"]
 
 
-def test_what_is_configured_or_added_is_left_alone() -> None:
-    """A source neither changes nor removes it, under whatever name it finds it."""
+def test_sources_do_not_change_configured_or_added_replicas() -> None:
     subject = Registry([ReplicaConfig(url=X)])
     subject.add(ReplicaConfig(url=Y))
     before = subject.entries
@@ -79,8 +74,7 @@ def test_what_is_configured_or_added_is_left_alone() -> None:
     assert subject.entries == before
 
 
-def test_a_name_that_is_another_s_is_not_entered() -> None:
-    """Of one that is configured or added, or of another address in the same answer."""
+def test_a_found_replica_with_a_taken_name_is_not_entered() -> None:
     subject = Registry([ReplicaConfig(url=X, name="east")])
     subject.follow("dns", [at(Y, "east"), at(Z, "a"), at("http://10.0.0.4:1", "a")])
 
@@ -92,7 +86,6 @@ def test_a_name_that_is_another_s_is_not_entered() -> None:
 
 
 def test_a_name_at_another_address_has_moved() -> None:
-    """As a pod of a stateful set that was restarted."""
     subject = Registry()
     subject.follow("k8s", [at(X, "vllm-0")])
 
@@ -102,7 +95,6 @@ def test_a_name_at_another_address_has_moved() -> None:
 
 
 def test_another_name_at_an_address_is_another_replica() -> None:
-    """The address of a pod that is gone was given to a new one: nothing of the old one counts."""
     subject = Registry()
     subject.follow("k8s", [at(X, "vllm-a")])
 
@@ -110,8 +102,7 @@ def test_another_name_at_an_address_is_another_replica() -> None:
     assert [entry.name for entry in subject.entries] == ["vllm-b"]
 
 
-def test_one_that_is_not_ready_is_kept_but_not_offered() -> None:
-    """If it is new, it is entered when it is ready."""
+def test_a_replica_that_is_not_ready_is_kept_but_not_offered() -> None:
     subject = Registry()
     subject.follow("k8s", [at(X), at(Y, is_ready=False)])
     subject.follow("k8s", [at(X, is_ready=False), at(Y, is_ready=False)])
@@ -122,7 +113,6 @@ def test_one_that_is_not_ready_is_kept_but_not_offered() -> None:
 
 
 def test_an_order_to_drain_holds_and_is_shared() -> None:
-    """Whichever way the other router found it, and whether it has yet."""
     here, there, late = Registry(), Registry(), Registry()
     for subject in (here, there):
         subject.follow("k8s", [at(X, "vllm-0")])
@@ -141,8 +131,7 @@ def test_an_order_to_drain_holds_and_is_shared() -> None:
     assert [offered(s) for s in (here, there, late)] == [{"vllm-0": Y}] * 3
 
 
-def test_a_drain_is_not_another_pods_at_the_same_address() -> None:
-    """The record has the address of the one that was meant; a newer pod has it now."""
+def test_an_order_to_drain_a_pod_does_not_reach_its_successor() -> None:
     here, there = Registry(), Registry()
     here.follow("k8s", [at(X, "vllm-a")])
     here.drain("vllm-a", draining=True)
@@ -153,7 +142,6 @@ def test_a_drain_is_not_another_pods_at_the_same_address() -> None:
 
 
 def test_a_record_about_a_found_one_needs_no_admin_hosts() -> None:
-    """It adds nothing; where sources may find replicas is their own rule."""
     here, there = Registry(), Registry()
     for subject in (here, there):
         subject.follow("file", [Found(replica=ReplicaConfig(url="https://engine.example"))])
@@ -165,7 +153,6 @@ def test_a_record_about_a_found_one_needs_no_admin_hosts() -> None:
 
 
 def test_a_found_one_cannot_be_removed_by_an_order() -> None:
-    """The source would bring it back; the error says what to do."""
     subject = Registry()
     subject.follow("dns vllm:8000", [at(X)])
 
@@ -173,8 +160,7 @@ def test_a_found_one_cannot_be_removed_by_an_order() -> None:
         subject.remove("10.0.0.1-1")
 
 
-def test_an_order_elsewhere_that_it_goes_is_followed() -> None:
-    """By a router that has it configured; it stays away until it is added again."""
+def test_a_removal_ordered_elsewhere_is_followed() -> None:
     subject, other = Registry(), Registry([ReplicaConfig(url=X)])
     subject.follow("dns", [at(X)])
     other.remove("r1")
@@ -189,8 +175,7 @@ def test_an_order_elsewhere_that_it_goes_is_followed() -> None:
     assert list(offered(subject).values()) == [X]
 
 
-def test_one_that_is_added_by_an_order_is_the_order_s() -> None:
-    """The source that dropped it has no say any more."""
+def test_adding_a_found_replica_takes_it_from_its_source() -> None:
     subject = Registry()
     subject.follow("dns", [at(X)])
     subject.follow("dns", [])
@@ -200,8 +185,7 @@ def test_one_that_is_added_by_an_order_is_the_order_s() -> None:
     assert offered(subject) == {"10.0.0.1-1": X}
 
 
-def test_a_record_that_adds_it_makes_it_the_order_s() -> None:
-    """It was added at another router: it stays when the source drops it."""
+def test_a_record_of_a_found_replica_takes_it_from_its_source() -> None:
     subject = Registry()
     subject.follow("dns", [at(X)])
     subject.apply({X: ReplicaRecord(url=X)})

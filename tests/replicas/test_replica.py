@@ -7,14 +7,12 @@ from tests.replicas.work import replica
 
 
 def test_one_rank_is_the_replica_itself() -> None:
-    """Without data parallelism there is one candidate, and no rank to ask for."""
     (only,) = candidates_of(replica("r1"))
 
     assert (only.id, only.rank, only.capacity_tokens) == ("r1", None, 1600)
 
 
 def test_ranks_are_candidates_of_their_own() -> None:
-    """Each data-parallel rank is named, in order, from 0."""
     candidates = candidates_of(replica("r1", num_ranks=3))
 
     assert [(c.id, c.rank) for c in candidates] == [("r1#0", 0), ("r1#1", 1), ("r1#2", 2)]
@@ -22,14 +20,12 @@ def test_ranks_are_candidates_of_their_own() -> None:
 
 @pytest.mark.parametrize("sizes", [{"block_size": 16}, {"num_blocks": 100}, {}])
 def test_capacity_needs_both_sizes(sizes: dict[str, int]) -> None:
-    """What was not found out is None, not 0."""
     (only,) = candidates_of(Replica(name="r", url="http://r", **sizes))
 
     assert only.capacity_tokens is None
 
 
 def test_refuses_names_that_would_be_ambiguous() -> None:
-    """`#` separates the rank; an empty name names nothing; no rank, no candidate."""
     with pytest.raises(ValueError, match="'r#1'"):
         Replica(name="r#1", url="http://r")
     with pytest.raises(ValueError, match="non-empty"):
@@ -39,7 +35,6 @@ def test_refuses_names_that_would_be_ambiguous() -> None:
 
 
 def test_base_model_is_the_one_without_a_parent() -> None:
-    """Adapters do not name the class of a replica."""
     models = (ServedModel(id="lora", parent="base"), ServedModel(id="base"))
 
     assert Replica(name="r", url="http://r", models=models).base_model == "base"
@@ -47,7 +42,6 @@ def test_base_model_is_the_one_without_a_parent() -> None:
 
 
 def test_model_entries_are_the_union() -> None:
-    """Each id once, with what the first replica says of it."""
     first = Replica(
         name="a",
         url="http://a",

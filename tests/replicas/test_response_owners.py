@@ -8,7 +8,6 @@ ONE, TWO, THREE = (ResponseKey(name) for name in ("one", "two", "three"))
 
 
 def test_the_one_not_asked_for_longest_goes() -> None:
-    """At most so many."""
     owners = ResponseOwners(max_responses=2)
     owners.note(ONE, "east")
     owners.note(TWO, "west")
@@ -20,7 +19,6 @@ def test_the_one_not_asked_for_longest_goes() -> None:
 
 
 def test_what_was_issued_here_is_shared_once() -> None:
-    """What was learned from others is not; what was shared is not shared again."""
     owners = ResponseOwners()
     owners.note(ONE, "east")
     owners.learn(TWO, "west")
@@ -32,7 +30,6 @@ def test_what_was_issued_here_is_shared_once() -> None:
 
 
 def test_a_key_is_of_an_id_and_its_owner() -> None:
-    """Two clients' responses of the same id are two; the key shows neither."""
     assert response_key("resp_1", "a") != response_key("resp_1", "b")
     assert response_key("resp_1", "a") == response_key("resp_1", "a")
     assert "resp_1" not in response_key("resp_1", "a")

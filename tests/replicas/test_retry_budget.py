@@ -14,12 +14,10 @@ def spend(budget: RetryBudget, now_s: float) -> int:
 
 
 def test_a_few_may_always_be_sent_again() -> None:
-    """Without traffic a share of it is nothing."""
     assert spend(RetryBudget(0.0), 100.0) == NUM_ALWAYS
 
 
 def test_a_share_of_recent_requests_may_be_sent_again() -> None:
-    """Of a thousand that came just now, a fifth; long after, the few."""
     budget = RetryBudget(0.2)
     for _ in range(1000):
         budget.note_request(100.0)
@@ -29,8 +27,7 @@ def test_a_share_of_recent_requests_may_be_sent_again() -> None:
     assert spend(budget, 100.0 + 20 * WINDOW_S) == NUM_ALWAYS
 
 
-def test_what_is_lost_at_once_counts_as_one() -> None:
-    """A replica dies with a hundred requests in it; what was sent later pays for itself."""
+def test_failures_of_one_loss_count_once() -> None:
     budget = RetryBudget(0.0)
     for _ in range(100):
         assert budget.can_take("r1", 99.0, 100.0)
@@ -40,7 +37,6 @@ def test_what_is_lost_at_once_counts_as_one() -> None:
 
 
 def test_a_loss_does_not_stay_open() -> None:
-    """What fails much later was not lost at that moment, though it was sent before."""
     budget = RetryBudget(0.0)
     budget.take("r2", 99.0, 100.0)
 

@@ -10,7 +10,6 @@ def figures(num_tokens: float, num_requests: int = 1) -> Figures:
 
 
 def test_an_answer_is_waited_for_until_its_deadline() -> None:
-    """Before that nobody has to look at the replica."""
     signs, doubts = Signs(), []
     signs.on_doubt = lambda: doubts.append(1)
 
@@ -19,7 +18,6 @@ def test_an_answer_is_waited_for_until_its_deadline() -> None:
 
 
 def test_a_replica_is_looked_at_before_it_is_left() -> None:
-    """If it does not answer that, it is left after a while."""
     signs, doubts = Signs(), []
     signs.on_doubt = lambda: doubts.append(1)
     first = signs.wait_s(100.0, 10.0, 110.0)
@@ -54,7 +52,6 @@ def test_figures_that_move_excuse_silence(
 
 
 def test_the_first_reading_has_the_benefit_of_the_doubt() -> None:
-    """Whether it moves the second one shows."""
     signs = Signs()
     signs.read(figures(7), 1, 112.0)
     assert signs.wait_s(100.0, 10.0, 112.0) == 10.0

@@ -10,7 +10,6 @@ from router.replicas.step_fit import StepFit
 
 
 def test_base_requests_and_context_are_told_apart() -> None:
-    """From noisy readings at varying loads."""
     rng, fit = random.Random(1), StepFit()
 
     for _ in range(200):
@@ -23,7 +22,6 @@ def test_base_requests_and_context_are_told_apart() -> None:
 
 
 def test_little_is_no_prediction_and_nonsense_is_none() -> None:
-    """Counters that were set back, an engine that did nothing."""
     fit = StepFit()
 
     for tbt_ms in (float("nan"), float("inf"), 0.0, -1.0):
@@ -39,7 +37,6 @@ def test_little_is_no_prediction_and_nonsense_is_none() -> None:
 
 
 def test_no_load_makes_tokens_come_sooner() -> None:
-    """A coefficient that comes out negative is left out."""
     fit = StepFit()
 
     for running in range(1, 40):

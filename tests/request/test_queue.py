@@ -349,7 +349,7 @@ async def test_a_session_waits_for_room() -> None:
         await stage.until(lambda: num_waiting(stage) == 1)
         assert stage.metric("warmroute_live_sessions", replica="r1") == 1
         assert 0.5 < stage.metric("warmroute_footprint_ratio", replica="r1") < 0.9
-        stage.router.fleet.working_sets.remove(CandidateId("r1"))
+        stage.router.fleet.conversations.remove(CandidateId("r1"))
 
         assert (await task).status == 200
 
@@ -417,7 +417,7 @@ async def test_batch_waits_for_interactive_requests(tmp_path: Path) -> None:
         await has(stage, gate, "a", "b", "batch")
         assert [(await task).status for task in tasks] == [200] * 3
 
-        home, lives = CandidateId("r1"), stage.router.fleet.working_sets
+        home, lives = CandidateId("r1"), stage.router.fleet.conversations
         assert lives.at(home).num_sessions == 3
         assert 0 < lives.num_tokens_at(home, for_batch=False) < lives.num_tokens_at(home)
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from policies import CandidateId, CostModel, ReplicaView
 from policies.cost import candidate_costs
 from policies.view import CandidateCost, RequestView, Snapshot
+from router.replicas.conversations import Conversations
 from router.replicas.ledger import NOTHING, InFront
-from router.replicas.working_sets import WorkingSets
 from router.scheduling.queue import Limit, Outlook, Queue
 from router.scheduling.waiting import QueueRules, Waiting
 
@@ -40,7 +40,7 @@ class Stage:
     """A queue before two candidates; requests are names, and go where `wants` says."""
 
     def __init__(self, **rules: Any) -> None:
-        self.sets = WorkingSets()
+        self.sets = Conversations()
         self.num_waiting = {A: 0, B: 0}
         self.lost = {A: 0, B: 0}  # of those that wait: their first tokens are not to come
         self.pace_ms = {A: 0.0, B: 0.0}  # what waits takes, by the last first tokens

@@ -49,7 +49,7 @@ from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import Message, Received
 from router.messages import Delta, StreamId, pack_keys
 from router.metrics import Metrics
-from router.replicas import Fleet, Replica, ServedModel, Sessions
+from router.replicas import Fleet, Replica, ServedModel
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
 from tests.engine import BLOCK_SIZE
@@ -269,7 +269,7 @@ class Node:
                 )
             )
         self.names = CandidateNames(registry, fleet)
-        sessions, metrics = Sessions(), Metrics()
+        sessions, metrics = fleet.conversations, Metrics()
         self.peers = Peers(
             name,
             fleet=fleet,

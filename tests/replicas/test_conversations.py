@@ -3,21 +3,26 @@ from __future__ import annotations
 import pytest
 
 from policies import CandidateId
-from router.replicas.working_sets import PATIENCE, WorkingSet, WorkingSets
+from router.replicas.conversations import PATIENCE, Conversations, WorkingSet
 
 A, B = CandidateId("a"), CandidateId("b")
 
 
-def turn(sets: WorkingSets, session: int, candidate: CandidateId, num_tokens: int, num_cached: int,
-         at_s: float) -> None:  # fmt: skip
+def turn(
+    sets: Conversations,
+    session: int,
+    candidate: CandidateId,
+    num_tokens: int,
+    num_cached: int,
+    at_s: float,
+) -> None:
     """A turn that takes no time."""
     sets.begin(session, candidate, num_tokens, num_cached, at_s)
     sets.end(session, at_s)
 
 
-def test_what_was_cached_at_its_beginning_is_not_a_sessions_own() -> None:
-    """Two sessions with one system prompt take it once, wherever later turns find more."""
-    sets = WorkingSets()
+def test_own_tokens_exclude_what_was_cached_at_the_start() -> None:
+    sets = Conversations()
     turn(sets, 1, A, 1000, 0, 0.0)
     turn(sets, 2, A, 1200, 900, 0.0)
     turn(sets, 2, A, 2000, 1200, 1.0)
@@ -29,8 +34,7 @@ def test_what_was_cached_at_its_beginning_is_not_a_sessions_own() -> None:
 
 
 def test_a_session_lives_where_its_last_turn_went() -> None:
-    """It leaves nothing behind that anyone will ask for."""
-    sets = WorkingSets()
+    sets = Conversations()
     turn(sets, 1, A, 1000, 0, 0.0)
     turn(sets, 1, B, 1500, 0, 1.0)
 
@@ -40,8 +44,7 @@ def test_a_session_lives_where_its_last_turn_went() -> None:
 
 
 def test_a_silent_session_is_over_until_it_goes_on() -> None:
-    """It is silent for some usual pauses; what it shared is remembered."""
-    sets = WorkingSets()
+    sets = Conversations()
     for number in range(200):
         turn(sets, 1, A, 1000, 400, float(2 * number))
 
@@ -53,9 +56,8 @@ def test_a_silent_session_is_over_until_it_goes_on() -> None:
     assert sets.num_own_tokens(1, 2000, 1000) == 1600
 
 
-def test_a_pause_ends_when_the_next_turn_comes_not_when_it_is_sent() -> None:
-    """Else those who wait in a router keep room for the silent, for whom they wait."""
-    sets = WorkingSets()
+def test_a_pause_ends_when_the_next_turn_arrives() -> None:
+    sets = Conversations()
     for number in range(200):
         start_s = 100.0 * number
         sets.begin(number, A, 100, 0, start_s)
@@ -68,9 +70,8 @@ def test_a_pause_ends_when_the_next_turn_comes_not_when_it_is_sent() -> None:
     assert sets.patience_s == pytest.approx(PATIENCE * 2.0, rel=0.01)
 
 
-def test_what_is_asked_once_counts_by_how_many_go_on() -> None:
-    """All of one that went on, whatever others do; it did as soon as a turn has come."""
-    sets = WorkingSets()
+def test_single_turns_count_by_the_share_that_goes_on() -> None:
+    sets = Conversations()
     turn(sets, 1, A, 1000, 0, 0.0)
     assert 0 < sets.num_tokens_at(A) < 1000
     sets.asked(1, 0.0)
@@ -90,17 +91,15 @@ def test_what_is_asked_once_counts_by_how_many_go_on() -> None:
     assert sets.num_tokens_at(B) == pytest.approx(200 * 100 + 1000, rel=0.01)
 
 
-def test_one_that_was_over_and_goes_on_has_gone_on() -> None:
-    """However late."""
-    sets = WorkingSets()
+def test_a_conversation_that_resumes_late_has_gone_on() -> None:
+    sets = Conversations()
     turn(sets, 1, A, 1000, 0, 0.0)
     turn(sets, 1, A, 1000, 0, 1000.0)
     assert sets.num_tokens_at(A) == 1000
 
 
 def test_a_session_is_alive_while_its_turn_runs() -> None:
-    """However long an answer takes, if its end is not lost."""
-    sets = WorkingSets()
+    sets = Conversations()
     sets.begin(1, A, 1000, 0, 0.0)
     for at_s in (100.0, 3000.0):
         sets.expire(at_s)
@@ -110,9 +109,8 @@ def test_a_session_is_alive_while_its_turn_runs() -> None:
     assert sets.home(1) is None
 
 
-def test_those_before_are_older_and_at_the_same_place() -> None:
-    """Seniority is since when a session has been alive, not since its last turn."""
-    sets = WorkingSets()
+def test_older_conversations_of_the_same_replica_come_first() -> None:
+    sets = Conversations()
     for session, candidate, num_tokens in ((1, A, 10), (2, B, 20), (3, A, 40), (4, A, 80)):
         turn(sets, session, candidate, num_tokens, 0, float(session))
         sets.asked(session, float(session))
@@ -123,8 +121,7 @@ def test_those_before_are_older_and_at_the_same_place() -> None:
 
 
 def test_batch_conversations_take_no_room_from_interactive_ones() -> None:
-    """They come after all of these, whoever came first; a turn of another class changes it."""
-    sets = WorkingSets()
+    sets = Conversations()
     for session, num_tokens, is_batch in ((1, 10, True), (2, 20, False), (3, 40, True)):
         for _ in range(2):
             sets.begin(session, A, num_tokens, 0, float(session), is_batch=is_batch)
@@ -141,9 +138,8 @@ def test_batch_conversations_take_no_room_from_interactive_ones() -> None:
     assert sets.num_tokens_at(A, for_batch=False) == 0
 
 
-def test_once_asked_batch_counts_by_how_many_go_on() -> None:
-    """As interactive ones do."""
-    sets = WorkingSets()
+def test_single_batch_turns_count_by_the_share_that_goes_on() -> None:
+    sets = Conversations()
     sets.begin(1, A, 1000, 0, 0.0, is_batch=True)
     sets.begin(2, A, 1000, 0, 0.0)
 
@@ -155,8 +151,7 @@ def test_once_asked_batch_counts_by_how_many_go_on() -> None:
 
 
 def test_a_candidate_that_is_gone_has_nothing() -> None:
-    """Its sessions are as new; ends of their turns have no effect."""
-    sets = WorkingSets()
+    sets = Conversations()
     sets.begin(1, A, 1000, 0, 0.0)
     sets.remove(A)
     sets.end(1, 1.0)
@@ -166,8 +161,7 @@ def test_a_candidate_that_is_gone_has_nothing() -> None:
 
 
 def test_conversations_come_back_after_a_turn_and_a_pause() -> None:
-    """As of late, whatever was before any came."""
-    sets = WorkingSets()
+    sets = Conversations()
     assert sets.cycle_s == pytest.approx(10.0)
     for number in range(200):
         sets.begin(1, A, 1000, 0, 5.0 * number)
@@ -177,3 +171,64 @@ def test_conversations_come_back_after_a_turn_and_a_pause() -> None:
     for _ in range(20_000):
         turn(sets, 1, A, 1000, 0, 2000.0)
     assert sets.cycle_s > 0.0
+
+
+def test_a_silent_conversation_is_forgotten_after_its_time() -> None:
+    conversations = Conversations(ttl_s=60.0)
+    turn(conversations, 1, A, 100, 0, 0.0)
+    turn(conversations, 2, A, 100, 0, 30.0)
+
+    assert conversations.get(1, 60.0) is not None
+    assert conversations.get(1, 60.1) is None
+    conversations.expire(80.0)
+    assert len(conversations) == 1
+
+
+def test_the_oldest_of_too_many_conversations_is_forgotten() -> None:
+    conversations = Conversations(max_sessions=2)
+    for session in (1, 2, 3):
+        turn(conversations, session, A, 100, 0, float(session))
+    conversations.expire(100.0)
+
+    assert conversations.last(1) is None
+    assert conversations.last(2) is not None
+    assert len(conversations) == 2
+
+
+@pytest.mark.parametrize(("room", "ttl_s"), [(0, 1.0), (1, 0.0), (1, float("nan"))])
+def test_conversations_need_memory_and_time(room: int, ttl_s: float) -> None:
+    with pytest.raises(ValueError, match="room and time"):
+        Conversations(max_sessions=room, ttl_s=ttl_s)
+
+
+def test_a_computed_prompt_belongs_to_the_candidate_of_the_last_turn() -> None:
+    def computed() -> int:
+        found = conversations.last(1)
+        assert found is not None
+        return found.num_tokens
+
+    conversations = Conversations()
+    conversations.computed(1, A, 5)
+    assert conversations.last(1) is None
+
+    turn(conversations, 1, A, 100, 0, 0.0)
+    assert computed() == 0
+    conversations.computed(1, A, 100)
+    turn(conversations, 1, A, 150, 0, 1.0)
+    assert computed() == 100
+    turn(conversations, 1, B, 200, 0, 2.0)
+    conversations.computed(1, A, 200)
+    assert computed() == 0
+
+
+def test_what_is_seen_here_is_newer_than_what_other_routers_know() -> None:
+    conversations = Conversations()
+    turn(conversations, 1, A, 100, 0, 5.0)
+    conversations.learn(1, B, 50, 6.0)
+    conversations.learn(2, B, 50, 6.0)
+
+    seen, learnt = conversations.get(1, 6.0), conversations.get(2, 6.0)
+    assert seen is not None
+    assert seen.candidate == A
+    assert learnt is not None
+    assert (learnt.candidate, learnt.num_tokens) == (B, 50)

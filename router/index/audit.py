@@ -1,0 +1,185 @@
+"""The audit: predictions compared with what engines report, and what follows when they differ.
+
+What must live here: whose fault a wrong prediction is. What must not: matches, claims.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from policies.view import CandidateId
+from router.contracts import BlockKey
+from router.index.block_index import BlockIndex
+from router.index.candidate_stream import CandidateStream, StreamReason
+from router.index.claim import Claim
+from router.index.last_block import LastBlock
+from router.index.trust import Trust
+
+logger = logging.getLogger(__name__)
+
+
+class Audit:
+    """The trust in each candidate's predictions.
+
+    Args:
+        streams: Of the candidates, as they are now.
+
+    `without_cpu`: the candidates whose cpu tier does not count.
+    """
+
+    __slots__ = ("_index", "_streams", "_trust", "without_cpu")
+
+    def __init__(self, index: BlockIndex, streams: Mapping[CandidateId, CandidateStream]) -> None:
+        self._index = index
+        self._streams = streams
+        self._trust: dict[CandidateId, Trust] = {}
+        self.without_cpu: set[CandidateId] = set()
+
+    def begin(self, candidate: CandidateId) -> None:
+        """Trust a candidate that is new, or another process."""
+        self._trust[candidate] = Trust()
+        self.without_cpu.discard(candidate)
+
+    def remove(self, candidate: CandidateId) -> None:
+        """Drop a candidate that is gone."""
+        self._trust.pop(candidate, None)
+        self.without_cpu.discard(candidate)
+
+    def trust(self, candidate: CandidateId) -> float:
+        """Return the share of recent predictions that were right, recent ones counting more."""
+        trust = self._trust.get(candidate)
+        return 1.0 if trust is None else trust.gpu.ratio
+
+    def cpu_trust(self, candidate: CandidateId) -> float | None:
+        """Return the same for the cpu tier's part; None: it was never audited."""
+        trust = self._trust.get(candidate)
+        return trust.cpu.ratio if trust is not None and trust.cpu.num_audits else None
+
+    def why_bad(self, candidate: CandidateId) -> str | None:
+        """Return why predictions of an exact stream cannot be trusted; None: they can."""
+        trust = self._trust.get(candidate)
+        return share_right(trust.gpu.ratio) if trust is not None and trust.gpu.is_bad else None
+
+    def was_overtaken(
+        self, claim: Claim, num_reported_tokens: int, num_predicted_tokens: int = 0
+    ) -> bool:
+        """Return whether a prediction was right when it was made, and an eviction came later.
+
+        By its events, the engine has since removed the first block that it lacked; or, with several
+        KV groups, one that the predicted hit needed.
+        """
+        index, candidate = self._index, claim.candidate
+        return any(
+            index.was_evicted(candidate, key, claim.num_removals)
+            for key in self._missing(claim, num_reported_tokens, num_predicted_tokens)
+        )
+
+    def _missing(self, claim: Claim, num_reported: int, num_predicted: int) -> Iterable[BlockKey]:
+        """List blocks of which the engine lacked one, if it reused less than predicted."""
+        stream = self._streams.get(claim.candidate)
+        if stream is None:
+            return ()
+        contract = stream.contract
+        missing = num_reported // contract.block_size
+        if missing >= len(claim.keys):
+            return ()
+        num_blocks = min(num_predicted // contract.block_size, len(claim.keys))
+        needed = self._index.needed_by(claim.candidate, claim.keys, num_blocks)
+        num_more = 2 if self._index.drops_last(claim.candidate) else 1  # it dropped one that it had
+        return (*claim.keys[missing : missing + num_more], *needed)
+
+    def record(
+        self,
+        candidate: CandidateId,
+        num_predicted_tokens: int,
+        num_reported_tokens: int,
+        claim: Claim | None = None,
+        *,
+        num_cpu_tokens: int = 0,
+    ) -> LastBlock | None:
+        """Record a prediction's outcome; a wrong one lowers the trust in what it is based on.
+
+        Args:
+            candidate: The one that answered.
+            num_predicted_tokens: From all tiers.
+            num_reported_tokens: By its engine.
+            claim: Of the request; None: not known, all counts for the GPU.
+            num_cpu_tokens: The part of the prediction that came from the cpu tier.
+
+        Returns:
+            The new expectation about the last block, if it changed; else None.
+        """
+        stream, trust = self._streams.get(candidate), self._trust.get(candidate)
+        if stream is None or trust is None:
+            return None
+        if claim is not None:
+            size = stream.contract.block_size
+            num_gpu_tokens = claim.num_held_blocks * size
+            num_tier_tokens = max(claim.num_tier_blocks * size, num_gpu_tokens + num_cpu_tokens)
+            if num_tier_tokens > num_gpu_tokens:
+                self._audit_cpu(candidate, trust, num_tier_tokens == num_reported_tokens)
+                if num_reported_tokens >= num_gpu_tokens:
+                    return None  # the GPU has the predicted blocks
+        last_block = self._index.last_blocks.get(candidate)
+        if last_block is not None:
+            layout, size = self._index.groups_of(candidate), stream.contract.block_size
+            step = size if layout is None else layout.alignment * layout.unit
+            is_mixed = layout is not None and layout.is_mixed
+            if last_block.observe(
+                num_predicted_tokens, num_reported_tokens, step, is_mixed=is_mixed
+            ):
+                trust.forgive()  # it was not the stream's fault
+                return last_block
+        if claim is not None and self._is_by_copies(
+            claim, stream, num_predicted_tokens, num_reported_tokens
+        ):
+            if trust.copies.add():
+                is_all = stream.removes_all_copies
+                reason = StreamReason.EACH_COPY if is_all else StreamReason.ALL_COPIES
+                stream.mark_suspect(reason)
+                trust.forgive()
+                return None
+        if trust.observe_gpu(num_predicted_tokens == num_reported_tokens):
+            was_read = stream.state == "exact"
+            if was_read:
+                stream.mark_suspect(share_right(trust.gpu.ratio))
+            trust.forgive(was_read=was_read)
+        return None
+
+    def _audit_cpu(self, candidate: CandidateId, trust: Trust, right: bool) -> None:
+        """Record whether the cpu tier added the blocks that it announced."""
+        if not trust.observe_cpu(right):
+            return
+        fields = {"candidate": candidate, "right": round(trust.cpu.ratio, 2)}
+        if trust.counts_cpu:
+            self.without_cpu.discard(candidate)
+            logger.info("its cpu tier counts again: it holds what it announced", extra=fields)
+        else:
+            self.without_cpu.add(candidate)
+            text = "its cpu tier does not count any more: less was read from it than it announced"
+            logger.warning(text, extra=fields)
+
+    def _is_by_copies(
+        self, claim: Claim, stream: CandidateStream, num_predicted: int, num_reported: int
+    ) -> bool:
+        """Return whether counting copies the other way explains an answer.
+
+        Either the engine lacked a block that it had removed and of which our count had copies left.
+        Or it had a block that was removed here for all copies.
+        """
+        index, candidate = self._index, claim.candidate
+        if not stream.removes_all_copies:
+            if num_predicted <= num_reported:
+                return False
+            missing = self._missing(claim, num_reported, num_predicted)
+            return any(index.has_left_copies(candidate, key) for key in missing)
+        first = num_predicted // stream.contract.block_size
+        if num_predicted >= num_reported or first >= len(claim.keys):
+            return False
+        return index.was_evicted(candidate, claim.keys[first])
+
+
+def share_right(ratio: float) -> str:
+    """Say how many predictions were right."""
+    return f"only {ratio:.0%} of recent predictions were right"

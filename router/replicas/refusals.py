@@ -1,0 +1,90 @@
+"""Why the fleet has no candidate for a request: the errors that clients see.
+
+No address is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from router.errors import NoReplicaAvailable, RouterError, UnknownModel
+from router.replicas.member import Member
+from router.replicas.replica import Replica
+
+_MAX_RETRY_AFTER_S = 30.0
+_SHOWN = 3  # replicas that an error names
+
+
+def no_replica(absent: str) -> NoReplicaAvailable:
+    """Make the error for a fleet without any replica; `absent` lists those that did not answer."""
+    return NoReplicaAvailable(
+        f"No replica has answered yet: {absent}." if absent else "No replica is configured."
+    )
+
+
+def unknown_model(model: str, served: Sequence[str], absent: str) -> RouterError:
+    """Make the error for a model that no replica is known to serve."""
+    if absent:  # one of these may serve it, so the client may come back
+        return NoReplicaAvailable(
+            f"No replica that has answered serves `{model}` "
+            f"(served: {', '.join(served)}; not answered yet: {absent})."
+        )
+    return UnknownModel(
+        f"The model `{model}` does not exist (served: {', '.join(served)}).", param="model"
+    )
+
+
+def none_available(
+    model: str | None, members: Iterable[Member], waits_s: Sequence[float], now_s: float
+) -> NoReplicaAvailable:
+    """Make the error for a model whose replicas are all out, draining or excluded.
+
+    `waits_s`: until they may be tried again.
+    """
+    retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
+    what = "replica" if model is None else f"replica of `{model}`"
+    states = [
+        _shown(member, now_s) for member in members if model is None or member.replica.serves(model)
+    ]
+    more = [f"and {len(states) - _SHOWN} more"] if len(states) > _SHOWN else []
+    return NoReplicaAvailable(
+        f"No {what} can take a request now ({', '.join(states[:_SHOWN] + more)}).",
+        retry_after_s=retry_after_s,
+    )
+
+
+def check_roles(replicas: Sequence[Replica], *, is_split: bool) -> None:
+    """Refuse a model whose replicas cannot answer by their roles.
+
+    `is_split`: some replica has a role.
+
+    Raises:
+        NoReplicaAvailable: the message says which role to set.
+    """
+    if all(replica.role == "prefill" for replica in replicas):
+        raise NoReplicaAvailable(
+            "Every replica has role prefill, so none can answer. Set role: decode for some."
+        )
+    if not is_split and (producers := _producers(replicas)):
+        raise NoReplicaAvailable(
+            f"Only prompts are computed at {', '.join(producers)} (kv_producer), and no "
+            "replica has a role. Set role: prefill there, and role: decode at the others."
+        )
+
+
+def _producers(replicas: Sequence[Replica]) -> list[str]:
+    """Name the replicas that show that they compute prompts for others beside them.
+
+    None, if all do. Only versions of vLLM count that other replicas here have, too: metrics of
+    another version may have other names, and that is no reason to refuse requests.
+    """
+    others = {replica.version for replica in replicas if replica.seems != "prefill"}
+    return [r.name for r in replicas if r.seems == "prefill" and r.version in others]
+
+
+def _shown(member: Member, now_s: float) -> str:
+    """Say in which state a replica is, and why."""
+    replica, health = member.replica, member.health
+    withheld = [s for s in ("draining", "asleep", "paused") if getattr(replica, s)]
+    reason = f" ({health.reason})" if health.reason and not withheld else ""
+    return f"{replica.name}: {', '.join(withheld) or health.state(now_s).value}{reason}"
