@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject, size
-from router.check.reach import CONNECT_S, Reach, reach
 from router.check.replica import ReplicaSeen
 from router.config import MooncakeConfig, PoolConfig
 from router.errors import PoolError
-from router.pool.catalog import PoolCatalog
+from router.pool.catalog import PoolCatalog, Unreadable
 from router.pool.leader import find_leader
 from router.pool.master import MasterApi, masters
 
@@ -49,16 +48,12 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
     max_bytes: int | None = None
     num_evicted: int | None = None
     num_segments: int | None = None
-    publishes_events: bool | None = None
-    events_configured: bool = False
-    events_reach: Reach | None = None
     is_listed: bool = False  # its keys could be listed
     list_error: str | None = None
     num_listed: int | None = None
     num_unknown_keys: int = 0
     models: tuple[PatternSeen, ...] = ()
-    clashing: tuple[str, ...] = ()  # layouts that name some objects alike
-    mixed: tuple[tuple[str, str], ...] = ()  # directory, and KV data types of its replicas
+    unreadable: tuple[tuple[str, Unreadable], ...] = ()  # directory, and why none is credited
     weights: tuple[tuple[str, str, str], ...] = ()  # head of keys, field that differs, whose value
 
 
@@ -82,7 +77,6 @@ async def look(
     seen = PoolSeen(
         url=", ".join(masters(which.master)),
         name=which.name,
-        events_configured=which.events is not None,
     )
     timeout_s = deadline.at_most(config.timeout_s)
     with deadline.waiting(_subject(seen).name):
@@ -96,10 +90,6 @@ async def look(
             except TimeoutError:
                 return replace(seen, error=f"{seen.url} did not answer")
             seen = await _with_optional(seen, api, deadline)
-            if which.events is not None:
-                timeout_s = deadline.at_most(CONNECT_S)
-                reached = await reach(which.events, timeout_s=timeout_s)
-                seen = replace(seen, events_reach=reached)
             seen = await _with_keys(seen, api, pool, deadline)
     block_sizes = {each.models[0].id: each.block_size for each in replicas if each.models}
     return replace(
@@ -108,8 +98,7 @@ async def look(
             _pattern(pool, name, block_sizes.get(name.partition("@@")[0]))
             for name in sorted(pool.directories)
         ),
-        clashing=pool.clashing,
-        mixed=tuple((name, ", ".join(dtypes)) for name, dtypes in sorted(pool.mixed.items())),
+        unreadable=tuple(sorted(pool.unreadable.items())),
         weights=tuple(differing_weights(each for each in replicas if each.pool == which.name)),
     )
 
@@ -130,8 +119,7 @@ async def _with_optional(seen: PoolSeen, api: MasterApi, deadline: Deadline) -> 
     """Ask for what only some releases report."""
     try:
         async with asyncio.timeout(deadline.left_s):
-            seen = replace(seen, num_segments=len(await api.segments()))
-            return replace(seen, publishes_events=await api.publishes_events())
+            return replace(seen, num_segments=len(await api.segments()))
     except (PoolError, TimeoutError):
         return seen
 
@@ -143,10 +131,8 @@ async def _with_keys(
     try:
         async with asyncio.timeout(deadline.left_s):
             await api.list_keys(pool.listed)
-            is_done = False
-            while not is_done:
+            for _ in pool.reconcile(_SLICE):
                 await asyncio.sleep(0)
-                is_done = not pool.reconcile(_SLICE)
     except PoolError as exc:
         pool.abandon_listing()
         return replace(seen, list_error=exc.message)
@@ -218,22 +204,9 @@ def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     yield from _contents(seen)
     for model in seen.models:
         yield _keys(model, seen)
-    if seen.clashing:
-        yield pool.error(
-            "layouts",
-            f"{' and '.join(seen.clashing)} use the same names for some objects, so engines find "
-            "objects that they cannot read, and may try for ever",
-            '"cache_prefix" for each kind of replica, or the same "store_tp_size" for all, in '
-            "kv_connector_extra_config",
-        )
-    for name, dtypes in seen.mixed:
-        yield pool.error(
-            "data types",
-            f"{name}: replicas with KV caches of {dtypes} use the same object names, so engines "
-            "find objects that they cannot read, and may try for ever; none is credited",
-            'one --kv-cache-dtype for all, or a "cache_prefix" for each in '
-            "kv_connector_extra_config",
-        )
+    for name, why in seen.unreadable:
+        create = pool.error if why.engines_fail else pool.warning
+        yield create(why.about, f"{name}: {why.text}", why.hint)
     for name, field, values in seen.weights:
         yield pool.error(
             "weights",
@@ -242,7 +215,6 @@ def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
             'the same weights for all, or a "cache_prefix" for each in kv_connector_extra_config',
         )
     yield from _members(seen, replicas)
-    yield _events(seen)
     yield pool.note(
         "load failures",
         "the reaction of engines to a vanished object is not visible; by default the client gets a "
@@ -331,22 +303,3 @@ def _members(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findin
 def _takes_part(replica: ReplicaSeen) -> bool:
     has_connector = replica.has_pool_connector or "store" in replica.transfers
     return has_connector or any(rank.num_pooled for rank in replica.ranks)
-
-
-def _events(seen: PoolSeen) -> Finding:
-    pool = _subject(seen)
-    if seen.events_configured and seen.events_reach != "open":
-        return pool.error(
-            "events",
-            f"the master's event stream does not answer ({seen.events_reach})",
-            "check --mooncake-events; most builds of mooncake_master have no such stream",
-        )
-    if seen.events_configured:
-        return pool.ok("events", "followed")
-    if seen.publishes_events:
-        return pool.note(
-            "events",
-            "the master publishes events, but they are not followed",
-            "--mooncake-events tcp://HOST:PORT: evictions are then known immediately",
-        )
-    return pool.ok("events", "none: evictions are detected by listing and verifying")

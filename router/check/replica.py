@@ -10,7 +10,6 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from policies.view import CandidateId
 from router.check import events, tokenizer
 from router.check.deadline import Deadline
 from router.check.events import EventsSeen, Publisher
@@ -133,14 +132,14 @@ async def look(
     pool = pools.get(seen.pool) if seen.pool is not None else None
     if pool is not None:
         base = _base(facts)
-        pool.add_model(
+        pool.add_replica(
+            entry.name,
             base,
             names_in_keys(facts.models),
-            replica=entry.name,
             layout=entry.replica.pool_layout,
             kv_dtype=facts.kv_dtype,
         )
-        pool_stored = partial(pool.stored, base, candidate=CandidateId(entry.name))
+        pool_stored = partial(pool.stored, base, replica=entry.name)
     async with asyncio.TaskGroup() as tg:
         # Not all the time that is left: the pool is looked at when all replicas have been.
         asking = tg.create_task(

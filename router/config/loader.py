@@ -193,8 +193,8 @@ def explained(message: str, root: type[Struct] = Config) -> ConfigError:
             text += f". Allowed: {', '.join(choices)}"
         return ConfigError(f"{path or 'configuration'}: {text}", param=path or None)
     key = f"{path}.{unknown[1]}" if path else unknown[1]
-    if key in REMOVED:
-        return ConfigError(f"{key} was removed: {REMOVED[key]}", param=key)
+    if (instead := REMOVED.get(re.sub(r"\[\d+]", "[]", key))) is not None:
+        return ConfigError(f"{key} was removed: {instead}", param=key)
     allowed = [field.name for field in msgspec.structs.fields(section)]
     near = difflib.get_close_matches(unknown[1], allowed, n=1)
     hint_text = f"did you mean {near[0]!r}? " if near else ""

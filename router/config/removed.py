@@ -7,4 +7,6 @@ from typing import Final
 
 REMOVED: Final[Mapping[str, str]] = {
     "forward.continue_streams": "a broken stream ends with an error event; remove the key",
+    "mooncake.events": "the router lists and verifies the pool instead; remove the key",
+    "mooncake.pools[].events": "the router lists and verifies the pool instead; remove the key",
 }

@@ -60,8 +60,8 @@ class PoolVerifier:
     ) -> dict[CandidateId, PoolMatch]:
         """Find what each candidate's pool has in its layout.
 
-        Those are left out that are in no pool, or in one that is not counted on now, or whose
-        layout is not known, or that share its keys with replicas of another KV data type.
+        Candidates without a pool are left out, and those whose pool is not up, or whose blocks
+        cannot be told from blocks that they cannot read.
         `index` knows the KV groups of a contract's candidates, and whether they drop the last block
         of a hit: they do so of what the pool has, too, so a prompt's last token may end it (source:
         MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0).
@@ -86,7 +86,7 @@ class PoolVerifier:
                 if pool is None or pool not in up:
                     continue
                 directory = up[pool].directory_of(model, candidate)
-                if directory is None or directory in up[pool].mixed:
+                if directory is None:
                     continue
                 match = by_directory.get((pool, directory))
                 if match is None:
@@ -97,8 +97,6 @@ class PoolVerifier:
                     )
                     by_directory[pool, directory] = match
                 found[candidate] = match
-            for pool in {pool for pool, _ in by_directory}:
-                up[pool].named(model, chain)
         return found
 
     def reads(self, candidate: CandidateId) -> bool:

@@ -73,7 +73,6 @@ POOL = PoolSeen(
     max_bytes=1 << 30,
     num_evicted=2,
     num_segments=2,
-    publishes_events=False,
     is_listed=True,
     models=(PatternSeen(model="qwen", text="qwen@tp_rank:*", num_ranks=2, bytes_per_token=2048.0),),
 )

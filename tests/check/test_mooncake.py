@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from router.check.finding import Level
 from router.check.mooncake import PatternSeen, PoolSeen, differing_weights, judge
 from router.check.replica import ReplicaSeen
+from router.pool.catalog import Unreadable
 from tests.check.samples import POOL, RANK, REPLICA
 
 POOL_CASES: list[tuple[PoolSeen, Level, str, str, str]] = [
@@ -17,13 +18,7 @@ POOL_CASES: list[tuple[PoolSeen, Level, str, str, str]] = [
     (replace(POOL, list_error="cut"), "warning", "keys", "not listed: cut", "--wait"),
     (replace(POOL, models=(PatternSeen(model="m", text=None),)), "note", "keys", "m:", "a prompt"),
     (replace(POOL, num_listed=20), "warning", "tenants", "40 objects exist", "cache_prefix"),
-    (replace(POOL, clashing=("m@0-1", "m@0")), "error", "layouts", "m@0-1 and m@0", "cache_prefix"),
-    (replace(POOL, publishes_events=True), "note", "events", "not followed", "--mooncake-events"),
-    (
-        replace(POOL, events_configured=True, events_reach="refused"),
-        "error", "events", "(refused)", "--mooncake-events",
-    ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("seen", "level", "about", "text", "hint"), POOL_CASES)
@@ -50,15 +45,13 @@ def test_a_pool_as_it_should_be_has_one_note() -> None:
         assert part in texts, part
 
 
-def test_an_empty_pool_and_followed_events_are_well() -> None:
+def test_an_empty_pool_is_well() -> None:
     """Nothing is there that could be known."""
     empty = replace(
         POOL,
         num_objects=0,
         num_evicted=None,
         used_bytes=0,
-        events_configured=True,
-        events_reach="open",
         models=(PatternSeen(model="m", text=None), PatternSeen(model="n", text="n@", num_ranks=1)),
     )
 
@@ -68,17 +61,18 @@ def test_an_empty_pool_and_followed_events_are_well() -> None:
         assert [f.about for f in findings if f.level != "ok"] == ["load failures"]
 
 
-def test_data_types_that_share_names_are_an_error() -> None:
-    """Engines find what they cannot read; the model and the types are named."""
-    (found,) = [
-        f
-        for f in judge(replace(POOL, mixed=(("qwen", "auto, fp8"),)), [REPLICA])
-        if f.level == "error"
-    ]
+def test_blocks_that_are_not_credited_are_reported_with_the_reason() -> None:
+    """An error if engines fail, too."""
+    reasons = (
+        ("m", Unreadable("layouts", "several fit", "pool_layout")),
+        ("n", Unreadable("data types", "two types", "cache_prefix", engines_fail=True)),
+    )
+    found = list(judge(replace(POOL, unreadable=reasons), [REPLICA]))
 
-    assert found.about == "data types"
-    assert "qwen: replicas with KV caches of auto, fp8" in found.text
-    assert "cache_prefix" in found.hint
+    assert [(f.level, f.about, f.text, f.hint) for f in found if f.text[:3] in ("m: ", "n: ")] == [
+        ("warning", "layouts", "m: several fit", "pool_layout"),
+        ("error", "data types", "n: two types", "cache_prefix"),
+    ]
 
 
 def test_weights_that_share_names_are_an_error() -> None:

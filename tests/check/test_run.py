@@ -732,18 +732,6 @@ async def test_a_listing_that_breaks_off_is_reported() -> None:
     assert "not listed" in finding(report, "pool", "keys").text
 
 
-async def test_event_streams_of_the_master_are_tried() -> None:
-    """One that is configured, and does not listen."""
-    async with PoolMaster() as master:
-        report = await checked(
-            f"http://127.0.0.1:{free_port()}",
-            mooncake__master=master.url,
-            mooncake__events=f"tcp://127.0.0.1:{free_port()}",
-        )
-
-    assert finding(report, "pool", "events").level == "error"
-
-
 async def test_sources_of_replicas_are_asked_and_what_they_find_is_checked(tmp_path: Path) -> None:
     """What is left out is named with its reason; a file that cannot be used is an error."""
     file = tmp_path / "replicas.yaml"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.contracts import BlockKey
+from router.messages import TierChange, pack_keys
 from router.pool.directory import PoolDirectory
 
 
@@ -120,7 +121,7 @@ def test_another_router_follows_the_journal() -> None:
     here, there = PoolDirectory(), PoolDirectory()
     here.stored(chain(10))
     here.journal(True)
-    there.load(here.keys())
+    there.stored(here.keys())
     there.journal(True)
     for _ in range(50):
         some = keys(*(dice.randrange(40) for _ in range(5)))
@@ -155,9 +156,9 @@ def test_many_changes_are_taken_in_parts() -> None:
 
 
 def test_a_snapshot_is_walked() -> None:
-    """Loaded blocks may have holes."""
+    """Other routers' blocks may have holes."""
     directory = PoolDirectory()
-    directory.load(keys(1, 2, 4, 5, 6, 7, 8))
+    directory.apply(TierChange("pool", pack_keys(keys(1, 2, 4, 5, 6, 7, 8)), b""))
 
     assert directory.match(chain(8)) == 2
 

@@ -6,25 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.config import MooncakeConfig
-from router.contracts import block_key
 from router.metrics import Metrics
-from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
-from tests.kv_events.publisher import Publisher
-
-
-def digest(number: int) -> bytes:
-    return number.to_bytes(32, "big")
-
-
-def names(*numbers: int) -> list[str]:
-    return [f"tiny@tp_rank:0@{digest(number).hex()}" for number in numbers]
+from tests.pool.samples import a_pool, chain, digest, names
 
 
 class Clock:
@@ -45,18 +34,16 @@ class Rig:
         self.api = api
         self.clock = Clock()
         self.metrics = Metrics()
-        self.pool = PoolCatalog()
-        self.pool.add_model("tiny", ())
-        self.follower = PoolFollower(
-            self.pool, api, config, self.metrics, events=config.events, clock=self.clock
-        )
+        self.pool = a_pool()
+        self.pool.lost("not asked yet")
+        self.follower = PoolFollower(self.pool, api, config, self.metrics, clock=self.clock)
 
     async def step(self, after_s: float = 1.0) -> None:
         self.clock.now_s += after_s
         await self.follower.step()
 
     def held(self, *numbers: int) -> int:
-        return self.pool.match("tiny", [block_key(digest(number)) for number in numbers])
+        return self.pool.match("tiny", chain(*numbers))
 
     def num_listings(self) -> int:
         return self.master.num_asked.get("/get_all_keys", 0)
@@ -77,10 +64,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def rigged(*, timeout_s: float = 10.0, **fields: object) -> AsyncIterator[Rig]:
+async def rigged(*, timeout_s: float = 10.0, **fields: float) -> AsyncIterator[Rig]:
     async with PoolMaster(EmulatedPool(capacity_bytes=16_384 * 8)) as master:
-        given = {"master": master.url, "timeout_s": timeout_s, **fields}
-        config = msgspec.convert(given, MooncakeConfig)
+        config = MooncakeConfig(master=master.url, timeout_s=timeout_s, **fields)
         async with MasterApi(master.url, timeout_s=timeout_s) as api:
             yield Rig(master, api, config)
 
@@ -96,7 +82,6 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_lists_at_the_start_and_then_rarely() -> None:
     """As long as the directories cannot be wrong."""
     async with rigged(list_s=10) as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2))
         assert rig.held(1, 2) == 0
         await rig.step()
@@ -113,7 +98,6 @@ async def test_lists_at_the_start_and_then_rarely() -> None:
 async def test_an_eviction_is_a_reason_to_list() -> None:
     """The master's counters show that there was one; not which."""
     async with rigged() as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(*range(1, 9)))
         await rig.step()
         assert rig.held(*range(1, 9)) == 8
@@ -129,7 +113,6 @@ async def test_an_eviction_is_a_reason_to_list() -> None:
 async def test_all_that_is_known_is_there_until_something_is_lost() -> None:
     """Two looks show it, and a listing since; never again once anything was evicted."""
     async with rigged(list_s=10) as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
         assert not rig.pool.holds_all_known
@@ -154,7 +137,6 @@ async def test_all_that_is_known_is_there_until_something_is_lost() -> None:
 async def test_a_loss_counts_before_it_is_listed() -> None:
     """The listing that it asks for may take long, and break off."""
     async with rigged(list_s=60) as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2))
         await rig.step()
         await rig.step()
@@ -199,7 +181,6 @@ async def test_who_does_not_list_trusts_who_does_after_its_listing() -> None:
 async def test_objects_that_no_event_announced_are_a_reason_to_list() -> None:
     """Engines with a MultiConnector say nothing of what they store; others are believed."""
     async with rigged() as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1))
         await rig.step()
         assert rig.held(1, 2) == 1
@@ -210,7 +191,7 @@ async def test_objects_that_no_event_announced_are_a_reason_to_list() -> None:
         assert rig.num_listings() == 2
 
         rig.master.pool.put(names(3))
-        rig.pool.stored("tiny", [block_key(digest(3))])
+        rig.pool.stored("tiny", chain(3), replica="r1")
         await rig.step()
         await rig.step()
         assert rig.held(1, 2, 3) == 3
@@ -233,7 +214,6 @@ async def test_listings_take_a_small_part_of_the_time() -> None:
 async def test_a_restart_is_seen_and_empties_the_directories() -> None:
     """Counters fall, even if it was away between two looks only."""
     async with rigged() as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
         rig.master.pool.restart()
@@ -247,7 +227,6 @@ async def test_a_restart_is_seen_and_empties_the_directories() -> None:
 async def test_a_pool_that_is_emptied_is_listed_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """An engine that sleeps has all objects removed; most gone without an eviction show it."""
     async with rigged() as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
         assert rig.held(1, 2, 3) == 3
@@ -268,7 +247,6 @@ async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCapture
     """At once; said once; and when it is back it is listed before it is believed."""
     caplog.set_level("INFO")
     async with rigged() as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2))
         await rig.step()
         await rig.master.stop()
@@ -295,7 +273,6 @@ async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCapture
 async def test_a_master_that_fails_is_given_a_second_chance(fault: str) -> None:
     """Then it is not counted on, and what was known stays for its return."""
     async with rigged(timeout_s=1.0 if fault == "hang" else 10.0) as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2))
         await rig.step()
         rig.master.fault = fault  # type: ignore[assignment]
@@ -312,7 +289,6 @@ async def test_a_master_that_fails_is_given_a_second_chance(fault: str) -> None:
 async def test_a_listing_that_breaks_off_leaves_what_was_known() -> None:
     """And is tried again."""
     async with rigged(list_s=1) as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
 
@@ -331,7 +307,7 @@ async def test_only_one_of_several_routers_lists() -> None:
     """The others list once, to learn what objects are called; then they count on deltas."""
     async with rigged() as rig:
         rig.follower.is_lister = False
-        rig.pool.directory("tiny").load([block_key(digest(1))])
+        rig.pool.directory("tiny").stored(chain(1))
         rig.master.pool.put(names(1))
         await rig.step()
         rig.master.pool.put(names(2))
@@ -343,55 +319,15 @@ async def test_only_one_of_several_routers_lists() -> None:
         assert rig.held(1) == 1
 
 
-async def test_the_event_stream_is_followed() -> None:
-    """Stores and removals at once; a gap or a new connection is a reason to list.
-
-    The master holds what it publishes: a listing that its new connection asks for may come late.
-    """
-
-    def message(*events: tuple[str, str | None]) -> bytes:
-        maps = [{"event_type": kind, "object_key": key} for kind, key in events]
-        return msgspec.msgpack.encode([0, maps, 0])
-
-    with Publisher(topic=b"") as publisher:
-        async with rigged(events=publisher.endpoint, poll_s=0.02, list_s=3600) as rig:
-            rig.pool.add_model("tiny", ("tiny",))
-            rig.master.pool.put(names(1))
-            async with asyncio.TaskGroup() as tg:
-                task = tg.create_task(rig.follower.run())
-                await until(lambda: rig.held(1) == 1 and publisher.subscribed.is_set())
-                rig.master.pool.put(names(2))
-                publisher.publish(
-                    message(("stored", names(2)[0]), ("removed", None), ("compacted", names(9)[0]))
-                )
-                await until(lambda: rig.held(1, 2) == 2)
-                rig.master.pool.remove(names(1))
-                publisher.publish(message(("removed", names(1)[0])))
-                await until(lambda: rig.held(1, 2) == 0)
-                await until(rig.has_listed)
-                rig.clock.now_s += 100
-                num_listings = rig.num_listings()
-                publisher.lose(message(("stored", names(3)[0])))
-                publisher.publish(message(("stored", names(4)[0])))
-                await until(lambda: rig.num_listings() > num_listings)
-                rig.follower.is_lister = False
-                publisher.publish(message(("stored", names(7)[0])))
-                publisher.lose(b"")
-                publisher.publish(message())
-                await until(lambda: rig.pool.wants_listing)
-                assert rig.held(7) == 0
-                task.cancel()
-
-
-async def test_names_are_learned_without_waiting_for_the_next_look() -> None:
-    """Blocks from engines' events cannot be verified before a listing shows their names."""
+async def test_a_layout_is_learned_without_waiting_for_the_next_look() -> None:
+    """Blocks from engines' events are not credited before a listing has shown it."""
     async with rigged(poll_s=3600) as rig:
-        rig.master.pool.put(names(1))
         async with asyncio.TaskGroup() as tg:
             task = tg.create_task(rig.follower.run())
             await until(rig.has_listed)
             rig.clock.now_s += 100
-            rig.pool.stored("tiny", [block_key(digest(1)), block_key(digest(2))])  # 2 was evicted
+            rig.master.pool.put(names(1))
+            rig.pool.stored("tiny", chain(1, 2), replica="r1")  # 2 was evicted
             await until(lambda: rig.held(1, 2) == 1)
             task.cancel()
 

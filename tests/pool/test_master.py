@@ -7,17 +7,15 @@ import gzip
 import tracemalloc
 from collections.abc import AsyncIterator
 
-import msgspec
 import pytest
 from aiohttp import web
 from yarl import URL
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from router.errors import ConfigError, PoolError, PoolGone, PoolLate
-from router.pool.master import MasterApi, MasterEvents, MasterFigures, ObjectEvents, _url
+from router.errors import PoolError, PoolGone, PoolLate
+from router.pool.master import MasterApi, MasterFigures, _url
 from tests.conftest import Serve
-from tests.fuzz.samples import DEEP_ARRAY_EVENT, DEEP_JSON
-from tests.kv_events.publisher import Publisher
+from tests.fuzz.samples import DEEP_JSON
 from tests.ports import free_port
 
 
@@ -132,10 +130,8 @@ async def test_reads_how_full_it_is(master: PoolMaster, api: MasterApi) -> None:
     assert (await api.figures()).bytes_per_object is None
 
 
-async def test_what_people_want_to_know(api: MasterApi) -> None:
-    """Segments, and whether there is an event stream."""
+async def test_lists_the_memory_that_engines_give(api: MasterApi) -> None:
     assert await api.segments() == ["127.0.0.1:12345"]
-    assert await api.publishes_events() is False
 
 
 @pytest.mark.parametrize("fault", ["garbage", "error", "half", "hang"])
@@ -149,7 +145,6 @@ async def test_every_failure_is_a_pool_error(
         (api.figures, "/metrics"),
         (lambda: listed(api), "/get_all_keys"),
         (lambda: api.places(["k@1"], timeout_s=5), "/batch_query_keys"),
-        (api.publishes_events, "/kv_events/status"),
     ):
         with pytest.raises(PoolError, match=path):
             await question()
@@ -229,53 +224,6 @@ async def test_pages_without_end_and_not_of_text(
             await api.segments()
 
 
-# -- the event stream ----------------------------------------------------------------------------
-
-
-def message(*events: tuple[str, str]) -> bytes:
-    """Write a message as KvEventPublisher::PublishBatch does."""
-    maps = [
-        {"event_id": 1, "event_type": kind, "medium": "cpu", "object_key": key, "seq_hashes": []}
-        for kind, key in events
-    ]
-    return msgspec.msgpack.encode([1_795_000_000_000, maps, 0])
-
-
-async def receive(events: MasterEvents) -> ObjectEvents:
-    async with asyncio.timeout(60):
-        while True:
-            received = await events.receive(0.2)
-            if received.events or received.num_undecodable:
-                return received
-
-
-async def test_the_stream_has_objects_and_gaps() -> None:
-    """In order; a lost or unreadable message is a gap, and so is a publisher that began anew."""
-    publisher = Publisher(topic=b"")
-    events = MasterEvents(publisher.endpoint)
-    try:
-        await asyncio.to_thread(publisher.subscribed.wait, 10)
-        publisher.publish(message(("stored", "m@1"), ("removed", "m@2")))
-        received = await receive(events)
-        assert [(e.event_type, e.object_key) for e in received.events] == [
-            ("stored", "m@1"),
-            ("removed", "m@2"),
-        ]
-        assert not received.has_gap
-        publisher.publish(b"\xc1")
-        received = await receive(events)
-        assert (received.events, received.has_gap, received.num_undecodable) == ([], True, 1)
-    finally:
-        events.close()
-        publisher.close()
-
-
-def test_an_endpoint_that_is_none() -> None:
-    """Is the operator's error."""
-    with pytest.raises(ConfigError):
-        MasterEvents("tcp://nowhere")
-
-
 async def test_brackets_without_end_are_a_pool_error(serve: Serve) -> None:
     """In every answer that is JSON: RecursionError is no ValueError."""
 
@@ -285,8 +233,6 @@ async def test_brackets_without_end_are_a_pool_error(serve: Serve) -> None:
     async with MasterApi(await serve(handler)) as api:
         with pytest.raises(PoolError, match="not understood"):
             await api.places(["a@1"], timeout_s=5)
-        with pytest.raises(PoolError, match="not understood"):
-            await api.publishes_events()
 
 
 async def test_answers_for_keys_that_were_not_asked_are_left_out(serve: Serve) -> None:
@@ -339,30 +285,6 @@ async def test_figures_that_are_none_are_left_out(serve: Serve, value: str) -> N
         figures = await api.figures()
 
     assert (figures.num_keys, figures.allocated_bytes) == (None, 5)
-
-
-async def test_events_that_are_none_are_a_gap() -> None:
-    """Counted; the next one is taken, and a listing is wanted."""
-    with Publisher(topic=b"") as publisher:
-        source = MasterEvents(publisher.endpoint)
-        try:
-            await asyncio.to_thread(publisher.subscribed.wait)
-            publisher.publish(DEEP_ARRAY_EVENT)
-            publisher.publish(
-                msgspec.msgpack.encode([1, [{"event_type": "stored", "object_key": "a@1"}], 0])
-            )
-            events, num_undecodable, has_gap = [], 0, False
-            async with asyncio.timeout(60):
-                while not events:
-                    received = await source.receive(1.0)
-                    events += received.events
-                    num_undecodable += received.num_undecodable
-                    has_gap |= received.has_gap
-        finally:
-            source.close()
-
-    assert [event.object_key for event in events] == ["a@1"]
-    assert (num_undecodable, has_gap) == (1, True)
 
 
 def test_questions_are_not_remembered() -> None:

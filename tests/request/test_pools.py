@@ -199,6 +199,7 @@ async def test_routers_share_each_pool_s_directory(shared_redis: RedisServer) ->
                     for name in "ab"
                 )
             )
+            await other.until(lambda: "tiny" in other.router.pools["a"].catalog.layouts)
             found = await in_pools(other, words(1))
 
             assert held(one, "b") == held(other, "b") == set()
