@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from router.contracts import BlockKey
 from router.index.cache_view import CacheView
-from router.request.job import Job, Placement
+from router.request.plan import Placement
+from router.request.results import Prompt
 from router.tokens.hand_over import Kind
 
 _PATIENCE_S: Final = 10.0  # events take 0.1 s, a replay of history some more
@@ -45,7 +46,7 @@ class BlockEvidence:
         self._note = note
         self._waiting: deque[Expected] = deque()
 
-    def expect(self, job: Job, placement: Placement, now_s: float) -> bool:
+    def expect(self, prompt: Prompt, placement: Placement, kind: Kind | None, now_s: float) -> bool:
         """Wait for a chat's blocks where its prompt is computed.
 
         Returns False if those of that replica are not seen here: it publishes no events, or they
@@ -61,13 +62,13 @@ class BlockEvidence:
             return True
         if not self._caches.index.num_blocks(candidate):
             return False
-        if claim is None or job.extra.lora is not None:
+        if claim is None or prompt.extra.lora is not None:
             return True
         num_held = placement.num_gpu_tokens // stream.contract.block_size
         if num_held < len(claim.keys) and len(self._waiting) < _MAX_WAITING:
             expected = Expected(
-                model=job.model or "",
-                kind=job.kind,
+                model=prompt.model or "",
+                kind=kind,
                 placement=placement,
                 key=claim.keys[-1],
                 epoch=self._caches.index.epoch(candidate),

@@ -1,11 +1,11 @@
-"""Overdue: a first token that is late is waited for, unless another replica would be sooner.
+"""Overdue: leave a replica whose first token is late, if another one would be sooner.
 
-It is left where the policy's choice elsewhere would be sooner than it is late already: then
-waiting and leaving together cost at most twice the better of both. Where others wait there for
-half as long as this one, it is load, and what moves on would only make more of it.
+The other replica must be predicted to be sooner than this one is late already. Then waiting and
+leaving together cost at most twice the better of both. If requests wait there for half as long as
+this one has waited, the fleet is loaded, and leaving would only add load.
 
-One that reads from the pool is overdue sooner: such reads hang, for a minute over TCP. It makes its
-candidate's reads suspect at once, whether it leaves or not, so that no other counts on one.
+A request that reads from the pool is overdue sooner: such reads hang, for a minute over TCP. Its
+candidate's reads are suspect at once, whether it leaves or not, so no other request counts on one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from router.config import ForwardConfig
 from router.errors import Overdue, RouterError
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
-from router.request.decide import Decider
-from router.request.job import Job, Placement
+from router.request.place import Place
+from router.request.plan import Placement
+from router.request.results import Prompt, Tries
 from router.request.retry import Retries
 from router.request.verify import PoolVerifier
 
@@ -35,14 +36,14 @@ class Patience:
         config: ForwardConfig,
         *,
         fleet: Fleet,
-        decider: Decider,
+        place: Place,
         retries: Retries,
         pool: PoolVerifier | None,
         metrics: Metrics,
     ) -> None:
         self._config = config
         self._fleet = fleet
-        self._decider = decider
+        self._place = place
         self._retries = retries
         self._pool = pool
         self._metrics = metrics
@@ -57,23 +58,23 @@ class Patience:
             floor_s = min(floor_s, _FETCH_FLOOR_S)
         return self._fleet.overdue_s(placement.lease, ratio=config.overdue_ratio, floor_s=floor_s)
 
-    def wait_s(self, job: Job, placement: Placement) -> float | None:
+    def wait_s(self, prompt: Prompt, tries: Tries, placement: Placement) -> float | None:
         """Return how long to wait on for an overdue first token; None: leave now."""
         self._suspect_read(placement)
-        objection = self._retries.objection(job, placement, Overdue.code)
+        objection = self._retries.objection(prompt, tries, placement, Overdue.code)
         if objection is not None:
             self._metrics.overdue.labels(objection).inc()
             return _LOOK_AGAIN_S
         now_s = monotonic()
         try:
-            choice = self._decider.decide(job)
+            plan = self._place.plan(prompt, tries)
         except RouterError:
             return _LOOK_AGAIN_S
-        costs = candidate_costs(choice.snapshot)
-        [ttft_ms] = [cost.ttft_ms for cost in costs if cost.id == choice.candidate.id]
+        costs = candidate_costs(plan.snapshot)
+        [ttft_ms] = [cost.ttft_ms for cost in costs if cost.id == plan.candidate.id]
         waited_s = now_s - placement.lease.begun_s
         late_ms = waited_s * 1000.0 - placement.lease.predicted_ms
-        is_late = self._fleet.longest_wait_s(choice.candidate.id, now_s) >= waited_s / 2
+        is_late = self._fleet.longest_wait_s(plan.candidate.id, now_s) >= waited_s / 2
         if is_late or ttft_ms >= late_ms:
             self._metrics.overdue.labels("late_elsewhere").inc()
             return _LOOK_AGAIN_S

@@ -13,11 +13,13 @@ from time import monotonic
 
 import orjson
 
-from router.api.apis import Prompt
+from router.api.apis import Request
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.request.block_evidence import BlockEvidence, Expected
-from router.request.job import Inbound, Job, Placement
+from router.request.plan import Placement
+from router.request.results import Inbound, Prompt
+from router.request.send import Sent
 from router.tokens import Prompter, Prompters
 from router.tokens.hand_over import HandOver
 from router.tokens.id_probe import FLAGS, RELEASES
@@ -55,47 +57,55 @@ class TokenAudit:
         self._proof_runs = False
         self._next_proof_s = 0.0
 
-    def audit(self, job: Job, placement: Placement, num_engine_tokens: int) -> None:
+    def audit(
+        self, prompt: Prompt, placement: Placement, sent: Sent, num_engine_tokens: int
+    ) -> None:
         """Compare our count of a prompt with that of the replica it was sent to."""
-        prompter = self._prompters.get(job.model) if job.model is not None else None
-        if prompter is not None and job.way == "media":
-            self._audit_media(job, prompter, num_engine_tokens)
+        prompter = self._prompters.get(prompt.model) if prompt.model is not None else None
+        if prompter is not None and prompt.tokenized.way == "media":
+            self._audit_media(prompt, prompter, num_engine_tokens)
             return
-        if prompter is None or not (job.is_refused_here or job.way == "local"):
+        if prompter is None or not (
+            prompt.tokenized.is_refused_here or prompt.tokenized.way == "local"
+        ):
             return
         failure = prompter.failure()
         if failure is not None:
-            self._note_fallback(job, "failed", failure)
-        replica = placement.candidate.replica.name
-        if job.is_handed_over:  # the engine counted our ids
-            if num_engine_tokens != job.num_tokens:
-                self._metrics.token_mismatches.labels(job.model or "", "handed_over").inc()
-                self._hand_over.suspend(job.model or "", "count", monotonic())
+            self._note_fallback(prompt, "failed", failure)
+        replica = placement.replica
+        if sent.has_ids:  # the engine counted our ids
+            if num_engine_tokens != prompt.num_tokens:
+                self._metrics.token_mismatches.labels(prompt.model or "", "handed_over").inc()
+                self._hand_over.suspend(prompt.model or "", "count", monotonic())
             else:
-                self._sample(job, prompter)
+                self._sample(prompt, prompter)
             return
         disagreed = prompter.trust.disagrees(replica)
         is_match = prompter.trust.observe_usage(
             replica,
-            0 if job.is_refused_here else job.num_tokens,
+            0 if prompt.tokenized.is_refused_here else prompt.num_tokens,
             num_engine_tokens,
             has_others=placement.had_others,
             now_s=asyncio.get_running_loop().time(),
         )
-        if job.is_refused_here:  # but not by the engine: our template is not the engine's
-            self._mismatch(job, "template", prompter, replica, is_new=not disagreed)
+        if (
+            prompt.tokenized.is_refused_here
+        ):  # but not by the engine: our template is not the engine's
+            self._mismatch(prompt, "template", prompter, replica, is_new=not disagreed)
             return
-        if is_match and job.chat is not None and prompter.trust.reason is None:
-            prompter.trust.proven.add((job.inbound.api.name, job.chat.has_tool_choice))
+        if is_match and prompt.read.chat is not None and prompter.trust.reason is None:
+            prompter.trust.proven.add((prompt.inbound.api.name, prompt.read.chat.has_tool_choice))
         if not is_match:
-            self._mismatch(job, "usage", prompter, replica, is_new=not disagreed)
+            self._mismatch(prompt, "usage", prompter, replica, is_new=not disagreed)
             if prompter.is_fast and self._may_prove():
-                self._prove(job, prompter)  # it may be fastokens' fault
+                self._prove(prompt, prompter)  # it may be fastokens' fault
             return
-        shows_blocks = job.chat is not None and self._blocks.expect(job, placement, monotonic())
-        if job.kind is not None and not shows_blocks:
-            self._hand_over.observe_match(job.model or "", job.kind)
-        self._sample(job, prompter)
+        shows_blocks = prompt.read.chat is not None and self._blocks.expect(
+            prompt, placement, sent.kind, monotonic()
+        )
+        if sent.kind is not None and not shows_blocks:
+            self._hand_over.observe_match(prompt.model or "", sent.kind)
+        self._sample(prompt, prompter)
 
     def sweep(self, now_s: float) -> None:
         """Look for blocks that are still to come."""
@@ -103,10 +113,8 @@ class TokenAudit:
 
     def _observe_blocks(self, expected: Expected, came: bool) -> None:
         """Note whether an engine has our ids of a prompt that it tokenized itself."""
-        prompter, replica = (
-            self._prompters.get(expected.model),
-            expected.placement.candidate.replica,
-        )
+        prompter = self._prompters.get(expected.model)
+        replica = expected.placement.candidate.replica
         if prompter is None:
             return
         was_known = prompter.trust.num_missed(replica.name) > 0
@@ -135,58 +143,60 @@ class TokenAudit:
             },
         )
 
-    def _audit_media(self, job: Job, prompter: Prompter, num_engine_tokens: int) -> None:
+    def _audit_media(self, prompt: Prompt, prompter: Prompter, num_engine_tokens: int) -> None:
         """Compare the count of a prompt with media; a difference ends these alone, for a while.
 
         Not where a client named items: it may give two the same name, and the engine has one.
         """
-        is_same = num_engine_tokens == job.num_tokens
-        if prompter.media is not None and not job.has_named_media:
+        is_same = num_engine_tokens == prompt.num_tokens
+        if prompter.media is not None and not prompt.tokenized.has_named_media:
             prompter.media.observe_count(is_same, monotonic())
         if not is_same:
-            self._metrics.token_mismatches.labels(job.model or "", "media").inc()
-        if not is_same and not job.has_named_media:
+            self._metrics.token_mismatches.labels(prompt.model or "", "media").inc()
+        if not is_same and not prompt.tokenized.has_named_media:
             logger.error(
                 "prompts with media differ from the engine's; tokens after an item are not matched",
-                extra={"model": job.model, "request": job.request_id},
+                extra={"model": prompt.model, "request": prompt.read.request_id},
             )
 
     def is_partial(
-        self, job: Job, placement: Placement, num_reported: int, block_size: int
+        self, prompt: Prompt, placement: Placement, num_reported: int, block_size: int
     ) -> bool:
         """Return whether an engine reused more of a prompt than was to be known of it.
 
         Behind an image or a sound: one that is not known, or of which the name is not proven yet.
         Also notes what speaks for the names and against.
         """
-        if not job.has_media or job.tokens is None:
+        if not prompt.tokenized.has_media or prompt.tokens is None:
             return False
         num_predicted = placement.num_cached_tokens
-        if job.way == "prefix":
-            is_at_end = num_predicted + block_size > job.num_named_tokens
+        if prompt.tokenized.way == "prefix":
+            is_at_end = num_predicted + block_size > prompt.tokenized.num_named_tokens
             return is_at_end and num_reported > num_predicted
-        if job.way != "media":
+        if prompt.tokenized.way != "media":
             return num_reported > num_predicted
-        prompter = self._prompters.get(job.model or "")
+        prompter = self._prompters.get(prompt.model or "")
         book = prompter.media if prompter is not None else None
         if book is None:
             return num_reported > num_predicted
-        if job.num_named_tokens < job.tokens.num_tokens:  # some name is not known yet
-            is_at_end = num_predicted + block_size > job.num_named_tokens
+        if (
+            prompt.tokenized.num_named_tokens < prompt.tokens.num_tokens
+        ):  # some name is not known yet
+            is_at_end = num_predicted + block_size > prompt.tokenized.num_named_tokens
             return is_at_end and num_reported > num_predicted
-        is_in_text = num_predicted + block_size <= job.num_head_tokens
-        if placement.state == "exact" and not is_in_text and not job.has_named_media:
+        is_in_text = num_predicted + block_size <= prompt.tokenized.num_head_tokens
+        if placement.state == "exact" and not is_in_text and not prompt.tokenized.has_named_media:
             if num_reported > num_predicted:
                 book.observe_reuse(False, monotonic())
-            elif num_reported == num_predicted > job.num_head_tokens:
+            elif num_reported == num_predicted > prompt.tokenized.num_head_tokens:
                 book.observe_reuse(True, monotonic())
         return num_reported > num_predicted and not is_in_text and not book.is_proven
 
-    def _sample(self, job: Job, prompter: Prompter) -> None:
+    def _sample(self, prompt: Prompt, prompter: Prompter) -> None:
         """Prove one of many prompts."""
         self._num_requests += 1
         if self._is_sampled() and self._may_prove():
-            self._prove(job, prompter)
+            self._prove(prompt, prompter)
 
     def _is_sampled(self) -> bool:
         """Take every n-th request, the first among them."""
@@ -198,18 +208,18 @@ class TokenAudit:
         now_s = asyncio.get_running_loop().time()
         return self._prove_ratio > 0 and not self._proof_runs and now_s >= self._next_proof_s
 
-    def _prove(self, job: Job, prompter: Prompter) -> None:
+    def _prove(self, prompt: Prompt, prompter: Prompter) -> None:
         """Encode the prompt whole, off the loop; one at a time, and no larger a share of the time.
 
         One of a hundred long prompts encoded whole is a fifth of the CPU of all of them: after a
         proof that took t there is none for t / ratio.
         """
-        assert job.tokens is not None
+        assert prompt.tokens is not None
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         self._proof_runs = True
-        read = partial(_read_again, job.inbound)
-        tokens, is_chat = job.tokens, job.chat is not None
+        read = partial(_read_again, prompt.inbound)
+        tokens, is_chat = prompt.tokens, prompt.read.chat is not None
         proof = loop.run_in_executor(self._encoders, lambda: prompter.prove(read(), tokens))
 
         def note(done: asyncio.Future[bool]) -> None:
@@ -222,22 +232,22 @@ class TokenAudit:
                 tokens, is_chat=is_chat, is_same=done.result(), now_s=now_s
             )
             if verdict == "fast":
-                self._note_fallback(job, "sample", "other ids for a prompt")
-                self._hand_over.suspend(job.model or "", "tokens", monotonic())
+                self._note_fallback(prompt, "sample", "other ids for a prompt")
+                self._hand_over.suspend(prompt.model or "", "tokens", monotonic())
             elif verdict == "pieces":
-                self._mismatch(job, "full_encode", prompter)
+                self._mismatch(prompt, "full_encode", prompter)
 
         proof.add_done_callback(note)
 
-    def _note_fallback(self, job: Job, reason: str, detail: str) -> None:
-        self._metrics.encoder_fallbacks.labels(job.model or "", reason).inc()
+    def _note_fallback(self, prompt: Prompt, reason: str, detail: str) -> None:
+        self._metrics.encoder_fallbacks.labels(prompt.model or "", reason).inc()
         logger.error(
-            "fastokens is replaced by tokenizers", extra={"model": job.model, "reason": detail}
+            "fastokens is replaced by tokenizers", extra={"model": prompt.model, "reason": detail}
         )
 
     def _mismatch(
         self,
-        job: Job,
+        prompt: Prompt,
         against: str,
         prompter: Prompter,
         replica: str | None = None,
@@ -245,9 +255,9 @@ class TokenAudit:
         is_new: bool = True,
     ) -> None:
         """Count it; log once what is suspect from now on."""
-        self._metrics.token_mismatches.labels(job.model or "", against).inc()
-        self._hand_over.suspend(job.model or "", "tokens", monotonic())
-        said = {"model": job.model, "request": job.request_id, "replica": replica}
+        self._metrics.token_mismatches.labels(prompt.model or "", against).inc()
+        self._hand_over.suspend(prompt.model or "", "tokens", monotonic())
+        said = {"model": prompt.model, "request": prompt.read.request_id, "replica": replica}
         reason = prompter.trust.reason
         if reason is not None:
             logger.error(
@@ -258,7 +268,7 @@ class TokenAudit:
             logger.error("replica counts other tokens than the rest; it is ignored", extra=said)
 
 
-def _read_again(inbound: Inbound) -> Prompt:
-    """Parse a body that was read before and has been let go of since."""
+def _read_again(inbound: Inbound) -> Request:
+    """Parse a body again: its parsed content was dropped."""
     assert inbound.api.parse is not None
     return inbound.api.parse(orjson.loads(inbound.body or b""))

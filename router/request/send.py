@@ -1,7 +1,7 @@
-"""Forward: one try, from its headers to as much of the answer as may still be replaced.
+"""Send: one try, from its headers to as much of the answer as another replica may still replace.
 
-That is an answer that is no stream, and the beginning of one that is: until something was
-generated, another replica can answer instead.
+That is a whole answer, or the beginning of a stream: until something was generated, another replica
+can answer instead.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.request.handing import Handing
 from router.request.headers import RequestHeaders
-from router.request.job import Job, Placement
 from router.request.overdue import Patience
+from router.request.plan import Placement
+from router.request.results import Inbound, Prompt, Tries
 from router.request.retry import SET_ASIDE, UNLOADED, Retries
+from router.tokens.hand_over import Kind
 from router.upstream import Answer, Upstream
 
 logger = logging.getLogger(__name__)
@@ -46,12 +48,32 @@ _SMALL_ANSWER: Final = 1024 * 1024
 _MAX_HELD_BYTES: Final = 4 * 1024 * 1024
 
 
-class Attempt(Struct, frozen=True, kw_only=True):
-    """How one try ended: an answer, or an error. A failure may be either."""
+class Transfer(Struct, frozen=True, kw_only=True):
+    """What the two halves of a request have in common, if another replica computes its prompt.
+
+    body: With the parameters of the transfer. None: as it came.
+    engine_id: The request's name at engines that match both halves by it. None: its own.
+    """
+
+    body: bytes | None = None
+    engine_id: str | None = None
+
+
+NO_TRANSFER: Final = Transfer()
+
+
+class Sent(Struct, frozen=True, kw_only=True):
+    """How one try ended: an answer that has begun, or an error. A failure may be either.
+
+    kind: How the prompt was made, as evidence for handing ids over. None: it is no evidence.
+    has_ids: The engine was handed the prompt's token ids.
+    """
 
     answer: Answer | None = None
     error: UpstreamError | None = None
     failure: str | None = None  # None: it did not fail
+    kind: Kind | None = None
+    has_ids: bool = False
 
     def outcome(self, placement: Placement) -> Outcome:
         """Return how a failed try ended, seen from its replica."""
@@ -62,8 +84,13 @@ class Attempt(Struct, frozen=True, kw_only=True):
         is_refused = isinstance(self.error, UpstreamUnreachable)
         return Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
 
+    def close(self) -> None:
+        """Close the connection of an answer that is not passed on."""
+        if self.answer is not None:
+            self.answer.close()
 
-class Forwarder:
+
+class Sender:
     """Sends requests to replicas."""
 
     def __init__(
@@ -88,60 +115,89 @@ class Forwarder:
         self._metrics = metrics
         self._compress: set[str] = set()  # replicas that answered compressed
 
-    async def send(self, job: Job, placement: Placement) -> Attempt:
+    async def send(
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        transfer: Transfer = NO_TRANSFER,
+    ) -> Sent:
         """Send one try.
 
         Raises:
             OutOfConnections: as `Upstream.open`.
         """
-        await self._handing.hand_over(job, placement)
+        body, kind = transfer.body, prompt.read.kind
+        if body is None:
+            body = await self._handing.body_with_ids(prompt, tries, placement)
+        has_ids = body is not None and transfer.body is None
         try:
-            answer = await self._ask(job, placement)
-            if self._handing.is_refused(job, answer):
+            answer = await self._ask(prompt, tries, placement, body, transfer.engine_id)
+            if has_ids and self._handing.is_refused(prompt, answer):
                 answer.close()
-                answer = await self._ask(job, placement)
+                has_ids, kind = False, None
+                answer = await self._ask(prompt, tries, placement, None, transfer.engine_id)
         except UpstreamError as exc:
-            return Attempt(error=exc, failure=exc.code)
-        if answer.status == 404 and await self._is_unloaded(job, placement):
-            return Attempt(answer=answer, failure=UNLOADED)
-        if answer.outcome_status not in RETRYABLE:
-            return Attempt(answer=answer)
-        if answer.outcome_status == 503 and any(text in answer.first for text in _SET_ASIDE):
-            self._sleepers.set_aside(placement.candidate.replica.name, monotonic())
-            return Attempt(answer=answer, failure=SET_ASIDE)
-        where = "status" if answer.error_status is None else "event"
-        return Attempt(answer=answer, failure=f"{where}_{answer.outcome_status}")
+            return Sent(error=exc, failure=exc.code)
+        failure = await self._failure(prompt, placement, answer)
+        return Sent(answer=answer, failure=failure, kind=kind, has_ids=has_ids)
 
-    async def _is_unloaded(self, job: Job, placement: Placement) -> bool:
+    async def _failure(self, prompt: Prompt, placement: Placement, answer: Answer) -> str | None:
+        """Return in what way an answer is a failure of its replica. None: it is none."""
+        status = answer.outcome_status
+        if answer.status == 404 and await self._is_unloaded(prompt, placement):
+            return UNLOADED
+        if status not in RETRYABLE:
+            return None
+        if status == 503 and any(text in answer.first for text in _SET_ASIDE):
+            self._sleepers.set_aside(placement.replica, monotonic())
+            return SET_ASIDE
+        return f"{'status' if answer.error_status is None else 'event'}_{status}"
+
+    async def _is_unloaded(self, prompt: Prompt, placement: Placement) -> bool:
         """Return whether a replica has unloaded the adapter that it was asked for."""
-        name, model = placement.candidate.replica.name, job.model
+        name, model = placement.replica, prompt.model
         if model is None or placement.candidate.replica.adapter_path(model) is None:
             return False
         return not await self._models.has(name, model)
 
-    async def _ask(self, job: Job, placement: Placement) -> Answer:
+    async def _ask(
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        body: bytes | None,
+        engine_id: str | None,
+    ) -> Answer:
+        """Open an answer, and keep as much of it here as may be replaced.
+
+        `body`: None: the client's own.
+        """
+        is_as_sent = body is None
+        if body is None:
+            body, is_as_sent = _client_body(prompt.inbound)
         overdue_s = self._patience.overdue_s(placement)
+        wait_s = partial(self._patience.wait_s, prompt, tries, placement)
         answer = await self._upstream.open(
-            placement.candidate.replica.name,
-            placement.candidate.replica.url + job.inbound.target,
-            method=job.inbound.method,
-            headers=self._headers.of(job, placement),
-            body=job.forwarded[0],
-            may_move_on=partial(self._retries.may_move_on, job, placement),
-            may_resend=not job.has_side_effects,
-            patience=partial(self._patience.wait_s, job, placement) if overdue_s else None,
+            placement.replica,
+            placement.candidate.replica.url + prompt.inbound.target,
+            method=prompt.inbound.method,
+            headers=self._headers.of(prompt, placement, engine_id=engine_id, is_as_sent=is_as_sent),
+            body=body,
+            may_move_on=partial(self._retries.may_move_on, prompt, tries, placement),
+            may_resend=not prompt.read.has_side_effects,
+            patience=wait_s if overdue_s else None,
             patience_s=overdue_s or 0.0,
-            hold=partial(self._hold, job),
+            hold=partial(self._hold, prompt),
         )
-        job.handed = None  # an answer takes minutes
         if answer.error_status is not None:
-            name, status = placement.candidate.replica.name, str(answer.error_status)
+            name, status = placement.replica, str(answer.error_status)
             self._metrics.first_event_errors.labels(name, status).inc()
         if answer.is_encoded:
-            self._note_encoded(placement.candidate.replica.name)
+            self._note_encoded(placement.replica)
         try:
             if answer.is_encoded and answer.streams:  # not read, so not held either
-                answer.first_s = None if job.inbound.api.starts_early else monotonic()
+                answer.first_s = None if prompt.inbound.api.starts_early else monotonic()
             elif not answer.is_event_stream:
                 await answer.gather(_SMALL_ANSWER)
                 answer.first_s = monotonic()
@@ -157,18 +213,19 @@ class Forwarder:
             hint = "streams are not read: no usage, and no other replica after the first byte"
             logger.warning("answers come compressed", extra={"replica": replica, "hint": hint})
 
-    async def _hold(self, job: Job, answer: Answer) -> None:
+    async def _hold(self, prompt: Prompt, answer: Answer) -> None:
         """Keep a stream's beginning here until something was generated, or generating failed."""
         if not answer.is_event_stream:
             return
         answer.first_s = begun_s = monotonic()
         if answer.status != 200:
             return
-        api = job.inbound.api
-        # A client that gets our comments meanwhile can wait for the first token.
-        is_patient = api.starts_early and job.keepalive_s is not None and not job.has_side_effects
+        api, read = prompt.inbound.api, prompt.read
+        # A client that gets comments meanwhile can wait for the first token.
+        gets_comments = read.keepalive_s is not None and not read.has_side_effects
+        is_patient = api.starts_early and gets_comments
         until_s = None if is_patient else begun_s + api.hold_s
-        opening, most = Opening(), MAX_OPENING_BYTES + api.repeats * len(job.inbound.body or b"")
+        opening, most = Opening(), MAX_OPENING_BYTES + api.repeats * len(prompt.inbound.body or b"")
         while (said := opening.read(answer.first)) is Begun.NOT_YET:
             if answer.complete or len(answer.first) >= min(most, _MAX_HELD_BYTES):
                 break
@@ -178,3 +235,13 @@ class Forwarder:
             answer.first_s = None if said is Begun.NOT_YET else monotonic()
         if isinstance(said, int):
             answer.error_status = said
+
+
+def _client_body(inbound: Inbound) -> tuple[bytes | None, bool]:
+    """Return the body to forward, and whether it is as its Content-Encoding says.
+
+    Compressed as it came, unless a field of it had to change.
+    """
+    if inbound.as_sent is not None and inbound.body is inbound.as_sent.view:
+        return inbound.as_sent.body, True
+    return inbound.body, inbound.as_sent is None
