@@ -120,6 +120,8 @@ async def test_predictions_are_right_while_the_pool_evicts(seed: int) -> None:
     async with pooled(num_blocks=300, engine=engine, policy__name="random") as (
         stage, master, engines,
     ):  # fmt: skip
+        await ask(stage, engines, *texts[0])
+        await named(stage)
         num_pooled = 0
         for turn in range(60):
             number = dice.choice(list(texts))
