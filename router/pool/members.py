@@ -14,6 +14,17 @@ from router.replicas.replica import Replica, candidates_of
 logger = logging.getLogger(__name__)
 
 
+def layout_of(configured: ReplicaConfig, key_head: str | None) -> str | None:
+    """Choose a replica's layout fields: configured ones, else those that it reports.
+
+    Args:
+        configured: Its configuration.
+        key_head: `[PREFIX@]MODEL` of its keys; None: it does not report them.
+    """
+    has_prefix = key_head is not None and "@" in key_head
+    return configured.pool_layout or (key_head if has_prefix else None)
+
+
 class PoolMembers:
     """Attaches replicas to their pools, if there are any."""
 
@@ -37,7 +48,6 @@ class PoolMembers:
 
         `key_head`: `[PREFIX@]MODEL` of its keys, if it reports them.
         """
-        has_prefix = key_head is not None and "@" in key_head
         pool = configured.pool
         self._readers.configure(replica.name, pool if isinstance(pool, bool) else None)
         if replica.pool is not None:
@@ -45,7 +55,7 @@ class PoolMembers:
                 replica.name,
                 replica.base_model,
                 names_in_keys(replica.models),
-                layout=configured.pool_layout or (key_head if has_prefix else None),
+                layout=layout_of(configured, key_head),
                 kv_dtype=replica.kv_dtype,
             )
         elif self._pools and pool is not False:

@@ -18,12 +18,9 @@ from loadtest.emulator.options import TINY_MODEL
 from loadtest.emulator.pool import PoolMaster
 from router import config
 from router.check import Finding, Report, check
-from router.check.events import EventsSeen, RankSeen, judge
-from router.check.finding import Subject
 from router.cluster.redis_store import RedisStore
 from router.config import Config
-from router.index.candidate_stream import StreamReason
-from router.messages import KvGroup, ReplicaRecord
+from router.messages import ReplicaRecord
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, chat, on_stage, words
 from tests.ports import free_port
@@ -171,29 +168,6 @@ async def test_kv_groups_are_listed() -> None:
     )
 
 
-def test_kv_groups_that_are_not_understood_are_a_warning() -> None:
-    """With their kind, and what follows."""
-    rank = RankSeen(
-        rank=0,
-        reported="tcp://127.0.0.1:1",
-        endpoint="tcp://127.0.0.1:1",
-        reach="open",
-        has_handshake=True,
-        state="degraded",
-        reason=StreamReason.GROUPS,
-        num_batches=1,
-        groups=(KvGroup(0, "full_attention", 16), KvGroup(1, "ring", 16), KvGroup(2, "", 16)),
-    )
-    found = list(judge(Subject("replica r1"), EventsSeen(url="http://127.0.0.1", ranks=(rank,))))
-
-    assert [f.hint for f in found if f.about == "state"] == [
-        "its hits are predicted too low; please report model and release"
-    ]
-    assert found[-1].level == "warning"
-    assert "'', 'ring'" in found[-1].hint
-    assert "unknown kind, blocks of 16" in found[-1].text
-
-
 async def test_history_that_is_lost_is_reported() -> None:
     """The engine has forgotten its first batches: DEGRADED, with what to set."""
     async with Engines(1, buffer_steps=1) as (engine,):
@@ -329,16 +303,6 @@ async def test_an_engine_that_tokenizes_otherwise_is_reported(tmp_path: Path) ->
     assert finding(wrong_template, "replica r1", "tokenizer").level == "error"
     assert finding(nowhere, "replica r1", "tokenizer").level == "warning"
     assert "over HTTP" in finding(nowhere, "replica r1", "tokenizer").text
-
-
-async def test_events_that_are_not_wanted_are_not_followed() -> None:
-    """It is as configured."""
-    async with Engines(1) as (engine,):
-        report = await checked(engine, events__enabled=False)
-
-    assert report.is_well
-    assert report.replicas[0].ranks == ()
-    assert finding(report, "replica r1", "events").level == "note"
 
 
 # -- the router itself ---------------------------------------------------------------------------
@@ -651,8 +615,10 @@ async def test_a_pool_is_described() -> None:
     assert wrong(report) == []
     (pool,) = report.pools
     (model,) = pool.models
-    assert (model.model, model.num_ranks) == ("tiny", 1)
-    assert model.num_blocks == pool.num_objects
+    assert model.layout is not None
+    assert (model.name, model.layout.num_ranks) == ("tiny", 1)
+    assert pool.figures is not None
+    assert model.num_blocks == pool.figures.num_keys
     assert model.bytes_per_token
     assert finding(report, "pool", "members").text == "take part: r1"
     assert "tp_rank:0@" in finding(report, "pool", "keys").text
@@ -728,7 +694,7 @@ async def test_a_listing_that_breaks_off_is_reported() -> None:
         master.pages["/metrics"] = (200, "master_key_count 3\nmaster_allocated_bytes 30\n")
         report = await checked(f"http://127.0.0.1:{free_port()}", mooncake__master=master.url)
 
-    assert [pool.num_objects for pool in report.pools] == [3]
+    assert [pool.figures.num_keys for pool in report.pools if pool.figures] == [3]
     assert "not listed" in finding(report, "pool", "keys").text
 
 
