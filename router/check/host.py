@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,8 +12,6 @@ from typing import Final
 
 import httpx
 from msgspec import Struct
-from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families
 
 from router.addresses import host_port, own_url_host
 from router.check.deadline import Deadline
@@ -25,11 +23,10 @@ from router.errors import ConfigError
 from router.listening import cannot_listen, listen, why_not
 
 _ASK_S: Final = 2.0
+_SAMPLE: Final = re.compile(r"^(warmroute_\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
 _SIGNS: Final = ("warmroute_", '"replicas"', "admin token")
 _PATHS: Final = {"listen": "/metrics", "admin": "/admin/replicas"}
-_FEW: Final = 5  # wrong predictions; fewer prove nothing
 _ENOUGH: Final = 20  # answers; fewer prove nothing
-_GOOD, _BAD = 0.9, 0.5  # shares of correct predictions; below: a warning, an error
 _ROUTER: Final = Subject("router")
 
 
@@ -51,22 +48,6 @@ class PortSeen(Struct, frozen=True, kw_only=True):
     is_router: bool = False  # a warmroute listens there
 
 
-class AuditSeen(Struct, frozen=True, kw_only=True):
-    """The audited predictions of a running router, for one replica or rank."""
-
-    replica: str
-    num_right: int = 0
-    num_over: int = 0  # more was predicted than the engine reported
-    num_under: int = 0
-    recent_ratio: float = 1.0  # the share of recent ones that were right
-
-    @property
-    def ratio(self) -> float:
-        """The share that was right since the router started; 1.0 if none was audited."""
-        num_wrong = self.num_over + self.num_under
-        return self.num_right / (self.num_right + num_wrong) if num_wrong else 1.0
-
-
 class HostSeen(Struct, frozen=True, kw_only=True):
     """This machine, and what the metrics of a router on it say."""
 
@@ -74,7 +55,6 @@ class HostSeen(Struct, frozen=True, kw_only=True):
     files: tuple[FileSeen, ...] = ()
     num_answered: int | None = None  # its requests; None: no router runs
     num_audited: int | None = None  # requests whose answer reported cached tokens
-    audits: tuple[AuditSeen, ...] = ()
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -93,8 +73,12 @@ async def look(config: Config, deadline: Deadline, *, admin_token: str | None = 
         admin = PortSeen(key="admin", host=host, port=port, error=error, is_router=True)
     else:
         admin, _ = await _port("admin", config.admin, admin_token, deadline)
-    seen = HostSeen(ports=(listen, admin), files=tuple(_files(config)))
-    return seen if page is None else with_metrics(seen, page)
+    return HostSeen(
+        ports=(listen, admin),
+        files=tuple(_files(config)),
+        num_answered=None if page is None else total(page, "warmroute_requests_total"),
+        num_audited=None if page is None else total(page, "warmroute_audited_total"),
+    )
 
 
 async def _port(
@@ -146,32 +130,9 @@ def _any_tls() -> ssl.SSLContext:
     return context
 
 
-def with_metrics(seen: HostSeen, page: str) -> HostSeen:
-    """Add what the metrics of a running router say of its predictions."""
-    num_answered = num_audited = 0
-    results: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    recent: dict[str, float] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            replica = sample.labels.get("replica", "")
-            if sample.name == "warmroute_requests_total":
-                num_answered += round(sample.value)
-            elif sample.name == "warmroute_audited_total":
-                num_audited += round(sample.value)
-                results[replica][sample.labels.get("result", "")] = round(sample.value)
-            elif sample.name == "warmroute_trust_ratio":
-                recent[replica] = sample.value
-    audits = tuple(
-        AuditSeen(
-            replica=name,
-            num_right=counts.get("exact", 0),
-            num_over=counts.get("over", 0),
-            num_under=counts.get("under", 0),
-            recent_ratio=recent.get(name, 1.0),
-        )
-        for name, counts in results.items()
-    )
-    return replace(seen, num_answered=num_answered, num_audited=num_audited, audits=audits)
+def total(page: str, name: str) -> int:
+    """Add up a counter of a metrics page over its labels."""
+    return round(sum(float(value) for found, value in _SAMPLE.findall(page) if found == name))
 
 
 def _files(config: Config) -> Iterator[FileSeen]:
@@ -255,45 +216,16 @@ def _judge_port(port: PortSeen) -> Finding:
 
 
 def _audit(seen: HostSeen) -> Iterator[Finding]:
-    """Judge by a running router whether engines report cached tokens, as predicted."""
+    """Judge by a running router whether engines report cached tokens."""
     flag = "--enable-prompt-tokens-details for each engine"
     if seen.num_answered is None:
         text = "only a request shows if engines report cached tokens"
         yield _ROUTER.note("audit", text, f"{flag}, so that predictions are checked")
     elif seen.num_audited:
         yield _ROUTER.ok("audit", f"{seen.num_audited:,} predictions audited so far")
-        for audit in seen.audits:
-            yield from _predictions(audit)
     elif seen.num_answered >= _ENOUGH:
         text = f"{seen.num_answered:,} answers without reported cached tokens"
         yield _ROUTER.warning("audit", text, flag)
-
-
-def _predictions(audit: AuditSeen) -> Iterator[Finding]:
-    """Judge whether a replica's engine reported what was predicted."""
-    num_wrong = audit.num_over + audit.num_under
-    ratio = min(audit.ratio, audit.recent_ratio)
-    if num_wrong < _FEW or ratio >= _GOOD:
-        return
-    recent = f", {audit.recent_ratio:.0%} of the last ones" if audit.recent_ratio < _GOOD else ""
-    subject = Subject(f"replica {audit.replica}")
-    create = subject.error if ratio < _BAD else subject.warning
-    yield create(
-        "predictions",
-        f"{audit.ratio:.0%} of {audit.num_right + num_wrong:,} were right{recent} (cached tokens: "
-        f"{audit.num_over:,} predicted too high, {audit.num_under:,} too low)",
-        "does the router listen where the replica publishes? Compare `events` and `replay` with "
-        "the engine's --kv-events-config and the port mapping of its container",
-    )
-
-
-def proven(seen: HostSeen) -> frozenset[str]:
-    """Name the replicas whose cached tokens a running router predicts correctly."""
-    return frozenset(
-        each.replica.partition("#")[0]
-        for each in seen.audits
-        if each.num_right >= _ENOUGH and min(each.ratio, each.recent_ratio) >= _GOOD
-    )
 
 
 def _shared(config: Config, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from router.check import events, tokenizer
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
-from router.check.reach import resolved
 from router.check.seen import Failure, ReplicaSeen
 from router.check.tokenizer import Tokenizers
 from router.config import Config, bootstrap_of, pool_of
@@ -54,7 +53,6 @@ async def look(
                     await _with_bootstrap(seen, config, api),
                     facts=facts,
                     publishers=tuple(publishers) if publishers is not None else None,
-                    places=await resolved(url),
                 )
         except UpstreamError as exc:
             return replace(seen, error=exc.message, failure=_failure(exc))

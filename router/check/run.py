@@ -63,7 +63,7 @@ async def check(
     findings = [*sources.judge(found)]
     for seen in replicas:
         findings += replica.judge(seen, config)
-    findings += together.judge(replicas, config.events, host.proven(here))
+    findings += together.judge(replicas, config.events)
     if store is not None:
         findings += redis.judge(store, config=config.redis, index=config.index, replicas=replicas)
     for pool in pools:

@@ -78,7 +78,6 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
     models: tuple[ModelSeen, ...] = ()
     takes_tools: bool | None = None  # whether a chat may offer tools
     ranks: tuple[RankSeen, ...] = ()
-    places: frozenset[str] = frozenset()  # ADDRESS:PORT behind its URL
     bootstrap: str | None = None  # where its bootstrap server should be; None: it needs none
     has_bootstrap: bool = False  # it answers there
 

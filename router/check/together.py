@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -18,8 +18,7 @@ _REPLICAS: Final = Subject("replicas")
 
 def with_owners(replicas: Sequence[ReplicaSeen], config: EventsConfig) -> tuple[ReplicaSeen, ...]:
     """Add to each rank whether its endpoints are another replica's."""
-    twins = {twin.name for _, twin in _twins(replicas)}  # they share their endpoints anyway
-    ports = [_ports(each, config) for each in replicas if each.name not in twins]
+    ports = [_ports(each, config) for each in replicas]
     owners = EventOwners(each for each in ports if each is not None)
     return tuple(
         replace(
@@ -33,30 +32,18 @@ def with_owners(replicas: Sequence[ReplicaSeen], config: EventsConfig) -> tuple[
     )
 
 
-def judge(
-    replicas: Sequence[ReplicaSeen], config: EventsConfig, proven: Collection[str] = ()
-) -> Iterator[Finding]:
-    """Compare the replicas with each other.
-
-    Args:
-        proven: Replicas whose cached tokens a running router predicts correctly.
-    """
-    for first, twin in _twins(replicas):
-        yield _REPLICAS.error(
-            "addresses",
-            f"{first.name} and {twin.name} are the same engine",
-            "name it once, or its load counts in halves",
-        )
+def judge(replicas: Sequence[ReplicaSeen], config: EventsConfig) -> Iterator[Finding]:
+    """Compare the replicas with each other, and their endpoints with what engines report."""
     for seen in replicas:
         ports = _ports(seen, config)
         why = ports.why_doubtful() if ports is not None else None
         is_foreign = any(rank.foreign for rank in seen.ranks)
-        if why is not None and not is_foreign and seen.name not in proven:
-            yield Subject(f"replica {seen.name}").warning(
+        if why is not None and not is_foreign:
+            yield Subject(f"replica {seen.name}").note(
                 "event ports",
                 why,
-                "is it another engine's port? Predictions prove a mapped port (a container): check "
-                "again next to a router that has served requests",
+                "is it a mapped port of its container, or another engine's? If its predictions are "
+                "wrong (warmroute_audited_total), compare `events` with its --kv-events-config",
             )
     yield from _contracts(replicas)
 
@@ -65,25 +52,6 @@ def _ports(seen: ReplicaSeen, config: EventsConfig) -> EventPorts | None:
     if seen.facts is None:
         return None
     return seen.facts.event_ports(seen.name, config, seen.entry.replica)
-
-
-def _twins(replicas: Sequence[ReplicaSeen]) -> Iterator[tuple[ReplicaSeen, ReplicaSeen]]:
-    """Find one engine behind two addresses: equal start times, and a place in common.
-
-    A place alone may be a proxy's, and several engines may start in one moment.
-    """
-    seen: dict[tuple[object, ...], ReplicaSeen] = {}
-    for replica in replicas:
-        facts = replica.facts
-        if facts is None or facts.started_s is None:
-            continue
-        places = {*replica.places, *(rank.endpoint for rank in replica.ranks[:1])}
-        marks = [(facts.started_s, facts.version, place) for place in sorted(places)]
-        first = next((seen[mark] for mark in marks if mark in seen), None)
-        for mark in marks:
-            seen.setdefault(mark, replica)
-        if first is not None:
-            yield first, replica
 
 
 def _contracts(replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:

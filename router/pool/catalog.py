@@ -92,7 +92,6 @@ class PoolCatalog:
         "capacity_bytes",
         "counters",
         "directories",
-        "holds_all_known",
         "is_up",
         "layouts",
         "listed_s",
@@ -115,8 +114,6 @@ class PoolCatalog:
         self.allocated_bytes: int | None = None
         self.capacity_bytes: int | None = None
         self.listed_s: float | None = None  # when the last listing was complete
-        self.holds_all_known = False
-        """No known block was lost, nothing was ever evicted, and there is room."""
         self.counters = PoolCounters()
         self.is_up = False
         self.reason = "not asked yet"
@@ -267,7 +264,6 @@ class PoolCatalog:
         """Record that the master does not answer: engines will find nothing there either."""
         self.is_up = False
         self.reason = reason
-        self.holds_all_known = False
         self.wants_listing = True
 
     def restarted(self) -> None:

@@ -31,9 +31,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE: Final = 2  # failures in a row before the pool counts as lost; one if nothing listens
 _LIST_SHARE: Final = 0.05  # highest share of the time for listings, however often they are wanted
 _LIST_TIMEOUT_S: Final = 120.0
-_ROOMY: Final = 0.8  # of its capacity; Mooncake begins to evict at 0.95, or if no gap fits
 _LEFT: Final = 0.5  # of the objects that were not evicted; with fewer, all were removed
-_SOON_S: Final = 0.05
 
 
 class PoolFollower:
@@ -66,9 +64,6 @@ class PoolFollower:
         self._clock = clock
         self._num_failures = 0
         self._list_again_s = 0.0  # not before
-        self._looked_s = 0.0  # at the counters, the last time
-        self._listed_from_s = 0.0  # when the last complete listing began
-        self._quiet_s: float | None = None  # nothing was lost since; None: blocks may be lost
         self._num_known = 0
         self._logged = ""
         self._logged_layouts: dict[str, str] = {}
@@ -78,20 +73,7 @@ class PoolFollower:
         """Follow until cancelled."""
         while True:
             await self.step()
-            await self._pause()
-
-    async def _pause(self) -> None:
-        """Wait for the next step; a layout that a listing may show ends the wait.
-
-        A router that joins has its engines' history at once, including evicted blocks. It credits
-        none before a listing has verified their layout.
-        """
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + self._config.poll_s
-        while (left_s := end_s - loop.time()) > 0:
-            await asyncio.sleep(min(left_s, _SOON_S))
-            if self._pool.lacks_layouts and self._is_listing_due():
-                return
+            await asyncio.sleep(self._config.poll_s)
 
     async def step(self) -> None:
         """Read the master's counters once, and list its keys if that is due."""
@@ -125,12 +107,6 @@ class PoolFollower:
         if figures.num_keys:
             pool.bytes_per_object = figures.bytes_per_object
         pool.allocated_bytes, pool.capacity_bytes = figures.allocated_bytes, figures.capacity_bytes
-        if not _is_quiet(before, figures):
-            self._quiet_s = None
-        elif self._quiet_s is None:
-            self._quiet_s = self._looked_s
-        self._looked_s = self._clock()
-        pool.holds_all_known = self._holds_all_known()
         if before is None:
             return
         if _fell(before.num_put_keys, figures.num_put_keys) or _fell(
@@ -154,14 +130,6 @@ class PoolFollower:
             pool.wants_listing = True
         elif self.is_lister and not is_news and _fell(figures.num_keys, before.num_keys):
             pool.wants_listing = True  # there are more, and no event announced them
-
-    def _holds_all_known(self) -> bool:
-        """Return whether nothing was lost since the pool was listed, here or by the lister."""
-        if self._quiet_s is None:
-            return False
-        if self.is_lister:
-            return self._listed_from_s >= self._quiet_s
-        return self._clock() - self._quiet_s >= self._config.list_s
 
     def _note_known(self) -> bool:
         """Count the blocks that are known; return whether that is news."""
@@ -203,7 +171,7 @@ class PoolFollower:
                 pool.abandon_listing()
             took_s = self._clock() - started_s
             self._list_again_s = self._clock() + took_s * (1 / _LIST_SHARE - 1)
-        pool.listed_s, self._listed_from_s = self._clock(), started_s
+        pool.listed_s = self._clock()
         self._note_known()
         self._metrics.pool_listing.observe(took_s)
         self._log_layouts()
@@ -250,24 +218,6 @@ class PoolFollower:
                     "pool blocks of a model are not credited",
                     extra={"model": name, "reason": why.text, "hint": why.hint},
                 )
-
-
-def _is_quiet(before: MasterFigures | None, now: MasterFigures) -> bool:
-    """Return whether nothing was lost between two looks, and there is room for more.
-
-    Once something was evicted, objects may be on SSD only, which no listing shows.
-    """
-    if before is None or now.num_evicted_keys != 0:
-        return False
-    if now.allocated_bytes is None or not now.capacity_bytes:
-        return False
-    if now.allocated_bytes > _ROOMY * now.capacity_bytes:
-        return False
-    return not (
-        _fell(before.num_keys, now.num_keys)
-        or _fell(before.num_put_keys, now.num_put_keys)
-        or _fell(before.num_evicted_keys, now.num_evicted_keys)
-    )
 
 
 def _was_emptied(before: MasterFigures, now: MasterFigures) -> bool:

@@ -4,8 +4,7 @@ The directory may be old: the master evicts without a word, and an engine report
 with its next step, which an idle one has not taken. So where a decision would fetch, or could, for
 another candidate holds more, the master is asked about the very blocks: all of them if they are
 few, else the ones around the boundary and some between. One deadline for it all, waiting behind
-other requests' questions included; late means unknown, and the directory counts. A pool that has
-never evicted and has room is not asked about what is known to be there.
+other requests' questions included; late means unknown, and the directory counts.
 """
 
 from __future__ import annotations
@@ -212,18 +211,11 @@ class PoolVerifier:
     def _open_positions(
         self, match: PoolMatch, num_blocks: int, num_likely_blocks: int
     ) -> list[int]:
-        """List the blocks to ask for: the plan's.
-
-        While the pool loses nothing, only those that are likely to be there and not known to be.
-        """
-        pool = self._pools[match.pool]
-        num_ranks = max(1, len(pool.catalog.names(match.directory, b"")))
+        """List the blocks to ask for, as many as one question may have objects."""
+        catalog = self._pools[match.pool].catalog
+        num_ranks = max(1, len(catalog.names(match.directory, b"")))
         max_blocks = self._config.verify_keys // num_ranks
-        planned = _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
-        if not pool.catalog.holds_all_known:
-            return planned
-        known, chain = pool.catalog.directory(match.directory), match.chain
-        return [at for at in planned if at < num_likely_blocks and chain[at] not in known]
+        return _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
 
     # ---------------------------------------------------------------- audit
 

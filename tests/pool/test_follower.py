@@ -13,7 +13,7 @@ from router.config import MooncakeConfig
 from router.metrics import Metrics
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
-from tests.pool.samples import a_pool, chain, digest, names
+from tests.pool.samples import a_pool, chain, names
 
 
 class Clock:
@@ -108,74 +108,6 @@ async def test_an_eviction_is_a_reason_to_list() -> None:
         rig.master.pool.remove(names(20))
         await rig.step()
         assert rig.held(20) == 0
-
-
-async def test_all_that_is_known_is_there_until_something_is_lost() -> None:
-    """Two looks show it, and a listing since; never again once anything was evicted."""
-    async with rigged(list_s=10) as rig:
-        rig.master.pool.put(names(1, 2, 3))
-        await rig.step()
-        assert not rig.pool.holds_all_known
-        await rig.step()
-        assert rig.pool.holds_all_known
-
-        rig.master.pool.remove(names(3))  # as when an engine goes, with its part of the pool
-        await rig.step()
-        assert not rig.pool.holds_all_known
-        await rig.step()  # listed since
-        assert rig.pool.holds_all_known
-
-        rig.master.pool.put(names(*range(3, 10)))  # it holds eight
-        for _ in range(3):
-            await rig.step(after_s=11)
-        rig.master.pool.remove(names(*range(3, 10)))
-        for _ in range(3):
-            await rig.step(after_s=11)
-        assert not rig.pool.holds_all_known
-
-
-async def test_a_loss_counts_before_it_is_listed() -> None:
-    """The listing that it asks for may take long, and break off."""
-    async with rigged(list_s=60) as rig:
-        rig.master.pool.put(names(1, 2))
-        await rig.step()
-        await rig.step()
-        assert rig.pool.holds_all_known
-
-        async def breaks_off(take: object) -> int:
-            assert not rig.pool.holds_all_known
-            rig.master.fault = "half"
-            return await MasterApi.list_keys(rig.api, take)  # type: ignore[arg-type]
-
-        rig.api.list_keys = breaks_off  # type: ignore[method-assign]
-        rig.master.pool.remove(names(2))
-        await rig.step()
-        assert not rig.pool.holds_all_known
-        assert rig.failures("pool_error") == 1
-
-
-async def test_a_full_pool_may_lose_something_at_any_time() -> None:
-    """From four fifths on the master is asked about each block."""
-    async with rigged() as rig:
-        rig.master.pool.put(names(*range(6)))
-        for _ in range(3):
-            await rig.step()
-        assert rig.pool.holds_all_known
-        rig.master.pool.put(names(6))
-        await rig.step()
-        assert not rig.pool.holds_all_known
-
-
-async def test_who_does_not_list_trusts_who_does_after_its_listing() -> None:
-    """Of several routers one lists, every `list_s` at the latest."""
-    async with rigged(list_s=10) as rig:
-        rig.follower.is_lister = False
-        rig.master.pool.put(names(1))
-        for _ in range(9):
-            await rig.step()
-        assert not rig.pool.holds_all_known
-        await rig.step(after_s=3)
-        assert rig.pool.holds_all_known
 
 
 async def test_objects_that_no_event_announced_are_a_reason_to_list() -> None:
@@ -317,18 +249,3 @@ async def test_only_one_of_several_routers_lists() -> None:
 
         assert rig.num_listings() == 1
         assert rig.held(1) == 1
-
-
-async def test_a_layout_is_learned_without_waiting_for_the_next_look() -> None:
-    """Blocks from engines' events are not credited before a listing has shown it."""
-    async with rigged(poll_s=3600) as rig:
-        async with asyncio.TaskGroup() as tg:
-            task = tg.create_task(rig.follower.run())
-            await until(rig.has_listed)
-            rig.clock.now_s += 100
-            rig.master.pool.put(names(1))
-            rig.pool.stored("tiny", chain(1, 2), replica="r1")  # 2 was evicted
-            await until(lambda: rig.held(1, 2) == 1)
-            task.cancel()
-
-        assert rig.pool.names("tiny", digest(1)) == names(1)

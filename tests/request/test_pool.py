@@ -23,16 +23,11 @@ PER_BLOCK = 1024
 async def pooled(
     *,
     num_blocks: int = 4096,
-    has_evicted: bool = True,
     engine: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[Stage, PoolMaster, tuple[Emulator, Emulator]]]:
-    """Two replicas, their pool, and a router that knows of it.
-
-    Of a pool that has never evicted what is known is believed, and not asked for.
-    """
+    """Two replicas, their pool, and a router that knows of it."""
     pool = EmulatedPool(capacity_bytes=num_blocks * PER_BLOCK, bytes_per_object=PER_BLOCK)
-    pool.num_evicted = int(has_evicted)
     async with PoolMaster(pool) as master:
         options = {"pool": master.url, "ms_per_fetched_token": 0.0} | (engine or {})
         flags = {
@@ -91,24 +86,6 @@ async def test_the_other_replica_fetches_what_one_has_computed() -> None:
         assert all(
             rank["reads_pool"] for d in stage.router.status.describe() for rank in d["ranks"]
         )
-
-
-async def test_a_pool_that_loses_nothing_is_not_asked() -> None:
-    """Not about what is known to be there; about what is likely to be, it is."""
-    async with pooled(has_evicted=False) as (stage, master, engines):
-        await ask(stage, engines, words(1))
-        await named(stage)
-        await stage.until(lambda: stage.pool.holds_all_known)
-        num_asked = master.num_asked.get("/batch_query_keys", 0)
-        read = await ask(stage, engines, words(1), "ok", words(2))
-        assert parts(read)["pool"] == read.predicted == read.reported > 0
-        assert master.num_asked.get("/batch_query_keys", 0) == num_asked
-
-        directory = stage.pool.directory("tiny")
-        directory.removed(directory.keys()[4:])  # as if no event had told of them yet
-        again = await ask(stage, engines, words(1), "ok", words(2), "ok", words(4))
-        assert again.predicted == again.reported > 4 * 16
-        assert master.num_asked.get("/batch_query_keys", 0) > num_asked
 
 
 @pytest.mark.parametrize("seed", [1, 2])
