@@ -12,13 +12,13 @@ from router.assembly.parts import Parts
 from router.config import PolicyConfig
 from router.errors import ConfigError, RouterError
 from router.replicas.fleet import Fleet
+from router.request.audit import TokenAudit
 from router.request.bootstraps import Bootstraps
 from router.request.engine_tokens import EngineTokenizer
 from router.request.handing import Handing
 from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
 from router.request.match import Matcher
-from router.request.overdue import Patience
 from router.request.owners import Owners
 from router.request.place import Place
 from router.request.prefill import Prefill
@@ -30,10 +30,9 @@ from router.request.relay import Relay
 from router.request.retry import Retries
 from router.request.send import Sender
 from router.request.story import Steps, Story
-from router.request.token_audit import TokenAudit
 from router.request.tokenize import Tokenizer
-from router.request.turns import Turns
 from router.request.witness import Witness
+from router.turns import Turns
 
 
 def build_story(parts: Parts) -> Story:
@@ -82,7 +81,7 @@ def build_story(parts: Parts) -> Story:
         metrics=metrics,
     )
     headers = RequestHeaders(parts.engine_key, parts.withheld)
-    sender = _sender(parts, headers=headers, place=place, retries=retries)
+    sender = _sender(parts, headers=headers, retries=retries)
     reader = Reader(
         parts.threads.outliner,
         fleet=parts.fleet,
@@ -144,22 +143,13 @@ def _tokenizer(parts: Parts) -> Tokenizer:
     )
 
 
-def _sender(parts: Parts, *, headers: RequestHeaders, place: Place, retries: Retries) -> Sender:
-    patience = Patience(
-        parts.config.forward,
-        fleet=parts.fleet,
-        place=place,
-        retries=retries,
-        pool=parts.verifier,
-        metrics=parts.metrics,
-    )
+def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sender:
     return Sender(
         parts.upstream,
         models=parts.served_models,
         sleepers=parts.sleepers,
         headers=headers,
         retries=retries,
-        patience=patience,
         handing=Handing(parts.hand_over, max_tokens=parts.fleet.longest, metrics=parts.metrics),
         metrics=parts.metrics,
     )

@@ -32,7 +32,7 @@ class Explainer:
             "model": prompt.model,
             "tenant": prompt.tenant.name if prompt.tenant is not None else None,
             "num_tokens": prompt.num_tokens,
-            "way": prompt.tokenized.way,
+            "way": prompt.way,
             "policy": plan.policy.name,
             "policy_params": params_of(plan.policy),
             "assignment": plan.assignment,

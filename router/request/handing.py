@@ -48,7 +48,7 @@ class Handing:
         80,000 ids take 0.2 ms, where none was written before 0.6.
         """
         kind, tokens, model = prompt.read.kind, prompt.tokens, prompt.model or ""
-        if kind is None or prompt.tokenized.way != "local" or tokens is None or tries.records:
+        if kind is None or prompt.way != "local" or tokens is None or tries.records:
             return None  # after a failure it goes as it came
         longest = self._max_tokens(model)
         if longest is not None and prompt.num_tokens > longest:

@@ -25,8 +25,8 @@ from router.replicas.replica import Candidate
 from router.request.lookup import Lookup
 from router.request.plan import Found, PoolMatch
 from router.request.results import Prompt
-from router.request.turns import Turns
 from router.request.verify import PoolVerifier
+from router.turns import Turns
 
 _HEAVY_TOKENS: Final = 32_768  # hashing them takes 3 ms, and several times that where it is slow
 

@@ -57,13 +57,12 @@ class Owners:
         self._metrics = metrics
 
     async def find(self, read: Read) -> str | None:
-        """Return the replica that a request has to go to. None: it may go to any.
+        """Return the replica that issued the response a request names. None: it may go to any.
 
         Raises:
             ResponseNotFound: that replica is gone; or the response is not known to be the tenant's.
         """
-        if read.response_id is None:
-            return None
+        assert read.response_id is not None
         key = _key(read, read.response_id)
         identity, where = self._known.get(key), "here"
         if identity is None:
@@ -95,7 +94,7 @@ class Owners:
 
     def record(self, read: Read, placement: Placement, answer: Answer) -> None:
         """Remember which replica issued the response that an answer brings."""
-        if not read.is_kept or answer.status != _OK:
+        if answer.status != _OK:
             return
         response_id = issued_in(answer.readable, is_event_stream=answer.is_event_stream)
         entry = self._registry.find(placement.replica)

@@ -388,7 +388,7 @@ def _booking(prompt: Prompt, plan: Plan) -> Booking:
     num_cached = plan.num_own_tokens + num_pool
     num_uncached = 0
     if is_prompt:
-        num_uncached = max(prompt.num_tokens - num_cached, 0) + prompt.tokenized.num_more_tokens
+        num_uncached = max(prompt.num_tokens - num_cached, 0) + prompt.num_more_tokens
     # The whole answer of a prefill replica is its first token. A batch's time teaches nothing.
     has_first_token = is_prefill or (read.streams and is_prompt and read.num_prompts == 1)
     return Booking(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from router.discovery.served_models import ServedModels
 from router.replicas.fleet import Fleet
@@ -51,7 +51,7 @@ class Prompts:
             RouterError: it is refused.
         """
         await self._look_for_model(read)
-        owner = await self._owners.find(read)
+        owner = await self._owners.find(read) if read.response_id is not None else None
         if read.request is None or read.inbound.api.counts:
             read = replace(read, request=None)
             return Prompt(read=read, owner=owner, tokenized_s=monotonic())
@@ -59,8 +59,8 @@ class Prompts:
         assigned = self._place.assign(read)
         service_class, deadline_ms = self._queue.service(read, assigned)
         prompt = Prompt(
+            **asdict(tokenized),
             read=read.without_content(),
-            tokenized=tokenized,
             owner=owner,
             extra=extra_keys(self._fleet, read.model or "", read.salt),
             assigned=assigned,

@@ -1,9 +1,9 @@
 """The queue: prompts stay in the router until a replica has room for them (`queue.mode`).
 
-`router.scheduling.queue` decides which prompt may go, and in what order. This module asks it: when
-a request comes, when a candidate may have got room (a first token, a lease's end at any router, a
-change of health), and every `LOOK_S` while any request waits. Plan and commit are one step within
-a release, so each release sees the ones before it.
+`router.scheduling.queue` decides which prompt may go, and in what order. This module asks it when a
+request comes, when a candidate may have got room, and every `LOOK_S` while any request waits. Room
+comes with a first token, the end of a lease at any router, or a change of health. Plan and commit
+are one step within a release, so each release sees the ones before it.
 
 A request waits once. A retry does not wait, nor a request that only one replica can answer. A
 variant of an experiment may switch the queue on or off for its own requests.
@@ -32,11 +32,11 @@ from router.request.place import Place
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries, Wait
 from router.request.service import class_of, deadline_ms_of
-from router.request.turns import TURN_S
 from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass
 from router.scheduling.queue import Limit, Outlook, Queue, Verdict
 from router.scheduling.waiting import QueueRules, Waiting
 from router.tenants import Tenant
+from router.turns import TURN_S
 
 LOOK_S: Final = 0.05
 """How often the queue is looked at if nothing else happens: time makes room, too."""
@@ -207,7 +207,7 @@ class WaitingRoom:
         return Waiting(
             item=_Seat(prompt, tries, asyncio.get_running_loop().create_future()),
             session=prompt.read.session_hash,
-            num_tokens=prompt.num_tokens + prompt.tokenized.num_more_tokens,
+            num_tokens=prompt.num_tokens + prompt.num_more_tokens,
             since_s=now_s,
             is_batch=prompt.service_class == BATCH,
             tenant=tenant.name if tenant is not None else "",

@@ -340,7 +340,7 @@ class Realtime:
                 if by == "replica" and (usage := realtime.usage_of(frame.data)) is not None:
                     call.note(usage)
                 if not await sink.send(frame.data):
-                    return  # the other way finds out how that ended, after what it still has
+                    return  # the other way learns how that ended, after what it still has
                 call.held.release(len(frame.data))
             for task in tasks:
                 if task is not asyncio.current_task():

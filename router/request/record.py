@@ -14,11 +14,11 @@ from router.metrics import Metrics
 from router.records.log import DecisionLog
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
+from router.request.audit import TokenAudit
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries
 from router.request.send import Sent
 from router.request.shadow import Shadows
-from router.request.token_audit import TokenAudit
 from router.request.verify import PoolVerifier
 
 logger = logging.getLogger(__name__)

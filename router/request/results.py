@@ -153,8 +153,8 @@ class Tokenized(Struct, frozen=True, kw_only=True):
     is_refused_here: bool = False
 
 
-class Prompt(Struct, frozen=True, kw_only=True):
-    """A request that can be placed.
+class Prompt(Tokenized, frozen=True, kw_only=True):
+    """A request that can be placed: its tokens, and what decides when and where it goes.
 
     owner: The replica that issued the response it is about; no other has it.
     extra: What names its blocks besides tokens.
@@ -165,7 +165,6 @@ class Prompt(Struct, frozen=True, kw_only=True):
     """
 
     read: Read
-    tokenized: Tokenized = Tokenized()
     owner: str | None = None
     extra: ExtraKeys = NO_EXTRA
     chains: dict[HashContract, Sequence[BlockKey]] = {}  # see `keys`
@@ -192,25 +191,14 @@ class Prompt(Struct, frozen=True, kw_only=True):
         return self.read.inbound.tenant
 
     @property
-    def tokens(self) -> Tokens | None:
-        """The known tokens. None: none is known."""
-        return self.tokenized.tokens
-
-    @property
-    def num_tokens(self) -> int:
-        """Count the tokens; an estimate if they are not known."""
-        return self.tokenized.num_tokens
-
-    @property
     def is_known(self) -> bool:
         """Whether the tokens are known to the prompt's end."""
-        return self.tokenized.tokens is not None and not self.tokenized.num_rest_tokens
+        return self.tokens is not None and not self.num_rest_tokens
 
     @property
     def is_matchable(self) -> bool:
         """Whether every block of the prompt has a name: its tokens and its media are known."""
-        text = self.tokenized
-        is_cut = text.has_media and text.num_named_tokens < text.num_tokens
+        is_cut = self.has_media and self.num_named_tokens < self.num_tokens
         return self.is_known and not is_cut
 
     @property
@@ -232,7 +220,7 @@ class Prompt(Struct, frozen=True, kw_only=True):
         """
         keys = self.chains.get(contract)
         if keys is None:
-            tokens = self.tokenized.tokens
+            tokens = self.tokens
             keys = tokens.keys(contract, self.extra) if tokens is not None else ()
             self.chains[contract] = keys
         return keys

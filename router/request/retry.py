@@ -1,8 +1,9 @@
-"""Retries: whether a try that failed is followed by one more, and whose fault its failure is.
+"""Retries: whether a failed or overdue try is followed by another, and whose fault its failure is.
 
-Never twice to the same replica, never again for the client's own 4xx, and once more at most where
-a replica may have begun to work on it; once more than that, anywhere, where a read from the pool
-may have failed. A budget bounds the retries of all requests together.
+failed     never twice at the same replica, never for the client's own 4xx. At most once more if
+           a replica may have begun to work on it, and once more than that if a read from the
+           pool may have failed. A budget bounds the retries of all requests together
+overdue    a first token that is late is waited for, unless another replica would be sooner
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from policies.cost import candidate_costs
 from router.api.body_fields import with_fields
 from router.config import ForwardConfig
 from router.errors import (
@@ -49,12 +51,15 @@ SET_ASIDE: Final = "set_aside"
 NOT_PROCESSED: Final = _NOT_SENT | {"status_503", UNLOADED, SET_ASIDE}
 """Failures that say that nothing was computed: the request may move on any number of times."""
 
+_LOOK_AGAIN_S: Final = 1.0  # at an overdue request that was not left
+_FETCH_FLOOR_S: Final = 2.0  # no read from the pool is overdue before this time
+
 _POOL_MAY_FAIL: Final = frozenset({"status_500", "event_500"})
 """What vLLM makes of a read from the pool that failed."""
 
 
 class Retries:
-    """Judges failed tries.
+    """Judges failed and overdue tries.
 
     Args:
         pool: None: there is no shared pool, so no failure can be its.
@@ -181,6 +186,60 @@ class Retries:
         if failure != Overdue.code:  # it waited enough
             pause_s = self._config.retry_backoff_s * 2.0 ** (len(tries.failed) - 1)
             await asyncio.sleep(random.uniform(0.0, pause_s))
+
+    # ---------------------------------------------------------------- overdue
+
+    def overdue_s(self, placement: Placement) -> float | None:
+        """Return after how long a first token is overdue. None: never.
+
+        Sooner for a request that reads from the pool: such reads hang, for a minute over TCP.
+        """
+        config = self._config
+        if not config.overdue_ratio:
+            return None
+        floor_s = config.overdue_floor_s
+        if placement.may_fetch:
+            floor_s = min(floor_s, _FETCH_FLOOR_S)
+        return self._fleet.overdue_s(placement.lease, ratio=config.overdue_ratio, floor_s=floor_s)
+
+    def wait_s(self, prompt: Prompt, tries: Tries, placement: Placement) -> float | None:
+        """Return how long to wait on for an overdue first token. None: leave now.
+
+        Another replica must be predicted to be sooner than this one is late already. Then waiting
+        and leaving together cost at most twice the better of both. If requests wait there for half
+        as long as this one has waited, the fleet is loaded, and leaving would only add load.
+        """
+        self._suspect_read(placement)
+        objection = self.objection(prompt, tries, placement, Overdue.code)
+        if objection is not None:
+            self._metrics.overdue.labels(objection).inc()
+            return _LOOK_AGAIN_S
+        now_s = monotonic()
+        try:
+            plan = self._place.plan(prompt, tries)
+        except RouterError:
+            return _LOOK_AGAIN_S
+        costs = candidate_costs(plan.snapshot)
+        [ttft_ms] = [cost.ttft_ms for cost in costs if cost.id == plan.candidate.id]
+        waited_s = now_s - placement.lease.begun_s
+        late_ms = waited_s * 1000.0 - placement.lease.predicted_ms
+        is_late = self._fleet.longest_wait_s(plan.candidate.id, now_s) >= waited_s / 2
+        if is_late or ttft_ms >= late_ms:
+            self._metrics.overdue.labels("late_elsewhere").inc()
+            return _LOOK_AGAIN_S
+        self._metrics.overdue.labels("left").inc()
+        return None
+
+    def _suspect_read(self, placement: Placement) -> None:
+        """Suspect a candidate's reads from the pool, so that no other request counts on one.
+
+        Not if an older request waits there: that is a queue.
+        """
+        if self._pool is None or not placement.may_fetch:
+            return
+        lease, now_s = placement.lease, monotonic()
+        if self._fleet.longest_wait_s(lease.candidate, now_s) <= now_s - lease.begun_s:
+            self._pool.fetch_failed(lease.candidate, lease.begun_s)
 
     # ---------------------------------------------------------------- without the pool
 

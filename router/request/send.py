@@ -22,7 +22,6 @@ from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.request.handing import Handing
 from router.request.headers import RequestHeaders
-from router.request.overdue import Patience
 from router.request.plan import Placement
 from router.request.results import Inbound, Prompt, Tries
 from router.request.retry import SET_ASIDE, UNLOADED, Retries
@@ -101,7 +100,6 @@ class Sender:
         sleepers: Sleepers,
         headers: RequestHeaders,
         retries: Retries,
-        patience: Patience,
         handing: Handing,
         metrics: Metrics,
     ) -> None:
@@ -110,7 +108,6 @@ class Sender:
         self._sleepers = sleepers
         self._headers = headers
         self._retries = retries
-        self._patience = patience
         self._handing = handing
         self._metrics = metrics
         self._compress: set[str] = set()  # replicas that answered compressed
@@ -176,8 +173,8 @@ class Sender:
         is_as_sent = body is None
         if body is None:
             body, is_as_sent = _client_body(prompt.inbound)
-        overdue_s = self._patience.overdue_s(placement)
-        wait_s = partial(self._patience.wait_s, prompt, tries, placement)
+        overdue_s = self._retries.overdue_s(placement)
+        wait_s = partial(self._retries.wait_s, prompt, tries, placement)
         answer = await self._upstream.open(
             placement.replica,
             placement.candidate.replica.url + prompt.inbound.target,

@@ -49,7 +49,7 @@ from router.request.relay import Passage, Relay, Reply
 from router.request.results import Inbound, Prompt, Tries
 from router.request.retry import NOT_PROCESSED, Retries
 from router.request.send import Sender, Sent
-from router.request.turns import Turns
+from router.turns import Turns
 
 CLIENT_LEFT: Final = 499
 """Status in records for a client that did not wait (nginx's number; no client is sent it)."""
@@ -134,7 +134,8 @@ class Story:
             raise
         placement, answer = passage.placement, passage.answer
         steps.place.answered(passage.prompt, placement, answer)
-        steps.owners.record(prompt.read, placement, answer)
+        if prompt.read.is_kept:
+            steps.owners.record(prompt.read, placement, answer)
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
         try:

@@ -99,7 +99,7 @@ def charge(prompt: Prompt, plan: Plan, now_s: float) -> Charge | None:
         num_tokens = len(prompt.inbound.body or b"") // _BYTES_PER_TOKEN
     else:
         num_tokens = max(prompt.num_tokens - plan.num_own_tokens - plan.num_pool_tokens, 0)
-        num_tokens += prompt.tokenized.num_more_tokens
+        num_tokens += prompt.num_more_tokens
     return prompt.tenant.account.charge(num_tokens, now_s)
 
 

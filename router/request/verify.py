@@ -1,10 +1,12 @@
-"""Verify: what the shared pool can add to a decision; looked up at once, verified where it matters.
+"""The shared pool's part in a decision: looked up at once, verified if the decision depends on it.
 
-The directory may be old: the master evicts without a word, and an engine reports what it stored
-with its next step, which an idle one has not taken. So where a decision would fetch, or could, for
-another candidate holds more, the master is asked about the very blocks: all of them if they are
-few, else the ones around the boundary and some between. One deadline for it all, waiting behind
-other requests' questions included; late means unknown, and the directory counts.
+The local directory of a pool may be old. The master evicts without saying so, and an engine reports
+stored blocks only with its next step. So the master is asked about the blocks that a plan would
+fetch, and about those that it could fetch because another candidate holds more. All blocks are
+asked for if they are few, else those around the boundary and some between.
+
+There is one deadline for it all, other requests' questions in front included. A late answer means
+unknown, and the directory counts.
 """
 
 from __future__ import annotations
@@ -60,11 +62,11 @@ class PoolVerifier:
     ) -> dict[CandidateId, PoolMatch]:
         """Find what each candidate's pool has in its layout.
 
-        Candidates without a pool are left out, and those whose pool is not up, or whose blocks
-        cannot be told from blocks that they cannot read.
-        `index` knows the KV groups of a contract's candidates, and whether they drop the last block
-        of a hit: they do so of what the pool has, too, so a prompt's last token may end it (source:
-        MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0).
+        A candidate is left out if it has no pool, if its pool is not counted on now, or if the pool
+        has blocks that it cannot read. `index` knows the KV groups of a contract's candidates, and
+        whether they drop the last block of a hit. They drop the last block of a hit in the pool,
+        too, so a prompt's last token may end it. Source: MooncakeStoreWorker.lookup in the
+        connector's store/worker.py, 0.32.0.
         """
         up = {name: pool.catalog for name, pool in self._pools.items() if pool.catalog.is_up}
         if not up or prompt.tokens is None:

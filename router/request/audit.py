@@ -1,30 +1,41 @@
 """The proof of local tokens: each answer's count, and a sample of prompts encoded whole.
 
 A sample is encoded by `tokenizers`, so it checks the pieces, the memory of prefixes and fastokens.
+
+Equal block hashes are equal ids, because a block's hash covers the ids of its prompt up to its
+end. Equal counts are not. So blocks that engines store for prompts that they tokenized themselves
+are compared, too. What an engine made of ids that it was handed proves nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from time import monotonic
+from typing import Final
 
 import orjson
+from msgspec import Struct
 
 from router.api.apis import Request
+from router.contracts import BlockKey
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.request.block_evidence import BlockEvidence, Expected
 from router.request.plan import Placement
 from router.request.results import Inbound, Prompt
 from router.request.send import Sent
 from router.tokens import Prompter, Prompters
-from router.tokens.hand_over import HandOver
+from router.tokens.hand_over import HandOver, Kind
 from router.tokens.id_probe import FLAGS, RELEASES
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE_S: Final = 10.0  # events take 0.1 s, a replay of history some more
+_MAX_WAITING: Final = 256
 
 
 class TokenAudit:
@@ -52,7 +63,7 @@ class TokenAudit:
         self._prove_ratio = prove_ratio
         self._encoders = encoders
         self._metrics = metrics
-        self._blocks = BlockEvidence(caches, self._observe_blocks)
+        self._blocks = _BlockEvidence(caches, self._observe_blocks)
         self._num_requests = 0
         self._proof_runs = False
         self._next_proof_s = 0.0
@@ -62,12 +73,10 @@ class TokenAudit:
     ) -> None:
         """Compare our count of a prompt with that of the replica it was sent to."""
         prompter = self._prompters.get(prompt.model) if prompt.model is not None else None
-        if prompter is not None and prompt.tokenized.way == "media":
+        if prompter is not None and prompt.way == "media":
             self._audit_media(prompt, prompter, num_engine_tokens)
             return
-        if prompter is None or not (
-            prompt.tokenized.is_refused_here or prompt.tokenized.way == "local"
-        ):
+        if prompter is None or not (prompt.is_refused_here or prompt.way == "local"):
             return
         failure = prompter.failure()
         if failure is not None:
@@ -83,14 +92,12 @@ class TokenAudit:
         disagreed = prompter.trust.disagrees(replica)
         is_match = prompter.trust.observe_usage(
             replica,
-            0 if prompt.tokenized.is_refused_here else prompt.num_tokens,
+            0 if prompt.is_refused_here else prompt.num_tokens,
             num_engine_tokens,
             has_others=placement.had_others,
             now_s=asyncio.get_running_loop().time(),
         )
-        if (
-            prompt.tokenized.is_refused_here
-        ):  # but not by the engine: our template is not the engine's
+        if prompt.is_refused_here:  # but not by the engine: our template is not the engine's
             self._mismatch(prompt, "template", prompter, replica, is_new=not disagreed)
             return
         if is_match and prompt.read.chat is not None and prompter.trust.reason is None:
@@ -108,10 +115,10 @@ class TokenAudit:
         self._sample(prompt, prompter)
 
     def sweep(self, now_s: float) -> None:
-        """Look for blocks that are still to come."""
+        """Settle prompts whose blocks came, or are overdue."""
         self._blocks.sweep(now_s)
 
-    def _observe_blocks(self, expected: Expected, came: bool) -> None:
+    def _observe_blocks(self, expected: _Expected, came: bool) -> None:
         """Note whether an engine has our ids of a prompt that it tokenized itself."""
         prompter = self._prompters.get(expected.model)
         replica = expected.placement.candidate.replica
@@ -149,11 +156,11 @@ class TokenAudit:
         Not where a client named items: it may give two the same name, and the engine has one.
         """
         is_same = num_engine_tokens == prompt.num_tokens
-        if prompter.media is not None and not prompt.tokenized.has_named_media:
+        if prompter.media is not None and not prompt.has_named_media:
             prompter.media.observe_count(is_same, monotonic())
         if not is_same:
             self._metrics.token_mismatches.labels(prompt.model or "", "media").inc()
-        if not is_same and not prompt.tokenized.has_named_media:
+        if not is_same and not prompt.has_named_media:
             logger.error(
                 "prompts with media differ from the engine's; tokens after an item are not matched",
                 extra={"model": prompt.model, "request": prompt.read.request_id},
@@ -167,28 +174,26 @@ class TokenAudit:
         Behind an image or a sound: one that is not known, or of which the name is not proven yet.
         Also notes what speaks for the names and against.
         """
-        if not prompt.tokenized.has_media or prompt.tokens is None:
+        if not prompt.has_media or prompt.tokens is None:
             return False
         num_predicted = placement.num_cached_tokens
-        if prompt.tokenized.way == "prefix":
-            is_at_end = num_predicted + block_size > prompt.tokenized.num_named_tokens
+        if prompt.way == "prefix":
+            is_at_end = num_predicted + block_size > prompt.num_named_tokens
             return is_at_end and num_reported > num_predicted
-        if prompt.tokenized.way != "media":
+        if prompt.way != "media":
             return num_reported > num_predicted
         prompter = self._prompters.get(prompt.model or "")
         book = prompter.media if prompter is not None else None
         if book is None:
             return num_reported > num_predicted
-        if (
-            prompt.tokenized.num_named_tokens < prompt.tokens.num_tokens
-        ):  # some name is not known yet
-            is_at_end = num_predicted + block_size > prompt.tokenized.num_named_tokens
+        if prompt.num_named_tokens < prompt.tokens.num_tokens:  # some name is not known yet
+            is_at_end = num_predicted + block_size > prompt.num_named_tokens
             return is_at_end and num_reported > num_predicted
-        is_in_text = num_predicted + block_size <= prompt.tokenized.num_head_tokens
-        if placement.state == "exact" and not is_in_text and not prompt.tokenized.has_named_media:
+        is_in_text = num_predicted + block_size <= prompt.num_head_tokens
+        if placement.state == "exact" and not is_in_text and not prompt.has_named_media:
             if num_reported > num_predicted:
                 book.observe_reuse(False, monotonic())
-            elif num_reported == num_predicted > prompt.tokenized.num_head_tokens:
+            elif num_reported == num_predicted > prompt.num_head_tokens:
                 book.observe_reuse(True, monotonic())
         return num_reported > num_predicted and not is_in_text and not book.is_proven
 
@@ -266,6 +271,84 @@ class TokenAudit:
             )
         elif is_new:
             logger.error("replica counts other tokens than the rest; it is ignored", extra=said)
+
+
+class _Expected(Struct, frozen=True, kw_only=True):
+    """A prompt whose last full block should be stored."""
+
+    model: str
+    kind: Kind | None
+    placement: Placement
+    key: BlockKey
+    epoch: object
+    until_s: float
+
+
+class _BlockEvidence:
+    """Waits for the events of prompts that went as text.
+
+    Args:
+        note: Takes a prompt and whether its blocks came.
+    """
+
+    def __init__(self, caches: CacheView, note: Callable[[_Expected, bool], None]) -> None:
+        self._caches = caches
+        self._note = note
+        self._waiting: deque[_Expected] = deque()
+
+    def expect(self, prompt: Prompt, placement: Placement, kind: Kind | None, now_s: float) -> bool:
+        """Wait for a chat's blocks where its prompt is computed.
+
+        Returns False if blocks of that replica are not seen here: it publishes no events, or they
+        are looked up in Redis.
+        """
+        self.sweep(now_s)
+        placement = placement.prefill or placement
+        candidate, claim = placement.candidate.id, placement.claim
+        stream = self._caches.stream(candidate)
+        if not placement.candidate.replica.publishes_events:
+            return False
+        if stream is None or stream.is_blind:
+            return True
+        if not self._caches.index.num_blocks(candidate):
+            return False
+        if claim is None or prompt.extra.lora is not None:
+            return True
+        num_held = placement.num_gpu_tokens // stream.contract.block_size
+        if num_held < len(claim.keys) and len(self._waiting) < _MAX_WAITING:
+            expected = _Expected(
+                model=prompt.model or "",
+                kind=kind,
+                placement=placement,
+                key=claim.keys[-1],
+                epoch=self._caches.index.epoch(candidate),
+                until_s=now_s + _PATIENCE_S,
+            )
+            if not self._settle(expected, now_s):
+                self._waiting.append(expected)
+        return True
+
+    def sweep(self, now_s: float) -> None:
+        """Settle prompts whose blocks came, or are overdue."""
+        for _ in range(len(self._waiting)):
+            expected = self._waiting.popleft()
+            if not self._settle(expected, now_s):
+                self._waiting.append(expected)
+
+    def _settle(self, expected: _Expected, now_s: float) -> bool:
+        """Report an outcome. False: there is none yet."""
+        candidate, index = expected.placement.candidate.id, self._caches.index
+        stream = self._caches.stream(candidate)
+        if stream is None or index.epoch(candidate) is not expected.epoch:
+            return True  # its engine is another process, or its cache was cleared
+        if index.holds(candidate, expected.key) or index.was_evicted(candidate, expected.key):
+            self._note(expected, True)
+            return True
+        if now_s < expected.until_s:
+            return False
+        if stream.state == "exact" and not index.has_groups(candidate):
+            self._note(expected, False)
+        return True
 
 
 def _read_again(inbound: Inbound) -> Request:
