@@ -1,9 +1,8 @@
-"""router.pool.follower: what the master says fills the directories; its failures are survived."""
+"""router.pool.follower: the master's answers fill the directories; its failures are survived."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,7 +16,7 @@ from tests.pool.samples import a_pool, chain, names
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -27,7 +26,7 @@ class Clock:
 
 
 class Rig:
-    """A follower of one master, taken step by step."""
+    """A follower of one master, run step by step."""
 
     def __init__(self, master: PoolMaster, api: MasterApi, config: MooncakeConfig) -> None:
         self.master = master
@@ -48,14 +47,6 @@ class Rig:
     def num_listings(self) -> int:
         return self.master.num_asked.get("/get_all_keys", 0)
 
-    def has_listed(self) -> bool:
-        """Return whether all listings that were begun are complete, and none is wanted.
-
-        Before the clock is moved: a listing that it moves under took that long, and the next waits.
-        """
-        is_complete = self.pool.counters.num_listings == self.num_listings() > 0
-        return is_complete and not self.pool.wants_listing
-
     def failures(self, code: str) -> float:
         value = self.metrics.registry.get_sample_value(
             "warmroute_pool_failures_total", {"pool": "", "code": code}
@@ -71,16 +62,7 @@ async def rigged(*, timeout_s: float = 10.0, **fields: float) -> AsyncIterator[R
             yield Rig(master, api, config)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError
-
-
-async def test_lists_at_the_start_and_then_rarely() -> None:
-    """As long as the directories cannot be wrong."""
+async def test_the_pool_is_listed_at_the_start_and_then_every_list_s() -> None:
     async with rigged(list_s=10) as rig:
         rig.master.pool.put(names(1, 2))
         assert rig.held(1, 2) == 0
@@ -96,7 +78,7 @@ async def test_lists_at_the_start_and_then_rarely() -> None:
 
 
 async def test_an_eviction_is_a_reason_to_list() -> None:
-    """The master's counters show that there was one; not which."""
+    """The master's counters show that there was one, but not which block it was."""
     async with rigged() as rig:
         rig.master.pool.put(names(*range(1, 9)))
         await rig.step()
@@ -110,8 +92,8 @@ async def test_an_eviction_is_a_reason_to_list() -> None:
         assert rig.held(20) == 0
 
 
-async def test_objects_that_no_event_announced_are_a_reason_to_list() -> None:
-    """Engines with a MultiConnector say nothing of what they store; others are believed."""
+async def test_objects_that_no_event_reported_are_a_reason_to_list() -> None:
+    """Engines with a MultiConnector report no stored blocks."""
     async with rigged() as rig:
         rig.master.pool.put(names(1))
         await rig.step()
@@ -130,8 +112,7 @@ async def test_objects_that_no_event_announced_are_a_reason_to_list() -> None:
         assert rig.num_listings() == 2
 
 
-async def test_listings_take_a_small_part_of_the_time() -> None:
-    """However often they are wanted."""
+async def test_listings_take_a_small_part_of_the_time_however_often_they_are_wanted() -> None:
     async with rigged() as rig:
         await rig.step()
         assert rig.num_listings() == 1
@@ -143,8 +124,8 @@ async def test_listings_take_a_small_part_of_the_time() -> None:
         assert rig.num_listings() == 2
 
 
-async def test_a_restart_is_seen_and_empties_the_directories() -> None:
-    """Counters fall, even if it was away between two looks only."""
+async def test_a_restarted_master_empties_the_directories() -> None:
+    """Its counters are smaller than before."""
     async with rigged() as rig:
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
@@ -156,8 +137,8 @@ async def test_a_restart_is_seen_and_empties_the_directories() -> None:
         assert rig.held(1, 2, 3) == 1
 
 
-async def test_a_pool_that_is_emptied_is_listed_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """An engine that sleeps has all objects removed; most gone without an eviction show it."""
+async def test_an_emptied_pool_is_listed_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """An engine that sleeps has all objects removed. Most disappear without an eviction."""
     async with rigged() as rig:
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
@@ -175,8 +156,10 @@ async def test_a_pool_that_is_emptied_is_listed_at_once(caplog: pytest.LogCaptur
         assert rig.pool.counters.num_emptied == 1
 
 
-async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCaptureFixture) -> None:
-    """At once; said once; and when it is back it is listed before it is believed."""
+async def test_a_pool_whose_master_is_gone_does_not_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log says so once. A master that is back is listed before its pool counts."""
     caplog.set_level("INFO")
     async with rigged() as rig:
         rig.master.pool.put(names(1, 2))
@@ -202,8 +185,8 @@ async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("fault", ["garbage", "error", "half", "hang"])
-async def test_a_master_that_fails_is_given_a_second_chance(fault: str) -> None:
-    """Then it is not counted on, and what was known stays for its return."""
+async def test_the_second_failure_of_a_master_makes_its_pool_not_count(fault: str) -> None:
+    """Its blocks stay known for its return."""
     async with rigged(timeout_s=1.0 if fault == "hang" else 10.0) as rig:
         rig.master.pool.put(names(1, 2))
         await rig.step()
@@ -218,8 +201,7 @@ async def test_a_master_that_fails_is_given_a_second_chance(fault: str) -> None:
         assert rig.held(1, 2) == 2
 
 
-async def test_a_listing_that_breaks_off_leaves_what_was_known() -> None:
-    """And is tried again."""
+async def test_an_incomplete_listing_changes_nothing_and_is_tried_again() -> None:
     async with rigged(list_s=1) as rig:
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
@@ -236,7 +218,7 @@ async def test_a_listing_that_breaks_off_leaves_what_was_known() -> None:
 
 
 async def test_only_one_of_several_routers_lists() -> None:
-    """The others list once, to learn what objects are called; then they count on deltas."""
+    """The others list once, to learn the layout; then they learn from other routers."""
     async with rigged() as rig:
         rig.follower.is_lister = False
         rig.pool.directory("tiny").stored(chain(1))

@@ -19,15 +19,15 @@ from tests.pool.samples import a_pool, chain, names
 
 @asynccontextmanager
 async def group(*states: str) -> AsyncIterator[tuple[MasterApi, PoolMaster, PoolMaster]]:
-    """Two masters that say these things of themselves."""
+    """Create two masters with these states."""
     async with PoolMaster() as one, PoolMaster() as two:
         one.ha_status, two.ha_status = states
         async with MasterApi(f"{one.url}, {two.url}/", timeout_s=10.0) as api:
             yield api, one, two
 
 
-async def test_the_one_that_serves_is_asked() -> None:
-    """Wherever it is in the list; as long as it serves, the others are left alone."""
+async def test_the_master_that_serves_is_asked() -> None:
+    """While it serves, the others are left alone."""
     async with group("standby", "serving") as (api, one, two):
         assert await find_leader(api) is False  # the first to be found is no change
         assert api.url == two.url
@@ -41,7 +41,7 @@ async def test_the_one_that_serves_is_asked() -> None:
 
 @pytest.mark.parametrize("state", ["standby", "candidate", "recovering", "", "x" * 1000])
 async def test_without_a_leader_the_pool_is_gone(state: str) -> None:
-    """Each master's word is said; one that does not listen has none."""
+    """The error has each master's state."""
     async with group(state, "standby") as (api, one, two):
         await two.stop()
         with pytest.raises(PoolGone, match="does not listen") as caught:
@@ -63,7 +63,7 @@ async def test_masters_that_both_serve_are_refused() -> None:
 async def test_failover_empties_the_directories_and_lists_the_new_leader(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What the old leader held is not believed; what the new one has is there at once."""
+    """The old leader's blocks do not count any more."""
     pool = a_pool()
     async with group("serving", "standby") as (api, one, two):
         follower = PoolFollower(pool, api, MooncakeConfig(), Metrics(), clock=lambda: 0.0)
@@ -83,8 +83,8 @@ async def test_failover_empties_the_directories_and_lists_the_new_leader(
         assert "another Mooncake master is the leader now" in caplog.text
 
 
-async def test_a_standby_alone_is_named_so() -> None:
-    """Its figures look like those of an empty pool; its keys it refuses."""
+async def test_a_standby_alone_is_reported_as_one() -> None:
+    """Its figures look like those of an empty pool, but it refuses to list keys."""
     async with PoolMaster() as one:
         one.ha_status = "standby"
         async with MasterApi(one.url) as api:
