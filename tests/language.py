@@ -39,7 +39,9 @@ PLAIN = (
     "loadtest/experiments/",
     "loadtest/statistics/",
     "policies/",
+    "router/check/",
     "router/experiments/",
+    "router/pool/",
     "router/request/",
     "router/tokens/",
 )

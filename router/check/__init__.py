@@ -1,10 +1,12 @@
-"""`warmroute check`: what `warmroute serve` would find, and what to do about what is wrong.
+"""`warmroute check`: find what `warmroute serve` would find, and say what to do.
 
-    replica, events, tokenizer    one file a system: what was seen, as data; `look`, by the
-    redis, mooncake, host, sources  router's own clients, with a deadline; `judge`, pure
-    run                           looks at everything at once, then judges
-    finding, report               a finding: ok, note, warning or error, with a hint; all of them
-    deadline, reach               what looking has in common
+    replica, events, tokenizer      a file for each system: `look` asks, with the router's own
+    redis, mooncake, host, sources  clients and a deadline; `judge` is pure
+    together                        judges what only several replicas can have wrong
+    seen                            what was seen of a replica, in the router's own structs
+    run                             looks at everything, then judges
+    finding, report                 a finding: ok, note, warning or error, with a hint; the report
+    deadline, reach                 how long to wait; whether something listens
 
 Looking changes nothing. No lease is taken, no request goes to a model, Redis is only read, ports
 are tried and left. Engines see what they see of a router that starts: questions about themselves,

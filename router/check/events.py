@@ -1,4 +1,4 @@
-"""A replica's event streams: whether each can be followed, and how much its history shows."""
+"""A replica's event streams: whether each can be followed, and what its history shows."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import urlsplit
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from policies.view import CandidateId
 from router.addresses import reachable_endpoint
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
-from router.check.reach import CONNECT_S, Reach, reach
+from router.check.reach import CONNECT_S, reach
+from router.check.seen import RankSeen, ReplicaSeen
 from router.cluster.candidate_source import CandidateSource
 from router.config import Config
-from router.contracts import DEFAULT_SEED, BlockKey
+from router.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.discovery.engine_facts import EngineFacts
 from router.errors import ConfigError
 from router.index.block_index import BlockIndex
@@ -42,55 +42,10 @@ def events_flag(port: int = EVENTS_PORT) -> str:
     )
 
 
-_HANDSHAKE_S: Final = 2.0  # of a publisher whose port is open
-_LIVE_S: Final = 0.3  # for a live batch, where there is no replay to wait for
+_HANDSHAKE_S: Final = 2.0  # for a publisher whose port is open
+_LIVE_S: Final = 0.3  # for a live batch, if there is no replay to wait for
 _PACE: Final = Pace(tick_s=0.05, quiet_s=3600.0, subscribe_s=3600.0)
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
-
-
-class RankSeen(Struct, frozen=True, kw_only=True):
-    """One rank's event stream. None: not reported, or there was no time to find out."""
-
-    rank: int
-    reported: str = field(name="told")  # the endpoint as the engine or the configuration has it
-    endpoint: str  # to connect to
-    reach: Reach
-    connects: bool = False  # the engine does, instead of binding, as far as that shows
-    has_handshake: bool = False  # what listens there speaks ZeroMQ
-    replay_endpoint: str | None = None  # None: there is none
-    replay_reach: Reach | None = None
-    has_replay: bool | None = None  # whether it answered
-    state: Literal["exact", "degraded", "blind"] = "blind"
-    reason: str = ""
-    algorithm: str = ""
-    seed: str = ""
-    block_size: int = 0
-    lookahead: int = 0  # tokens after each block that its hash covers
-    is_verified: bool = False  # the contract was found in its events, not guessed
-    num_batches: int = 0  # of history
-    num_blocks: int = 0  # that it holds by them
-    num_pooled: int = 0  # blocks that it reported as written to the pool
-    groups: tuple[KvGroup, ...] = ()  # of a model with several KV groups
-    foreign: str | None = None  # why its endpoint is another replica's; None: it is not
-
-
-class Publisher(Struct, frozen=True):
-    """One rank's publisher that an engine reports, and that is off."""
-
-    enabled: bool
-    publisher: str | None
-
-
-class EventsSeen(Struct, frozen=True, kw_only=True):
-    """A replica's event streams."""
-
-    url: str
-    num_ranks: int = 1
-    wants_events: bool = True  # events.enabled
-    has_source_route: bool | None = None  # whether it answers /kv_event_sources
-    silent_publishers: tuple[Publisher, ...] = ()  # configured at the engine, but off
-    events_configured: bool = False  # the endpoints are the configuration's
-    ranks: tuple[RankSeen, ...] = ()
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -103,27 +58,21 @@ async def look(
     entry: Entry,
     facts: EngineFacts,
     config: Config,
-    pool_stored: Callable[[Sequence[BlockKey]], None] | None,
+    is_pooled: bool,
     deadline: Deadline,
 ) -> RankSeen:
     """Try a rank's endpoints, then follow its events until its history is known.
 
     Args:
-        pool_stored: Takes what it wrote to the shared pool; None: there is no pool.
+        is_pooled: Whether its replica is in a pool: then it reports what it stores there.
     """
     url = entry.replica.url.rstrip("/")
-    seen = RankSeen(
-        rank=rank,
-        reported=source.endpoint,
-        endpoint=source.endpoint,
-        reach="not an address",
-        connects=source.connects,
-    )
+    seen = RankSeen(rank=rank, source=source, endpoint=source.endpoint, reach="not an address")
     try:
         endpoint = reachable_endpoint(source.endpoint, url)
         replay = reachable_endpoint(source.replay_endpoint, url) if source.replay_endpoint else None
     except ValueError as exc:
-        return replace(seen, reason=str(exc))
+        return replace(seen, why_no_address=str(exc))
     with deadline.waiting(f"{entry.name} events"):
         timeout_s = deadline.at_most(CONNECT_S)
         seen = replace(
@@ -134,7 +83,7 @@ async def look(
             replay_reach=await reach(replay, timeout_s=timeout_s) if replay else None,
         )
         if seen.reach != "open":
-            return replace(seen, reason=StreamReason.UNREACHABLE.value)
+            return seen
         try:
             events = _Events(
                 endpoint,
@@ -143,8 +92,8 @@ async def look(
                 replay_timeout_s=deadline.at_most(config.events.replay_timeout_s),
             )
         except ConfigError as exc:
-            return replace(seen, reach="not an address", reason=exc.message)
-        return await _follow(seen, source, events, entry, facts, config, pool_stored, deadline)
+            return replace(seen, reach="not an address", why_no_address=exc.message)
+        return await _follow(seen, events, entry, facts, config, is_pooled, deadline)
 
 
 class _Events(EngineEvents):
@@ -160,57 +109,42 @@ class _Events(EngineEvents):
 
 async def _follow(
     seen: RankSeen,
-    source: EventSource,
     events: _Events,
     entry: Entry,
     facts: EngineFacts,
     config: Config,
-    pool_stored: Callable[[Sequence[BlockKey]], None] | None,
+    is_pooled: bool,
     deadline: Deadline,
 ) -> RankSeen:
     index, candidate = BlockIndex(), CandidateId(entry.name)
-    num_pooled = 0
-
-    def stored(keys: Sequence[BlockKey]) -> None:
-        nonlocal num_pooled
-        num_pooled += len(keys)
-        assert pool_stored is not None
-        pool_stored(keys)
-
+    pooled: list[BlockKey] = []
     stream = CandidateSource(
         candidate,
         index,
         url=entry.replica.url.rstrip("/"),
-        endpoint=source,
+        endpoint=seen.source,
         replay_timeout_s=config.events.replay_timeout_s,
         block_size=facts.block_size,
         capacity_blocks=facts.num_gpu_blocks,
         seeds=config.hash.seeds,
         lora_paths={m.id: m.root for m in facts.models if m.parent and m.root},
-        pool_stored=stored if pool_stored is not None else None,
+        pool_stored=pooled.extend if is_pooled else None,
     ).rank_stream()
-    await _history(stream, events, deadline)
-    status, counters = stream.status(), stream.counters
+    await _read_history(stream, events, deadline)
+    counters = stream.counters
     is_replayed = counters.num_replays > counters.num_failed_replays
     return replace(
         seen,
-        has_handshake=events.is_up,
+        is_publisher=events.is_up,
         has_replay=is_replayed if events.has_replay and events.is_up else None,
-        state=status.state,
-        reason=status.reason,
-        algorithm=status.contract.algorithm,
-        seed=status.contract.seed,
-        block_size=status.contract.block_size,
-        lookahead=status.contract.lookahead,
-        is_verified=status.is_verified,
+        status=stream.status(),
         num_batches=counters.num_batches,
         num_blocks=index.num_blocks(candidate),
-        num_pooled=num_pooled,
-        groups=status.groups,
+        num_pooled=len(pooled),
     )
 
 
-async def _history(stream: RankStream, events: _Events, deadline: Deadline) -> None:
+async def _read_history(stream: RankStream, events: _Events, deadline: Deadline) -> None:
     """Follow until history is read, or there is none to read, or the time is over."""
     async with asyncio.TaskGroup() as tg:
         following = tg.create_task(follow(stream, events, pace=_PACE))
@@ -225,23 +159,27 @@ async def _history(stream: RankStream, events: _Events, deadline: Deadline) -> N
 async def _until(is_so: Callable[[], bool], timeout_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while not is_so():  # noqa: ASYNC110 (there is no event for what it asks)
+            while not is_so():  # noqa: ASYNC110 (nothing signals the change)
                 await asyncio.sleep(0.02)
 
 
 def _is_read(stream: RankStream) -> bool:
     counters = stream.counters
-    if counters.num_failed_replays:
-        return True
-    return counters.num_replays > 0 and stream.wanted_replay is None
+    is_answered = counters.num_replays > 0 and stream.wanted_replay is None
+    return is_answered or counters.num_failed_replays > 0
 
 
 # -- judge ---------------------------------------------------------------------------------------
 
 
-def judge(subject: Subject, seen: EventsSeen) -> Iterator[Finding]:
-    """Judge the event streams of the replica that is `subject`."""
-    if not seen.wants_events:
+def judge(subject: Subject, seen: ReplicaSeen, *, is_wanted: bool) -> Iterator[Finding]:
+    """Judge a replica's event streams.
+
+    Args:
+        is_wanted: Whether the configuration wants them followed.
+    """
+    silent = [each for each in seen.publishers or () if not _publishes(each)]
+    if not is_wanted:
         yield subject.note("events", "BLIND: not followed, as configured", "--events-enabled")
     elif seen.ranks:
         for rank in seen.ranks:
@@ -252,12 +190,11 @@ def judge(subject: Subject, seen: EventsSeen) -> Iterator[Finding]:
                 f"{len(seen.ranks)} of {seen.num_ranks} ranks publish: the others are BLIND",
                 "name one endpoint per data-parallel rank in `events` of the replica",
             )
-    elif seen.silent_publishers:
-        first = seen.silent_publishers[0]
-        enabled = str(first.enabled).lower()
-        how = f'"enable_kv_cache_events": {enabled}, "publisher": "{first.publisher}"'
+    elif silent:
+        enabled = str(silent[0].enable_kv_cache_events).lower()
+        how = f'"enable_kv_cache_events": {enabled}, "publisher": "{silent[0].publisher}"'
         yield subject.warning("events", f"BLIND: it publishes no events ({how})", events_flag())
-    elif seen.has_source_route:
+    elif seen.publishers is not None:
         yield subject.warning("events", "BLIND: started without KV events", events_flag())
     else:
         yield subject.warning(
@@ -267,7 +204,11 @@ def judge(subject: Subject, seen: EventsSeen) -> Iterator[Finding]:
         )
 
 
-def _rank(subject: Subject, seen: EventsSeen, rank: RankSeen) -> Iterator[Finding]:
+def _publishes(source: EventSource) -> bool:
+    return source.enable_kv_cache_events and source.publisher in ("zmq", None)
+
+
+def _rank(subject: Subject, seen: ReplicaSeen, rank: RankSeen) -> Iterator[Finding]:
     suffix = f" #{rank.rank}" if seen.num_ranks > 1 else ""
     unreachable = _unreachable(seen, rank)
     if unreachable is not None:
@@ -277,51 +218,51 @@ def _rank(subject: Subject, seen: EventsSeen, rank: RankSeen) -> Iterator[Findin
     yield subject.ok(f"events{suffix}", f"published at {rank.endpoint}")
     yield _replay(subject, f"replay{suffix}", rank)
     yield _state(subject, f"state{suffix}", rank)
-    yield _contract(subject, f"hashes{suffix}", rank)
-    if rank.groups:
-        yield _groups(subject, f"kv groups{suffix}", rank.groups)
+    if rank.status is not None:
+        is_verified = rank.status.is_verified
+        yield _contract(subject, f"hashes{suffix}", rank.status.contract, is_verified=is_verified)
+        if rank.status.groups:
+            yield _groups(subject, f"kv groups{suffix}", rank.status.groups)
 
 
-def _unreachable(seen: EventsSeen, rank: RankSeen) -> tuple[str, str] | None:
+def _unreachable(seen: ReplicaSeen, rank: RankSeen) -> tuple[str, str] | None:
     """Return what is wrong with an endpoint, and what to do; None: a publisher answers there."""
+    hint = f"does another engine on that machine use the port? {events_flag()}, with its own ports"
+    if seen.entry.replica.events:
+        hint = "check `events` of the replica in the configuration, and the engine's own"
+    connects, endpoint = rank.source.connects, rank.endpoint
+    host, own = urlsplit(endpoint).hostname, urlsplit(seen.url).hostname
     if rank.foreign is not None:
-        hint = "engines on one machine need different ports in --kv-events-config; see `events` and"
-        return rank.foreign, f"{hint} `replay` of the replica in the configuration"
+        return rank.foreign, (
+            "engines on one machine need different ports in --kv-events-config; see `events` and "
+            "`replay` of the replica in the configuration"
+        )
     if rank.reach == "not an address":
-        text = rank.reason or f"{rank.reported!r} is not tcp://HOST:PORT or ipc://PATH"
-        return text, _endpoint_hint(seen)
-    if rank.reach == "open" and rank.has_handshake:
+        text = f"{rank.source.endpoint!r} is not tcp://HOST:PORT or ipc://PATH"
+        return rank.why_no_address or text, hint
+    if rank.reach == "open" and rank.is_publisher:
         return None
-    if rank.reach == "open" and not rank.connects:
-        text = f"{rank.endpoint} is not an event publisher"
-        return text, f"is it another port? {_endpoint_hint(seen)}"
-    host, own = urlsplit(rank.endpoint).hostname, urlsplit(seen.url).hostname
+    if rank.reach == "open" and not connects:
+        return f"{endpoint} is not an event publisher", f"is it another port? {hint}"
     if host in _LOOPBACK and own not in _LOOPBACK:
         return (
-            f"{rank.endpoint} is on this machine, but the engine runs on {own}",
+            f"{endpoint} is on this machine, but the engine runs on {own}",
             '"endpoint": "tcp://*:PORT" in --kv-events-config (with a host vLLM connects instead '
             "of binding), or name the endpoint in `events` of the replica",
         )
-    if rank.connects:
-        port = urlsplit(rank.endpoint).port
+    if connects:
         return (
-            f"nothing publishes at {rank.reported}: vLLM connects to an endpoint with a host (also "
-            "0.0.0.0) instead of binding it",
-            f'"endpoint": "tcp://*:{port}" in --kv-events-config, or name the endpoint in `events` '
-            "of the replica",
+            f"nothing publishes at {rank.source.endpoint}: vLLM connects to an endpoint with a "
+            "host (also 0.0.0.0) instead of binding it",
+            f'"endpoint": "tcp://*:{urlsplit(endpoint).port}" in --kv-events-config, or name the '
+            "endpoint in `events` of the replica",
         )
     if rank.reach == "unknown host":
-        return f"the host of {rank.endpoint} is unknown", _endpoint_hint(seen)
+        return f"the host of {endpoint} is unknown", hint
     if rank.reach == "silent":
-        text = f"{rank.endpoint} does not answer"
-        return text, "is there a firewall, or an unpublished container port?"
-    return f"nothing listens at {rank.endpoint}", _endpoint_hint(seen)
-
-
-def _endpoint_hint(seen: EventsSeen) -> str:
-    if seen.events_configured:
-        return "check `events` of the replica in the configuration, and the engine's own"
-    return f"does another engine on that machine use the port? {events_flag()}, with its own ports"
+        hint = "is there a firewall, or an unpublished container port?"
+        return f"{endpoint} does not answer", hint
+    return f"nothing listens at {endpoint}", hint
 
 
 def _replay(subject: Subject, about: str, rank: RankSeen) -> Finding:
@@ -363,24 +304,25 @@ def _state(subject: Subject, about: str, rank: RankSeen) -> Finding:
         hint = "" if rank.has_replay else "if it had prompts since then: is it another port?"
         return subject.note(about, "no events yet: BLIND until its first prompt", hint)
     text, hint = f"{rank.state.upper()}: {rank.reason}", _HINTS.get(rank.reason, "")
-    if rank.reason == StreamReason.UNVERIFIED:  # it passes
-        return subject.note(about, text, hint)
-    return subject.warning(about, text, hint)
+    create = subject.note if rank.reason == StreamReason.UNVERIFIED else subject.warning
+    return create(about, text, hint)
 
 
-def _contract(subject: Subject, about: str, rank: RankSeen) -> Finding:
-    seed = "" if rank.seed == DEFAULT_SEED else f", seed {rank.seed!r}"
-    ahead = f" and {rank.lookahead} after it" if rank.lookahead else ""
-    name = f"{rank.algorithm}{seed}, {rank.block_size} tokens a block{ahead}"
-    if rank.algorithm == "warmroute":
+def _contract(
+    subject: Subject, about: str, contract: HashContract, *, is_verified: bool
+) -> Finding:
+    seed = "" if contract.seed == DEFAULT_SEED else f", seed {contract.seed!r}"
+    ahead = f" and {contract.lookahead} after it" if contract.lookahead else ""
+    name = f"{contract.algorithm}{seed}, {contract.block_size} tokens a block{ahead}"
+    if contract.algorithm == "warmroute":
         return subject.note(about, "translated: the engine's hashes cannot be computed")
-    if not rank.is_verified:
+    if not is_verified:
         return subject.note(about, f"guessed: {name}; its events will confirm it")
     return subject.ok(about, f"detected in its events: {name}")
 
 
 def _groups(subject: Subject, about: str, groups: Sequence[KvGroup]) -> Finding:
-    """List the groups; which of them are not understood."""
+    """List the KV groups, and those of an unknown kind."""
     texts = Counter(_group_text(group) for group in groups)
     text = "; ".join(f"{n} x {text}" if n > 1 else text for text, n in sorted(texts.items()))
     strange = sorted({group.kind for group in groups if not is_understood(group)})

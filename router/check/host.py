@@ -1,11 +1,10 @@
-"""The router's own machine: its ports and files, the configuration, a router that runs already."""
+"""The router's own machine: its ports and files, and a router that runs here already."""
 
 from __future__ import annotations
 
 import os
 import re
 import ssl
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from msgspec import Struct
 from router.addresses import host_port, own_url_host
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
-from router.check.replica import ReplicaSeen
+from router.check.seen import ReplicaSeen
 from router.config import AdminConfig, Config, ListenConfig
 from router.config.secrets import read_secret
 from router.errors import ConfigError
@@ -25,17 +24,9 @@ from router.listening import cannot_listen, listen, why_not
 
 _ASK_S: Final = 2.0
 _SAMPLE: Final = re.compile(r"^(warmroute_\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
-_AUDIT: Final = re.compile(
-    r'^warmroute_audited_total\{replica="([^"]*)",result="(\w+)"\} ([0-9.e+]+)$', re.MULTILINE
-)
-_TRUST: Final = re.compile(
-    r'^warmroute_trust_ratio\{replica="([^"]*)"\} ([0-9.e+-]+)$', re.MULTILINE
-)
 _SIGNS: Final = ("warmroute_", '"replicas"', "admin token")
 _PATHS: Final = {"listen": "/metrics", "admin": "/admin/replicas"}
-_FEW: Final = 5  # wrong predictions: fewer show nothing
-_WELL, _ASTRAY = 0.9, 0.5  # share of right ones: below, something is wrong; something is very wrong
-_ENOUGH: Final = 20  # answers: fewer without cached tokens show nothing
+_ENOUGH: Final = 20  # answers; fewer prove nothing
 _ROUTER: Final = Subject("router")
 
 
@@ -57,30 +48,13 @@ class PortSeen(Struct, frozen=True, kw_only=True):
     is_router: bool = False  # a warmroute listens there
 
 
-class AuditSeen(Struct, frozen=True, kw_only=True):
-    """What became of a running router's predictions for one replica, or one rank of it."""
-
-    replica: str
-    num_right: int = 0
-    num_over: int = 0  # more was predicted than the engine had
-    num_under: int = 0
-    recent_ratio: float = 1.0  # of the last ones, those that were right
-
-    @property
-    def ratio(self) -> float:
-        """The share that was right since the router started; 1.0 where none was checked."""
-        num_wrong = self.num_over + self.num_under
-        return self.num_right / (self.num_right + num_wrong) if num_wrong else 1.0
-
-
 class HostSeen(Struct, frozen=True, kw_only=True):
-    """This machine, and what a router that runs here already reports."""
+    """This machine, and what the metrics of a router on it say."""
 
     ports: tuple[PortSeen, ...] = ()
     files: tuple[FileSeen, ...] = ()
-    num_answered: int | None = None  # requests of the running router with a usage; None: none runs
-    num_audited: int | None = None  # of them those whose usage had cached tokens
-    audits: tuple[AuditSeen, ...] = ()
+    num_answered: int | None = None  # its requests; None: no router runs
+    num_audited: int | None = None  # requests whose answer reported cached tokens
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -92,24 +66,18 @@ async def look(config: Config, deadline: Deadline, *, admin_token: str | None = 
     Args:
         admin_token: Of a router that may run here, so that it has no intruder to log.
     """
-    files = tuple(_files(config))
     listen, page = await _port("listen", config.listen, None, deadline)
     if listen.is_router and admin_token is None and not config.admin.open:
-        admin = PortSeen(
-            key="admin",
-            host=config.admin.host,
-            port=config.admin.port,
-            error=why_not_free(config.admin.host, config.admin.port),
-            is_router=True,
-        )
+        host, port = config.admin.host, config.admin.port
+        error = why_not_free(host, port)
+        admin = PortSeen(key="admin", host=host, port=port, error=error, is_router=True)
     else:
         admin, _ = await _port("admin", config.admin, admin_token, deadline)
     return HostSeen(
         ports=(listen, admin),
-        files=files,
+        files=tuple(_files(config)),
         num_answered=None if page is None else total(page, "warmroute_requests_total"),
         num_audited=None if page is None else total(page, "warmroute_audited_total"),
-        audits=audits_of(page or ""),
     )
 
 
@@ -139,12 +107,7 @@ def why_not_free(host: str, port: int) -> str | None:
 
 
 async def ask_router(url: str, *, token: str | None = None, timeout_s: float) -> str | None:
-    """Get the page by which a router is recognized; None: no router answers there.
-
-    Args:
-        url: A page of this machine, whose certificate has other names.
-        token: Of the admin port.
-    """
+    """Get a page of a router on this machine; None: no router answers there."""
     headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
     try:
         async with httpx.AsyncClient(
@@ -154,43 +117,26 @@ async def ask_router(url: str, *, token: str | None = None, timeout_s: float) ->
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
     # The admin port may want a token: its refusal is enough to recognize it.
-    is_ours = answer.status_code in (200, 401) and any(sign in answer.text for sign in _SIGNS)
-    return answer.text if is_ours else None
+    is_router = answer.status_code in (200, 401) and any(sign in answer.text for sign in _SIGNS)
+    return answer.text if is_router else None
 
 
 @cache
 def _any_tls() -> ssl.SSLContext:
-    """Return the context that asks a server of this machine, whoever signed its certificate."""
+    """Return a context that accepts any certificate: those of this machine have other names."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
 
 
-def audits_of(page: str) -> tuple[AuditSeen, ...]:
-    """Read what a router says in its metrics of the predictions for each replica."""
-    results: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for name, result, value in _AUDIT.findall(page):
-        results[name][result] = round(float(value))
-    recent = {name: float(value) for name, value in _TRUST.findall(page)}
-    return tuple(
-        AuditSeen(
-            replica=name,
-            num_right=counts.get("exact", 0),
-            num_over=counts.get("over", 0),
-            num_under=counts.get("under", 0),
-            recent_ratio=recent.get(name, 1.0),
-        )
-        for name, counts in results.items()
-    )
-
-
 def total(page: str, name: str) -> int:
-    """Add up a counter over its labels."""
+    """Add up a counter of a metrics page over its labels."""
     return round(sum(float(value) for found, value in _SAMPLE.findall(page) if found == name))
 
 
 def _files(config: Config) -> Iterator[FileSeen]:
+    """Read each file that the configuration names, as a router does at its start."""
     for key, path in (
         ("engine.api_key_file", config.engine.api_key_file),
         ("admin.token_file", config.admin.token_file),
@@ -233,19 +179,17 @@ def _why_no_log(path: Path) -> str | None:
     """Return why a file cannot be appended to, without creating it; None: it can."""
     if path.is_dir():
         return "it is a directory"
-    if path.exists():
-        return None if os.access(path, os.W_OK) else "it is not writable"
-    folder = path.parent
-    if not folder.is_dir():
+    if not path.parent.is_dir():
         return "its directory does not exist"
-    return None if os.access(folder, os.W_OK) else "its directory is not writable"
+    what, at = ("it", path) if path.exists() else ("its directory", path.parent)
+    return None if os.access(at, os.W_OK) else f"{what} is not writable"
 
 
 # -- judge ---------------------------------------------------------------------------------------
 
 
 def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
-    """Judge what a router needs of its own machine, and how it is configured."""
+    """Judge what a router needs of its own machine."""
     yield from map(_judge_port, seen.ports)
     for file in seen.files:
         if file.error is None:
@@ -273,50 +217,15 @@ def _judge_port(port: PortSeen) -> Finding:
 
 def _audit(seen: HostSeen) -> Iterator[Finding]:
     """Judge by a running router whether engines report cached tokens."""
-    if seen.num_answered is None or seen.num_audited is None:
-        yield _ROUTER.note(
-            "audit",
-            "only a request shows if engines report cached tokens",
-            "--enable-prompt-tokens-details for each engine, so that predictions are checked",
-        )
+    flag = "--enable-prompt-tokens-details for each engine"
+    if seen.num_answered is None:
+        text = "only a request shows if engines report cached tokens"
+        yield _ROUTER.note("audit", text, f"{flag}, so that predictions are checked")
     elif seen.num_audited:
         yield _ROUTER.ok("audit", f"{seen.num_audited:,} predictions audited so far")
-        for audit in seen.audits:
-            yield from _predictions(audit)
     elif seen.num_answered >= _ENOUGH:
-        yield _ROUTER.warning(
-            "audit",
-            f"{seen.num_answered:,} answers without reported cached tokens",
-            "--enable-prompt-tokens-details for each engine",
-        )
-
-
-def proven(seen: HostSeen) -> frozenset[str]:
-    """Name the replicas of which a running router's predictions are right."""
-    enough = [each for each in seen.audits if each.num_right >= _ENOUGH]
-    return frozenset(
-        each.replica.partition("#")[0]
-        for each in enough
-        if min(each.ratio, each.recent_ratio) >= _WELL
-    )
-
-
-def _predictions(audit: AuditSeen) -> Iterator[Finding]:
-    """Judge whether what was predicted for a replica is what its engine reported."""
-    num_wrong = audit.num_over + audit.num_under
-    ratio = min(audit.ratio, audit.recent_ratio)
-    if num_wrong < _FEW or ratio >= _WELL:
-        return
-    recent = f", {audit.recent_ratio:.0%} of the last ones" if audit.recent_ratio < _WELL else ""
-    subject = Subject(f"replica {audit.replica}")
-    create = subject.error if ratio < _ASTRAY else subject.warning
-    yield create(
-        "predictions",
-        f"{audit.ratio:.0%} of {audit.num_right + num_wrong:,} were right{recent} (cached tokens: "
-        f"{audit.num_over:,} predicted too high, {audit.num_under:,} too low)",
-        "does the router listen where the replica publishes? Compare `events` and `replay` with "
-        "the engine's --kv-events-config and the port mapping of its container",
-    )
+        text = f"{seen.num_answered:,} answers without reported cached tokens"
+        yield _ROUTER.warning("audit", text, flag)
 
 
 def _shared(config: Config, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:

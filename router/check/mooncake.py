@@ -1,9 +1,9 @@
-"""The shared Mooncake pool: its master, what is in it, and which replicas take part."""
+"""The shared Mooncake pool: its master, its contents, and which replicas take part."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -11,55 +11,45 @@ from msgspec.structs import replace
 
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject, size
-from router.check.reach import CONNECT_S, Reach, reach
-from router.check.replica import ReplicaSeen
+from router.check.seen import ReplicaSeen
 from router.config import MooncakeConfig, PoolConfig
 from router.errors import PoolError
-from router.pool.catalog import PoolCatalog
+from router.pool.catalog import PoolCatalog, Unreadable
+from router.pool.keys import names_in_keys
+from router.pool.layouts import Layout
 from router.pool.leader import find_leader
-from router.pool.master import MasterApi, masters
+from router.pool.master import SLICE, MasterApi, MasterFigures, masters
+from router.pool.members import layout_of
 
 CONNECTOR_FLAG: Final = (
     '--kv-transfer-config \'{"kv_connector": "MooncakeStoreConnector", "kv_role": '
     '"kv_both", "kv_load_failure_policy": "recompute"}\''
 )
-_SLICE: Final = 10_000  # keys
-_LISTED: Final = 0.8  # of the objects; fewer are no race
+_LISTED: Final = 0.8  # of the objects; a smaller share is no race
 
 
-class PatternSeen(Struct, frozen=True, kw_only=True):
-    """How a model's objects in the pool are named."""
+class PoolModel(Struct, frozen=True, kw_only=True):
+    """A model's blocks in the pool."""
 
-    model: str
-    text: str | None  # None: not learned
-    num_ranks: int = 0
-    num_blocks: int = 0
-    bytes_per_token: float | None = None
+    name: str
+    layout: Layout | None  # None: unknown
+    num_blocks: int
+    bytes_per_token: float | None
 
 
 class PoolSeen(Struct, frozen=True, kw_only=True):
-    """The Mooncake master. `error` says why nothing else is known; None: not reported."""
+    """A Mooncake pool. `error` says why nothing else is known."""
 
     url: str
     name: str = ""  # "": the only one
     leader: str | None = None  # of several masters, the one that serves
     error: str | None = None
-    num_objects: int | None = None
-    used_bytes: int | None = None
-    max_bytes: int | None = None
-    num_evicted: int | None = None
-    num_segments: int | None = None
-    publishes_events: bool | None = None
-    events_configured: bool = False
-    events_reach: Reach | None = None
-    is_listed: bool = False  # its keys could be listed
+    figures: MasterFigures | None = None
+    num_segments: int | None = None  # None: not reported
+    num_listed: int | None = None  # None: not listed
     list_error: str | None = None
-    num_listed: int | None = None
-    num_unknown_keys: int = 0
-    models: tuple[PatternSeen, ...] = ()
-    clashing: tuple[str, ...] = ()  # layouts that name some objects alike
-    mixed: tuple[tuple[str, str], ...] = ()  # directory, and KV data types of its replicas
-    weights: tuple[tuple[str, str, str], ...] = ()  # head of keys, field that differs, whose value
+    models: tuple[PoolModel, ...] = ()
+    unreadable: Mapping[str, Unreadable] = {}
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -69,69 +59,56 @@ async def look(
     which: PoolConfig,
     config: MooncakeConfig,
     *,
-    pool: PoolCatalog,
     replicas: Sequence[ReplicaSeen],
     deadline: Deadline,
 ) -> PoolSeen:
-    """Ask a pool's master, and list its keys to learn how they are built.
-
-    Args:
-        pool: Has the models, and what replicas reported as stored.
-        replicas: As they were seen; some are in it.
-    """
-    seen = PoolSeen(
-        url=", ".join(masters(which.master)),
-        name=which.name,
-        events_configured=which.events is not None,
-    )
+    """Ask a pool's master, and list its keys to learn their layout."""
+    pool = _catalog_of([each for each in replicas if each.pool == which.name])
+    seen = PoolSeen(url=", ".join(masters(which.master)), name=which.name)
     timeout_s = deadline.at_most(config.timeout_s)
     with deadline.waiting(_subject(seen).name):
         async with MasterApi(which.master, timeout_s=timeout_s) as api:
             try:
                 async with asyncio.timeout(deadline.left_s):
                     await find_leader(api)
-                    seen = await _with_figures(replace(seen, leader=api.url), api, pool)
+                    figures = await api.figures()
             except PoolError as exc:
                 return replace(seen, error=exc.message)
             except TimeoutError:
                 return replace(seen, error=f"{seen.url} did not answer")
-            seen = await _with_optional(seen, api, deadline)
-            if which.events is not None:
-                timeout_s = deadline.at_most(CONNECT_S)
-                reached = await reach(which.events, timeout_s=timeout_s)
-                seen = replace(seen, events_reach=reached)
+            pool.bytes_per_object = figures.bytes_per_object
+            seen = replace(seen, leader=api.url, figures=figures)
+            seen = await _with_segments(seen, api, deadline)
             seen = await _with_keys(seen, api, pool, deadline)
-    block_sizes = {each.models[0].id: each.block_size for each in replicas if each.models}
-    return replace(
-        seen,
-        models=tuple(
-            _pattern(pool, name, block_sizes.get(name.partition("@@")[0]))
-            for name in sorted(pool.directories)
-        ),
-        clashing=pool.clashing,
-        mixed=tuple((name, ", ".join(dtypes)) for name, dtypes in sorted(pool.mixed.items())),
-        weights=tuple(differing_weights(each for each in replicas if each.pool == which.name)),
-    )
+    sizes = {_model_of(each): each.facts.block_size for each in replicas if each.facts is not None}
+    models = [_model(pool, name, sizes.get(name.partition("@@")[0])) for name in pool.directories]
+    return replace(seen, models=tuple(models), unreadable=pool.unreadable)
 
 
-async def _with_figures(seen: PoolSeen, api: MasterApi, pool: PoolCatalog) -> PoolSeen:
-    figures = await api.figures()
-    pool.bytes_per_object = figures.bytes_per_object
-    return replace(
-        seen,
-        num_objects=figures.num_keys,
-        used_bytes=figures.allocated_bytes,
-        max_bytes=figures.capacity_bytes,
-        num_evicted=figures.num_evicted_keys,
-    )
+def _catalog_of(replicas: Iterable[ReplicaSeen]) -> PoolCatalog:
+    """Create the catalog that a router has for these replicas."""
+    pool = PoolCatalog()
+    for seen in replicas:
+        if seen.facts is not None:
+            pool.add_replica(
+                seen.name,
+                _model_of(seen),
+                names_in_keys(seen.facts.models),
+                layout=layout_of(seen.entry.replica, seen.info.key_head if seen.info else None),
+                kv_dtype=seen.facts.kv_dtype,
+            )
+    return pool
 
 
-async def _with_optional(seen: PoolSeen, api: MasterApi, deadline: Deadline) -> PoolSeen:
-    """Ask for what only some releases report."""
+def _model_of(seen: ReplicaSeen) -> str:
+    return seen.models[0].id if seen.models else ""
+
+
+async def _with_segments(seen: PoolSeen, api: MasterApi, deadline: Deadline) -> PoolSeen:
+    """Ask for the memory that engines give; some releases do not report it."""
     try:
         async with asyncio.timeout(deadline.left_s):
-            seen = replace(seen, num_segments=len(await api.segments()))
-            return replace(seen, publishes_events=await api.publishes_events())
+            return replace(seen, num_segments=len(await api.segments()))
     except (PoolError, TimeoutError):
         return seen
 
@@ -142,62 +119,24 @@ async def _with_keys(
     pool.begin_listing()
     try:
         async with asyncio.timeout(deadline.left_s):
-            await api.list_keys(pool.listed)
-            is_done = False
-            while not is_done:
+            num_listed = await api.list_keys(pool.listed)
+            for _ in pool.reconcile(SLICE):
                 await asyncio.sleep(0)
-                is_done = not pool.reconcile(_SLICE)
     except PoolError as exc:
-        pool.abandon_listing()
         return replace(seen, list_error=exc.message)
     except TimeoutError:
-        pool.abandon_listing()
         return replace(seen, list_error="its keys were not listed in time")
-    counted = pool.counters
-    return replace(
-        seen,
-        is_listed=True,
-        num_listed=counted.num_objects,
-        num_unknown_keys=counted.num_unknown_keys,
-    )
+    return replace(seen, num_listed=num_listed)
 
 
-def _pattern(pool: PoolCatalog, name: str, block_size: int | None) -> PatternSeen:
-    layout = pool.layouts.get(name)
-    if layout is None:
-        return PatternSeen(model=name, text=None)
-    block_bytes = pool.bytes_per_block(name)
-    return PatternSeen(
-        model=name,
-        text=layout.text,
-        num_ranks=layout.num_ranks,
+def _model(pool: PoolCatalog, name: str, block_size: int | None) -> PoolModel:
+    num_bytes = pool.bytes_per_block(name)
+    return PoolModel(
+        name=name,
+        layout=pool.layouts.get(name),
         num_blocks=len(pool.directory(name)),
-        bytes_per_token=(
-            round(block_bytes / block_size, 1) if block_bytes and block_size else None
-        ),
+        bytes_per_token=round(num_bytes / block_size, 1) if num_bytes and block_size else None,
     )
-
-
-def differing_weights(replicas: Iterable[ReplicaSeen]) -> Iterator[tuple[str, str, str]]:
-    """Find replicas of a pool that name their objects alike and have other weights.
-
-    By what engines say, so before anything is stored: an engine that says its weights says how its
-    keys begin, too. Blocks of another size have other names, whatever the weights.
-
-    Returns:
-        How their keys begin, the field that differs, and its values with the replicas of each.
-    """
-    found: dict[tuple[str, int, str], dict[str, list[str]]] = {}
-    for replica in replicas:
-        if replica.key_head is None:
-            continue
-        for field, value in replica.weights.items():
-            at = (replica.key_head, replica.block_size or 0, field)
-            found.setdefault(at, {}).setdefault(value, []).append(replica.name)
-    for (head, _, field), by_value in sorted(found.items()):
-        if len(by_value) > 1:
-            each = (f"{value} ({', '.join(names)})" for value, names in sorted(by_value.items()))
-            yield head, field, ", ".join(each)
 
 
 # -- judge ---------------------------------------------------------------------------------------
@@ -206,43 +145,24 @@ def differing_weights(replicas: Iterable[ReplicaSeen]) -> Iterator[tuple[str, st
 def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     """Judge a Mooncake master, and the replicas that take part."""
     pool = _subject(seen)
-    if seen.error is not None:
+    if seen.figures is None:
         yield pool.error(
             "reachable",
-            seen.error,
+            seen.error or "",
             "--mooncake names the master's --metrics_port (9003 by default), not its --rpc_port",
         )
         return
     is_one = seen.leader in (None, seen.url)
     yield pool.ok("reachable", seen.url if is_one else f"{seen.leader} is the leader of {seen.url}")
-    yield from _contents(seen)
+    yield from _contents(pool, seen, seen.figures)
     for model in seen.models:
-        yield _keys(model, seen)
-    if seen.clashing:
-        yield pool.error(
-            "layouts",
-            f"{' and '.join(seen.clashing)} use the same names for some objects, so engines find "
-            "objects that they cannot read, and may try for ever",
-            '"cache_prefix" for each kind of replica, or the same "store_tp_size" for all, in '
-            "kv_connector_extra_config",
-        )
-    for name, dtypes in seen.mixed:
-        yield pool.error(
-            "data types",
-            f"{name}: replicas with KV caches of {dtypes} use the same object names, so engines "
-            "find objects that they cannot read, and may try for ever; none is credited",
-            'one --kv-cache-dtype for all, or a "cache_prefix" for each in '
-            "kv_connector_extra_config",
-        )
-    for name, field, values in seen.weights:
-        yield pool.error(
-            "weights",
-            f"{name}: replicas whose weights differ in {field}, {values}, use the same "
-            "object names, so engines answer from KV blocks that another model computed",
-            'the same weights for all, or a "cache_prefix" for each in kv_connector_extra_config',
-        )
-    yield from _members(seen, replicas)
-    yield _events(seen)
+        yield _keys(pool, model, num_objects=seen.figures.num_keys)
+    for name, why in seen.unreadable.items():
+        create = pool.error if why.engines_fail else pool.warning
+        yield create(why.about, f"{name}: {why.text}", why.hint)
+    there = [each for each in replicas if each.facts is not None]
+    yield from _weights(pool, [each for each in there if each.pool == seen.name])
+    yield from _members(pool, [each for each in there if each.pool in (seen.name, None)])
     yield pool.note(
         "load failures",
         "the reaction of engines to a vanished object is not visible; by default the client gets a "
@@ -255,56 +175,80 @@ def _subject(seen: PoolSeen) -> Subject:
     return Subject(f"pool {seen.name}".strip())
 
 
-def _contents(seen: PoolSeen) -> Iterator[Finding]:
-    pool = _subject(seen)
-    if seen.max_bytes == 0 or seen.num_segments == 0:
+def _contents(pool: Subject, seen: PoolSeen, figures: MasterFigures) -> Iterator[Finding]:
+    if figures.capacity_bytes == 0 or seen.num_segments == 0:
         yield pool.warning(
             "contents",
             "no engine gives it memory, so nothing can be stored",
             f"{CONNECTOR_FLAG}, and global_segment_size in mooncake.json",
         )
         return
-    limit = f" of {size(seen.max_bytes)}" if seen.max_bytes else ""
-    evicted = f", {seen.num_evicted:,} evicted so far" if seen.num_evicted else ""
-    used = size(seen.used_bytes or 0)
-    yield pool.ok("contents", f"{seen.num_objects or 0:,} objects, {used}{limit}{evicted}")
+    num_objects = figures.num_keys or 0
+    limit = f" of {size(figures.capacity_bytes)}" if figures.capacity_bytes else ""
+    num_evicted = figures.num_evicted_keys
+    evicted = f", {num_evicted:,} evicted so far" if num_evicted else ""
+    used = size(figures.allocated_bytes or 0)
+    yield pool.ok("contents", f"{num_objects:,} objects, {used}{limit}{evicted}")
     if seen.list_error is not None:
         yield pool.warning(
             "keys",
             f"not listed: {seen.list_error}",
             "blocks stored before a router starts are then unknown; use a longer --wait",
         )
-    elif seen.num_listed is not None and seen.num_listed < _LISTED * (seen.num_objects or 0):
+    elif seen.num_listed is not None and seen.num_listed < _LISTED * num_objects:
         yield pool.warning(
             "tenants",
-            f"{seen.num_objects or 0:,} objects exist, {seen.num_listed:,} are listed: the master "
+            f"{num_objects:,} objects exist, {seen.num_listed:,} are listed: the master "
             "lists only tenant `default` (or it evicts now)",
             "a master without --enable_multi_tenants, and a cache_prefix for each deployment",
         )
 
 
-def _keys(model: PatternSeen, seen: PoolSeen) -> Finding:
-    pool = _subject(seen)
-    if model.text is None:
-        text = f"{model.model}: it has no blocks there yet, or its keys are unknown"
-        if not seen.num_objects:
+def _keys(pool: Subject, model: PoolModel, num_objects: int | None) -> Finding:
+    layout = model.layout
+    if layout is None:
+        text = f"{model.name}: it has no blocks there yet, or its keys are unknown"
+        if not num_objects:
             return pool.ok("keys", text)
-        return pool.note(
-            "keys", text, "send a prompt through a router: it shows how the keys are built"
-        )
-    ranks = f", {model.num_ranks} objects a block" if model.num_ranks > 1 else ""
+        hint = "send a prompt through a router: a listing then shows how its keys are built"
+        return pool.note("keys", text, hint)
+    ranks = f", {layout.num_ranks} objects a block" if layout.num_ranks > 1 else ""
     each = f", {size(round(model.bytes_per_token))} a token" if model.bytes_per_token else ""
-    text = f"{model.model}: {model.num_blocks:,} blocks{ranks}{each}, {model.text}@DIGEST"
+    text = f"{model.name}: {model.num_blocks:,} blocks{ranks}{each}, {layout.text}@DIGEST"
     return pool.ok("keys", text)
 
 
-def _members(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
-    pool = _subject(seen)
-    there = [r for r in replicas if r.error is None and r.pool in (seen.name, None)]
-    members = [r for r in there if r.pool == seen.name]
-    known = [r.name for r in members if _takes_part(r)]
-    unknown = [r.name for r in there if r.name not in known and r.pool == seen.name]
-    excluded = [r.name for r in there if r.reads_pool is False]
+def _weights(pool: Subject, members: Iterable[ReplicaSeen]) -> Iterator[Finding]:
+    """Find members that use the same object names for blocks of different weights.
+
+    Engines in dev mode report their weights and how their keys begin. Blocks of another size have
+    other names.
+    """
+    found: dict[tuple[str, int, str], dict[str, list[str]]] = {}
+    for seen in members:
+        if seen.info is None or seen.info.key_head is None or seen.facts is None:
+            continue
+        for field, value in seen.info.weights.items():
+            names = (seen.info.key_head, seen.facts.block_size or 0, field)
+            found.setdefault(names, {}).setdefault(value, []).append(seen.name)
+    for (head, _, field), by_value in sorted(found.items()):
+        if len(by_value) > 1:
+            values = (f"{value} ({', '.join(names)})" for value, names in sorted(by_value.items()))
+            yield pool.error(
+                "weights",
+                f"{head}: replicas whose weights differ in {field}, {', '.join(values)}, use the "
+                "same object names, so engines answer from KV blocks that another model computed",
+                'the same weights for all, or a "cache_prefix" for each in '
+                "kv_connector_extra_config",
+            )
+
+
+def _members(pool: Subject, there: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+    """Judge who takes part: the pool's members, and replicas in no pool."""
+    members = [each for each in there if each.pool is not None]
+    known = [each.name for each in members if _takes_part(each)]
+    unknown = [each.name for each in members if each.name not in known]
+    excluded = [each.name for each in there if each.entry.replica.pool is False]
     if known:
         yield pool.ok("members", f"take part: {', '.join(known)}")
     if unknown:
@@ -315,11 +259,9 @@ def _members(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findin
         )
     if excluded:
         yield pool.ok("members", f"excluded, as configured: {', '.join(excluded)}")
+    statuses = (rank.status for each in members for rank in each.ranks if rank.is_publisher)
     if any(
-        rank.algorithm == "warmroute" and rank.has_handshake and rank.is_verified
-        for replica in there
-        if replica.reads_pool is not False
-        for rank in replica.ranks
+        s is not None and s.is_verified and s.contract.algorithm == "warmroute" for s in statuses
     ):
         yield pool.warning(
             "hashes",
@@ -328,25 +270,7 @@ def _members(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findin
         )
 
 
-def _takes_part(replica: ReplicaSeen) -> bool:
-    has_connector = replica.has_pool_connector or "store" in replica.transfers
-    return has_connector or any(rank.num_pooled for rank in replica.ranks)
-
-
-def _events(seen: PoolSeen) -> Finding:
-    pool = _subject(seen)
-    if seen.events_configured and seen.events_reach != "open":
-        return pool.error(
-            "events",
-            f"the master's event stream does not answer ({seen.events_reach})",
-            "check --mooncake-events; most builds of mooncake_master have no such stream",
-        )
-    if seen.events_configured:
-        return pool.ok("events", "followed")
-    if seen.publishes_events:
-        return pool.note(
-            "events",
-            "the master publishes events, but they are not followed",
-            "--mooncake-events tcp://HOST:PORT: evictions are then known immediately",
-        )
-    return pool.ok("events", "none: evictions are detected by listing and verifying")
+def _takes_part(seen: ReplicaSeen) -> bool:
+    reports_it = seen.facts is not None and seen.facts.has_pool_connector
+    has_store = seen.info is not None and "store" in seen.info.transfers
+    return reports_it or has_store or any(rank.num_pooled for rank in seen.ranks)

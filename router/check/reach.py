@@ -45,18 +45,5 @@ async def reach(endpoint: str, *, timeout_s: float) -> Reach:
     return "open"
 
 
-async def resolved(url: str) -> frozenset[str]:
-    """List the places, ADDRESS:PORT, that a URL leads to; none where that is not known."""
-    split = urlsplit(url)
-    port = split.port or {"http": 80, "https": 443}.get(split.scheme, 0)
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            split.hostname, port, type=socket.SOCK_STREAM
-        )
-    except OSError:
-        return frozenset()
-    return frozenset(f"{address[0]}:{port}" for *_, address in found)
-
-
 def _exists(path: str) -> bool:  # apart: ruff's ASYNC240 knows it for blocking
     return os.path.exists(path)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject, size
-from router.check.replica import ReplicaSeen
+from router.check.seen import ReplicaSeen
 from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_log import read_heads
 from router.config import IndexConfig, RedisConfig
@@ -325,7 +325,7 @@ def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findi
         yield _REDIS.ok("feeds", "; ".join(map(_stream, engines)))
     if seen.pool_lister is not None:
         yield _REDIS.ok("pool", f"listed by {seen.pool_lister}")
-    there = {stream for r in replicas if r.ranks and r.error is None for stream in _stream_ids(r)}
+    there = {stream for r in replicas if r.ranks for stream in _stream_ids(r)}
     orphans = [stream.id for stream in engines if stream.leader is None and stream.id in there]
     if orphans and seen.routers:
         yield _REDIS.warning(

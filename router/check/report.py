@@ -1,4 +1,4 @@
-"""The report that findings make: for people, and for machines."""
+"""The report of all findings: for people, and for machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from router.check.finding import Finding, Level, gravest
 from router.check.mooncake import PoolSeen
 from router.check.redis import RedisSeen
-from router.check.replica import ReplicaSeen
+from router.check.seen import ReplicaSeen
 from router.check.sources import SourceSeen
 from router.index.candidate_stream import StreamReason
 
@@ -27,10 +27,10 @@ _MARKS: Final[dict[Level, tuple[str, str]]] = {
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """All findings in the order in which people want them, and what they were concluded from."""
+    """All findings in the order in which they are shown, and what they were concluded from."""
 
     findings: tuple[Finding, ...]
-    sources: tuple[SourceSeen, ...] = ()  # of replicas
+    sources: tuple[SourceSeen, ...] = ()
     replicas: tuple[ReplicaSeen, ...] = ()
     redis: RedisSeen | None = None  # None: none is configured
     pools: tuple[PoolSeen, ...] = ()
@@ -59,23 +59,23 @@ class Report(Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for machines."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        pools = fields["pools"]
-        return {"well": self.is_well, **fields, "pool": pools[0] if len(pools) == 1 else None}
+        fields: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return {"well": self.is_well, **fields}
 
 
 def described(seen: ReplicaSeen) -> str:
-    """Say in a few words what a replica is: its model and release."""
+    """Describe a replica in a few words: its model and release."""
     models = ", ".join(model.id for model in seen.models)
-    return f"{models}, vLLM {seen.version}" if seen.version else models
+    version = seen.facts.version if seen.facts is not None else None
+    return f"{models}, vLLM {version}" if version else models
 
 
 def state_of(seen: ReplicaSeen) -> str:
-    """Name the state of a replica: its worst rank's, or why there is none."""
+    """Name the state of a replica: its worst rank's, or why it has none."""
     if seen.error is not None:
         return "not reachable"
-    if seen.sleep != "awake":
-        return "paused" if seen.sleep == "paused" else "asleep"
+    if seen.facts is not None and seen.facts.sleep != "awake":
+        return "paused" if seen.facts.sleep == "paused" else "asleep"
     if not seen.ranks:
         return "BLIND"
     ranks = [rank for rank in seen.ranks if rank.reason != StreamReason.NO_EVENTS]

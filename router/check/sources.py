@@ -1,4 +1,4 @@
-"""The sources of replicas: what each finds now."""
+"""The sources of replicas: what each finds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SourceSeen(Struct, frozen=True, kw_only=True):
 async def look(
     config: DiscoveryConfig, registry: Registry, pools: Sequence[str], deadline: Deadline
 ) -> tuple[SourceSeen, ...]:
-    """Ask every source once; what they find is entered in the registry."""
+    """Ask every source once, and enter the replicas in the registry."""
     files = ThreadPoolExecutor(1, thread_name_prefix="files")
     try:
         with deadline.waiting("discovery"):
@@ -83,7 +83,7 @@ async def _look(
 
 
 def judge(sources: Sequence[SourceSeen]) -> Iterator[Finding]:
-    """Judge what each source finds."""
+    """Judge the sources."""
     for seen in sources:
         if seen.error is not None:
             yield _DISCOVERY.error(

@@ -1,40 +1,26 @@
-"""A model's tokenizer: whether its prompts become tokens here, and the same as in the engine."""
+"""A model's tokenizer: whether it loads here, and makes the engine's token ids."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
+from router.check.seen import ModelSeen
 from router.config import TokensConfig
 from router.discovery.engine_api import EngineApi
 from router.discovery.id_comparison import compare
 from router.discovery.prompter_loader import configured_prompter
 from router.errors import RouterError
 from router.releases import Release, rules_of
+from router.replicas.registry import Entry
 from router.replicas.replica import ServedModel
 from router.tokens import NeedsEngine, Prompter
-from router.tokens.id_probe import Difference
-
-
-class ModelSeen(Struct, frozen=True, kw_only=True):
-    """One base model of a replica, and how its prompts become tokens."""
-
-    id: str
-    source: str  # of tokenizer and template
-    max_model_len: int | None = None
-    num_adapters: int = 0
-    is_loaded: bool = False  # False: there was no time
-    engine_only: str | None = None  # why it cannot be tokenized here; None: it can
-    is_compared: bool = False  # its ids of sample texts and chats, with the engine's
-    difference: Difference | None = None  # between them; None: there is none
-
 
 # -- look ----------------------------------------------------------------------------------------
 
@@ -42,42 +28,28 @@ class ModelSeen(Struct, frozen=True, kw_only=True):
 class Tokenizers:
     """Loads each model's tokenizer once, off the loop.
 
-    In daemon threads: a hub that does not answer must not hold up the end of the program.
+    In daemon threads: a hub that does not answer must not delay the end of the program.
     """
 
-    def __init__(self, config: TokensConfig, deadline: Deadline) -> None:
+    def __init__(self, config: TokensConfig, api: EngineApi, deadline: Deadline) -> None:
         self._config = config
+        self._api = api
         self._deadline = deadline
         self._loading: dict[str, asyncio.Future[Prompter]] = {}
 
-    async def look(
-        self,
-        replica: str,
-        url: str,
-        model: ServedModel,
-        *,
-        version: str | None,
-        num_adapters: int,
-        api: EngineApi,
-    ) -> ModelSeen:
+    async def look(self, entry: Entry, model: ServedModel, version: str | None) -> ModelSeen:
         """Load a model's tokenizer, and compare it with the replica's own."""
-        seen = ModelSeen(
-            id=model.id,
-            source=self._config.models.get(model.id) or model.root or model.id,
-            max_model_len=model.max_model_len,
-            num_adapters=num_adapters,
-        )
+        source = self._config.models.get(model.id) or model.root or model.id
+        seen = ModelSeen(served=model, source=source)
         with self._deadline.waiting(f"tokenizer of {model.id}"), suppress(TimeoutError):
             async with asyncio.timeout(self._deadline.left_s):
-                release = rules_of(version)
-                prompter = await asyncio.shield(self._prompter(model, seen.source, release))
+                prompter = await asyncio.shield(self._load(model, source, rules_of(version)))
                 seen = replace(seen, is_loaded=True, engine_only=prompter.engine_only)
-                return await self._compared(seen, replica, url, prompter, api)
+                if prompter.engine_only is None:
+                    seen = await self._compare(seen, entry, prompter)
         return seen
 
-    def _prompter(
-        self, model: ServedModel, source: str, release: Release
-    ) -> asyncio.Future[Prompter]:
+    def _load(self, model: ServedModel, source: str, release: Release) -> asyncio.Future[Prompter]:
         key = f"{model.id} {source} {release}"
         if key not in self._loading:
             model_id = model.root or model.id
@@ -86,16 +58,12 @@ class Tokenizers:
             )
         return self._loading[key]
 
-    async def _compared(
-        self, seen: ModelSeen, replica: str, url: str, prompter: Prompter, api: EngineApi
-    ) -> ModelSeen:
-        """Compare token ids with the replica's, where both sides have them."""
-        if prompter.engine_only is not None:
-            return seen
+    async def _compare(self, seen: ModelSeen, entry: Entry, prompter: Prompter) -> ModelSeen:
+        url = entry.replica.url.rstrip("/")
 
         async def ask(body: bytes) -> list[int]:
             timeout_s = self._deadline.at_most(self._config.engine_timeout_s)
-            return await api.tokenize(replica, url, body, timeout_s=timeout_s)
+            return await self._api.tokenize(entry.name, url, body, timeout_s=timeout_s)
 
         try:
             difference = await compare(ask, prompter, seen.id)
@@ -105,7 +73,7 @@ class Tokenizers:
 
 
 def _in_thread(load: Callable[[], Prompter]) -> asyncio.Future[Prompter]:
-    """Load in a daemon thread; whatever a library raises for a model directory is an answer."""
+    """Load in a daemon thread; an error of a library is the reason why it does not load."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[Prompter] = loop.create_future()
 
@@ -128,33 +96,31 @@ def _in_thread(load: Callable[[], Prompter]) -> asyncio.Future[Prompter]:
 # -- judge ---------------------------------------------------------------------------------------
 
 
-def judge(subject: Subject, seen: ModelSeen) -> Iterator[Finding]:
-    """Judge a model of the replica that is `subject`."""
-    longest = f", up to {seen.max_model_len:,} tokens" if seen.max_model_len else ""
-    adapters = f", {seen.num_adapters} adapters" if seen.num_adapters else ""
-    yield subject.ok("model", f"{seen.id}{longest}{adapters}")
+def judge(subject: Subject, seen: ModelSeen) -> Finding:
+    """Judge the tokenizer of one of a replica's models."""
+    directory = f"--tokens-models {seen.id}=DIRECTORY"
     if not seen.is_loaded:
-        yield subject.warning(
+        return subject.warning(
             "tokenizer",
             f"{seen.source}: not loaded in time",
-            "is the hub slow or unreachable? Name a directory: --tokens-models "
-            f"{seen.id}=DIRECTORY; or use a longer --wait",
+            f"is the hub slow or unreachable? Name a directory: {directory}; or use a longer "
+            "--wait",
         )
-    elif seen.engine_only is not None:
-        yield subject.warning(
+    if seen.engine_only is not None:
+        return subject.warning(
             "tokenizer",
             f"it cannot be loaded: {seen.engine_only}; the engine tokenizes each prompt, over HTTP",
-            f"name a directory with its files: --tokens-models {seen.id}=DIRECTORY",
+            f"name a directory with its files: {directory}",
         )
-    elif seen.difference is not None:
+    if seen.difference is not None:
         text = f"{seen.source}: token ids differ from the engine's: {seen.difference}"
-        yield subject.error("tokenizer", text, seen.difference.hint)
-    elif not seen.is_compared:
-        yield subject.note(
+        return subject.error("tokenizer", text, seen.difference.hint)
+    if not seen.is_compared:
+        return subject.note(
             "tokenizer",
             f"local, {seen.source}; its token ids are not compared with the engine's yet",
             "the router compares them when /tokenize answers; until then it sends no token ids",
         )
-    else:
-        text = f"local, {seen.source} (sample texts and chats have the engine's token ids)"
-        yield subject.ok("tokenizer", text)
+    return subject.ok(
+        "tokenizer", f"local, {seen.source} (sample texts and chats have the engine's token ids)"
+    )

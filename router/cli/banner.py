@@ -7,7 +7,6 @@ no banner: the log has one line, as ever.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
@@ -73,7 +72,7 @@ def _checked(arguments: Sequence[str]) -> Report:
     done = subprocess.run(
         [*command, *arguments], capture_output=True, timeout=_DEADLINE_S, check=False
     )
-    return msgspec.convert(json.loads(done.stdout), Report)
+    return msgspec.json.decode(done.stdout, type=Report)
 
 
 def banner(

@@ -49,7 +49,6 @@ _METAVARS: Final = {
     "engine.key_hosts": "PATTERN",
     "mooncake.master": "[NAME=]URL",
     "mooncake.pools": "NAME=URL",
-    "mooncake.events": "tcp://HOST:PORT",
     "forward.routes": "ROUTE",
     "forward.client_fields": "FIELD",
     "forward.trusted_proxies": "NETWORK",

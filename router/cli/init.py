@@ -19,7 +19,7 @@ from router.errors import ConfigError
 
 if TYPE_CHECKING:
     from router.check import Finding, Report
-    from router.check.replica import ReplicaSeen
+    from router.check.seen import ReplicaSeen
 
 FILE: Final = "warmroute.yaml"
 SCHEMA: Final = "warmroute.schema.json"

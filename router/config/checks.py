@@ -98,13 +98,6 @@ def _check_pools(config: Config) -> None:
                 "mooncake.master names one pool, mooncake.pools several: use one of them",
                 param="mooncake.master",
             )
-    if mooncake.events is not None:
-        _check_endpoints((mooncake.events,), "mooncake.events")
-        if mooncake.pools:
-            raise ConfigError(
-                "mooncake.events: with several pools, write mooncake.pools[].events",
-                param="mooncake.events",
-            )
     first_of: dict[str, str] = {}  # a pool's name, or a master's URL -> its key
     for i, pool in enumerate(mooncake.pools):
         key = f"mooncake.pools[{i}]"
@@ -112,9 +105,6 @@ def _check_pools(config: Config) -> None:
         for url in map(str.strip, pool.master.split(",")):
             _check_url(url, f"{key}.master")
             _refuse_twice(first_of, url.rstrip("/"), f"{key}.master")
-        if pool.events is not None:
-            _check_endpoints((pool.events,), f"{key}.events")
-            _refuse_twice(first_of, pool.events, f"{key}.events")
     names = mooncake.names
     for i, replica in enumerate(config.replicas):
         check_pool(replica, names, f"replicas[{i}].")

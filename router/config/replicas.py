@@ -87,8 +87,8 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pool_layout: Annotated[
         str | None,
         Meta(
-            description="how its blocks are cut into pool objects: `@`-separated fields of "
-            "key_pattern in /admin/pool, e.g. tp_rank:0-3; default: detected",
+            description="its layout in the pool, if replicas differ: `@`-separated fields of "
+            "key_pattern in /admin/pool, e.g. tp_rank:0-3 or the cache_prefix",
         ),
     ] = None
 
@@ -151,7 +151,6 @@ class PoolConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")]
     master: str
-    events: str | None = None
 
 
 class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -169,14 +168,10 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pools: Annotated[
         tuple[PoolConfig, ...],
         Meta(
-            description="several pools, instead of master: each with name, master, events "
+            description="several pools, instead of master: each with name and master "
             "(docs/guides/mooncake.md); as text NAME=URL"
         ),
     ] = ()
-    events: Annotated[
-        str | None,
-        Meta(description="endpoint of the master's event stream, if it has one, tcp://HOST:PORT"),
-    ] = None
     timeout_s: Annotated[Seconds, Meta(description="longest wait for an answer of the master")] = (
         5.0
     )
@@ -198,7 +193,7 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """List the pools; one that is configured by `master` has no name."""
         if self.master is None:
             return self.pools
-        return (PoolConfig(name="", master=self.master, events=self.events),)
+        return (PoolConfig(name="", master=self.master),)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -267,7 +267,7 @@ def server_info(body: bytes) -> ServerInfo:
 
 
 def _key_head(store: _Connector, model: _ModelConfig) -> str:
-    """Build how a store's keys begin; `KeyMetadata` of what router.pool.keys reads."""
+    """Build the first fields of a store's keys, as router.pool.keys describes them."""
     name = model.model.rstrip("/").rpartition("/")[2]
     return f"{store.cache_prefix}@{name}" if store.cache_prefix else name
 

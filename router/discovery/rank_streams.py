@@ -124,7 +124,7 @@ class RankStreams:
                 partial(
                     self._pools[replica.pool].catalog.stored,
                     replica.base_model,
-                    candidate=candidate.id,
+                    replica=replica.name,
                 )
                 if replica.pool is not None
                 else None

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 HISTORY: Final = "its event history is being replayed"
 
 _DISCOVER_S: Final = (0.2, 5.0)  # first and longest pause between attempts
+_INFO_S: Final = 5.0  # the first answer about its configuration takes an engine 2 s
 _HISTORY_S: Final = 5.0  # readiness waits this long for a replica's event history
 
 
@@ -75,7 +76,7 @@ class ReplicaWatch:
         """Watch the replica until cancelled."""
         while True:
             facts = await self._discover()
-            replica = self._register(facts)
+            replica = self._register(facts, await self._key_head(facts))
             sources = self._streams.make(
                 replica,
                 facts,
@@ -123,7 +124,14 @@ class ReplicaWatch:
                     )
             await asyncio.sleep(backoff.next_s())
 
-    def _register(self, facts: EngineFacts) -> Replica:
+    async def _key_head(self, facts: EngineFacts) -> str | None:
+        """Ask an engine in dev mode how its keys in a pool begin. None: it does not say."""
+        if not facts.shows_pause or self._members.pool_of(self._replica) is None:
+            return None
+        info = await self._engine_api.server_info(self._name, self._url, timeout_s=_INFO_S)
+        return info.key_head if info is not None else None
+
+    def _register(self, facts: EngineFacts, key_head: str | None) -> Replica:
         """Put a discovered replica into the fleet; its caches are not known yet.
 
         A replica that was draining stays so: the operator decides when that ends.
@@ -153,7 +161,7 @@ class ReplicaWatch:
         )
         self._fleet.add(replica)
         self._fleet.probe_ok(name, time.monotonic())
-        self._members.attach(replica, self._replica)
+        self._members.attach(replica, self._replica, key_head)
         if replica.publishes_events:
             self._waiting[name] = HISTORY
         else:

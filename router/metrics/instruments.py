@@ -175,7 +175,7 @@ class Metrics:
         "Time to read the keys of the whole pool", _TTFT_BUCKETS)]
     pool_failures: Annotated[Counter, Spec("warmroute_pool_failures", "pool code",
         "Requests that the Mooncake master did not answer, by code: pool_gone, pool_late, "
-        "pool_error, undecodable (messages of its event stream)")]
+        "pool_error")]
     follower_failures: Annotated[Counter, Spec("warmroute_follower_failures", "follower",
         "Background tasks that ended unexpectedly and were restarted, by what they follow: "
         "configuration, discovery, events, replica, pool, pool_events, pool_questions, redis, "

@@ -1,11 +1,11 @@
-"""The blocks of one base model in the shared pool, as far as they are known.
+"""The blocks of one layout in the shared pool, as far as they are known.
 
 What must live here: whole blocks by key, the leading blocks of a chain, the journal of changes.
 What must not: the names of objects (keys), the sources of knowledge (catalog), I/O.
 
-No source is complete: engines report what they stored, the master does not report what it evicted.
-So a block carries the number of the last listing that confirmed it, or of the one before which it
-was stored; blocks that a finished listing did not confirm are dropped.
+Every source is incomplete: engines report what they stored, and the master does not report what it
+evicted. So each block carries a number: of the last listing that showed it, or of the listing
+before it was stored. When a listing is complete, older blocks are dropped.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from router.contracts import BlockKey
 from router.index.prefix import leading
 from router.messages import TierChange, pack_keys, unpack_keys
 
-_MAX_ON_DISK: Final = 200_000  # that are remembered: 20 MB
+_MAX_ON_DISK: Final = 200_000  # remembered blocks: 20 MB
 _MAX_CHANGES: Final = 50_000  # in one TierChange: 400 KB
 
 
 class PoolDirectory:
-    """Blocks of one base model that the pool holds completely.
+    """Blocks that the pool holds completely.
 
     Args:
-        max_blocks: Bound, oldest out first: the master may be one that cannot be listed.
+        max_blocks: The bound; the oldest are dropped first, for some masters cannot be listed.
     """
 
     __slots__ = (
@@ -42,13 +42,13 @@ class PoolDirectory:
 
     def __init__(self, *, max_blocks: int = 4_000_000) -> None:
         self._max_blocks = max_blocks
-        self._blocks: dict[BlockKey, int] = {}  # -> number of a listing, see above
+        self._blocks: dict[BlockKey, int] = {}  # -> number of a listing
         self._listing = 0
-        self._removed: set[BlockKey] | None = None  # while a listing runs: it may be older
+        self._removed: set[BlockKey] | None = None  # since the present listing began
         self._swept: Iterator[BlockKey] | None = None
-        self._on_disk: dict[BlockKey, None] = {}  # of the blocks, those last seen on SSD only
+        self._on_disk: dict[BlockKey, None] = {}  # blocks last seen on SSD only
         self._has_holes = False
-        self._changes: dict[BlockKey, bool] | None = None  # held now? None: not journaled
+        self._changes: dict[BlockKey, bool] | None = None  # True: stored. None: no journal
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -63,10 +63,9 @@ class PoolDirectory:
     def match(self, chain: Sequence[BlockKey]) -> int:
         """Count the leading blocks of `chain` that the pool holds.
 
-        Bisects, as for a replica, as long as all is known from engines' stores and nothing was ever
-        removed. The master evicts each object by its own last use, so listings have holes: then
-        every block before the end is looked up,
-        60 us for 1,000 blocks, 0.5 ms for 6,250 of a directory of a million.
+        Bisects as long as engines' events are the only source and nothing was removed. Listings
+        have holes, because the master evicts each object by its own last use. Then every block
+        before the end is looked up: 60 us for 1,000 blocks, 0.5 ms for 6,250 blocks of a million.
         """
         blocks = self._blocks
         if not chain or not blocks:
@@ -82,7 +81,7 @@ class PoolDirectory:
     def on_disk(self, chain: Sequence[BlockKey]) -> list[int]:
         """List the positions of blocks that were last seen on SSD only.
 
-        A listing does not show it: who wants to read a block has asked about it.
+        A listing does not show it; a verification does.
         """
         on_disk = self._on_disk
         return [number for number, key in enumerate(chain) if key in on_disk] if on_disk else []
@@ -90,7 +89,7 @@ class PoolDirectory:
     # -- changes -----------------------------------------------------------------------------
 
     def stored(self, keys: Collection[BlockKey]) -> None:
-        """Note blocks that are in the pool's memory now."""
+        """Record blocks that are in the pool's memory now."""
         self._put(keys)
         if self._removed:
             self._removed.difference_update(keys)
@@ -98,86 +97,82 @@ class PoolDirectory:
             self._on_disk.pop(key, None)
 
     def removed(self, keys: Iterable[BlockKey]) -> int:
-        """Note blocks that are no longer in the pool; return how many were thought to be."""
+        """Record blocks that are no longer in the pool; return how many were known."""
         blocks, changes = self._blocks, self._changes
-        num_held = 0
+        num_known = 0
         for key in keys:
             if self._removed is not None:
                 self._removed.add(key)
             if blocks.pop(key, None) is not None:
-                num_held += 1
+                num_known += 1
                 self._on_disk.pop(key, None)
                 if changes is not None:
                     changes[key] = False
-        self._has_holes = bool(blocks) and (self._has_holes or num_held > 0)
-        return num_held
+        self._has_holes = bool(blocks) and (self._has_holes or num_known > 0)
+        return num_known
 
     def stored_on_disk(self, keys: Collection[BlockKey]) -> int:
-        """Note blocks that are on SSD only; return how many were not known to be."""
-        num_news = sum(key not in self._on_disk for key in keys)
+        """Record blocks that are on SSD only; return for how many that is new."""
+        num_new = sum(key not in self._on_disk for key in keys)
         self.stored(keys)
         self._on_disk.update(dict.fromkeys(keys))
         for key in list(islice(self._on_disk, max(0, len(self._on_disk) - _MAX_ON_DISK))):
             del self._on_disk[key]
-        return num_news
+        return num_new
 
     def clear(self) -> None:
-        """Forget everything: the master restarted."""
+        """Remove every block: the pool is empty."""
         self.removed(list(self._blocks))
 
     # -- listings ----------------------------------------------------------------------------
 
     def begin_listing(self) -> None:
-        """Begin a listing: blocks stored from now on need not be in it."""
+        """Begin a listing. It need not show blocks that are stored from now on."""
         self._listing += 1
         self._removed = set()
         self._swept = None
 
     def listed(self, keys: Collection[BlockKey]) -> None:
-        """Note blocks that the listing shows, unless they were removed since it began."""
-        gone = self._removed
-        self._learn([key for key in keys if key not in gone] if gone else keys)
+        """Record blocks that the listing shows, unless they were removed since it began."""
+        removed = self._removed
+        self._learn([key for key in keys if key not in removed] if removed else keys)
 
     def sweep(self, max_blocks: int) -> bool:
-        """After the listing: drop some blocks that it lacks; return whether there may be more."""
+        """Drop some blocks that the complete listing lacks; return whether there may be more."""
         if self._swept is None:
             self._removed = None
             self._swept = iter(list(self._blocks))
         blocks, listing = self._blocks, self._listing
-        looked_at = list(islice(self._swept, max_blocks))
-        self.removed([key for key in looked_at if blocks.get(key, listing) < listing])
-        return len(looked_at) == max_blocks
+        some = list(islice(self._swept, max_blocks))
+        self.removed([key for key in some if blocks.get(key, listing) < listing])
+        return len(some) == max_blocks
 
     def abandon_listing(self) -> None:
-        """Give a listing up: the blocks it showed are confirmed, none is dropped."""
+        """End an incomplete listing: nothing is dropped."""
         self._removed = None
         self._swept = None
 
     # -- among routers -----------------------------------------------------------------------
 
     def journal(self, on: bool) -> None:
-        """Begin or end to note changes for other routers; those not taken are dropped."""
+        """Start or stop the journal of changes for other routers; drop what was not taken."""
         self._changes = {} if on else None
 
     def take_changes(self) -> TierChange | None:
         """Take the changes since the last call, or a part of them; None: there are none."""
         if not self._changes:
             return None
-        taken = self._changes
-        if len(taken) > _MAX_CHANGES:
-            taken = dict(islice(taken.items(), _MAX_CHANGES))
-            for key in taken:
-                del self._changes[key]
-        else:
-            self._changes = {}
+        taken = dict(islice(self._changes.items(), _MAX_CHANGES))
+        for key in taken:
+            del self._changes[key]
         return TierChange(
             "pool",
-            pack_keys(key for key, is_held in taken.items() if is_held),
-            pack_keys(key for key, is_held in taken.items() if not is_held),
+            pack_keys(key for key, is_stored in taken.items() if is_stored),
+            pack_keys(key for key, is_stored in taken.items() if not is_stored),
         )
 
     def apply(self, change: TierChange) -> None:
-        """Apply changes that another router took from its journal; not journaled here.
+        """Apply changes that another router took from its journal; they are not journaled here.
 
         Raises:
             ValueError: packed keys are cut off.
@@ -190,28 +185,18 @@ class PoolDirectory:
         self.removed(removed)
         self._changes = changes
 
-    def load(self, keys: Iterable[BlockKey]) -> None:
-        """Hold exactly these blocks, from a snapshot; not journaled."""
-        self._blocks = dict.fromkeys(keys, self._listing)
-        self._on_disk = {}
-        self._has_holes = bool(self._blocks)  # there may be blocks missing in between
-
     def _learn(self, keys: Collection[BlockKey]) -> None:
-        """Put blocks known from elsewhere: the blocks before them need not be there."""
+        """Put blocks from elsewhere: blocks before them may be missing."""
         if not self._has_holes and not self._blocks.keys() >= set(keys):
             self._has_holes = True
         self._put(keys)
 
     def _put(self, keys: Iterable[BlockKey]) -> None:
         blocks, changes, listing = self._blocks, self._changes, self._listing
-        if changes is None:
-            for key in keys:
-                blocks[key] = listing
-        else:
-            for key in keys:
-                if key not in blocks:
-                    changes[key] = True
-                blocks[key] = listing
+        for key in keys:
+            if changes is not None and key not in blocks:
+                changes[key] = True
+            blocks[key] = listing
         if len(blocks) > self._max_blocks:
             surplus = len(blocks) - self._max_blocks + self._max_blocks // 64
             self.removed(list(islice(blocks, surplus)))

@@ -1,14 +1,13 @@
 """The side path of the pool, top to bottom: from the Mooncake master into the directories.
 
-1. Find the master that serves, if there are several (router.pool.leader); read its counters, often:
-   is it up, is it the same process, did it evict?
-2. List its keys where the directories may be wrong: at the start, after an eviction or a restart,
-   after a verification that differed, where a model's keys are not known yet, where there are more
-   objects that no event announced (engines' MultiConnector passes none on); else now and then.
-3. Follow its event stream, if it has one; a gap in it asks for a listing, too.
+1. Find the master that serves, if there are several (router.pool.leader). Read its counters every
+   `mooncake.poll_s`: is it up, is it the same process, did it evict?
+2. List its keys at the start, every `mooncake.list_s`, and when the directories may be wrong. That
+   is after an eviction, a restart or a correction by verification, while a layout is unknown, and
+   if there are objects that no event reported (engines' MultiConnector reports none).
 
-It never fails a request: an error is counted and logged once, the pool is not counted on, and
-requests go on without it. An unexpected error ends the run, and router.supervisor starts another.
+It never fails a request. An error is counted and logged once, the pool does not count, and requests
+go on without it. An unexpected error ends the run, and router.supervisor starts another.
 """
 
 from __future__ import annotations
@@ -25,19 +24,14 @@ from router.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.leader import find_leader
-from router.pool.master import SLICE, MasterApi, MasterEvents, MasterFigures, ObjectEvent
-from router.supervisor import keep_running
+from router.pool.master import SLICE, MasterApi, MasterFigures
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE: Final = 2  # failures in a row before the pool counts as lost; nothing listens: one
-_LIST_SHARE: Final = 0.05  # of the time at most goes into listings, however often they are wanted
+_PATIENCE: Final = 2  # failures in a row before the pool counts as lost; one if nothing listens
+_LIST_SHARE: Final = 0.05  # highest share of the time for listings, however often they are wanted
 _LIST_TIMEOUT_S: Final = 120.0
-_ROOMY: Final = 0.8  # of its capacity; Mooncake begins to evict at 0.95, or where no gap fits
 _LEFT: Final = 0.5  # of the objects that were not evicted; with fewer, all were removed
-_SOON_S: Final = 0.05
-_EVENTS_S: Final = 0.5
-_EVENTS_PAUSE_S: Final = 2.0
 
 
 class PoolFollower:
@@ -45,10 +39,9 @@ class PoolFollower:
 
     Args:
         name: The pool's; "" is the only one.
-        events: Endpoint of the master's event stream; None: it has none.
 
-    `is_lister`: of several routers that share their directories only one asks for listings and
-    applies events; the others read the counters.
+    `is_lister`: of several routers that share their directories, only one asks for listings. The
+    others read the counters.
     """
 
     def __init__(
@@ -59,7 +52,6 @@ class PoolFollower:
         metrics: Metrics,
         *,
         name: str = "",
-        events: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_lister = True
@@ -67,43 +59,21 @@ class PoolFollower:
         self._pool = pool
         self._api = api
         self._config = config
-        self._events = events
         self._failures = partial(metrics.pool_failures.labels, name)
         self._metrics = metrics
         self._clock = clock
         self._num_failures = 0
         self._list_again_s = 0.0  # not before
-        self._looked_s = 0.0  # at the counters, the last time
-        self._listed_from_s = 0.0  # when the last complete listing began
-        self._quiet_s: float | None = None  # nothing was lost since; None: it may have been
         self._num_known = 0
         self._logged = ""
-        self._patterns: dict[str, str] = {}
-        self._clashing: tuple[str, ...] = ()
-        self._mixed: dict[str, tuple[str, ...]] = {}
+        self._logged_layouts: dict[str, str] = {}
+        self._logged_unreadable: dict[str, str] = {}
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        async with asyncio.TaskGroup() as tg:
-            if self._events is not None:
-                events = partial(MasterEvents, self._events)
-                tg.create_task(self._keep_following(events), name="pool events")
-            while True:
-                await self.step()
-                await self._pause()
-
-    async def _pause(self) -> None:
-        """Wait for the next step: sooner, once a model's blocks could be named.
-
-        A router that joins has its engines' history at once, evicted blocks among it, and cannot
-        verify any before a listing has shown what the objects are called.
-        """
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + self._config.poll_s
-        while (left_s := end_s - loop.time()) > 0:
-            await asyncio.sleep(min(left_s, _SOON_S))
-            if self._pool.lacks_patterns and self._is_listing_due():
-                return
+        while True:
+            await self.step()
+            await asyncio.sleep(self._config.poll_s)
 
     async def step(self) -> None:
         """Read the master's counters once, and list its keys if that is due."""
@@ -123,7 +93,7 @@ class PoolFollower:
     # ---------------------------------------------------------------- 1 counters
 
     def _note_leader(self) -> None:
-        """Begin anew with another master: what the last one held may be lost."""
+        """Start again with another master: the last one's objects may be lost."""
         logger.warning("another Mooncake master is the leader now", extra={"master": self._api.url})
         self._figures = None
         self._list_again_s = 0.0
@@ -137,12 +107,6 @@ class PoolFollower:
         if figures.num_keys:
             pool.bytes_per_object = figures.bytes_per_object
         pool.allocated_bytes, pool.capacity_bytes = figures.allocated_bytes, figures.capacity_bytes
-        if not _is_quiet(before, figures):
-            self._quiet_s = None
-        elif self._quiet_s is None:
-            self._quiet_s = self._looked_s
-        self._looked_s = self._clock()
-        pool.holds_all_known = self._holds_all_known()
         if before is None:
             return
         if _fell(before.num_put_keys, figures.num_put_keys) or _fell(
@@ -167,14 +131,6 @@ class PoolFollower:
         elif self.is_lister and not is_news and _fell(figures.num_keys, before.num_keys):
             pool.wants_listing = True  # there are more, and no event announced them
 
-    def _holds_all_known(self) -> bool:
-        """Return whether nothing was lost since the pool was listed, here or by the lister."""
-        if self._quiet_s is None:
-            return False
-        if self.is_lister:
-            return self._listed_from_s >= self._quiet_s
-        return self._clock() - self._quiet_s >= self._config.list_s
-
     def _note_known(self) -> bool:
         """Count the blocks that are known; return whether that is news."""
         before = self._num_known
@@ -187,8 +143,8 @@ class PoolFollower:
         now_s = self._clock()
         if now_s < self._list_again_s:
             return False
-        if not self.is_lister:  # only a listing shows what objects are called
-            return self._pool.lacks_patterns and self._pool.wants_listing
+        if not self.is_lister:  # only a listing shows the layout
+            return self._pool.lacks_layouts
         listed_s = self._pool.listed_s
         is_old = listed_s is None or now_s - listed_s >= self._config.list_s
         return is_old or self._pool.wants_listing
@@ -197,7 +153,7 @@ class PoolFollower:
         """Read a listing and apply it.
 
         Raises:
-            PoolError: it broke off; the directories stay as they were.
+            PoolError: it is incomplete; the directories stay as they were.
         """
         pool, started_s = self._pool, self._clock()
         pool.begin_listing()
@@ -205,7 +161,8 @@ class PoolFollower:
         try:
             async with asyncio.timeout(_LIST_TIMEOUT_S):
                 await self._api.list_keys(pool.listed)
-            await self._reconcile()
+            for _ in pool.reconcile(SLICE):  # one slice a turn of the loop
+                await asyncio.sleep(0)
             is_complete = True
         except TimeoutError as exc:
             raise PoolLate(f"{self._api.url}/get_all_keys: not in {_LIST_TIMEOUT_S} s") from exc
@@ -214,59 +171,10 @@ class PoolFollower:
                 pool.abandon_listing()
             took_s = self._clock() - started_s
             self._list_again_s = self._clock() + took_s * (1 / _LIST_SHARE - 1)
-        pool.listed_s, self._listed_from_s = self._clock(), started_s
+        pool.listed_s = self._clock()
         self._note_known()
         self._metrics.pool_listing.observe(took_s)
-        self._log_patterns()
-
-    async def _reconcile(self) -> None:
-        is_done = False
-        while not is_done:  # one slice a turn of the loop
-            await asyncio.sleep(0)
-            is_done = not self._pool.reconcile(SLICE)
-
-    # ---------------------------------------------------------------- 3 events
-
-    async def _keep_following(self, events: Callable[[], MasterEvents]) -> None:
-        def want_listing(_: str) -> None:
-            self._pool.wants_listing = True
-
-        await keep_running(
-            lambda: self._follow_events(events()),
-            follower="pool_events",
-            count=lambda kind: self._metrics.follower_failures.labels(kind).inc(),
-            on_failure=want_listing,
-        )
-
-    async def _follow_events(self, events: MasterEvents) -> None:
-        pool = self._pool
-        try:
-            while True:
-                try:
-                    received = await events.receive(_EVENTS_S)
-                except PoolError as exc:
-                    self._failures(exc.code).inc()
-                    logger.warning("the pool's event stream failed", extra={"reason": exc.message})
-                    await asyncio.sleep(_EVENTS_PAUSE_S)
-                    continue
-                if received.num_undecodable:
-                    self._failures("undecodable").inc(received.num_undecodable)
-                if received.is_up or received.has_gap:
-                    pool.wants_listing = True
-                for start in range(0, len(received.events) if self.is_lister else 0, SLICE):
-                    self._apply(received.events[start : start + SLICE])
-                    await asyncio.sleep(0)
-        finally:
-            events.close()
-
-    def _apply(self, events: list[ObjectEvent]) -> None:
-        for event in events:
-            if event.object_key is None:
-                continue
-            if event.event_type == "stored":
-                self._pool.object_stored(event.object_key)
-            elif event.event_type == "removed":
-                self._pool.object_removed(event.object_key)
+        self._log_layouts()
 
     # ---------------------------------------------------------------- logs
 
@@ -278,76 +186,44 @@ class PoolFollower:
 
     def _log(self) -> None:
         """Log a change of state, once."""
-        self._log_mixed()
+        self._log_unreadable()
         said = "up" if self._pool.is_up else self._pool.reason
         if said == self._logged:
             return
         self._logged = said
         if self._pool.is_up:
-            blocks = {model: len(found) for model, found in self._pool.directories.items()}
-            logger.info(
-                "pool found",
-                extra={"master": self._api.url, "blocks": sum(blocks.values())},
-            )
+            num_blocks = sum(map(len, self._pool.directories.values()))
+            logger.info("pool found", extra={"master": self._api.url, "blocks": num_blocks})
         else:
             logger.warning(
                 "pool lost: its contents are not used",
                 extra={"master": self._api.url, "reason": said},
             )
 
-    def _log_mixed(self) -> None:
-        mixed, self._mixed = self._mixed, self._pool.mixed
-        for name, dtypes in self._mixed.items():
-            if name not in mixed:
-                logger.warning(
-                    "replicas with different KV cache data types use the same pool object names "
-                    "and cannot read each other's objects: none is credited; give each kind a "
-                    "cache_prefix",
-                    extra={"model": name, "kv_cache_dtypes": ", ".join(dtypes)},
-                )
-
-    def _log_patterns(self) -> None:
+    def _log_layouts(self) -> None:
         for name, layout in self._pool.layouts.items():
-            if self._patterns.get(name) != layout.text:
-                self._patterns[name] = layout.text
+            if self._logged_layouts.get(name) != layout.text:
+                self._logged_layouts[name] = layout.text
                 logger.info(
                     "pool keys known",
                     extra={"model": name, "pattern": layout.text, "ranks": layout.num_ranks},
                 )
-        clashing = self._pool.clashing
-        if clashing != self._clashing:
-            self._clashing = clashing
-            if clashing:
+
+    def _log_unreadable(self) -> None:
+        before = self._logged_unreadable
+        self._logged_unreadable = {name: at.text for name, at in self._pool.unreadable.items()}
+        for name, why in self._pool.unreadable.items():
+            if before.get(name) != why.text:
                 logger.warning(
-                    "replicas with different layouts use the same pool object names and cannot "
-                    "read each other's objects: give each a cache_prefix, or all the same "
-                    "store_tp_size",
-                    extra={"layouts": ", ".join(clashing)},
+                    "pool blocks of a model are not credited",
+                    extra={"model": name, "reason": why.text, "hint": why.hint},
                 )
 
 
-def _is_quiet(before: MasterFigures | None, now: MasterFigures) -> bool:
-    """Return whether nothing was lost between two looks, and there is room so that nothing will.
-
-    Once something was evicted, objects may be on SSD only, which no listing shows.
-    """
-    if before is None or now.num_evicted_keys != 0:
-        return False
-    if now.allocated_bytes is None or not now.capacity_bytes:
-        return False
-    if now.allocated_bytes > _ROOMY * now.capacity_bytes:
-        return False
-    return not (
-        _fell(before.num_keys, now.num_keys)
-        or _fell(before.num_put_keys, now.num_put_keys)
-        or _fell(before.num_evicted_keys, now.num_evicted_keys)
-    )
-
-
 def _was_emptied(before: MasterFigures, now: MasterFigures) -> bool:
-    """Return whether most objects went without being evicted: `remove_all`.
+    """Return whether most objects disappeared without an eviction: `remove_all`.
 
-    Source: MooncakeStoreConnector.reset_cache in vLLM 0.32.0. Since then some may be stored again.
+    Some may be stored again since. Source: MooncakeStoreConnector.reset_cache in vLLM 0.32.0.
     """
     if not before.num_keys or now.num_keys is None:
         return False

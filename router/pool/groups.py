@@ -1,9 +1,9 @@
-"""How much a pool has of a prompt where a model has several KV groups.
+"""How much of a prompt a pool has, for a model with several KV groups.
 
-An engine looks its objects up as it does its own cache (source: MooncakeStoreCoordinator in
-vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store/coordinator.py, 0.32.0), so the rule is
-`router.index.hit_length`'s. Two things differ: objects go one by one, so full attention may have
-holes; and each group's blocks are in a directory of their own.
+An engine looks up objects as it looks up its own cache, so the rule is `router.index.hit_length`'s.
+Two things differ: full attention may have holes, and each group has its own directory.
+Source: MooncakeStoreCoordinator in
+vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store/coordinator.py, 0.32.0.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def hit(
 
     Args:
         layout: The model's KV groups.
-        directories: KV group to what the pool has of it.
-        chain: What can be reused at most.
+        directories: KV group to its blocks in the pool.
+        chain: The blocks that can be reused at most.
     """
     limit = len(chain)
     held: list[tuple[int, PoolDirectory]] = []
@@ -52,7 +52,7 @@ def hit(
 
 
 def least(directories: Mapping[int, PoolDirectory], chain: Sequence[BlockKey]) -> int:
-    """Count the blocks that every group has, where windows and states are not known."""
+    """Count the blocks that every group has, if windows and states are unknown."""
     num_blocks = len(chain)
     for directory in directories.values():
         num_blocks = directory.match(chain[:num_blocks])

@@ -1,182 +1,168 @@
-"""Which objects make a block, derived from the ranks that a listing shows.
+"""Which objects make a block.
 
-A rank's look-up wants the objects of all ranks that have something of their own (worker.py
-`_init_lookup_key_prefixes` and `_spec_tp_replication_factor` in vLLM 0.32.0's Mooncake store):
+A block of a large model is several objects: one for each rank that has KV of its own (worker.py
+`_init_lookup_key_prefixes` and `_spec_tp_replication_factor` in vLLM 0.32.0's Mooncake store). An
+engine reads a block only if all of them are there. Sources of a replica's layout:
 
-    ranks in its keys     tp 0..T-1 x pcp 0..I-1 x pp 0..K-1, dcp 0
-    MLA                   the same with T = 1: every rank has the same bytes
-    GQA, tp > KV heads    T = KV heads
-    DCP > 1               dcp is tp mod DCP
-    store_tp, store_pp    the namespace says how many, whatever is there
+    configured      `replicas[].pool_layout`: words and ranges of numbers in its keys
+    the engine      its model's name, and in dev mode its `cache_prefix`
+    the namespace   `store_tp` and `store_pp` in the keys say how many ranks there are
+    the listing     verifies: a layout counts if one pattern of keys fits, and every rank is there
 
-So the ranks of a whole block are a grid, and a grid is all that need be found. Without a namespace
-keys do not say how many ranks there are: engines of TP 2 and of TP 4 name some objects alike, and
-cannot read each other's. Then a block is of the grid that it fills exactly. What several KV groups
-need is found for each group; of them only the largest grid is taken.
+Ranks that nothing else names are those that the listing shows. If several patterns fit, and none is
+configured in full, nothing is credited: the replica could not read blocks of the wrong one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from math import prod
+import re
+from collections.abc import Collection, Iterable, Mapping
+from itertools import product
 from typing import Final
 
-from router.pool.keys import GroupObjects, KeyPattern, Ranks, all_ranks
+from msgspec import Struct
 
-_MAX_KINDS: Final = 64  # of blocks, by the ranks that are there; the most frequent are looked at
+from router.pool.keys import Head, Pattern
+
+_RANGE: Final = re.compile(r"([a-z_]+:?)(\d{1,9})(?:-(\d{1,9}))?")
+_SHARDS: Final = re.compile(r"store_(tp|pp):(\d{1,4})")
+_MAX_RANKS: Final = 4096
+_MAX_SHOWN: Final = 4
 
 
-class GroupLayout:
-    """Which objects make a block of one KV group.
+class Layout(Struct, frozen=True):
+    """The objects that make a block.
 
-    `is_exact`: a block that has more of them is another layout's. `further`: the other KV groups of
-    its model, for the first one.
+    Args:
+        text: The head of its keys, with the range of each number.
+        heads: KV group to the heads of a block's objects; the first group is the main one.
     """
 
-    __slots__ = ("_heads", "further", "group", "is_exact", "required", "text")
+    text: str
+    heads: Mapping[int, tuple[str, ...]]
 
-    def __init__(
-        self, group: GroupObjects, required: int, *, is_exact: bool = False, text: str = ""
-    ) -> None:
-        self.further: tuple[int, ...] = ()
-        self.group = group
-        self.required = required
-        self.is_exact = is_exact
-        self.text = text
-        ranks = group.ranks_of(required)
-        self._heads = [group.pattern.head(numbers, group.number) for numbers in ranks]
+    @property
+    def main(self) -> int:
+        """The first KV group."""
+        return next(iter(self.heads))
+
+    @property
+    def further(self) -> tuple[int, ...]:
+        """The other KV groups."""
+        return tuple(self.heads)[1:]
 
     @property
     def num_ranks(self) -> int:
-        """Count the objects that make a block."""
-        return len(self._heads)
-
-    def is_whole(self, bits: int) -> bool:
-        """Return whether the ranks that have a block are those that it takes."""
-        return (bits if self.is_exact else bits & self.required) == self.required
+        """Count the objects that make a block of the main group."""
+        return len(self.heads[self.main])
 
     def names(self, digest: bytes) -> list[str]:
-        """Name the objects that make a block."""
+        """Name the objects that make a block of the main group."""
         text = digest.hex()
-        return [f"{head}@{text}" for head in self._heads]
+        return [f"{head}@{text}" for head in self.heads[self.main]]
 
 
-class Layout:
-    """One way in which a pattern's blocks are cut into objects.
-
-    `text` is its name: the head of its keys with the range of each number.
-    """
-
-    __slots__ = ("groups", "pattern", "text")
-
-    def __init__(
-        self, pattern: KeyPattern, required: Mapping[int, int], *, is_exact: bool = False
-    ) -> None:
-        self.pattern = pattern
-        self.text = _text(pattern, required)
-        self.groups = {
-            number: GroupLayout(pattern.groups[number], bits, is_exact=is_exact, text=self.text)
-            for number, bits in sorted(required.items())
-        }
-        self.main.further = tuple(self.groups)[1:]
-
-    @property
-    def main(self) -> GroupLayout:
-        """The first KV group."""
-        return next(iter(self.groups.values()))
-
-    def fits(self, wanted: str) -> bool:
-        """Return whether all fields of a configured text are among the name's."""
-        return set(wanted.split("@")) <= set(self.text.split("@"))
-
-
-def layouts_of(
-    pattern: KeyPattern, seen: Mapping[int, Counter[int]], before: Sequence[Layout] = ()
-) -> list[Layout]:
-    """List a pattern's layouts, those of the most ranks first.
+def find_layout(
+    listed: Iterable[Head], names: Collection[str], wanted: str | None
+) -> Layout | str | None:
+    """Find a replica's layout among the heads of a listing.
 
     Args:
-        seen: KV group to how many blocks have which ranks, as bits; groups without blocks left out.
-        before: What an earlier listing showed; it holds as long as objects of all its ranks are
-            there, for a block that lost some of its objects may look like another layout's.
+        listed: Every head.
+        names: What its keys may call the model.
+        wanted: The fields that are configured for it.
+
+    Returns:
+        The layout; why none counts; None if nothing there is the model's.
     """
-    known = all_ranks(pattern)
-    if known is not None:
-        groups = {number: pattern.groups[number] for number in seen}
-        return [Layout(pattern, {n: sum(map(g.bit_of, known)) for n, g in groups.items()})]
-    earlier = [(n, group.required) for layout in before for n, group in layout.groups.items()]
-    grids = {
-        number: _grids(pattern.groups[number], counts, {bits for n, bits in earlier if n == number})
-        for number, counts in seen.items()
-    }
-    if not grids:
+    fitting: dict[Pattern, list[Head]] = {}
+    for head in listed:
+        if not set(names).isdisjoint(head.pattern.words) and _fits(head, wanted):
+            fitting.setdefault(head.pattern, []).append(head)
+    if len(fitting) > 1:
+        texts = {pattern: _text(pattern, heads) for pattern, heads in fitting.items()}
+        fitting = {pattern: fitting[pattern] for pattern, text in texts.items() if text == wanted}
+        if not fitting:
+            shown = ", ".join(sorted(texts.values())[:_MAX_SHOWN])
+            return f"several layouts fit: {shown}; none is credited"
+    for pattern, heads in fitting.items():
+        if (absent := _absent(pattern, heads, wanted)) is not None:
+            return f"no object of {absent} is listed"
+        by_group: dict[int, tuple[str, ...]] = {}
+        for group in sorted({head.group for head in heads}):
+            of_group = [head for head in heads if head.group == group]
+            by_group[group] = tuple(_named_by_shards(of_group[0])) or tuple(
+                sorted(head.text for head in of_group)
+            )
+        return Layout(_text(pattern, heads), by_group)
+    return None
+
+
+def collisions(layouts: Mapping[str, Layout]) -> dict[str, str]:
+    """Find the layouts that name some objects as another one does, by directory.
+
+    An engine of one finds objects of another that it cannot read.
+    """
+    found: dict[str, str] = {}
+    for name, layout in layouts.items():
+        own = {head for heads in layout.heads.values() for head in heads}
+        for other in layouts.values():
+            others = {head for heads in other.heads.values() for head in heads}
+            if own != others and own & others:
+                found[name] = layout.text
+    return found
+
+
+def _fits(head: Head, wanted: str | None) -> bool:
+    """Return whether a head has the configured words, and numbers in the configured ranges."""
+    for field in wanted.split("@") if wanted is not None else ():
+        if field in head.pattern.words:
+            continue
+        found = _range(field)
+        if found is None or found[0] not in head.pattern.columns:
+            return False
+        if head.numbers[head.pattern.columns.index(found[0])] not in found[1]:
+            return False
+    return True
+
+
+def _absent(pattern: Pattern, heads: Collection[Head], wanted: str | None) -> str | None:
+    """Name a configured range of which some number has no objects; None: all are there."""
+    for field in wanted.split("@") if wanted is not None else ():
+        found = _range(field) if field not in pattern.words else None
+        if found is not None:
+            at = pattern.columns.index(found[0])
+            if not {head.numbers[at] for head in heads} >= set(found[1]):
+                return field
+    return None
+
+
+def _range(field: str) -> tuple[str, range] | None:
+    """Read `tp_rank:0-3`: the column and its numbers."""
+    match = _RANGE.fullmatch(field)
+    if match is None:
+        return None
+    first, last = int(match[2]), int(match[3] or match[2])
+    return (match[1], range(first, last + 1)) if last - first < _MAX_RANKS else None
+
+
+def _named_by_shards(head: Head) -> list[str]:
+    """Name the heads of all ranks, if the namespace says how many there are."""
+    matches = (_SHARDS.fullmatch(word) for word in head.pattern.words)
+    sizes = {match[1]: int(match[2]) for match in matches if match is not None}
+    if not 0 < sizes.get("tp", 0) * sizes.get("pp", 0) <= _MAX_RANKS:
         return []
-    if len(grids) > 1:
-        return [Layout(pattern, {number: masks[0] for number, masks in grids.items()})]
-    ((number, masks),) = grids.items()
+    of_column = {"tp_rank:": range(sizes["tp"]), "pp_rank:": range(sizes["pp"])}
+    columns = zip(head.pattern.columns, head.numbers, strict=True)
     return [
-        Layout(pattern, {number: mask}, is_exact=any(mask & ~more == 0 for more in masks[:at]))
-        for at, mask in enumerate(masks)
+        head.pattern.head(numbers)
+        for numbers in product(*(of_column.get(name, [number]) for name, number in columns))
     ]
 
 
-def _grids(group: GroupObjects, counts: Counter[int], earlier: Collection[int]) -> list[int]:
-    """Find the grids that blocks fill, largest first; without one, all ranks seen are wanted."""
-    there = 0
-    for bits in counts:
-        there |= bits
-    found = {bits for bits in earlier if not bits & ~there}
-    found |= {
-        bits
-        for bits, _ in counts.most_common(_MAX_KINDS)
-        if is_grid(group.ranks_of(bits), group.pattern)
-    }
-    ordered = sorted(found, key=lambda bits: (-bits.bit_count(), -counts[bits], bits))
-    return ordered or [group.all_bits]
-
-
-def is_grid(ranks: Collection[Ranks], pattern: KeyPattern) -> bool:
-    """Return whether these are all ranks of some engine."""
-    names = pattern.rank_names
-    if not ranks:
-        return False
-    sizes = [max(numbers) + 1 for numbers in zip(*ranks, strict=True)]
-    stages = pattern.shards.get("pp")
-    if stages is not None and dict(zip(names, sizes, strict=True)).get("pp_rank:", 1) != stages:
-        return False
-    if "dcp" in names and sizes[at := names.index("dcp")] > 1:
-        if "tp_rank:" not in names:
-            return False
-        tp, num_dcp = names.index("tp_rank:"), sizes[at]
-        sizes[at] = 1
-        if sizes[tp] % num_dcp or any(rank[at] != rank[tp] % num_dcp for rank in ranks):
-            return False
-    num_ranks: int = prod(sizes)
-    return num_ranks == len(ranks)
-
-
-def only_largest(layouts: Sequence[Layout]) -> Layout | None:
-    """Return the layout whose ranks include all others'; None: there is no such."""
-    if not layouts:
-        return None
-    largest = layouts[0]
-    required = largest.main.required
-    if any(layout.main.required & ~required for layout in layouts):
-        return None
-    return largest
-
-
-def _text(pattern: KeyPattern, required: Mapping[int, int]) -> str:
-    ranks = {
-        numbers
-        for number, bits in required.items()
-        for numbers in pattern.groups[number].ranks_of(bits)
-    }
-    columns = zip(*ranks, strict=True) if ranks else ()
-    return pattern.head([_range(column) for column in columns], _range(required))
-
-
-def _range(numbers: Collection[int]) -> str:
-    first, last = min(numbers), max(numbers)
-    return str(first) if first == last else f"{first}-{last}"
+def _text(pattern: Pattern, heads: Collection[Head]) -> str:
+    ranges = []
+    for numbers in zip(*(head.numbers for head in heads), strict=True):
+        first, last = min(numbers), max(numbers)
+        ranges.append(str(first) if first == last else f"{first}-{last}")
+    return pattern.head(ranges)

@@ -1,16 +1,14 @@
-"""The Mooncake master's interface: its answers over HTTP, and the events it publishes.
+"""The Mooncake master's HTTP interface.
 
-What must live here: its routes, its JSON and text, its event messages. What must not: conclusions
-from them. Source: mooncake-store/src/master_admin_service.cpp and
-src/kv_event/kv_event_publisher.cpp at 3b5a594; 0.3.13.post1 was asked. Everything is on the port
-of `--metrics_port`, and nothing here changes a lease: looking does not keep objects from eviction.
+What must live here: its routes, its JSON and text. What must not: conclusions from them. Source:
+mooncake-store/src/master_admin_service.cpp at 3b5a594; 0.3.13.post1 was asked. Everything is on the
+port of `--metrics_port`. No question changes a lease: looking does not keep objects from eviction.
 
     GET /get_all_keys                     text, a key a line, in one answer (110 MB a million)
     GET /batch_query_keys?keys=A,B        {"success":true,"data":{"A":{"ok":true,...},...}}
-    GET /metrics, /get_all_segments       text;   /kv_events/status   JSON
-    published                             "", sequence (8 bytes, big-endian),
-                                          msgpack [ts_ms, [{"event_type":"stored"|"removed",
-                                          "object_key":...}, ...], 0]; no replay
+    GET /metrics, /get_all_segments       text
+    GET /ha_status                        text: serving, standby, candidate, recovering, ...
+    a standby                             answers /metrics (zeros), and 503 about objects
 """
 
 from __future__ import annotations
@@ -19,16 +17,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import Annotated, Final, Literal, Self
+from typing import Final, Literal, Self
 from urllib.parse import quote
 
 import aiohttp
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw, Struct
 from yarl import URL
 
 from router.decoding import decoder
-from router.errors import PoolError, PoolGone, PoolLate, UpstreamError
-from router.kv_events.subscriber import EngineEvents
+from router.errors import PoolError, PoolGone, PoolLate
 
 SLICE: Final = 1_000
 """Keys of a listing handed over at once, then the loop gets a turn: 1 to 2 ms of work."""
@@ -46,7 +43,7 @@ Place = Literal["memory", "disk", "nowhere"]
 
 
 class MasterFigures(Struct, frozen=True, kw_only=True):
-    """Figures of `/metrics`; None: that release has none. Counters fall at a restart."""
+    """Figures of `/metrics`; None: the release lacks it. Counters fall at a restart."""
 
     num_keys: int | None
     allocated_bytes: int | None
@@ -66,14 +63,14 @@ class MasterApi:
     """Asks one master. Every failure is a `PoolError`.
 
     Args:
-        url: Base URL of its metrics port; of several masters, with commas (router.pool.leader).
+        url: Base URL of its metrics port; several masters are separated by commas.
         timeout_s: Longest wait for a connection, and for the next bytes of an answer.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
         self.urls = masters(url)
         self.url = self.urls[0]
-        self.has_turned = False  # to the one that serves
+        self.has_turned = False  # to the master that serves
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -93,35 +90,24 @@ class MasterApi:
             await self._session.close()
 
     def turn_to(self, url: str) -> None:
-        """Ask this one of the masters from now on."""
+        """Ask this master from now on."""
         self.url = url
         self.has_turned = True
 
     async def ha_status(self, url: str) -> str:
-        """Read what one of the masters says of itself: `serving`, `standby`, ...
+        """Read a master's state: `serving`, `standby`, ...
 
         Raises:
-            PoolError: no answer, or none of this kind.
+            PoolError: no answer.
         """
         body = await self._body("/ha_status", base=url)
         return body[:64].decode("ascii", "replace").strip()
-
-    async def view_version(self, url: str) -> int | None:
-        """Read the number of the election that one of the masters knows of; None: of none.
-
-        Raises:
-            PoolError: no answer, or none of this kind.
-        """
-        try:
-            return _decode_leader(await self._body("/leader", base=url)).view_version
-        except ValueError as exc:
-            raise PoolError(f"{url}/leader: not understood") from exc
 
     async def figures(self) -> MasterFigures:
         """Read how full the pool is, and how much was evicted so far.
 
         Raises:
-            PoolError: no answer, or none of a Mooncake master.
+            PoolError: no answer, or not a Mooncake master's.
         """
         page = await self._page("/metrics")
         figures = MasterFigures(
@@ -138,12 +124,12 @@ class MasterApi:
     async def list_keys(self, take: Callable[[list[str]], None]) -> int:
         """Hand over the keys of all objects, slice by slice; return their number.
 
-        The answer is read as it comes, so memory is bounded by a slice; the loop gets a turn after
-        each. The master takes a snapshot when asked: objects stored later are not in it.
+        Memory is bounded by a slice, and the loop gets a turn after each. The master takes a
+        snapshot when asked: objects stored later are not in it.
 
         Raises:
-            PoolError: no answer, half of one, or something else than keys; do not rely on the keys
-                handed over until then.
+            PoolError: no answer, an incomplete one, or something else than keys. The keys handed
+                over until then are incomplete.
         """
         num_keys = 0
         async with self._get("/get_all_keys") as response:
@@ -167,17 +153,17 @@ class MasterApi:
             text = b"\n".join(lines).decode()
         except UnicodeDecodeError as exc:
             raise PoolError(f"{self.url}/get_all_keys: not text") from exc
-        if " " in text or "<" in text or "\x00" in text:  # a page for people, an error message
+        if " " in text or "<" in text or "\x00" in text:  # an HTML page, an error message
             raise PoolError(f"{self.url}/get_all_keys: no list of keys")
         return [line for line in text.split("\n") if line]
 
     async def places(self, keys: Sequence[str], *, timeout_s: float) -> dict[str, Place]:
-        """Ask where a few objects are. Those without an answer are left out.
+        """Ask where a few objects are; leave out those without an answer.
 
         Measured on a real master: 64 keys 0.3 ms, 512 keys 1.0 ms, 4,096 keys 7 ms.
 
         Raises:
-            PoolError: no answer within `timeout_s`, or one that is not understood.
+            PoolError: no answer within `timeout_s`, or not understood.
         """
         # Not encoded as a form: releases before 2026 do not decode what they look up.
         query = ",".join(_quoted(key) for key in keys if "," not in key)
@@ -203,18 +189,6 @@ class MasterApi:
             PoolError: no answer.
         """
         return (await self._page("/get_all_segments")).split()
-
-    async def publishes_events(self) -> bool:
-        """Return whether it has an event stream; most builds have none.
-
-        Raises:
-            PoolError: no answer.
-        """
-        try:
-            status = _decode_status(await self._body("/kv_events/status"))
-        except ValueError as exc:
-            raise PoolError(f"{self.url}/kv_events/status: not understood") from exc
-        return status.enabled
 
     # ---------------------------------------------------------------- inside
 
@@ -265,70 +239,12 @@ class MasterApi:
             raise PoolError(f"{shown}: {type(exc).__name__}") from exc
 
 
-class ObjectEvent(Struct, frozen=True):
-    """One object was stored or removed; any replica of it counts."""
-
-    event_type: str = ""
-    object_key: str | None = None
-
-
-class ObjectEvents(Struct, frozen=True):
-    """Result of one wait on the master's event stream.
-
-    `is_up` None: no change; after True, and where `has_gap`, events are missing before these.
-    """
-
-    events: list[ObjectEvent]
-    is_up: bool | None
-    has_gap: bool
-    num_undecodable: int = 0
-
-
-class MasterEvents:
-    """The master's own event stream, where its build has one (`--enable_kv_events`).
-
-    Raises:
-        ConfigError: ZeroMQ cannot make sense of the endpoint.
-    """
-
-    def __init__(self, endpoint: str) -> None:
-        self._source = EngineEvents(endpoint)
-        self._next: int | None = None
-
-    def close(self) -> None:
-        """Close the sockets; idempotent."""
-        self._source.close()
-
-    async def receive(self, timeout_s: float) -> ObjectEvents:
-        """Wait for something, then take what is there.
-
-        Raises:
-            PoolError: The socket failed (not: the master is gone, that is no error).
-        """
-        try:
-            received = await self._source.receive(timeout_s)
-        except UpstreamError as exc:
-            raise PoolError(exc.message) from exc
-        events: list[ObjectEvent] = []
-        num_undecodable = received.num_odd
-        has_gap = num_undecodable > 0
-        for sequence, payload in received.messages:
-            has_gap = has_gap or self._next not in (None, sequence)
-            self._next = sequence + 1
-            try:
-                events += _decode_events(payload).events
-            except ValueError:
-                has_gap = True
-                num_undecodable += 1
-        return ObjectEvents(events, received.is_up, has_gap, num_undecodable)
-
-
 _NONE: Final = Raw()
 _EMPTY: Final = (b"", b"[]", b"null")
 
 
 class _Found(Struct):
-    """Where an object is. Releases that know memory only have no other lists."""
+    """Where an object is. Older releases have only the list `values`."""
 
     ok: bool = False
     values: Raw = _NONE
@@ -351,23 +267,7 @@ class _Answer(Struct):
     error: str | None = None
 
 
-class _Leader(Struct):
-    view_version: Annotated[int, Meta(ge=0)] | None = None
-
-
-class _EventsStatus(Struct):
-    enabled: bool = False
-
-
-class _EventBatch(Struct, array_like=True):
-    ts_ms: int | float
-    events: list[ObjectEvent]
-
-
 _decode_answer = decoder(_Answer, "json")
-_decode_leader = decoder(_Leader, "json")
-_decode_status = decoder(_EventsStatus, "json")
-_decode_events = decoder(_EventBatch, "msgpack")
 
 
 def masters(text: str) -> list[str]:
@@ -376,9 +276,9 @@ def masters(text: str) -> list[str]:
 
 
 def _url(base: str, path: str) -> URL:
-    """Build a URL that is not remembered: yarl keeps the last 128 given as text.
+    """Build a URL that is not cached: yarl keeps the last 128 that were given as text.
 
-    A question about 512 objects takes 60 KB, several times: 30 MiB.
+    A question about 512 objects takes 60 KB several times, so the cache would take 30 MiB.
     """
     root = URL(base, encoded=True)
     path, _, query = path.partition("?")
@@ -395,13 +295,13 @@ def _quoted(key: str) -> str:
     return f"{_quoted_text(head)}{at}{digest}"
 
 
-@lru_cache(maxsize=256)  # few heads, and a digest needs none: 2.3 us a key otherwise
+@lru_cache(maxsize=256)  # heads are few: 2.3 us a key otherwise
 def _quoted_text(text: str) -> str:
     return quote(text, safe="@:/")
 
 
 def _sample(page: str, name: str) -> int | None:
-    """Read a sample without labels; None: there is none, or it is no number."""
+    """Read a sample without labels; None: there is none, or it is not a count."""
     at = f"\n{page}".find(f"\n{name} ")
     if at < 0:
         return None

@@ -1,8 +1,7 @@
-"""The Mooncake pools behind one router: all that there is of each.
+"""The Mooncake pools behind one router.
 
-A replica is in one pool at most (`Replica.pool`), so what a pool holds is asked of that replica's
-alone, and each pool's master comes and goes by itself. A pool that is the only one, configured by
-`mooncake.master`, has the name "".
+A replica is in one pool at most (`Replica.pool`), and each pool has its own master. A single pool,
+configured by `mooncake.master`, has the name "".
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from router.pool.questions import Questions
 
 
 class Pool(Struct, frozen=True):
-    """One pool: what is known of it, and who finds that out."""
+    """One pool: its contents, and the parts that learn them."""
 
     name: str
     catalog: PoolCatalog
@@ -39,7 +38,7 @@ def build_pools(config: MooncakeConfig, metrics: Metrics) -> Mapping[str, Pool]:
             each.name,
             catalog,
             master,
-            PoolFollower(catalog, master, config, metrics, name=each.name, events=each.events),
+            PoolFollower(catalog, master, config, metrics, name=each.name),
             Questions(
                 catalog,
                 master,

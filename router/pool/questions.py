@@ -1,14 +1,13 @@
 """Questions to the master about blocks, asked for all requests together.
 
-Every request that would fetch wants to know, and many want the same: agents share system prompts,
-sub-agents whole contexts. So a block is asked for once, whoever waits for it; while a question is
-under way the blocks that come meanwhile gather for the next one.
+Many requests want the same blocks: agents share system prompts, sub-agents whole contexts. So a
+block is asked for once, however many requests wait for it. While questions are under way, new
+blocks gather for the next one.
 
-No request waits for more than its own deadline. A question that takes longer goes on without it:
-what it finds is news for the next. After late answers and failures no request waits for a while,
-then one at a time does, until as many answers came in time. Whose fault a late answer is does not
-matter: on a loop that has too much to do, too, each wait takes several times its deadline (measured
-with 16 requests in flight: 134 ms instead of 25), and asking makes it worse.
+No request waits longer than its own deadline. A late answer helps the next request. After late
+answers and failures no request waits for a while, then one at a time does, until as many answers
+came in time. The cause of a late answer does not matter. On an overloaded loop, too, each wait
+takes several times its deadline (measured with 16 requests in flight: 134 ms instead of 25).
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from router.pool.catalog import PoolCatalog
 from router.pool.master import MasterApi, Place
 
 _NUM_AT_ONCE: Final = 4  # questions under way
-_MAX_WAITING: Final = 8  # requests; for others the directory's word counts
-_PATIENCE: Final = 4  # times the deadline; then a question is given up
+_MAX_WAITING: Final = 8  # requests; others use the directory as it is
+_PATIENCE: Final = 4  # deadlines; then a question is given up
 _PAUSE_S: Final = (0.25, 15.0)  # without questions after failures, doubled with each
 _MAX_FAILURES: Final = 8
 
@@ -36,7 +35,7 @@ _Asked = tuple[str, BlockKey]  # base model, block
 
 
 class Question:
-    """Blocks that the master is asked about at once."""
+    """Blocks that one question to the master is about."""
 
     __slots__ = ("done", "error", "is_blamed", "num_objects", "objects")
 
@@ -49,11 +48,11 @@ class Question:
 
 
 class Questions:
-    """Asks the master; what it answers goes into the directories.
+    """Asks the master, and records its answers in the directories.
 
     Args:
-        max_objects: Asked for in one question.
-        timeout_s: A question that takes longer is late.
+        max_objects: In one question.
+        timeout_s: After it an answer is late.
         name: The pool's; "" is the only one.
     """
 
@@ -73,7 +72,7 @@ class Questions:
         self._timeout_s = timeout_s
         self._failures = partial(metrics.pool_failures.labels, name)
         self._gathered: deque[Question] = deque()
-        self._under_way: dict[_Asked, Question] = {}  # the gathered ones, too
+        self._under_way: dict[_Asked, Question] = {}  # gathered questions included
         self._wanted = asyncio.Event()
         self._num_waiting = 0  # requests
         self._num_failures = 0  # less the answers that came in time
@@ -86,9 +85,9 @@ class Questions:
         return self._num_waiting < _MAX_WAITING
 
     def ask(self, model: str, names: Mapping[BlockKey, Sequence[str]]) -> set[Question]:
-        """Have blocks asked for, by the names of their objects; return the questions to wait for.
+        """Ask for blocks by the names of their objects; return the questions to wait for.
 
-        Those that are asked for already are not asked for again.
+        A block that is being asked for is not asked for again.
         """
         questions: set[Question] = set()
         for key, objects in names.items():
@@ -103,7 +102,7 @@ class Questions:
         return questions
 
     async def wait(self, questions: set[Question], deadline_s: float) -> None:
-        """Wait for answers, until a deadline at most; then they are in the directories.
+        """Wait until the answers are in the directories, at most until a deadline.
 
         Raises:
             PoolError: one of the questions failed, or is not answered yet.
@@ -128,12 +127,12 @@ class Questions:
             self._num_failures = max(0, self._num_failures - 1)
 
     async def run(self) -> None:
-        """Ask what is wanted, until cancelled."""
+        """Ask the gathered questions, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tg:
                 for _ in range(_NUM_AT_ONCE):
                     tg.create_task(self._ask_on(), name="pool questions")
-        finally:  # nothing answers those that wait
+        finally:  # requests must not wait for answers that will not come
             self._gathered.clear()
             for question in set(self._under_way.values()):
                 self._end(question, PoolLate("not asked"))
@@ -157,7 +156,7 @@ class Questions:
             self._end(question, await self._ask(question))
 
     async def _ask(self, question: Question) -> PoolError | None:
-        """Ask one question and learn from the answer; return what went wrong."""
+        """Ask one question and record the answer; return the error, if there was one."""
         names = [name for objects in question.objects.values() for name in objects]
         try:
             found = await self._api.places(names, timeout_s=_PATIENCE * self._timeout_s)
@@ -180,7 +179,7 @@ class Questions:
             self._pool.verified(model, present, missing, on_disk)
 
     def _blame(self, question: Question, error: PoolError) -> None:
-        """Count a question that failed, once; a master that is gone is not counted on any more."""
+        """Count a question that failed, once; the pool of a master that is gone is lost."""
         if question.is_blamed:
             return
         question.is_blamed = True
@@ -194,7 +193,7 @@ class Questions:
             self._pool.lost(error.message)
 
     def _end(self, question: Question, error: PoolError | None) -> None:
-        """Let those go on that wait for it."""
+        """End a question: the requests that wait for it go on."""
         for asked in question.objects:
             self._under_way.pop(asked, None)
         question.error = error

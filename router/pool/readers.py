@@ -1,7 +1,7 @@
-"""Which candidates read the shared pool: configured, or learned from what they report.
+"""Which candidates read the shared pool: configured, or learned from their answers.
 
-An engine does not report whether it has a connector. With a pool configured each is taken to read
-it, until several predicted fetches in a row did not happen.
+An engine does not report whether it reads the pool. A member of a pool counts as a reader until
+several predicted fetches in a row did not happen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MISSES: Final = 5
 
 
 class PoolReaders:
-    """Which candidates are taken to read the pool.
+    """Which candidates count as readers of the pool.
 
     Args:
         configured: Replica name to whether it reads the pool; others are learned.
@@ -29,7 +29,7 @@ class PoolReaders:
         self._detached: set[CandidateId] = set()
 
     def reads(self, candidate: CandidateId) -> bool:
-        """Return whether the candidate fetches from the pool what it lacks."""
+        """Return whether the candidate fetches from the pool."""
         configured = self.is_configured(candidate)
         return candidate not in self._detached if configured is None else configured
 
@@ -38,14 +38,14 @@ class PoolReaders:
         return self._configured.get(candidate.partition("#")[0])
 
     def configure(self, replica: str, reads: bool | None) -> None:
-        """Take what is configured of a replica; None: nothing."""
+        """Set what is configured for a replica; None: nothing."""
         if reads is None:
             self._configured.pop(replica, None)
         else:
             self._configured[replica] = reads
 
     def detached(self) -> list[CandidateId]:
-        """List the candidates that were found not to read the pool."""
+        """List the candidates that did not read the pool."""
         return sorted(self._detached)
 
     def observe(
@@ -60,7 +60,7 @@ class PoolReaders:
 
         Args:
             candidate: The one that answered.
-            num_own_tokens: Leading tokens it was predicted to hold itself.
+            num_own_tokens: Leading tokens predicted in its own cache.
             num_pool_tokens: Leading tokens predicted in the pool.
             num_reported: Cached tokens it reports.
         """
@@ -79,6 +79,6 @@ class PoolReaders:
         return False
 
     def forget(self, candidate: CandidateId) -> None:
-        """Forget a candidate: another process answers there now."""
+        """Forget what was learned: another process answers there now."""
         self._misses.pop(candidate, None)
         self._detached.discard(candidate)

@@ -1,8 +1,8 @@
-"""Candidates whose reads from the pool hang or fail: suspect for a while.
+"""Candidates whose reads from the pool hang or fail, and are suspect for a while.
 
-Real Mooncake reads over TCP hung for 60 s. Blocks that such a candidate holds itself still count;
-blocks to fetch do not until a read that began after the suspicion has succeeded. Engines look into
-the pool whatever is counted on, so any request may be it; after a pause, longer each time, one
+Real Mooncake reads over TCP hung for 60 s. Blocks in such a candidate's own cache still count.
+Blocks to fetch do not, until a read that began after the suspicion has succeeded. Engines look into
+the pool for every request, so any request may be that read. After a pause, longer each time, one
 request at a time is sent to try.
 """
 
@@ -32,7 +32,7 @@ class PoolSuspects:
         self._suspected: dict[CandidateId, _Suspicion] = {}
 
     def suspect(self, candidate: CandidateId, begun_s: float, now_s: float) -> bool:
-        """Note a read that hung or failed; False if it began before the candidate was suspect."""
+        """Record a read that hung or failed; False if it began before the present suspicion."""
         known = self._suspected.get(candidate)
         if known is not None and begun_s < known.since_s:
             return False
@@ -43,18 +43,18 @@ class PoolSuspects:
         return True
 
     def is_suspect(self, candidate: CandidateId, now_s: float) -> bool:
-        """Return whether fetches there are not to be counted on now."""
+        """Return whether fetches there do not count now."""
         known = self._suspected.get(candidate)
         return known is not None and now_s < known.until_s
 
     def began(self, candidate: CandidateId, now_s: float) -> None:
-        """Note a read that is counted on: if it is the first after a pause, others wait for it."""
+        """Record a read that counts: the first after a pause makes others wait for it."""
         known = self._suspected.get(candidate)
         if known is not None and now_s >= known.until_s:
             known.until_s = now_s + _PAUSE_S[0]
 
     def succeeded(self, candidate: CandidateId, begun_s: float) -> None:
-        """Note a read that succeeded in its time; it clears a suspicion older than the read."""
+        """Record a read that succeeded; it clears a suspicion that is older than the read."""
         known = self._suspected.get(candidate)
         if known is not None and begun_s >= known.since_s:
             del self._suspected[candidate]

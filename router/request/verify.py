@@ -6,8 +6,7 @@ fetch, and about those that it could fetch because another candidate holds more.
 asked for if they are few, else those around the boundary and some between.
 
 There is one deadline for it all, other requests' questions in front included. A late answer means
-unknown, and the directory counts. A pool that has never evicted and has room is not asked about
-blocks that are known to be there.
+unknown, and the directory counts.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ class PoolVerifier:
     ) -> dict[CandidateId, PoolMatch]:
         """Find what each candidate's pool has in its layout.
 
-        A candidate is left out if its pool is not counted on now or its layout is not known. So is
-        one that shares keys with replicas of another KV data type. `index` knows the KV groups of a
-        contract's candidates, and whether they drop the last block of a hit. They drop the last
-        block of a hit in the pool, too, so a prompt's last token may end it. Source:
-        MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0.
+        A candidate is left out if it has no pool, if its pool is not counted on now, or if the pool
+        has blocks that it cannot read. `index` knows the KV groups of a contract's candidates, and
+        whether they drop the last block of a hit. They drop the last block of a hit in the pool,
+        too, so a prompt's last token may end it. Source: MooncakeStoreWorker.lookup in the
+        connector's store/worker.py, 0.32.0.
         """
         up = {name: pool.catalog for name, pool in self._pools.items() if pool.catalog.is_up}
         if not up or prompt.tokens is None:
@@ -89,7 +88,7 @@ class PoolVerifier:
                 if pool is None or pool not in up:
                     continue
                 directory = up[pool].directory_of(model, candidate)
-                if directory is None or directory in up[pool].mixed:
+                if directory is None:
                     continue
                 match = by_directory.get((pool, directory))
                 if match is None:
@@ -100,8 +99,6 @@ class PoolVerifier:
                     )
                     by_directory[pool, directory] = match
                 found[candidate] = match
-            for pool in {pool for pool, _ in by_directory}:
-                up[pool].named(model, chain)
         return found
 
     def reads(self, candidate: CandidateId) -> bool:
@@ -216,18 +213,11 @@ class PoolVerifier:
     def _open_positions(
         self, match: PoolMatch, num_blocks: int, num_likely_blocks: int
     ) -> list[int]:
-        """List the blocks to ask for: the plan's.
-
-        While the pool loses nothing, only those that are likely to be there and not known to be.
-        """
-        pool = self._pools[match.pool]
-        num_ranks = max(1, len(pool.catalog.names(match.directory, b"")))
+        """List the blocks to ask for, as many as one question may have objects."""
+        catalog = self._pools[match.pool].catalog
+        num_ranks = max(1, len(catalog.names(match.directory, b"")))
         max_blocks = self._config.verify_keys // num_ranks
-        planned = _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
-        if not pool.catalog.holds_all_known:
-            return planned
-        known, chain = pool.catalog.directory(match.directory), match.chain
-        return [at for at in planned if at < num_likely_blocks and chain[at] not in known]
+        return _plan(num_blocks, len(match.chain), max_blocks, num_likely_blocks)
 
     # ---------------------------------------------------------------- audit
 

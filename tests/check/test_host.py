@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import socket
 
-import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
 from router import config
 from router.check.finding import Finding
 from router.check.host import (
-    AuditSeen,
     FileSeen,
     HostSeen,
     PortSeen,
     ask_router,
-    audits_of,
     judge,
-    proven,
     total,
     why_not_free,
 )
-from tests.check.samples import REPLICA, wrong
+from tests.check.samples import REPLICA, named, wrong
 from tests.conftest import Serve
 from tests.ports import free_port
 
@@ -135,64 +131,13 @@ def test_a_running_router_reports_the_audit() -> None:
     assert judged(replace(silent, num_answered=19)) == []
 
 
-PAGE = """\
-warmroute_requests_total{api="chat",replica="r1",outcome="ok"} 100.0
-warmroute_audited_total{replica="r1",result="exact"} 97.0
-warmroute_audited_total{replica="r1",result="over"} 1.0
-warmroute_audited_total{replica="r1",result="evicted"} 2.0
-warmroute_audited_total{replica="r2#1",result="exact"} 4.0
-warmroute_audited_total{replica="r2#1",result="over"} 15.0
-warmroute_audited_total{replica="r2#1",result="under"} 1.0
-warmroute_trust_ratio{replica="r1"} 0.99
-warmroute_trust_ratio{replica="r2#1"} 0.42
-"""
-
-
-def test_predictions_are_read_from_a_running_routers_metrics() -> None:
-    one, two = audits_of(PAGE)
-
-    assert one == AuditSeen(replica="r1", num_right=97, num_over=1, recent_ratio=0.99)
-    assert (two.replica, two.num_over, two.num_under, two.recent_ratio) == ("r2#1", 15, 1, 0.42)
-    assert two.ratio == 0.2
-    assert AuditSeen(replica="r3").ratio == 1.0
-
-
-@pytest.mark.parametrize(
-    ("counts", "level"),
-    [
-        ({"num_right": 97, "num_over": 3}, None),
-        ({"num_over": 4}, None),  # too few to tell
-        ({"num_right": 40, "num_over": 3, "num_under": 3}, "warning"),
-        ({"num_right": 5, "num_over": 15}, "error"),
-        ({"num_right": 990, "num_over": 10, "recent_ratio": 0.7}, "warning"),
-        ({"num_right": 990, "num_over": 10, "recent_ratio": 0.3}, "error"),
-    ],
-)
-def test_predictions_that_fail_are_not_well(counts: dict[str, float], level: str | None) -> None:
-    """Whatever the streams say: only this shows another engine's events behind a mapped port."""
-    audit = AuditSeen(replica="r2", **counts)  # type: ignore[arg-type]
-    seen = HostSeen(num_answered=100, num_audited=100, audits=(audit,))
-    found = [f for f in judged(seen) if f.about == "predictions"]
-
-    assert [f.level for f in found] == ([level] if level is not None else [])
-    for finding in found:
-        assert finding.subject == "replica r2"
-        assert "were right" in finding.text
-        assert "--kv-events-config" in finding.hint
-
-
-def test_predictions_that_are_right_prove_an_endpoint() -> None:
-    good, few = AuditSeen(replica="r1#0", num_right=40), AuditSeen(replica="r2", num_right=3)
-    bad = AuditSeen(replica="r3", num_right=40, num_over=40)
-
-    assert proven(HostSeen(audits=(good, few, bad))) == {"r1"}
-
-
 def test_replicas_without_a_name_on_loopback_are_noted() -> None:
     """Every machine has its own 127.0.0.1, so routers would mean different replicas."""
     quiet = HostSeen(num_answered=0, num_audited=0)
     flags = {("redis", "url"): "redis://10.0.0.6:6379/0"}
-    local = replace(REPLICA, url="http://127.0.0.1:8000", identity="http://127.0.0.1:8000")
+    url = "http://127.0.0.1:8000"
+    local = named("r1", url=url)
+    local = replace(local, entry=replace(local.entry, identity=url))
     tree = config.load(flags=flags)
 
     (found,) = judge(quiet, config=tree, replicas=[local])

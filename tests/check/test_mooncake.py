@@ -1,33 +1,45 @@
-"""router.check.mooncake: what is wrong with the pool is found, with what to do."""
+"""router.check.mooncake: each fault of the pool is found, with what to do."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from router.check.finding import Level
-from router.check.mooncake import PatternSeen, PoolSeen, differing_weights, judge
-from router.check.replica import ReplicaSeen
-from tests.check.samples import POOL, RANK, REPLICA
+from router.check.mooncake import PoolModel, PoolSeen, judge
+from router.check.seen import ReplicaSeen
+from router.pool.catalog import Unreadable
+from tests.check.samples import FIGURES, POOL, RANK, REPLICA, facts, gone, info, named, status
+
+UNKNOWN = PoolModel(name="m", layout=None, num_blocks=0, bytes_per_token=None)
+
+
+def with_figures(**changes: Any) -> PoolSeen:
+    return replace(POOL, figures=replace(FIGURES, **changes))
+
 
 POOL_CASES: list[tuple[PoolSeen, Level, str, str, str]] = [
-    (replace(POOL, error="gone"), "error", "reachable", "gone", "--metrics_port"),
+    (replace(POOL, figures=None, error="gone"), "error", "reachable", "gone", "--metrics_port"),
     (replace(POOL, num_segments=0), "warning", "contents", "no engine gives", "global_segment"),
-    (replace(POOL, max_bytes=0), "warning", "contents", "no engine gives", "recompute"),
+    (with_figures(capacity_bytes=0), "warning", "contents", "no engine gives", "recompute"),
     (replace(POOL, list_error="cut"), "warning", "keys", "not listed: cut", "--wait"),
-    (replace(POOL, models=(PatternSeen(model="m", text=None),)), "note", "keys", "m:", "a prompt"),
+    (replace(POOL, models=(UNKNOWN,)), "note", "keys", "m:", "a prompt"),
     (replace(POOL, num_listed=20), "warning", "tenants", "40 objects exist", "cache_prefix"),
-    (replace(POOL, clashing=("m@0-1", "m@0")), "error", "layouts", "m@0-1 and m@0", "cache_prefix"),
-    (replace(POOL, publishes_events=True), "note", "events", "not followed", "--mooncake-events"),
     (
-        replace(POOL, events_configured=True, events_reach="refused"),
-        "error", "events", "(refused)", "--mooncake-events",
+        replace(POOL, unreadable={"m": Unreadable("layouts", "several fit", "pool_layout")}),
+        "warning", "layouts", "m: several fit", "pool_layout",
+    ),
+    (
+        replace(POOL, unreadable={"m": Unreadable("data types", "two", "x", engines_fail=True)}),
+        "error", "data types", "m: two", "x",
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("seen", "level", "about", "text", "hint"), POOL_CASES)
-def test_what_is_wrong_with_the_pool_is_found(
+def test_each_fault_is_one_finding_with_a_hint(
     seen: PoolSeen, level: Level, about: str, text: str, hint: str
 ) -> None:
     """Beside the usual note on load failures."""
@@ -39,8 +51,8 @@ def test_what_is_wrong_with_the_pool_is_found(
     assert hint in found.hint
 
 
-def test_a_pool_as_it_should_be_has_one_note() -> None:
-    """What engines do when an object vanishes cannot be seen: every report has it."""
+def test_a_pool_in_good_order_has_one_note() -> None:
+    """The reaction of engines to a vanished object is not visible: every report has the note."""
     findings = list(judge(POOL, [REPLICA]))
 
     assert [(f.level, f.about) for f in findings if f.level != "ok"] == [("note", "load failures")]
@@ -50,80 +62,54 @@ def test_a_pool_as_it_should_be_has_one_note() -> None:
         assert part in texts, part
 
 
-def test_an_empty_pool_and_followed_events_are_well() -> None:
-    """Nothing is there that could be known."""
-    empty = replace(
-        POOL,
-        num_objects=0,
-        num_evicted=None,
-        used_bytes=0,
-        events_configured=True,
-        events_reach="open",
-        models=(PatternSeen(model="m", text=None), PatternSeen(model="n", text="n@", num_ranks=1)),
-    )
+def test_an_empty_pool_is_well() -> None:
+    empty = replace(with_figures(num_keys=0, allocated_bytes=0), models=(UNKNOWN,), num_listed=0)
 
     for replicas in ([REPLICA], []):
         findings = list(judge(empty, replicas))
-
         assert [f.about for f in findings if f.level != "ok"] == ["load failures"]
 
 
-def test_data_types_that_share_names_are_an_error() -> None:
-    """Engines find what they cannot read; the model and the types are named."""
-    (found,) = [
-        f
-        for f in judge(replace(POOL, mixed=(("qwen", "auto, fp8"),)), [REPLICA])
-        if f.level == "error"
-    ]
-
-    assert found.about == "data types"
-    assert "qwen: replicas with KV caches of auto, fp8" in found.text
-    assert "cache_prefix" in found.hint
-
-
-def test_weights_that_share_names_are_an_error() -> None:
-    """Engines would answer by another model's KV; the field and whose it is are named."""
-    pool = replace(POOL, weights=(("qwen", "dtype", "bfloat16 (r1), float16 (r2)"),))
-    (found,) = [f for f in judge(pool, [REPLICA]) if f.level == "error"]
-
-    assert found.about == "weights"
-    assert "qwen: replicas whose weights differ in dtype, bfloat16 (r1), float16 (r2)" in found.text
-    assert "cache_prefix" in found.hint
-
-
-PLAIN = replace(REPLICA, key_head="qwen", weights={"quantization": "none", "dtype": "bfloat16"})
-FP8 = replace(PLAIN, name="r2", weights={"quantization": "fp8", "dtype": "bfloat16"})
+PLAIN = info(key_head="qwen", weights={"quantization": "none", "dtype": "bfloat16"})
+FP8 = info(named("r2"), key_head="qwen", weights={"quantization": "fp8", "dtype": "bfloat16"})
 
 
 @pytest.mark.parametrize(
     ("other", "differing"),
     [
-        (FP8, [("qwen", "quantization", "fp8 (r2), none (r1)")]),
-        (replace(FP8, models=()), [("qwen", "quantization", "fp8 (r2), none (r1)")]),
-        (replace(PLAIN, name="r2"), []),
-        (replace(FP8, key_head="fp8@qwen"), []),
-        (replace(FP8, key_head=None), []),
-        (replace(FP8, block_size=32), []),
-        (replace(FP8, weights={}), []),
+        (FP8, ["quantization, fp8 (r2), none (r1)"]),
+        (replace(FP8, models=()), ["quantization, fp8 (r2), none (r1)"]),
+        (named("r2", PLAIN), []),
+        (info(FP8, key_head="fp8@qwen", weights={"quantization": "fp8"}), []),
+        (info(FP8, key_head=None, weights={"quantization": "fp8"}), []),
+        (facts(FP8, block_size=32), []),
+        (info(FP8, key_head="qwen"), []),
+        (replace(FP8, pool=None), []),
     ],
 )
-def test_weights_may_differ_where_objects_are_not_named_alike(
-    other: ReplicaSeen, differing: list[tuple[str, str, str]]
+def test_different_weights_with_the_same_object_names_are_an_error(
+    other: ReplicaSeen, differing: list[str]
 ) -> None:
-    """Of another prefix, model, connector or block size; whatever the models are served as."""
-    assert list(differing_weights([PLAIN, other])) == differing
+    """Not with another prefix, model, connector, block size or pool."""
+    found = [f for f in judge(POOL, [PLAIN, other]) if f.about == "weights"]
+
+    assert [f.level for f in found] == ["error"] * len(differing)
+    for finding, text in zip(found, differing, strict=True):
+        assert f"qwen: replicas whose weights differ in {text}" in finding.text
+        assert "cache_prefix" in finding.hint
 
 
-def test_members_are_known_by_their_word_or_taken_for_such() -> None:
-    """By their stores, their metrics, the configuration; the rest is only believed."""
+def test_members_are_known_by_their_reports() -> None:
+    """By their stores, metrics or configuration; others are unproven."""
     silent = replace(REPLICA, ranks=(replace(RANK, num_pooled=0),))
+    odd = replace(silent, ranks=(replace(RANK, status=status(algorithm="warmroute")),))
     replicas = [
-        replace(silent, name="other", has_pool_connector=True),
-        replace(silent, name="several", transfers=("nixl", "store")),
-        replace(silent, name="off", pool=None, reads_pool=False),
-        replace(silent, name="maybe"),
-        replace(silent, name="gone", error="x"),
-        replace(silent, name="odd", ranks=(replace(RANK, algorithm="warmroute"),)),
+        facts(named("other", silent), has_pool_connector=True),
+        info(named("several", silent), transfers=("nixl", "store")),
+        replace(named("off", silent, pool=False), pool=None),
+        named("maybe", silent),
+        named("gone", gone("x")),
+        named("odd", odd),
     ]
 
     findings = {f.text: f for f in judge(POOL, replicas) if f.about in ("members", "hashes")}

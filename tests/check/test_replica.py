@@ -1,41 +1,56 @@
-"""router.check.replica, events and tokenizer: what is wrong is found, with what to do."""
+"""router.check.replica, events, tokenizer and together: each fault is found, with what to do."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from router.check.events import Publisher
-from router.check.finding import Level
-from router.check.replica import ReplicaSeen, judge, judge_together, with_owners
-from router.replicas.event_ports import EventPorts
+from router import config
+from router.check import together
+from router.check.finding import Finding, Level
+from router.check.replica import judge
+from router.check.seen import ReplicaSeen
+from router.config import EventsConfig
+from router.index.candidate_stream import StreamReason
+from router.kv_events.subscriber import EventSource
+from router.messages import KvGroup
+from router.replicas.replica import ServedModel
 from router.tokens.id_probe import of_chat, of_text
-from tests.check.samples import RANK, REPLICA, model, rank, wrong
+from tests.check.samples import (
+    RANK,
+    REPLICA,
+    SERVED,
+    configured,
+    facts,
+    gone,
+    info,
+    model,
+    named,
+    ordered,
+    rank,
+    status,
+    wrong,
+)
 
-PLACES = frozenset({"10.0.0.5:8000"})
-LOCAL = replace(REPLICA, url="http://127.0.0.1:8000")
+NO_RANKS = replace(REPLICA, ranks=())
+CONNECTS = EventSource(endpoint="tcp://0.0.0.0:5557")
+CONFIG = config.load()
 CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
+    (gone("x refused the connection", "no answer"), "error", "reachable", "refused", "--port"),
+    (gone("x answered 401", "api key"), "error", "reachable", "401", "--engine-api-key-file"),
+    (gone("not an OpenAI server?"), "error", "reachable", "not", ""),
+    (facts(version=None), "note", "engine", "does not report", ""),
+    (facts(num_gpu_blocks=None), "note", "cache", "guessed", "/metrics"),
+    (facts(prefix_caching=False), "warning", "prefix caching", "off", "prefix-caching"),
+    (ordered(draining=True), "warning", "orders", "it drains", "replicas undrain r1"),
+    (ordered(leaving=True), "warning", "orders", "removed it", "replicas add"),
     (
-        replace(REPLICA, error="x refused the connection", failure="no answer"),
-        "error", "reachable", "refused", "--port",
-    ),
-    (
-        replace(REPLICA, error="x answered 401", failure="api key"),
-        "error", "reachable", "401", "--engine-api-key-file",
-    ),
-    (
-        replace(REPLICA, error="not an OpenAI-compatible server?", failure="other"),
-        "error", "reachable", "not", "",
-    ),
-    (replace(REPLICA, version=None), "note", "engine", "does not report", ""),
-    (replace(REPLICA, num_blocks=None), "note", "cache", "guessed", "/metrics"),
-    (replace(REPLICA, prefix_caching=False), "warning", "prefix caching", "off", "prefix-caching"),
-    (replace(REPLICA, order="drain"), "warning", "orders", "it drains", "replicas undrain r1"),
-    (replace(REPLICA, order="remove"), "warning", "orders", "removed it", "replicas add"),
-    (
-        replace(REPLICA, order="drain", is_added=True),
+        replace(ordered(draining=True), is_added=True),
         "note", "orders", "it drains", "undrain",
     ),
+    (replace(REPLICA, takes_tools=False), "warning", "tools", "agents get 400", "--tool-call"),
+    (replace(REPLICA, info=None), "note", "configuration", "is slow", "--wait"),
+    # -- its tokenizer
     (model(is_loaded=False), "warning", "tokenizer", "not loaded in time", "--tokens-models qwen="),
     (
         model(engine_only="no files"),
@@ -49,135 +64,130 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         model(difference=of_chat([1, 2, 3], [1, 2])),
         "error", "tokenizer", "differ from token 2 on", "--default-chat-template-kwargs",
     ),
+    (model(is_compared=False), "note", "tokenizer", "not compared", "sends no token ids"),
+    # -- its role, connectors and drafts
+    (info(role="prefill"), "error", "role", "used as both", "role: prefill}"),
     (
-        model(is_compared=False), "note", "tokenizer", "not compared", "sends no token ids",
-    ),
-    (replace(REPLICA, seems="prefill"), "error", "role", "used as both", "role: prefill}"),
-    (
-        replace(REPLICA, seems="decode", role="prefill"),
+        info(configured(role="prefill"), role="decode"),
         "error", "role", "reports role decode, but is used as prefill", "role: decode}",
     ),
     (
-        replace(REPLICA, role="prefill", bootstrap="http://10.0.0.5:8998"),
+        replace(configured(role="prefill"), bootstrap="http://10.0.0.5:8998"),
         "error", "role", "no bootstrap server answers at http://10.0.0.5:8998", "another transfer",
     ),
-    # -- its events
-    (replace(REPLICA, ranks=(), wants_events=False), "note", "events", "as configured", "--events"),
-    (replace(REPLICA, ranks=()), "warning", "events", "without KV events", "--kv-events-config"),
     (
-        replace(REPLICA, ranks=(), has_source_route=False),
+        info(configured(role="decode", transfer="store"), transfers=("nixl", "mooncake")),
+        "error", "role", "use nixl and mooncake", "transfer: nixl",
+    ),
+    (
+        info(several=("NixlConnector", "MooncakeStoreConnector"), transfers=("store",)),
+        "note", "connectors", "NixlConnector, MooncakeStoreConnector; it loads", "poll_s",
+    ),
+    (facts(speculates=True), "note", "drafts", "is learned", "eagle: false"),
+    (
+        info(facts(configured(eagle=False), speculates=True), eagle=True),
+        "note", "drafts", "drops the last block", "eagle: true",
+    ),
+    (configured(eagle=True), "warning", "drafts", "engine does not use it", ""),
+    (
+        replace(configured(eagle=True), ranks=(replace(RANK, status=status(lookahead=1)),)),
+        "note", "drafts", "it drops no block: eagle has no effect", "remove eagle",
+    ),
+    (facts(sleep="asleep"), "warning", "sleep", "no requests", "/wake_up"),
+    (
+        facts(sleep="emptied", has_pool_connector=True, loads_kv=True),
+        "warning", "sleep", "emptied the shared pool", "/wake_up",
+    ),
+    (facts(sleep="paused"), "warning", "pause", "no requests", "/resume"),
+    # -- its events
+    (NO_RANKS, "warning", "events", "without KV events", "--kv-events-config"),
+    (
+        replace(NO_RANKS, publishers=None),
         "warning", "events", "an older release", "`events` and `replay`",
     ),
-    (
-        replace(REPLICA, ranks=(), silent_publishers=(Publisher(False, "zmq"),)),
-        "warning", "events", '"enable_kv_cache_events": false', '"publisher": "zmq"',
+    *(
+        (
+            replace(NO_RANKS, publishers=(EventSource("tcp://*:1", **source),)),
+            "warning", "events", text, '"publisher": "zmq"',
+        )
+        for source, text in (
+            ({"enable_kv_cache_events": False}, '"enable_kv_cache_events": false'),
+            ({"publisher": "null"}, '"publisher": "null"'),
+        )
     ),
-    (
-        replace(REPLICA, ranks=(), silent_publishers=(Publisher(True, "null"),)),
-        "warning", "events", '"publisher": "null"', '"publisher": "zmq"',
-    ),
-    (replace(REPLICA, num_ranks=2), "warning", "events", "1 of 2 ranks", "data-parallel rank"),
+    (facts(num_ranks=2), "warning", "events", "1 of 2 ranks", "data-parallel rank"),
     (
         rank(reach="refused"),
         "error", "events", "nothing listens at tcp://10.0.0.5:5557", "another engine",
     ),
     (
-        replace(rank(reach="refused"), events_configured=True),
+        named("r1", rank(reach="refused"), events=("tcp://10.0.0.5:5557",)),
         "error", "events", "nothing listens", "in the configuration",
     ),
     (rank(reach="silent"), "error", "events", "does not answer", "firewall"),
     (rank(reach="unknown host"), "error", "events", "is unknown", "engine"),
-    (rank(reach="not an address", reason="x"), "error", "events", "BLIND: x", "engine"),
-    (rank(reach="not an address", reported="y"), "error", "events", "'y' is not tcp://", "engine"),
-    (rank(has_handshake=False), "error", "events", "not an event publisher", "another port"),
+    (
+        rank(reach="not an address", why_no_address="x"),
+        "error", "events", "BLIND: x", "engine",
+    ),
+    (
+        rank(reach="not an address", source=EventSource("y")),
+        "error", "events", "'y' is not tcp://", "engine",
+    ),
+    (rank(is_publisher=False), "error", "events", "not an event publisher", "another port"),
     (
         rank(reach="refused", endpoint="tcp://127.0.0.1:5557"),
         "error", "events", "is on this machine, but the engine runs on 10.0.0.5", "tcp://*:PORT",
     ),
-    (
-        rank(has_handshake=False, endpoint="tcp://127.0.0.1:5557"),
-        "error", "events", "not an event publisher", "another port",
-    ),
     *(
         (
-            rank(reach=reach, reported=f"tcp://{host}:5557", connects=True, has_handshake=False),
-            "error", "events", f"nothing publishes at tcp://{host}:5557", '"tcp://*:5557"',
+            rank(reach=reach, source=CONNECTS, is_publisher=False),
+            "error", "events", "nothing publishes at tcp://0.0.0.0:5557", '"tcp://*:5557"',
         )
-        for host in ("0.0.0.0", "10.0.0.5", "engine-1")
         for reach in ("refused", "silent", "open")
     ),
-    # -- its history
+    # -- its history and state
     (rank(replay_endpoint=None), "warning", "replay", "unknown", '"replay_endpoint"'),
     (rank(replay_reach="refused"), "warning", "replay", "(refused)", '"replay_endpoint"'),
     (rank(has_replay=False), "warning", "replay", "no history", "--wait"),
-    # -- its state
-    (
-        rank(state="blind", reason="no events yet", num_batches=0),
-        "note", "state", "until its first prompt", "",
+    *(
+        (rank(status=status(state, reason), num_batches=0), level, "state", text, hint)
+        for state, reason, level, text, hint in (
+            ("blind", StreamReason.NO_EVENTS, "note", "until its first prompt", ""),
+            ("blind", StreamReason.EVENTS_NOT_UNDERSTOOD, "warning", "BLIND: its events", "report"),
+            ("degraded", StreamReason.TRANSLATED, "warning", "DEGRADED: hashes", "--hash-seeds S"),
+            ("degraded", StreamReason.UNVERIFIED, "note", "not verified", "--hash-seeds"),
+            ("degraded", StreamReason.PARTIAL, "warning", "is lost", '"buffer_steps"'),
+            ("degraded", StreamReason.GROUPS, "warning", "KV group", "predicted too low"),
+            ("degraded", "something else", "warning", "something else", ""),
+        )
     ),
+    (rank(status=status(is_verified=False)), "note", "hashes", "guessed: sha256", ""),
+    (rank(status=status(algorithm="warmroute")), "note", "hashes", "translated", ""),
     (
-        rank(state="blind", reason="its events are not understood"),
-        "warning", "state", "BLIND: its events", "report",
-    ),
-    (
-        rank(state="degraded", reason="hashes cannot be computed and are translated"),
-        "warning", "state", "DEGRADED: hashes", "--hash-seeds SEED",
-    ),
-    (
-        rank(state="degraded", reason="hash contract is not verified yet"),
-        "note", "state", "not verified", "--hash-seeds",
-    ),
-    (
-        rank(state="degraded", reason="history before the router joined is lost"),
-        "warning", "state", "is lost", '"buffer_steps"',
-    ),
-    (rank(state="degraded", reason="something else"), "warning", "state", "something else", ""),
-    (rank(is_verified=False), "note", "hashes", "guessed: sha256", ""),
-    (replace(REPLICA, sleep="asleep"), "warning", "sleep", "no requests", "/wake_up"),
-    (
-        replace(REPLICA, sleep="emptied", has_pool_connector=True),
-        "warning", "sleep", "emptied the shared pool", "/wake_up",
-    ),
-    (replace(REPLICA, sleep="paused"), "warning", "pause", "no requests", "/resume"),
-    (rank(algorithm="warmroute"), "note", "hashes", "translated", ""),
-    (
-        replace(REPLICA, role="decode", transfer="store", transfers=("nixl", "mooncake")),
-        "error", "role", "use nixl and mooncake", "transfer: nixl",
-    ),
-    (
-        replace(REPLICA, several=("NixlConnector", "MooncakeStoreConnector"), transfers=("store",)),
-        "note", "connectors", "NixlConnector, MooncakeStoreConnector; it loads", "poll_s",
-    ),
-    (replace(REPLICA, is_late=True), "note", "configuration", "is slow", "--wait"),
-    (replace(REPLICA, speculates=True), "note", "drafts", "is learned", "eagle: false"),
-    (
-        replace(REPLICA, speculates=True, drops_last=True, eagle=False),
-        "note", "drafts", "drops the last block", "eagle: true",
-    ),
-    (replace(REPLICA, eagle=True), "warning", "drafts", "engine does not use it", ""),
-    (
-        replace(rank(lookahead=1), speculates=True, eagle=True),
-        "note", "drafts", "it drops no block: eagle has no effect", "remove eagle",
+        rank(status=status(groups=(KvGroup(0, "full_attention", 16), KvGroup(1, "ring", 16)))),
+        "warning", "kv groups", "ring, blocks of 16", "not understood: 'ring'",
     ),
 ]  # fmt: skip
 
 
+def judged(seen: ReplicaSeen) -> list[Finding]:
+    return list(judge(seen, CONFIG))
+
+
 @pytest.mark.parametrize(("seen", "level", "about", "text", "hint"), CASES)
-def test_what_is_wrong_is_reported_with_a_hint(
+def test_each_fault_is_one_finding_with_a_hint(
     seen: ReplicaSeen, level: Level, about: str, text: str, hint: str
 ) -> None:
-    """In one finding, and nothing else is wrong."""
-    findings = list(judge(seen))
+    (found,) = [f for f in judged(seen) if f.level != "ok"]
 
-    (found,) = [f for f in findings if f.level != "ok"]
     assert (found.subject, found.level, found.about) == ("replica r1", level, about)
     assert text in found.text
     assert hint in found.hint
 
 
-def test_a_replica_as_it_should_be_has_nothing_wrong() -> None:
-    """It is described."""
-    findings = list(judge(REPLICA))
+def test_a_replica_in_good_order_is_described() -> None:
+    findings = judged(REPLICA)
 
     assert wrong(findings) == []
     assert {f.about for f in findings} == {
@@ -192,44 +202,55 @@ def test_a_replica_as_it_should_be_has_nothing_wrong() -> None:
 
 def test_a_role_that_fits_is_described() -> None:
     """An engine of both kinds may be used as either."""
-    findings = list(judge(replace(REPLICA, role="decode", seems="both")))
+    findings = judged(info(configured(role="decode"), role="both"))
 
     assert wrong(findings) == []
     assert [f.text for f in findings if f.about == "role"] == ["decode"]
 
 
-def test_silence_without_history_may_be_another_port() -> None:
-    """Where a replay is empty, there is nothing."""
-    seen = rank(
-        state="blind", reason="no events yet", num_batches=0, has_replay=None, replay_endpoint=None
-    )
+def test_events_that_are_not_wanted_are_noted() -> None:
+    tree = config.load(flags={("events", "enabled"): False})
 
-    (found,) = [f for f in judge(seen) if f.about == "state"]
+    assert wrong(list(judge(NO_RANKS, tree))) == [
+        ("note", "events", "BLIND: not followed, as configured")
+    ]
+
+
+def test_a_replica_that_names_none_of_several_pools_reads_none() -> None:
+    tree = config.load(flags={("mooncake", "pools"): ["a=http://a:1", "b=http://b:1"]})
+
+    assert [about for _, about, _ in wrong(list(judge(replace(REPLICA, pool=None), tree)))] == [
+        "pool"
+    ]
+
+
+def test_silence_without_history_may_be_another_port() -> None:
+    seen = rank(
+        status=status("blind", StreamReason.NO_EVENTS),
+        num_batches=0,
+        has_replay=None,
+        replay_endpoint=None,
+    )
+    (found,) = [f for f in judged(seen) if f.about == "state"]
 
     assert (found.level, "another port" in found.hint) == ("note", True)
 
 
-def test_small_facts_are_reported() -> None:
-    """Adapters, a seed, ranks, who added it; what was not compared is not called proven."""
+def test_details_are_reported() -> None:
+    """Adapters, a seed, several ranks, and who added it."""
+    adapters = [ServedModel(id=name, parent="qwen") for name in ("a", "b")]
     seen = replace(
-        model(num_adapters=2, is_compared=False),
-        ranks=(replace(RANK, seed="7", num_batches=1), replace(RANK, rank=1, endpoint="tcp://h:2")),
-        num_ranks=2,
+        facts(num_ranks=2, prefix_caching=None, models=(SERVED, *adapters)),
+        ranks=(
+            replace(RANK, status=status(seed="7"), num_batches=1),
+            replace(RANK, rank=1, endpoint="tcp://h:2"),
+        ),
         is_added=True,
-        prefix_caching=None,
     )
-
-    findings = list(judge(seen))
+    findings = judged(seen)
 
     texts = " ".join(f.text for f in findings)
-    for part in (
-        "2 adapters",
-        "seed '7'",
-        "2 data-parallel ranks",
-        "added at an",
-        "not compared",
-        "1 batch of",
-    ):
+    for part in ("2 adapters", "seed '7'", "2 data-parallel ranks", "added at an", "1 batch of"):
         assert part in texts
     assert {"events #0", "replay #1", "state #1", "hashes #1"} <= {f.about for f in findings}
     assert "prefix caching" not in {f.about for f in findings}
@@ -238,71 +259,56 @@ def test_small_facts_are_reported() -> None:
 # -- several -------------------------------------------------------------------------------------
 
 OTHER = replace(
-    REPLICA,
-    name="r2",
-    identity="two",
-    started_s=2.0,
+    facts(named("r2", url="http://10.0.0.6:8000"), started_s=2.0),
     ranks=(replace(RANK, endpoint="tcp://10.0.0.6:5557"),),
 )
 
 
-def test_replicas_that_have_nothing_to_do_with_each_other_are_well() -> None:
-    """Two, and one that is not there."""
-    gone = replace(REPLICA, name="r3", error="x", ranks=(), models=())
-
-    assert list(judge_together([REPLICA, OTHER, gone, replace(gone, name="r4")])) == []
+def compared(*replicas: ReplicaSeen) -> list[Finding]:
+    return list(together.judge(replicas, EventsConfig()))
 
 
-def test_one_engine_under_two_addresses_is_found() -> None:
-    """It started when the other did, and publishes where the other does."""
-    twin = replace(REPLICA, name="r2", url="http://localhost:8000")
-    alias = replace(twin, ranks=(replace(RANK, endpoint="tcp://alias:5557"),), places=PLACES)
+def test_replicas_that_do_not_share_anything_are_well() -> None:
+    absent = gone("x")
 
-    for first, second in ((REPLICA, twin), (replace(REPLICA, places=PLACES), alias)):
-        (found,) = judge_together([first, second])
-        assert found.level == "error"
-        assert "r1 and r2 are the same engine" in found.text
+    assert compared(REPLICA, OTHER, named("r3", absent), named("r4", absent)) == []
 
 
-def test_two_engines_behind_one_proxy_are_two() -> None:
-    """They are at one place, and started at different times."""
-    one, other = replace(REPLICA, places=PLACES), replace(OTHER, places=PLACES)
+def publishing(seen: ReplicaSeen, used: str, reported: str | None) -> ReplicaSeen:
+    """Configure an event endpoint, and have the engine report one."""
+    sources = {} if reported is None else {0: EventSource(reported)}
+    return named(seen.name, facts(seen, event_sources=sources), events=(used,))
 
-    assert list(judge_together([one, other])) == []
 
+def test_an_event_endpoint_of_another_replica_is_found() -> None:
+    """One would be credited with the other's cache. Without the engines' word both are suspect."""
+    slip = publishing(OTHER, "tcp://h:5557", "tcp://h:5560")
+    owner = publishing(REPLICA, "tcp://h:5557", "tcp://h:5557")
+    unknown = publishing(REPLICA, "tcp://h:5557", None)
 
-def test_two_engines_with_one_event_endpoint_are_found() -> None:
-    """One would be credited with the other's cache; whose it is, the engines say, or nobody."""
-    used, other = {"events[0]": "h:5557"}, {"events[0]": "h:5560"}
-    slip = replace(OTHER, event_ports=EventPorts("r2", used, other))
-    owner = replace(REPLICA, event_ports=EventPorts("r1", used, used))
-    unsaid = replace(REPLICA, event_ports=EventPorts("r1", used))
-
-    for first, wrong_ones in ((owner, ["r2"]), (unsaid, ["r1", "r2"])):
-        seen = with_owners([first, slip])
-        found = [f for each in seen for f in judge(each) if f.level == "error"]
-        assert [f.subject for f in found] == [f"replica {name}" for name in wrong_ones]
+    for first, names in ((owner, ["r2"]), (unknown, ["r1", "r2"])):
+        seen = together.with_owners([first, slip], EventsConfig())
+        found = [f for each in seen for f in judged(each) if f.level == "error"]
+        assert [f.subject for f in found] == [f"replica {name}" for name in names]
         assert all("is an event endpoint of" in f.text for f in found)
-        assert all(f.text.startswith("BLIND: ") for f in found)
-        assert list(judge_together(seen)) == []
+        assert compared(*seen) == []
 
 
-def test_another_port_than_the_engine_reports_is_not_well_until_it_is_proven() -> None:
-    ports = EventPorts("r1", {"events[0]": "h:5557"}, {"events[0]": "h:5560"})
-    (seen,) = with_owners([replace(REPLICA, event_ports=ports)])
+def test_another_port_than_the_engine_reports_is_noted() -> None:
+    """It may be a mapped port of a container."""
+    seen = publishing(REPLICA, "tcp://h:5557", "tcp://h:5560")
 
-    (found,) = judge_together([seen])
+    (found,) = compared(seen)
 
-    assert (found.level, found.subject, found.about) == ("warning", "replica r1", "event ports")
+    assert (found.level, found.subject, found.about) == ("note", "replica r1", "event ports")
     assert found.text == "events[0] is h:5557, and its engine reports port 5560"
-    assert list(judge_together([seen], proven={"r1"})) == []
 
 
 def test_different_hashes_of_one_model_are_noted() -> None:
     """They cost time, and the pool cannot be shared."""
-    other = replace(OTHER, ranks=(replace(OTHER.ranks[0], seed="7"),))
+    other = replace(OTHER, ranks=(replace(OTHER.ranks[0], status=status(seed="7")),))
 
-    (found,) = judge_together([REPLICA, other])
+    (found,) = compared(REPLICA, other)
 
     assert found.level == "note"
     assert "seed '7'" in found.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -68,9 +69,10 @@ def test_a_report_is_json() -> None:
 
     assert report_json["well"] is True
     assert report_json["findings"][0]["text"] == "it is ok"
-    assert report_json["replicas"][0]["ranks"][0]["state"] == "exact"
+    assert report_json["replicas"][0]["facts"]["version"] == "0.32.0"
     assert report_json["redis"]["feeds"][0]["leader"] == "router-a"
-    assert report_json["pool"]["models"][0]["num_ranks"] == 2
+    assert report_json["pools"][0]["models"][0]["layout"]["text"] == "qwen@tp_rank:0-1"
+    assert msgspec.convert(report_json, Report, strict=False) == report
 
 
 @pytest.mark.parametrize(

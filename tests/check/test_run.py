@@ -11,19 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
-from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import TINY_MODEL
 from loadtest.emulator.pool import PoolMaster
 from router import config
 from router.check import Finding, Report, check
-from router.check.events import EventsSeen, RankSeen, judge
-from router.check.finding import Subject
 from router.cluster.redis_store import RedisStore
 from router.config import Config
-from router.index.candidate_stream import StreamReason
-from router.messages import KvGroup, ReplicaRecord
+from router.messages import ReplicaRecord
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, chat, on_stage, words
 from tests.ports import free_port
@@ -171,29 +167,6 @@ async def test_kv_groups_are_listed() -> None:
     )
 
 
-def test_kv_groups_that_are_not_understood_are_a_warning() -> None:
-    """With their kind, and what follows."""
-    rank = RankSeen(
-        rank=0,
-        reported="tcp://127.0.0.1:1",
-        endpoint="tcp://127.0.0.1:1",
-        reach="open",
-        has_handshake=True,
-        state="degraded",
-        reason=StreamReason.GROUPS,
-        num_batches=1,
-        groups=(KvGroup(0, "full_attention", 16), KvGroup(1, "ring", 16), KvGroup(2, "", 16)),
-    )
-    found = list(judge(Subject("replica r1"), EventsSeen(url="http://127.0.0.1", ranks=(rank,))))
-
-    assert [f.hint for f in found if f.about == "state"] == [
-        "its hits are predicted too low; please report model and release"
-    ]
-    assert found[-1].level == "warning"
-    assert "'', 'ring'" in found[-1].hint
-    assert "unknown kind, blocks of 16" in found[-1].text
-
-
 async def test_history_that_is_lost_is_reported() -> None:
     """The engine has forgotten its first batches: DEGRADED, with what to set."""
     async with Engines(1, buffer_steps=1) as (engine,):
@@ -241,7 +214,7 @@ async def test_endpoints_that_are_configured_wrongly_are_reported() -> None:
             )
             found.append(await check(tree, wait_s=PATIENCE_S))
 
-    assert finding(found[0], "replica r1", "event ports").level == "warning"
+    assert finding(found[0], "replica r1", "event ports").level == "note"
     assert "nothing listens at" in finding(found[0], "replica r1", "events").text
     assert "not an event publisher" in finding(found[1], "replica r1", "events").text
     assert finding(found[2], "replica r1", "replay").text.startswith("none: ")
@@ -331,16 +304,6 @@ async def test_an_engine_that_tokenizes_otherwise_is_reported(tmp_path: Path) ->
     assert "over HTTP" in finding(nowhere, "replica r1", "tokenizer").text
 
 
-async def test_events_that_are_not_wanted_are_not_followed() -> None:
-    """It is as configured."""
-    async with Engines(1) as (engine,):
-        report = await checked(engine, events__enabled=False)
-
-    assert report.is_well
-    assert report.replicas[0].ranks == ()
-    assert finding(report, "replica r1", "events").level == "note"
-
-
 # -- the router itself ---------------------------------------------------------------------------
 
 
@@ -415,52 +378,6 @@ async def test_events_of_another_replica_are_reported() -> None:
         ("replica r1", "events"),
         ("replica r2", "events"),
     ]
-
-
-def in_a_container(engine: Emulator) -> None:
-    """Have it report the ports that it has inside; outside they are mapped to others."""
-    publisher = engine.replica.ranks[0].publisher
-    assert publisher is not None
-    publisher.config = replace(
-        publisher.config, endpoint="tcp://*:5557", replay_endpoint="tcp://*:5558"
-    )
-
-
-async def beside_a_router(replicas: list[dict[str, Any]]) -> Report:
-    """Check beside a router that has served a conversation."""
-    flags = {
-        "replicas": replicas,
-        "listen__port": free_port(),
-        "admin__port": free_port(),
-        "admin__open": True,
-    }
-    async with on_stage(**flags) as stage:
-        text = words(1)
-        for turn in range(24):
-            text += " " + words(100 + turn, 20)
-            await stage.ask(chat(text))
-        return await check(settings(**flags), wait_s=PATIENCE_S)
-
-
-async def test_predictions_prove_a_mapped_port_or_show_that_it_is_anothers() -> None:
-    """Where engines report their containers' ports, nothing else tells."""
-    async with Engines(2) as (first, second):
-        for engine in (first, second):
-            in_a_container(engine)
-        mapped = {"url": first.url} | endpoints(first)
-        before = await check(settings(replicas=[mapped]), wait_s=PATIENCE_S)
-        right = await beside_a_router([mapped])
-        slip = await beside_a_router(
-            [{"url": first.url} | endpoints(second), {"url": second.url} | endpoints(first)]
-        )
-
-    assert [(subject, about) for subject, about, _ in wrong(before)] == [
-        ("replica r1", "event ports")
-    ]
-    assert wrong(right) == []
-    bad = [f for f in slip.findings if f.about == "predictions"]
-    assert bad
-    assert {f.level for f in bad} <= {"error", "warning"}
 
 
 async def test_files_are_tried(tmp_path: Path) -> None:
@@ -651,8 +568,10 @@ async def test_a_pool_is_described() -> None:
     assert wrong(report) == []
     (pool,) = report.pools
     (model,) = pool.models
-    assert (model.model, model.num_ranks) == ("tiny", 1)
-    assert model.num_blocks == pool.num_objects
+    assert model.layout is not None
+    assert (model.name, model.layout.num_ranks) == ("tiny", 1)
+    assert pool.figures is not None
+    assert model.num_blocks == pool.figures.num_keys
     assert model.bytes_per_token
     assert finding(report, "pool", "members").text == "take part: r1"
     assert "tp_rank:0@" in finding(report, "pool", "keys").text
@@ -728,20 +647,8 @@ async def test_a_listing_that_breaks_off_is_reported() -> None:
         master.pages["/metrics"] = (200, "master_key_count 3\nmaster_allocated_bytes 30\n")
         report = await checked(f"http://127.0.0.1:{free_port()}", mooncake__master=master.url)
 
-    assert [pool.num_objects for pool in report.pools] == [3]
+    assert [pool.figures.num_keys for pool in report.pools if pool.figures] == [3]
     assert "not listed" in finding(report, "pool", "keys").text
-
-
-async def test_event_streams_of_the_master_are_tried() -> None:
-    """One that is configured, and does not listen."""
-    async with PoolMaster() as master:
-        report = await checked(
-            f"http://127.0.0.1:{free_port()}",
-            mooncake__master=master.url,
-            mooncake__events=f"tcp://127.0.0.1:{free_port()}",
-        )
-
-    assert finding(report, "pool", "events").level == "error"
 
 
 async def test_sources_of_replicas_are_asked_and_what_they_find_is_checked(tmp_path: Path) -> None:

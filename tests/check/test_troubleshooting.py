@@ -11,30 +11,32 @@ from msgspec.structs import replace
 
 from router import config
 from router.check import Report
-from router.check.events import Publisher
 from router.check.finding import Finding
 from router.check.host import HostSeen, PortSeen
 from router.check.host import judge as judge_host
-from router.check.replica import ReplicaSeen, judge
+from router.check.replica import judge
+from router.check.seen import ReplicaSeen
 from router.cli.banner import banner
 from router.index.candidate_stream import StreamReason
+from router.kv_events.subscriber import EventSource
 from router.tokens.id_probe import of_chat
-from tests.check.samples import REPLICA, model, rank
+from tests.check.samples import REPLICA, facts, gone, model, rank, status
 from tests.docs_blocks import ROOT
 
 PAGE = (ROOT / "docs/operate/troubleshooting.md").read_text()
 ROWS = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", PAGE, re.MULTILINE))  # message -> what to do
 
-CLOSED = {"reach": "refused", "has_handshake": False}
+CLOSED = {"reach": "refused", "is_publisher": False}
+OFF = EventSource("tcp://*:5557", enable_kv_cache_events=False)
 REFUSED = "http://10.0.0.5:8000/v1/models refused the connection"
 REPLICAS: list[ReplicaSeen] = [
-    replace(REPLICA, error=REFUSED, failure="no answer"),
+    gone(REFUSED, "no answer"),
     replace(REPLICA, ranks=()),
-    replace(REPLICA, ranks=(), silent_publishers=(Publisher(False, "zmq"),)),
-    rank(**CLOSED, connects=True, reported="tcp://0.0.0.0:5557"),
+    replace(REPLICA, ranks=(), publishers=(OFF,)),
+    rank(**CLOSED, source=EventSource("tcp://0.0.0.0:5557")),
     rank(**CLOSED),
-    rank(replay_endpoint=None, state="degraded", reason=StreamReason.PARTIAL),
-    replace(REPLICA, prefix_caching=False),
+    rank(replay_endpoint=None, status=status("degraded", StreamReason.PARTIAL)),
+    facts(prefix_caching=False),
     replace(REPLICA, takes_tools=False),
     model(engine_only="OSError: no files"),
     model(difference=of_chat(range(21), [0, 1, 2, *range(4, 21)])),
@@ -48,7 +50,7 @@ def complaints(findings: Iterator[Finding]) -> list[Finding]:
 
 FOUND = [
     complaints(judge_host(HostSeen(ports=(PORT,)), config=config.load(), replicas=()))[0],
-    *(complaints(judge(seen))[0] for seen in REPLICAS),
+    *(complaints(judge(seen, config.load()))[0] for seen in REPLICAS),
 ]
 
 

@@ -21,7 +21,8 @@ from router import config
 from router.check import Report
 from router.check.finding import Subject
 from router.cli.banner import banner, greeter
-from tests.check.samples import MODEL, RANK, REPLICA
+from router.replicas.replica import ServedModel
+from tests.check.samples import MODEL, RANK, REPLICA, facts, gone, named, status
 from tests.faults.stage import Engines
 
 URL = "http://127.0.0.1:8080"
@@ -36,14 +37,15 @@ def shown(report: Report, *arguments: str, **settings: Any) -> str:
 
 def test_it_has_replicas_with_their_states_and_what_is_configured() -> None:
     """Policy, queue, Redis, and what to set for Claude Code."""
-    fresh = replace(RANK, state="blind", reason="no events yet", num_batches=0)
+    fresh = replace(RANK, status=status("blind", "no events yet"), num_batches=0)
+    degraded = replace(RANK, status=status("degraded"))
     replicas = (
         REPLICA,
-        replace(REPLICA, name="r2", ranks=(RANK, replace(RANK, state="degraded"))),
-        replace(REPLICA, name="r3", ranks=()),
-        replace(REPLICA, name="r4", ranks=(fresh,)),
-        replace(REPLICA, name="r5", error="refused the connection", models=(), version=None),
-        replace(REPLICA, name="r6", sleep="asleep"),
+        replace(named("r2"), ranks=(RANK, degraded)),
+        replace(named("r3"), ranks=()),
+        replace(named("r4"), ranks=(fresh,)),
+        named("r5", gone("refused the connection")),
+        named("r6", facts(sleep="asleep")),
     )
     text = shown(Report(findings=(), replicas=replicas), redis__url="redis://h:1/0")
 
@@ -78,7 +80,7 @@ def test_it_has_the_first_lines_of_what_check_complains_about() -> None:
 
 def test_no_word_of_an_engine_breaks_out_of_its_line() -> None:
     """Neither of the terminal's, nor of the shell's."""
-    odd = replace(MODEL, id="a'; rm -rf /\n\x1b[2J")
+    odd = replace(MODEL, served=ServedModel(id="a'; rm -rf /\n\x1b[2J"))
     text = shown(Report(findings=(), replicas=(replace(REPLICA, models=(odd,)),)))
 
     assert "\x1b" not in text

@@ -399,7 +399,6 @@ POOLS = "mooncake: {pools: ['a=http://a', 'b=http://b']}, replicas: "
         ),
         ("mooncake: {pools: [a=http://a], master: 'http://b'}", "mooncake.master", "one of them"),
         ("mooncake: {pools: [a=http://a], master: 'b=http://b'}", "mooncake.master", "one of them"),
-        ("mooncake: {pools: [a=http://a], events: 'tcp://b:1'}", "mooncake.events", "[].events"),
         (POOLS + "['http://r']", "replicas[0].pool", "several pools; write a, b, or false"),
         (POOLS + "[{url: 'http://r', pool: true}]", "replicas[0].pool", "write a, b, or false"),
         (
@@ -466,6 +465,11 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
             ["forward: {continue_streams: true}"],
             1,
             "forward.continue_streams was removed: a broken stream ends with an error event",
+        ),
+        (
+            ["mooncake: {pools: [{name: a, master: 'http://a', events: 'tcp://b:1'}]}"],
+            1,
+            "mooncake.pools[0].events was removed: the router lists and verifies the pool",
         ),
         (["listen:", "  # a comment", "  port: 99999"], 3, "listen.port: Expected `int` <= 65535"),
         (["listen:", "  port: many"], 2, "listen.port: Expected `int`, got `str`"),

@@ -71,11 +71,11 @@ async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) 
     register = ReplicaWatch._register
     broken = {"r1"}
 
-    def fail(self: ReplicaWatch, facts: EngineFacts) -> Replica:
+    def fail(self: ReplicaWatch, facts: EngineFacts, key_head: str | None) -> Replica:
         if self._name in broken:
             broken.clear()
             raise RecursionError
-        return register(self, facts)
+        return register(self, facts, key_head)
 
     monkeypatch.setattr(ReplicaWatch, "_register", fail)
     async with Engines(2) as engines, on_stage(*engines, ready=False) as stage:

@@ -10,19 +10,17 @@ from typing import Any, Self
 from hypothesis import strategies as st
 
 from router.errors import PoolError
-from router.kv_events.subscriber import Received
 from router.pool import master as mooncake
 from router.pool.catalog import PoolCatalog
-from router.pool.master import MasterApi, MasterEvents
+from router.pool.master import MasterApi
 from tests.fuzz.budget import fuzz
-from tests.fuzz.mutations import json_bytes, mangled, packed
+from tests.fuzz.mutations import json_bytes, mangled
 
 KEYS = [f"tiny@tp_rank:0@{number:064x}" for number in range(3)]
 
 answers = json_bytes(
     st.just({"success": True, "data": {key: {"ok": True} for key in KEYS}, "error": None})
 )
-statuses = json_bytes(st.just({"enabled": True}))
 pages = mangled(
     st.just(
         b"master_key_count 5\nmaster_allocated_bytes 1e3\nmaster_evicted_key_count NaN\n"
@@ -30,12 +28,6 @@ pages = mangled(
     )
 )
 listings = mangled(st.just("\n".join([*KEYS, "@", "a@0x_1", "@" * 40]).encode()))
-batches = packed(
-    st.just(
-        [1, [{"event_type": kind, "object_key": key} for kind in ("stored", "removed")
-             for key in KEYS], 0]
-    )
-)  # fmt: skip
 
 
 class _Content:
@@ -69,15 +61,13 @@ def asked(body: bytes) -> MasterApi:
     return api
 
 
-@fuzz(answers, statuses, pages, listings)
-def test_answers(answer: bytes, status: bytes, page: bytes, listing: bytes) -> None:
+@fuzz(answers, pages, listings)
+def test_answers(answer: bytes, page: bytes, listing: bytes) -> None:
     """Figures are counts, and nothing is answered that was not asked."""
 
     async def run() -> None:
         with suppress(PoolError):
             assert (await asked(answer).places(KEYS[:2], timeout_s=5)).keys() <= set(KEYS[:2])
-        with suppress(PoolError):
-            await asked(status).publishes_events()
         with suppress(PoolError):
             figures = await asked(page).figures()
             for name in figures.__struct_fields__:
@@ -87,36 +77,10 @@ def test_answers(answer: bytes, status: bytes, page: bytes, listing: bytes) -> N
         pool.begin_listing()
         with suppress(PoolError):
             await asked(listing).list_keys(pool.listed)
-        while pool.reconcile(10):
+        for _ in pool.reconcile(10):
             pass
 
     asyncio.run(run())
-
-
-class _Source:
-    def __init__(self, payloads: list[bytes]) -> None:
-        self._payloads = payloads
-
-    async def receive(self, timeout_s: float) -> Received:
-        return Received(list(enumerate(self._payloads)), num_odd=1)
-
-
-@fuzz(st.lists(batches, max_size=4))
-def test_events(payloads: list[bytes]) -> None:
-    """Each message is taken, or counted as undecodable and a gap; what is taken does no harm."""
-    events = MasterEvents.__new__(MasterEvents)
-    events._source, events._next = _Source(payloads), None  # type: ignore[assignment]
-
-    received = asyncio.run(events.receive(0.0))
-    pool = PoolCatalog(max_blocks=2)
-    for event in received.events:
-        if event.object_key is not None:
-            pool.object_stored(event.object_key)
-            pool.object_removed(event.object_key)
-
-    assert 1 <= received.num_undecodable <= len(payloads) + 1
-    assert received.has_gap
-    assert all(len(group.blocks) <= 2 for group in pool._groups())
 
 
 @fuzz(pages)

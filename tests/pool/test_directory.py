@@ -1,4 +1,4 @@
-"""router.pool.directory: what one model's directory holds, through stores, removals, listings."""
+"""router.pool.directory: blocks through stores, removals and listings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.contracts import BlockKey
+from router.messages import TierChange, pack_keys
 from router.pool.directory import PoolDirectory
 
 
@@ -24,8 +25,7 @@ def swept(directory: PoolDirectory) -> None:
         pass
 
 
-def test_matches_the_leading_blocks() -> None:
-    """From block 0 on, whatever lies behind a gap."""
+def test_the_leading_blocks_of_a_chain_match() -> None:
     directory = PoolDirectory()
     directory.stored(chain(10))
 
@@ -40,7 +40,7 @@ def test_matches_the_leading_blocks() -> None:
 
 
 def test_a_hole_anywhere_ends_the_match() -> None:
-    """The master evicts each object by its own last use: closure does not hold."""
+    """The master evicts each object by its own last use."""
     directory = PoolDirectory()
     directory.stored(chain(100))
 
@@ -53,8 +53,8 @@ def test_a_hole_anywhere_ends_the_match() -> None:
 
 
 @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)), st.integers(0, 41))
-def test_the_match_is_the_walk(stored: set[int], removed: set[int], length: int) -> None:
-    """Once anything was removed, the match is exact for any pattern of holes."""
+def test_the_match_is_exact_for_any_holes(stored: set[int], removed: set[int], length: int) -> None:
+    """Once anything was removed."""
     directory = PoolDirectory()
     directory.stored(keys(*stored, 1000, 1001))
     directory.removed(keys(*removed, 1001))
@@ -64,8 +64,8 @@ def test_the_match_is_the_walk(stored: set[int], removed: set[int], length: int)
     assert directory.match(blocks) == expected
 
 
-def test_a_listing_drops_what_it_does_not_show() -> None:
-    """But not what was stored while it ran, and it does not bring back what was removed then."""
+def test_a_listing_drops_the_blocks_that_it_does_not_show() -> None:
+    """Changes since it began count more than the listing."""
     directory = PoolDirectory()
     directory.stored(chain(8))
     directory.begin_listing()
@@ -78,8 +78,7 @@ def test_a_listing_drops_what_it_does_not_show() -> None:
     assert sorted(directory.keys()) == keys(1, 2, 4, 50, 60)
 
 
-def test_a_listing_that_breaks_off_drops_nothing() -> None:
-    """It confirms what it showed; the next one is a new one."""
+def test_an_incomplete_listing_drops_nothing() -> None:
     directory = PoolDirectory()
     directory.stored(chain(4))
     directory.begin_listing()
@@ -93,8 +92,7 @@ def test_a_listing_that_breaks_off_drops_nothing() -> None:
     assert directory.keys() == keys(9)
 
 
-def test_clear_forgets_everything() -> None:
-    """And closure holds again, for nothing was removed since."""
+def test_a_cleared_directory_is_empty() -> None:
     directory = PoolDirectory()
     directory.stored(chain(5))
     directory.clear()
@@ -104,7 +102,7 @@ def test_clear_forgets_everything() -> None:
     assert directory.match(chain(7)) == 5
 
 
-def test_the_oldest_go_where_there_are_too_many() -> None:
+def test_the_oldest_blocks_are_dropped_at_the_bound() -> None:
     """A master that cannot be listed must not fill the memory."""
     directory = PoolDirectory(max_blocks=128)
     directory.stored(chain(130))
@@ -115,12 +113,12 @@ def test_the_oldest_go_where_there_are_too_many() -> None:
 
 
 def test_another_router_follows_the_journal() -> None:
-    """Whatever happens here, in whatever pieces it is taken, happens there."""
+    """All changes, in whatever parts they are taken."""
     dice = random.Random(7)
     here, there = PoolDirectory(), PoolDirectory()
     here.stored(chain(10))
     here.journal(True)
-    there.load(here.keys())
+    there.stored(here.keys())
     there.journal(True)
     for _ in range(50):
         some = keys(*(dice.randrange(40) for _ in range(5)))
@@ -139,8 +137,7 @@ def test_another_router_follows_the_journal() -> None:
     assert here.take_changes() is None
 
 
-def test_many_changes_are_taken_in_parts() -> None:
-    """None of them larger than a message should be."""
+def test_many_changes_are_taken_in_parts_of_a_message_s_size() -> None:
     here, there = PoolDirectory(), PoolDirectory()
     here.journal(True)
     here.stored(chain(120_000))
@@ -154,16 +151,15 @@ def test_many_changes_are_taken_in_parts() -> None:
     assert len(there) == 120_000
 
 
-def test_a_snapshot_is_walked() -> None:
-    """Loaded blocks may have holes."""
+def test_blocks_of_another_router_may_have_holes() -> None:
     directory = PoolDirectory()
-    directory.load(keys(1, 2, 4, 5, 6, 7, 8))
+    directory.apply(TierChange("pool", pack_keys(keys(1, 2, 4, 5, 6, 7, 8)), b""))
 
     assert directory.match(chain(8)) == 2
 
 
-def test_blocks_on_disk_are_held_and_marked_until_they_are_in_memory_or_gone() -> None:
-    """A listing shows them like others, so it says nothing about it."""
+def test_blocks_on_disk_are_marked_until_they_are_in_memory_or_gone() -> None:
+    """A listing does not show where a block is."""
     directory = PoolDirectory()
     directory.stored(chain(4))
     assert directory.stored_on_disk(keys(2, 3, 4)) == 3

@@ -1,34 +1,22 @@
-"""router.pool.follower: what the master says fills the directories; its failures are survived."""
+"""router.pool.follower: the master's answers fill the directories; its failures are survived."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.config import MooncakeConfig
-from router.contracts import block_key
 from router.metrics import Metrics
-from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
-from tests.kv_events.publisher import Publisher
-
-
-def digest(number: int) -> bytes:
-    return number.to_bytes(32, "big")
-
-
-def names(*numbers: int) -> list[str]:
-    return [f"tiny@tp_rank:0@{digest(number).hex()}" for number in numbers]
+from tests.pool.samples import a_pool, chain, names
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -38,36 +26,26 @@ class Clock:
 
 
 class Rig:
-    """A follower of one master, taken step by step."""
+    """A follower of one master, run step by step."""
 
     def __init__(self, master: PoolMaster, api: MasterApi, config: MooncakeConfig) -> None:
         self.master = master
         self.api = api
         self.clock = Clock()
         self.metrics = Metrics()
-        self.pool = PoolCatalog()
-        self.pool.add_model("tiny", ())
-        self.follower = PoolFollower(
-            self.pool, api, config, self.metrics, events=config.events, clock=self.clock
-        )
+        self.pool = a_pool()
+        self.pool.lost("not asked yet")
+        self.follower = PoolFollower(self.pool, api, config, self.metrics, clock=self.clock)
 
     async def step(self, after_s: float = 1.0) -> None:
         self.clock.now_s += after_s
         await self.follower.step()
 
     def held(self, *numbers: int) -> int:
-        return self.pool.match("tiny", [block_key(digest(number)) for number in numbers])
+        return self.pool.match("tiny", chain(*numbers))
 
     def num_listings(self) -> int:
         return self.master.num_asked.get("/get_all_keys", 0)
-
-    def has_listed(self) -> bool:
-        """Return whether all listings that were begun are complete, and none is wanted.
-
-        Before the clock is moved: a listing that it moves under took that long, and the next waits.
-        """
-        is_complete = self.pool.counters.num_listings == self.num_listings() > 0
-        return is_complete and not self.pool.wants_listing
 
     def failures(self, code: str) -> float:
         value = self.metrics.registry.get_sample_value(
@@ -77,26 +55,15 @@ class Rig:
 
 
 @asynccontextmanager
-async def rigged(*, timeout_s: float = 10.0, **fields: object) -> AsyncIterator[Rig]:
+async def rigged(*, timeout_s: float = 10.0, **fields: float) -> AsyncIterator[Rig]:
     async with PoolMaster(EmulatedPool(capacity_bytes=16_384 * 8)) as master:
-        given = {"master": master.url, "timeout_s": timeout_s, **fields}
-        config = msgspec.convert(given, MooncakeConfig)
+        config = MooncakeConfig(master=master.url, timeout_s=timeout_s, **fields)
         async with MasterApi(master.url, timeout_s=timeout_s) as api:
             yield Rig(master, api, config)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError
-
-
-async def test_lists_at_the_start_and_then_rarely() -> None:
-    """As long as the directories cannot be wrong."""
+async def test_the_pool_is_listed_at_the_start_and_then_every_list_s() -> None:
     async with rigged(list_s=10) as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2))
         assert rig.held(1, 2) == 0
         await rig.step()
@@ -111,9 +78,8 @@ async def test_lists_at_the_start_and_then_rarely() -> None:
 
 
 async def test_an_eviction_is_a_reason_to_list() -> None:
-    """The master's counters show that there was one; not which."""
+    """The master's counters show that there was one, but not which block it was."""
     async with rigged() as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(*range(1, 9)))
         await rig.step()
         assert rig.held(*range(1, 9)) == 8
@@ -126,80 +92,9 @@ async def test_an_eviction_is_a_reason_to_list() -> None:
         assert rig.held(20) == 0
 
 
-async def test_all_that_is_known_is_there_until_something_is_lost() -> None:
-    """Two looks show it, and a listing since; never again once anything was evicted."""
-    async with rigged(list_s=10) as rig:
-        rig.pool.add_model("tiny", ("tiny",))
-        rig.master.pool.put(names(1, 2, 3))
-        await rig.step()
-        assert not rig.pool.holds_all_known
-        await rig.step()
-        assert rig.pool.holds_all_known
-
-        rig.master.pool.remove(names(3))  # as when an engine goes, with its part of the pool
-        await rig.step()
-        assert not rig.pool.holds_all_known
-        await rig.step()  # listed since
-        assert rig.pool.holds_all_known
-
-        rig.master.pool.put(names(*range(3, 10)))  # it holds eight
-        for _ in range(3):
-            await rig.step(after_s=11)
-        rig.master.pool.remove(names(*range(3, 10)))
-        for _ in range(3):
-            await rig.step(after_s=11)
-        assert not rig.pool.holds_all_known
-
-
-async def test_a_loss_counts_before_it_is_listed() -> None:
-    """The listing that it asks for may take long, and break off."""
-    async with rigged(list_s=60) as rig:
-        rig.pool.add_model("tiny", ("tiny",))
-        rig.master.pool.put(names(1, 2))
-        await rig.step()
-        await rig.step()
-        assert rig.pool.holds_all_known
-
-        async def breaks_off(take: object) -> int:
-            assert not rig.pool.holds_all_known
-            rig.master.fault = "half"
-            return await MasterApi.list_keys(rig.api, take)  # type: ignore[arg-type]
-
-        rig.api.list_keys = breaks_off  # type: ignore[method-assign]
-        rig.master.pool.remove(names(2))
-        await rig.step()
-        assert not rig.pool.holds_all_known
-        assert rig.failures("pool_error") == 1
-
-
-async def test_a_full_pool_may_lose_something_at_any_time() -> None:
-    """From four fifths on the master is asked about each block."""
+async def test_objects_that_no_event_reported_are_a_reason_to_list() -> None:
+    """Engines with a MultiConnector report no stored blocks."""
     async with rigged() as rig:
-        rig.master.pool.put(names(*range(6)))
-        for _ in range(3):
-            await rig.step()
-        assert rig.pool.holds_all_known
-        rig.master.pool.put(names(6))
-        await rig.step()
-        assert not rig.pool.holds_all_known
-
-
-async def test_who_does_not_list_trusts_who_does_after_its_listing() -> None:
-    """Of several routers one lists, every `list_s` at the latest."""
-    async with rigged(list_s=10) as rig:
-        rig.follower.is_lister = False
-        rig.master.pool.put(names(1))
-        for _ in range(9):
-            await rig.step()
-        assert not rig.pool.holds_all_known
-        await rig.step(after_s=3)
-        assert rig.pool.holds_all_known
-
-
-async def test_objects_that_no_event_announced_are_a_reason_to_list() -> None:
-    """Engines with a MultiConnector say nothing of what they store; others are believed."""
-    async with rigged() as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1))
         await rig.step()
         assert rig.held(1, 2) == 1
@@ -210,15 +105,14 @@ async def test_objects_that_no_event_announced_are_a_reason_to_list() -> None:
         assert rig.num_listings() == 2
 
         rig.master.pool.put(names(3))
-        rig.pool.stored("tiny", [block_key(digest(3))])
+        rig.pool.stored("tiny", chain(3), replica="r1")
         await rig.step()
         await rig.step()
         assert rig.held(1, 2, 3) == 3
         assert rig.num_listings() == 2
 
 
-async def test_listings_take_a_small_part_of_the_time() -> None:
-    """However often they are wanted."""
+async def test_listings_take_a_small_part_of_the_time_however_often_they_are_wanted() -> None:
     async with rigged() as rig:
         await rig.step()
         assert rig.num_listings() == 1
@@ -230,10 +124,9 @@ async def test_listings_take_a_small_part_of_the_time() -> None:
         assert rig.num_listings() == 2
 
 
-async def test_a_restart_is_seen_and_empties_the_directories() -> None:
-    """Counters fall, even if it was away between two looks only."""
+async def test_a_restarted_master_empties_the_directories() -> None:
+    """Its counters are smaller than before."""
     async with rigged() as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
         rig.master.pool.restart()
@@ -244,10 +137,9 @@ async def test_a_restart_is_seen_and_empties_the_directories() -> None:
         assert rig.held(1, 2, 3) == 1
 
 
-async def test_a_pool_that_is_emptied_is_listed_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """An engine that sleeps has all objects removed; most gone without an eviction show it."""
+async def test_an_emptied_pool_is_listed_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """An engine that sleeps has all objects removed. Most disappear without an eviction."""
     async with rigged() as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
         assert rig.held(1, 2, 3) == 3
@@ -264,11 +156,12 @@ async def test_a_pool_that_is_emptied_is_listed_at_once(caplog: pytest.LogCaptur
         assert rig.pool.counters.num_emptied == 1
 
 
-async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCaptureFixture) -> None:
-    """At once; said once; and when it is back it is listed before it is believed."""
+async def test_a_pool_whose_master_is_gone_does_not_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log says so once. A master that is back is listed before its pool counts."""
     caplog.set_level("INFO")
     async with rigged() as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2))
         await rig.step()
         await rig.master.stop()
@@ -292,10 +185,9 @@ async def test_a_master_that_is_gone_is_not_counted_on(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("fault", ["garbage", "error", "half", "hang"])
-async def test_a_master_that_fails_is_given_a_second_chance(fault: str) -> None:
-    """Then it is not counted on, and what was known stays for its return."""
+async def test_the_second_failure_of_a_master_makes_its_pool_not_count(fault: str) -> None:
+    """Its blocks stay known for its return."""
     async with rigged(timeout_s=1.0 if fault == "hang" else 10.0) as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2))
         await rig.step()
         rig.master.fault = fault  # type: ignore[assignment]
@@ -309,10 +201,8 @@ async def test_a_master_that_fails_is_given_a_second_chance(fault: str) -> None:
         assert rig.held(1, 2) == 2
 
 
-async def test_a_listing_that_breaks_off_leaves_what_was_known() -> None:
-    """And is tried again."""
+async def test_an_incomplete_listing_changes_nothing_and_is_tried_again() -> None:
     async with rigged(list_s=1) as rig:
-        rig.pool.add_model("tiny", ("tiny",))
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
 
@@ -328,10 +218,10 @@ async def test_a_listing_that_breaks_off_leaves_what_was_known() -> None:
 
 
 async def test_only_one_of_several_routers_lists() -> None:
-    """The others list once, to learn what objects are called; then they count on deltas."""
+    """The others list once, to learn the layout; then they learn from other routers."""
     async with rigged() as rig:
         rig.follower.is_lister = False
-        rig.pool.directory("tiny").load([block_key(digest(1))])
+        rig.pool.directory("tiny").stored(chain(1))
         rig.master.pool.put(names(1))
         await rig.step()
         rig.master.pool.put(names(2))
@@ -341,58 +231,3 @@ async def test_only_one_of_several_routers_lists() -> None:
 
         assert rig.num_listings() == 1
         assert rig.held(1) == 1
-
-
-async def test_the_event_stream_is_followed() -> None:
-    """Stores and removals at once; a gap or a new connection is a reason to list.
-
-    The master holds what it publishes: a listing that its new connection asks for may come late.
-    """
-
-    def message(*events: tuple[str, str | None]) -> bytes:
-        maps = [{"event_type": kind, "object_key": key} for kind, key in events]
-        return msgspec.msgpack.encode([0, maps, 0])
-
-    with Publisher(topic=b"") as publisher:
-        async with rigged(events=publisher.endpoint, poll_s=0.02, list_s=3600) as rig:
-            rig.pool.add_model("tiny", ("tiny",))
-            rig.master.pool.put(names(1))
-            async with asyncio.TaskGroup() as tg:
-                task = tg.create_task(rig.follower.run())
-                await until(lambda: rig.held(1) == 1 and publisher.subscribed.is_set())
-                rig.master.pool.put(names(2))
-                publisher.publish(
-                    message(("stored", names(2)[0]), ("removed", None), ("compacted", names(9)[0]))
-                )
-                await until(lambda: rig.held(1, 2) == 2)
-                rig.master.pool.remove(names(1))
-                publisher.publish(message(("removed", names(1)[0])))
-                await until(lambda: rig.held(1, 2) == 0)
-                await until(rig.has_listed)
-                rig.clock.now_s += 100
-                num_listings = rig.num_listings()
-                publisher.lose(message(("stored", names(3)[0])))
-                publisher.publish(message(("stored", names(4)[0])))
-                await until(lambda: rig.num_listings() > num_listings)
-                rig.follower.is_lister = False
-                publisher.publish(message(("stored", names(7)[0])))
-                publisher.lose(b"")
-                publisher.publish(message())
-                await until(lambda: rig.pool.wants_listing)
-                assert rig.held(7) == 0
-                task.cancel()
-
-
-async def test_names_are_learned_without_waiting_for_the_next_look() -> None:
-    """Blocks from engines' events cannot be verified before a listing shows their names."""
-    async with rigged(poll_s=3600) as rig:
-        rig.master.pool.put(names(1))
-        async with asyncio.TaskGroup() as tg:
-            task = tg.create_task(rig.follower.run())
-            await until(rig.has_listed)
-            rig.clock.now_s += 100
-            rig.pool.stored("tiny", [block_key(digest(1)), block_key(digest(2))])  # 2 was evicted
-            await until(lambda: rig.held(1, 2) == 1)
-            task.cancel()
-
-        assert rig.pool.names("tiny", digest(1)) == names(1)

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.view import CandidateId
 from router.contracts import BlockKey, block_key
 from router.index.hit_length import KvLayout
 from router.messages import KvGroup
 from router.pool.catalog import PoolCatalog
+from router.pool.keys import Head, read_head
+from router.pool.layouts import Layout, find_layout
 from tests.effort import examples
+from tests.pool.samples import a_pool, list_keys
 
 MODEL = "Qwen3-8B"
 RECORDED: dict[str, dict[str, Any]] = {
@@ -25,6 +27,7 @@ RECORDED: dict[str, dict[str, Any]] = {
     )
 }
 ONE_GROUP = [name for name, each in RECORDED.items() if len(each["groups"]) == 1]
+TAIL = "pcp0@dcp0@pp_rank:0@group:0"
 
 
 def chain_of(recorded: dict[str, Any]) -> list[BlockKey]:
@@ -37,230 +40,137 @@ def groups_of(recorded: dict[str, Any]) -> KvLayout | None:
     return KvLayout([KvGroup(*group) for group in recorded["groups"]], recorded["unit"])
 
 
-def listing(pool: PoolCatalog, keys: list[str]) -> None:
-    pool.begin_listing()
-    pool.listed(keys)
-    while pool.reconcile(7):
-        pass
-
-
-def a_pool() -> PoolCatalog:
-    pool = PoolCatalog()
-    pool.add_model(MODEL, (MODEL,))
-    pool.found()
+def pool_without(recorded: dict[str, Any], absent: list[int]) -> PoolCatalog:
+    """Create a pool whose listing lacks some of the recorded keys."""
+    pool = a_pool(model=MODEL)
+    list_keys(pool, [key for at, key in enumerate(recorded["keys"]) if at not in set(absent)])
     return pool
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_what_the_pool_has_of_a_prompt_is_what_the_connector_finds(name: str) -> None:
-    """After each save, and while objects go, in every KV group."""
-    recorded, pool = RECORDED[name], a_pool()
-    chain = chain_of(recorded)
+def test_the_pool_has_as_much_of_a_prompt_as_the_connector_finds(name: str) -> None:
+    """After each save, and while objects disappear, in every KV group."""
+    recorded = RECORDED[name]
 
     for absent, hit in zip(recorded["absent"], recorded["hits"], strict=True):
-        gone = set(absent)
-        listing(pool, [key for at, key in enumerate(recorded["keys"]) if at not in gone])
-        assert pool.match(MODEL, chain, groups_of(recorded)) == hit
-
-
-@pytest.mark.parametrize("name", [name for name in RECORDED if name not in ONE_GROUP])
-def test_without_knowing_the_groups_never_more_is_credited(name: str) -> None:
-    """Windows and states are known from an engine's events only."""
-    recorded, pool = RECORDED[name], a_pool()
-
-    for absent, hit in zip(recorded["absent"], recorded["hits"], strict=True):
-        gone = set(absent)
-        listing(pool, [key for at, key in enumerate(recorded["keys"]) if at not in gone])
-        assert pool.match(MODEL, chain_of(recorded)) <= hit
-
-
-def test_a_replica_of_another_layout_is_found_out_as_it_stores() -> None:
-    """Its first blocks ask for a listing, and as many as show fewer ranks; later ones do not."""
-    one, two = RECORDED["tp1"], RECORDED["tp2"]
-    pool, chain = a_pool(), chain_of(one)
-    r1, r2 = CandidateId("r1"), CandidateId("r2")
-    pool.stored(MODEL, chain, candidate=r1)
-    listing(pool, one["keys"])
-
-    wanted = []
-    for key in chain_of(two):
-        pool.stored(MODEL, [key], candidate=r2)
-        wanted.append(pool.wants_listing)
-        pool.wants_listing = False
-    assert wanted == [number in (1, 8) for number in range(1, len(wanted) + 1)]
-    pool.stored(MODEL, chain, candidate=r1)
-    assert not pool.wants_listing
-
-
-def test_of_several_groups_the_pool_has_what_was_listed() -> None:
-    """Events tell of full attention alone: they ask for a listing, and add nothing."""
-    recorded, pool = RECORDED["window first"], a_pool()
-    chain = chain_of(recorded)
-    gone = set(recorded["absent"][0])
-    listing(pool, [key for at, key in enumerate(recorded["keys"]) if at not in gone])
-    pool.stored(MODEL, chain)
-
-    assert pool.match(MODEL, chain, groups_of(recorded)) == recorded["hits"][0] == 4
-    assert pool.wants_listing
+        pool = pool_without(recorded, absent)
+        assert pool.match(MODEL, chain_of(recorded), groups_of(recorded)) == hit
+        assert pool.match(MODEL, chain_of(recorded)) <= hit  # groups unknown: never more
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_block_s_objects_are_those_that_the_connector_looks_up(name: str) -> None:
     """Verification asks the master for them by name, for the first KV group."""
-    recorded, pool = RECORDED[name], a_pool()
-    listing(pool, recorded["keys"])
-    digest = recorded["chain"][0]
+    recorded = RECORDED[name]
+    pool, digest = pool_without(recorded, []), recorded["chain"][0]
 
     expected = [f"{head}@{digest}" for head in recorded["looked_up"][0]]
     assert sorted(pool.names(MODEL, bytes.fromhex(digest))) == sorted(expected)
 
 
+def test_events_add_nothing_for_several_groups() -> None:
+    """They report full attention only, so they ask for a listing."""
+    recorded = RECORDED["window first"]
+    pool, chain = pool_without(recorded, recorded["absent"][0]), chain_of(recorded)
+    pool.stored(MODEL, chain, replica="r1")
+
+    assert pool.match(MODEL, chain, groups_of(recorded)) == recorded["hits"][0] == 4
+    assert pool.wants_listing
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(name=st.sampled_from(ONE_GROUP), data=st.data())
-def test_no_block_is_credited_that_lacks_an_object(name: str, data: st.DataObject) -> None:
-    """Whatever a later listing still has; one object of each rank shows who there is."""
-    recorded, pool = RECORDED[name], a_pool()
-    listing(pool, recorded["keys"])
-    keys = recorded["keys"]
-    kept = data.draw(st.sets(st.integers(0, len(keys) - 1)))
-    others = [f"{head}@{'ab' * 32}" for head in recorded["looked_up"][0]]
-    left = {keys[at] for at in kept}
-    listing(pool, [*left, *others])
-    whole = [
-        all(f"{head}@{digest}" in left for head in recorded["looked_up"][0])
-        for digest in recorded["chain"]
-    ]
+def test_a_block_that_lacks_an_object_is_not_credited(name: str, data: st.DataObject) -> None:
+    """For any part of a listing, as long as it has an object of each rank."""
+    recorded = RECORDED[name]
+    heads, keys = recorded["looked_up"][0], recorded["keys"]
+    left = {keys[at] for at in data.draw(st.sets(st.integers(0, len(keys) - 1)))}
+    pool = a_pool(model=MODEL)
+    list_keys(pool, [*left, *(f"{head}@{'ab' * 32}" for head in heads)])
 
-    assert len(pool.names(MODEL, b"x")) == len(recorded["looked_up"][0])
+    whole = [all(f"{head}@{each}" in left for head in heads) for each in recorded["chain"]]
     assert pool.match(MODEL, chain_of(recorded)) == [*whole, False].index(False)
 
 
-def test_a_window_that_was_evicted_is_not_credited() -> None:
-    """What full attention has of a prompt does not help where the window's blocks are gone."""
-    recorded, pool = RECORDED["window"], a_pool()
-    gone = set(recorded["absent"][1])
-    listing(pool, [key for at, key in enumerate(recorded["keys"]) if at not in gone])
-
-    assert recorded["hits"][1] == 4
-    assert pool.directory(MODEL).match(chain_of(recorded)) == 8
-    assert pool.match(MODEL, chain_of(recorded)) <= 4
+# -- what is configured --------------------------------------------------------------------------
 
 
-# -- several layouts of a model ------------------------------------------------------------------
-
-TWO, FOUR = CandidateId("two"), CandidateId("four")
-
-
-def both() -> list[str]:
-    """List the blocks of a TP 2 deployment, and those of a TP 4 one under a prefix of its own.
-
-    Both have the same prompts, and each a block that the other has not.
-    """
-    two, four = RECORDED["tp2"], RECORDED["tp4"]
-    return [
-        *two["keys"],
-        *(f"{head}@{'22' * 32}" for head in two["looked_up"][0]),
-        *(f"four@{key}" for key in four["keys"]),
-        *(f"four@{head}@{'44' * 32}" for head in four["looked_up"][0]),
-    ]
+def listed(*heads: str) -> list[Head]:
+    return [read_head(head) for head in heads]
 
 
-def store_own(pool: PoolCatalog) -> None:
-    """Have each deployment's replica report what it stored."""
-    for candidate, name, own in ((TWO, "tp2", b"\x22"), (FOUR, "tp4", b"\x44")):
-        pool.stored(MODEL, chain_of(RECORDED[name]), candidate=candidate)
-        pool.stored(MODEL, [block_key(own * 32)], candidate=candidate)
-
-
-def test_two_deployments_are_kept_apart() -> None:
-    """Each replica reads what is cut as its own blocks are; one that is not known reads nothing."""
-    pool = a_pool()
-    chains = {name: chain_of(RECORDED[name]) for name in ("tp2", "tp4")}
-    store_own(pool)
-    listing(pool, both())
-    of_two, of_four = pool.directory_of(MODEL, TWO), pool.directory_of(MODEL, FOUR)
-
-    assert of_two is not None
-    assert of_four is not None
-    assert (pool.match(of_two, chains["tp2"]), pool.match(of_four, chains["tp4"])) == (12, 12)
-    assert (len(pool.names(of_two, b"x")), len(pool.names(of_four, b"x"))) == (2, 4)
-    assert pool.directory_of(MODEL, CandidateId("third")) is None
-    assert pool.match(MODEL, chains["tp2"]) == 0
-    assert pool.clashing == ()
-
-
-def test_a_prefix_may_be_called_as_a_rank_is() -> None:
-    """`tp2` and `tp4` are two deployments' words, not the ranks of one."""
-    pool = a_pool()
-    pool.stored(MODEL, chain_of(RECORDED["tp2"]), candidate=TWO)
-    pool.stored(MODEL, [block_key(b"\x44" * 32)], candidate=FOUR)
-    keys = [f"tp2@{key}" for key in RECORDED["tp2"]["keys"]]
-    keys += [f"tp4@{head}@{'44' * 32}" for head in RECORDED["tp4"]["looked_up"][0]]
-    listing(pool, keys)
-    of_two = pool.directory_of(MODEL, TWO)
-
-    assert of_two is not None
-    assert of_two.startswith(f"{MODEL}@@tp2@")
-    assert pool.match(of_two, chain_of(RECORDED["tp2"])) == 12
-    assert pool.directory_of(MODEL, FOUR) != of_two
-
-
-def test_the_configuration_says_which_layout_a_replica_has() -> None:
-    """Some fields of its name are enough; one that nothing has credits nothing."""
-    pool = a_pool()
-    pool.add_model(MODEL, (MODEL,), replica="two", layout="tp_rank:0-1")
-    pool.add_model(MODEL, (MODEL,), replica="five", layout="tp_rank:0-4")
-    listing(pool, RECORDED["tp2"]["keys"])
-    name = pool.directory_of(MODEL, CandidateId("two#1"))
-
-    assert name is not None
-    assert pool.match(name, chain_of(RECORDED["tp2"])) == 12
-    assert pool.directory_of(MODEL, CandidateId("five")) is None
-
-
-def test_sizes_that_share_names_are_told_apart_by_their_blocks() -> None:
-    """Without a prefix TP 2 finds the first objects of a TP 4 block, and cannot read them."""
-    pool = a_pool()
-    own = [block_key(bytes([at]) * 32) for at in range(1, 11)]
-    other = [block_key(bytes([at]) * 32) for at in range(21, 31)]
-    head = "Qwen3-8B@tp_rank:{}@pcp0@dcp0@pp_rank:0@group:0@{}"
-    keys = [head.format(t, bytes([at]).hex() * 32) for at in range(1, 11) for t in range(2)]
-    keys += [head.format(t, bytes([at]).hex() * 32) for at in range(21, 31) for t in range(4)]
-    for at in range(10):
-        pool.stored(MODEL, [own[at]], candidate=TWO)
-        pool.stored(MODEL, [other[at]], candidate=FOUR)
-    listing(pool, keys)
-    of_two, of_four = pool.directory_of(MODEL, TWO), pool.directory_of(MODEL, FOUR)
-
-    assert of_two is not None
-    assert of_four is not None
-    assert (pool.match(of_two, own), pool.match(of_two, other)) == (10, 0)
-    assert (pool.match(of_four, own), pool.match(of_four, other)) == (0, 10)
-    tail = "pcp0@dcp0@pp_rank:0@group:0"
-    assert pool.clashing == (f"{MODEL}@tp_rank:0-1@{tail}", f"{MODEL}@tp_rank:0-3@{tail}")
-
-
-def test_a_deployment_that_ends_leaves_the_other_s_name() -> None:
-    """When its replica is another process, and its objects are gone, the model has one layout."""
-    pool = a_pool()
-    store_own(pool)
-    listing(pool, both())
-    pool.forget(FOUR)
-    listing(pool, RECORDED["tp2"]["keys"])
-
-    assert pool.directory_of(MODEL, FOUR) == pool.directory_of(MODEL, TWO) == MODEL
-    assert pool.match(MODEL, chain_of(RECORDED["tp2"])) == 12
-    assert sum(map(len, pool.directories.values())) == len(pool.directory(MODEL))
+def of_ranks(num_ranks: int, start: str = "m") -> list[str]:
+    return [f"{start}@tp_rank:{rank}@{TAIL}" for rank in range(num_ranks)]
 
 
 @pytest.mark.parametrize(
-    "key", ["m@tp_rank:999999999@pcp0@dcp0@pp_rank:0@group:0", "m@tp_rank:0@pp_rank:7@group:99999"]
+    ("wanted", "heads"),
+    [
+        (None, of_ranks(4)),
+        ("tp_rank:0-3", of_ranks(4)),
+        ("tp_rank:0-1", of_ranks(2)),
+        (f"m@tp_rank:0-1@{TAIL}", of_ranks(2)),
+        ("pcp0@group:0", of_ranks(4)),
+    ],
 )
-def test_a_rank_that_cannot_be_costs_nothing(key: str) -> None:
-    """Any client may write such a key."""
-    pool = PoolCatalog()
-    pool.add_model("m", ("m",))
-    pool.found()
-    listing(pool, [f"{key}@{'ab' * 32}"])
+def test_configured_ranges_choose_the_ranks(wanted: str | None, heads: list[str]) -> None:
+    found = find_layout(listed(*of_ranks(4)), {"m"}, wanted)
 
-    assert len(pool.names("m", b"x")) == 1
+    assert isinstance(found, Layout)
+    assert found.heads == {0: tuple(heads)}
+    assert found.text == f"m@tp_rank:0-{len(heads) - 1}@{TAIL}"
+
+
+@pytest.mark.parametrize("wanted", ["tp_rank:0-5", "tp_rank:3-4"])
+def test_a_configured_layout_counts_only_if_the_listing_has_every_rank(wanted: str) -> None:
+    assert find_layout(listed(*of_ranks(4)), {"m"}, wanted) == f"no object of {wanted} is listed"
+
+
+@pytest.mark.parametrize("wanted", ["other", "tp_rank:7", "tp_rank:0-999999999", "ep_rank:0"])
+def test_a_configured_layout_without_objects_is_unknown(wanted: str) -> None:
+    assert find_layout(listed(*of_ranks(4)), {"m"}, wanted) is None
+
+
+def test_a_prefix_may_look_like_a_rank() -> None:
+    """`tp2` and `tp4` are words of two deployments, not ranks of one."""
+    heads = listed(*of_ranks(2, "tp2@m"), *of_ranks(4, "tp4@m"))
+    found = find_layout(heads, {"m"}, "tp2")
+
+    assert isinstance(found, Layout)
+    assert found.text == f"tp2@m@tp_rank:0-1@{TAIL}"
+    several = find_layout([*heads, *listed(*of_ranks(2))], {"m"}, None)
+    assert isinstance(several, str)
+    assert several.startswith("several layouts fit: m@tp_rank:0-1@")
+
+
+def test_a_whole_pattern_chooses_the_layout_without_a_prefix() -> None:
+    heads = listed(*of_ranks(2), *of_ranks(2, "prefix@m"))
+    found = find_layout(heads, {"m"}, f"m@tp_rank:0-1@{TAIL}")
+
+    assert isinstance(found, Layout)
+    assert found.text == f"m@tp_rank:0-1@{TAIL}"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "num_ranks"),
+    [
+        ("@store_tp:4@store_pp:2@store_format:x", 8),
+        ("@store_pp:2@store_format:x", 1),
+        ("@store_tp:9999@store_pp:9999", 1),
+        ("@store_tp:0@store_pp:1", 1),
+    ],
+)
+def test_a_namespace_says_how_many_ranks_there_are(namespace: str, num_ranks: int) -> None:
+    """If tensor-parallel sizes share objects; a number that cannot be is ignored."""
+    found = find_layout(listed(f"m{namespace}@tp_rank:0@{TAIL}"), {"m"}, None)
+
+    assert isinstance(found, Layout)
+    assert found.num_ranks == num_ranks
+
+
+def test_an_impossible_rank_costs_nothing() -> None:
+    """Any client may write such a key."""
+    found = find_layout(listed("m@tp_rank:999999999@group:99999"), {"m"}, None)
+
+    assert isinstance(found, Layout)
+    assert found.num_ranks == 1

@@ -1,23 +1,24 @@
-"""router.pool.master against masters that answer well, late, half, nonsense, or not at all."""
+"""router.pool.master against masters that answer well, late, in part, nonsense, or not at all."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
-import msgspec
+import orjson
 import pytest
 from aiohttp import web
 from yarl import URL
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from router.errors import ConfigError, PoolError, PoolGone, PoolLate
-from router.pool.master import MasterApi, MasterEvents, MasterFigures, ObjectEvents, _url
+from router.errors import PoolError, PoolGone, PoolLate
+from router.pool.master import MasterApi, MasterFigures, _url
 from tests.conftest import Serve
-from tests.fuzz.samples import DEEP_ARRAY_EVENT, DEEP_JSON
-from tests.kv_events.publisher import Publisher
+from tests.fuzz.samples import DEEP_JSON
 from tests.ports import free_port
 
 
@@ -33,14 +34,39 @@ async def api(master: PoolMaster) -> AsyncIterator[MasterApi]:
         yield asking
 
 
+Answering = Callable[..., Any]
+
+
+@pytest.fixture
+def answering(serve: Serve) -> Answering:
+    """Create a master that gives one answer to everything."""
+
+    @asynccontextmanager
+    async def answer(body: Any, **headers: str) -> AsyncIterator[MasterApi]:
+        async def handler(request: web.Request) -> web.Response:
+            content = body if isinstance(body, bytes) else orjson.dumps(body)
+            return web.Response(body=content, headers=headers)
+
+        async with MasterApi(await serve(handler)) as asking:
+            yield asking
+
+    return answer
+
+
 async def listed(api: MasterApi) -> list[str]:
     keys: list[str] = []
     assert await api.list_keys(keys.extend) == len(keys)
     return keys
 
 
-async def test_lists_all_keys_in_slices(master: PoolMaster, api: MasterApi) -> None:
-    """However many; an empty pool has none."""
+async def places(api: MasterApi, *keys: str) -> dict[str, Any]:
+    return dict(await api.places(keys, timeout_s=5))
+
+
+# -- good answers --------------------------------------------------------------------------------
+
+
+async def test_all_keys_are_listed_in_slices(master: PoolMaster, api: MasterApi) -> None:
     assert await listed(api) == []
     master.pool = EmulatedPool()
     keys = [f"tiny@tp_rank:0@{number:064x}" for number in range(5_000)]
@@ -53,24 +79,19 @@ async def test_lists_all_keys_in_slices(master: PoolMaster, api: MasterApi) -> N
     assert await listed(api) == keys
 
 
-async def test_the_last_line_need_not_end(serve: Serve) -> None:
-    """Nor are empty lines keys."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(text="a@1\n\nb@2")
-
-    async with MasterApi(await serve(handler)) as api:
+async def test_the_last_line_may_lack_its_end(answering: Answering) -> None:
+    async with answering(b"a@1\n\nb@2") as api:
         keys: list[str] = []
         await api.list_keys(keys.extend)
-        assert keys == ["a@1", "b@2"]
+
+    assert keys == ["a@1", "b@2"]
 
 
-async def test_lists_which_objects_are_there(master: PoolMaster, api: MasterApi) -> None:
-    """Names go over as they are; one that cannot be asked for is not answered for."""
+async def test_objects_are_looked_up_by_their_names(master: PoolMaster, api: MasterApi) -> None:
+    """Names are sent as they are; a name with a comma cannot be asked for."""
     master.pool.put(["org/tiny@tp_rank:0@ab", "b%2B+c@x"])
-    asked = ["org/tiny@tp_rank:0@ab", "b%2B+c@x", "gone@1", "a,b@1"]
 
-    assert await api.places(asked, timeout_s=5) == {
+    assert await places(api, "org/tiny@tp_rank:0@ab", "b%2B+c@x", "gone@1", "a,b@1") == {
         "org/tiny@tp_rank:0@ab": "memory",
         "b%2B+c@x": "memory",
         "gone@1": "nowhere",
@@ -90,20 +111,17 @@ async def test_lists_which_objects_are_there(master: PoolMaster, api: MasterApi)
         ({}, "memory"),
     ],
 )
-async def test_what_is_on_disk_only_is_told_apart(
-    serve: Serve, lists: dict[str, object], place: str
+async def test_an_object_is_on_disk_if_only_a_list_of_disks_has_it(
+    answering: Answering, lists: dict[str, object], place: str
 ) -> None:
-    """By the lists that are not empty; one that says nothing has memory only."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.json_response({"success": True, "data": {"k@1": {"ok": True, **lists}}})
-
-    async with MasterApi(await serve(handler)) as api:
-        assert await api.places(["k@1"], timeout_s=5) == {"k@1": place}
+    """Answers for keys that were not asked for are ignored."""
+    data = {"k@1": {"ok": True, **lists}, "other@2": {"ok": True}}
+    async with answering({"success": True, "data": data}) as api:
+        assert await places(api, "k@1") == {"k@1": place}
 
 
-async def test_older_masters_are_understood(serve: Serve) -> None:
-    """They do not decode what they look up, and say less."""
+async def test_older_masters_get_keys_without_escapes(serve: Serve) -> None:
+    """They do not decode what they look up."""
     seen: list[str] = []
 
     async def handler(request: web.Request) -> web.Response:
@@ -111,12 +129,11 @@ async def test_older_masters_are_understood(serve: Serve) -> None:
         return web.Response(text='{"success":true,"data":{"m@a:0@1":{"ok":true,"values":[]}}}')
 
     async with MasterApi(await serve(handler)) as api:
-        assert await api.places(["m@a:0@1"], timeout_s=5) == {"m@a:0@1": "memory"}
+        assert await places(api, "m@a:0@1") == {"m@a:0@1": "memory"}
     assert seen == ["/batch_query_keys?keys=m@a:0@1"]
 
 
-async def test_reads_how_full_it_is(master: PoolMaster, api: MasterApi) -> None:
-    """What there is, what was evicted, and an object's mean size."""
+async def test_figures_are_read(master: PoolMaster, api: MasterApi) -> None:
     master.pool.put([f"k@{number}" for number in range(1100)])
 
     figures = await api.figures()
@@ -128,28 +145,25 @@ async def test_reads_how_full_it_is(master: PoolMaster, api: MasterApi) -> None:
         num_put_keys=1100,
     )
     assert figures.bytes_per_object == 1024
+    assert await api.segments() == ["127.0.0.1:12345"]
     master.pool.restart()
     assert (await api.figures()).bytes_per_object is None
 
 
-async def test_what_people_want_to_know(api: MasterApi) -> None:
-    """Segments, and whether there is an event stream."""
-    assert await api.segments() == ["127.0.0.1:12345"]
-    assert await api.publishes_events() is False
+# -- bad answers ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", ["garbage", "error", "half", "hang"])
 async def test_every_failure_is_a_pool_error(
     fault: str, master: PoolMaster, api: MasterApi
 ) -> None:
-    """That names the route, for each question."""
+    """It names the route."""
     master.pool.put([f"k@{number:016x}" for number in range(50)])
     master.fault = fault  # type: ignore[assignment]
     for question, path in (
         (api.figures, "/metrics"),
         (lambda: listed(api), "/get_all_keys"),
-        (lambda: api.places(["k@1"], timeout_s=5), "/batch_query_keys"),
-        (api.publishes_events, "/kv_events/status"),
+        (lambda: places(api, "k@1"), "/batch_query_keys"),
     ):
         with pytest.raises(PoolError, match=path):
             await question()
@@ -157,14 +171,13 @@ async def test_every_failure_is_a_pool_error(
     assert len(await listed(api)) == 50
 
 
-async def test_a_deadline_of_ours_is_no_failure_of_its(master: PoolMaster, api: MasterApi) -> None:
-    """Late is late."""
+async def test_a_late_answer_is_an_error_of_its_own(master: PoolMaster, api: MasterApi) -> None:
     master.fault = "hang"
     with pytest.raises(PoolLate):
         await api.places(["k@1"], timeout_s=0.01)
 
 
-async def test_no_server_at_the_address_has_an_error_of_its_own() -> None:
+async def test_an_address_without_a_server_is_an_error_of_its_own() -> None:
     """Engines will find nothing there either."""
     async with MasterApi(f"http://127.0.0.1:{free_port()}") as api:
         with pytest.raises(PoolGone, match="/metrics"):
@@ -175,146 +188,61 @@ async def test_no_server_at_the_address_has_an_error_of_its_own() -> None:
     "body",
     [b"\xff\xfe\n", b"x" * 5000, b"master is busy now\n", b"a@1\n<b>\n", b"\x00@1\n"],
 )
-async def test_what_is_no_list_of_keys(body: bytes, serve: Serve) -> None:
-    """Is refused, not indexed."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(body=body)
-
-    async with MasterApi(await serve(handler)) as api:
+async def test_an_answer_that_is_not_a_list_of_keys_is_refused(
+    answering: Answering, body: bytes
+) -> None:
+    async with answering(body) as api:
         with pytest.raises(PoolError, match="get_all_keys"):
             await listed(api)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"success":false,"error":"no"}', '{"success":true,"data":[1]}']
-)
-async def test_what_is_no_answer(text: str, serve: Serve) -> None:
-    """Is named."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(text=text)
-
-    async with MasterApi(await serve(handler)) as api:
+    "body",
+    [
+        b"", b"{", b"[]", b'{"success":false,"error":"no"}', b'{"success":true,"data":[1]}',
+        b'{"data":' + DEEP_JSON + b"}",
+    ],
+)  # fmt: skip
+async def test_an_answer_that_is_not_understood_is_a_pool_error(
+    answering: Answering, body: bytes
+) -> None:
+    """Brackets without end included."""
+    async with answering(body) as api:
         with pytest.raises(PoolError, match="batch_query_keys"):
-            await api.places(["k@1"], timeout_s=5)
+            await places(api, "k@1")
 
 
-async def test_figures_that_are_no_numbers(serve: Serve) -> None:
-    """Count as not said; a page of another kind is refused."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(text="master_key_count nan\nmaster_allocated_bytes 5\n")
-
-    async with MasterApi(await serve(handler)) as api:
+@pytest.mark.parametrize("value", ["-1", "nan", "NaN", "inf", "1e300", "x", ""])
+async def test_a_figure_that_is_not_a_count_is_left_out(answering: Answering, value: str) -> None:
+    page = f"master_key_count {value}\nmaster_allocated_bytes 5\n"
+    async with answering(page.encode()) as api:
         figures = await api.figures()
+
     assert (figures.num_keys, figures.allocated_bytes, figures.num_evicted_keys) == (None, 5, None)
 
 
-async def test_pages_without_end_and_not_of_text(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+async def test_pages_are_bounded_and_text(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Are not read to the end, or not taken for text."""
     monkeypatch.setattr("router.pool.master._MAX_PAGE_BYTES", 1000)
-    body = b"x" * 2000
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(body=body)
-
-    async with MasterApi(await serve(handler)) as api:
+    async with answering(b"x" * 2000) as api:
         with pytest.raises(PoolError, match="without end"):
             await api.figures()
-        body = b"\xff\xff"
+    async with answering(b"\xff\xff") as api:
         with pytest.raises(PoolError, match="not text"):
             await api.segments()
 
 
-# -- the event stream ----------------------------------------------------------------------------
-
-
-def message(*events: tuple[str, str]) -> bytes:
-    """Write a message as KvEventPublisher::PublishBatch does."""
-    maps = [
-        {"event_id": 1, "event_type": kind, "medium": "cpu", "object_key": key, "seq_hashes": []}
-        for kind, key in events
-    ]
-    return msgspec.msgpack.encode([1_795_000_000_000, maps, 0])
-
-
-async def receive(events: MasterEvents) -> ObjectEvents:
-    async with asyncio.timeout(60):
-        while True:
-            received = await events.receive(0.2)
-            if received.events or received.num_undecodable:
-                return received
-
-
-async def test_the_stream_has_objects_and_gaps() -> None:
-    """In order; a lost or unreadable message is a gap, and so is a publisher that began anew."""
-    publisher = Publisher(topic=b"")
-    events = MasterEvents(publisher.endpoint)
-    try:
-        await asyncio.to_thread(publisher.subscribed.wait, 10)
-        publisher.publish(message(("stored", "m@1"), ("removed", "m@2")))
-        received = await receive(events)
-        assert [(e.event_type, e.object_key) for e in received.events] == [
-            ("stored", "m@1"),
-            ("removed", "m@2"),
-        ]
-        assert not received.has_gap
-        publisher.publish(b"\xc1")
-        received = await receive(events)
-        assert (received.events, received.has_gap, received.num_undecodable) == ([], True, 1)
-    finally:
-        events.close()
-        publisher.close()
-
-
-def test_an_endpoint_that_is_none() -> None:
-    """Is the operator's error."""
-    with pytest.raises(ConfigError):
-        MasterEvents("tcp://nowhere")
-
-
-async def test_brackets_without_end_are_a_pool_error(serve: Serve) -> None:
-    """In every answer that is JSON: RecursionError is no ValueError."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(body=b'{"data":' + DEEP_JSON + b"}")
-
-    async with MasterApi(await serve(handler)) as api:
-        with pytest.raises(PoolError, match="not understood"):
-            await api.places(["a@1"], timeout_s=5)
-        with pytest.raises(PoolError, match="not understood"):
-            await api.publishes_events()
-
-
-async def test_answers_for_keys_that_were_not_asked_are_left_out(serve: Serve) -> None:
-    """A million of them, too."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.json_response(
-            {"success": True, "data": {"a@1": {"ok": True}, "b@2": {"ok": True}}}
-        )
-
-    async with MasterApi(await serve(handler)) as api:
-        assert await api.places(["a@1"], timeout_s=5) == {"a@1": "memory"}
-
-
-async def test_compressed_answers_are_refused(serve: Serve) -> None:
-    """None was asked for, and a kilobyte may be a gigabyte."""
-
-    async def handler(request: web.Request) -> web.Response:
-        bomb = gzip.compress(bytes(10_000_000))
-        return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
-
-    async with MasterApi(await serve(handler)) as api:
+async def test_a_compressed_answer_is_refused(answering: Answering) -> None:
+    """A kilobyte may be a gigabyte."""
+    bomb = gzip.compress(bytes(10_000_000))
+    async with answering(bomb, **{"Content-Encoding": "gzip"}) as api:
         with pytest.raises(PoolError, match="compressed"):
             await api.figures()
 
 
-async def test_an_answer_that_drips_has_an_end(serve: Serve) -> None:
-    """Each byte comes in time; the whole does not."""
+async def test_an_answer_that_drips_is_given_up(serve: Serve) -> None:
+    """Each byte comes in time, but the whole answer does not."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -328,45 +256,11 @@ async def test_an_answer_that_drips_has_an_end(serve: Serve) -> None:
             await api.figures()
 
 
-@pytest.mark.parametrize("value", ["-1", "NaN", "inf", "1e300", "x", ""])
-async def test_figures_that_are_none_are_left_out(serve: Serve, value: str) -> None:
-    """No count is negative, or larger than any memory."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(text=f"master_key_count {value}\nmaster_allocated_bytes 5\n")
-
-    async with MasterApi(await serve(handler)) as api:
-        figures = await api.figures()
-
-    assert (figures.num_keys, figures.allocated_bytes) == (None, 5)
+# -- addresses -----------------------------------------------------------------------------------
 
 
-async def test_events_that_are_none_are_a_gap() -> None:
-    """Counted; the next one is taken, and a listing is wanted."""
-    with Publisher(topic=b"") as publisher:
-        source = MasterEvents(publisher.endpoint)
-        try:
-            await asyncio.to_thread(publisher.subscribed.wait)
-            publisher.publish(DEEP_ARRAY_EVENT)
-            publisher.publish(
-                msgspec.msgpack.encode([1, [{"event_type": "stored", "object_key": "a@1"}], 0])
-            )
-            events, num_undecodable, has_gap = [], 0, False
-            async with asyncio.timeout(60):
-                while not events:
-                    received = await source.receive(1.0)
-                    events += received.events
-                    num_undecodable += received.num_undecodable
-                    has_gap |= received.has_gap
-        finally:
-            source.close()
-
-    assert [event.object_key for event in events] == ["a@1"]
-    assert (num_undecodable, has_gap) == (1, True)
-
-
-def test_questions_are_not_remembered() -> None:
-    """Of a URL given as text yarl keeps the last 128: 30 MiB of questions about 512 objects."""
+def test_long_questions_are_not_cached() -> None:
+    """yarl keeps the last 128 URLs given as text: 30 MiB of questions about 512 objects."""
     tracemalloc.start()
     try:
         for number in range(20):
@@ -382,7 +276,7 @@ def test_questions_are_not_remembered() -> None:
     "base", ["http://10.0.0.5:9003", "https://user:word@host:9003/behind/a/proxy", "http://[::1]:1"]
 )
 @pytest.mark.parametrize("path", ["/metrics", "/batch_query_keys?keys=a%20b@tp:0/1@2,c@3"])
-def test_an_address_is_what_is_written(base: str, path: str) -> None:
+def test_a_url_is_sent_as_it_is_written(base: str, path: str) -> None:
     """To the byte: some masters do not decode what they look up."""
     assert str(_url(base, path)) == base + path
     assert _url(base, path).raw_path_qs == URL(base + path, encoded=True).raw_path_qs

@@ -1,4 +1,4 @@
-"""router.pool.questions: what many requests ask of one master, and how long they wait for it."""
+"""router.pool.questions: requests share questions to a master, and wait for bounded times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATER_S = 1000.0
 
 
 class ScriptedMaster:
-    """Answers `places` when it is let to; `asked` has every question."""
+    """Answers when `answers` is set; `asked` has every question."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
@@ -43,7 +43,7 @@ class ScriptedMaster:
 
 
 class Asked:
-    """Questions, their master, and what the pool is known to hold."""
+    """Questions, their master, and the pool's catalog."""
 
     def __init__(self, master: ScriptedMaster, *, timeout_s: float) -> None:
         self.master = master
@@ -83,8 +83,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_block_is_asked_for_once_whoever_waits() -> None:
-    """Requests that want the same share the answer; what comes meanwhile gathers."""
+async def test_a_block_is_asked_for_once_however_many_requests_wait() -> None:
     async with running() as asked:
         asked.master.answers.clear()
         asked.master.missing = {"o3"}
@@ -104,16 +103,15 @@ async def test_a_block_is_asked_for_once_whoever_waits() -> None:
         assert [BlockKey(block) in directory for block in (1, 2, 3, 4)] == [True, True, False, True]
 
 
-async def test_a_question_has_so_many_objects_at_most() -> None:
-    """What does not fit goes into the next ones."""
+async def test_a_question_has_a_bounded_number_of_objects() -> None:
     async with running() as asked:
         await asked.ask(*range(30))
 
         assert [len(keys) for keys in asked.master.asked] == [8, 8, 8, 6]
 
 
-async def test_nobody_waits_for_a_master_that_is_late() -> None:
-    """Of fifty requests at once eight wait, until their deadline; then none, then one at a time."""
+async def test_few_requests_wait_for_a_late_master() -> None:
+    """Of fifty at once eight wait, until their deadline. Then none waits, then one at a time."""
     async with running(timeout_s=0.02) as asked:
         asked.master.answers.clear()
         waited_s: list[float] = []
@@ -149,8 +147,8 @@ async def test_nobody_waits_for_a_master_that_is_late() -> None:
         assert 1 <= num_alone <= 8
 
 
-async def test_a_busy_loop_does_not_add_up() -> None:
-    """Where every turn of the loop takes longer than a deadline, few requests wait at all."""
+async def test_few_requests_wait_on_an_overloaded_loop() -> None:
+    """Every turn of the loop takes longer than a deadline."""
     async with running(timeout_s=0.01) as asked:
         num_waited = 0
 
@@ -170,8 +168,7 @@ async def test_a_busy_loop_does_not_add_up() -> None:
         assert num_waited <= 10
 
 
-async def test_an_answer_after_the_deadline_is_news_for_the_next() -> None:
-    """The request goes on, the question too."""
+async def test_a_late_answer_is_recorded_for_the_next_request() -> None:
     async with running(timeout_s=0.05) as asked:
         asked.master.answers.clear()
         with pytest.raises(PoolLate):
@@ -180,8 +177,7 @@ async def test_an_answer_after_the_deadline_is_news_for_the_next() -> None:
         await until(lambda: BlockKey(1) in asked.pool.directory("m"))
 
 
-async def test_a_master_that_is_gone_takes_the_pool_with_it() -> None:
-    """The request that asked learns of it, and no other counts on the pool."""
+async def test_the_pool_of_a_master_that_is_gone_is_lost() -> None:
     async with running() as asked:
         asked.master.error = PoolGone("nothing listens")
         with pytest.raises(PoolGone):
@@ -190,8 +186,7 @@ async def test_a_master_that_is_gone_takes_the_pool_with_it() -> None:
         assert not asked.pool.is_up
 
 
-async def test_the_end_leaves_nobody_waiting() -> None:
-    """What was asked, or was to be, ends with what asks."""
+async def test_no_request_waits_after_the_end() -> None:
     asked = Asked(ScriptedMaster(), timeout_s=60.0)
     asked.master.answers.clear()
 
@@ -206,8 +201,7 @@ async def test_the_end_leaves_nobody_waiting() -> None:
         task.cancel()
 
 
-async def test_a_master_that_fails_at_once_is_left_alone_too() -> None:
-    """Its errors come in time, and say nothing."""
+async def test_a_master_that_fails_at_once_is_left_alone_for_a_while() -> None:
     async with running() as asked:
         asked.master.error = PoolError("refused")
         for block in range(2):

@@ -1,4 +1,4 @@
-"""router.pool.readers: who reads the pool, by configuration or by evidence."""
+"""router.pool.readers: which candidates read the pool, by configuration or by their answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def hit(readers: PoolReaders, candidate: CandidateId) -> bool | None:
     return readers.observe(candidate, num_own_tokens=32, num_pool_tokens=320, num_reported=320)
 
 
-def test_several_missed_fetches_in_a_row_detach() -> None:
-    """And one that is seen attaches again."""
+def test_several_missed_fetches_in_a_row_detach_a_candidate() -> None:
+    """One fetch that is seen attaches it again."""
     readers = PoolReaders()
     for _ in range(4):
         assert miss(readers, R1) is None
@@ -34,8 +34,7 @@ def test_several_missed_fetches_in_a_row_detach() -> None:
     assert readers.reads(R1)
 
 
-def test_nothing_is_learned_where_no_fetch_was_to_be_seen() -> None:
-    """A replica that has it all itself fetches nothing."""
+def test_nothing_is_learned_if_no_fetch_was_predicted() -> None:
     readers = PoolReaders()
     for _ in range(20):
         readers.observe(R1, num_own_tokens=320, num_pool_tokens=320, num_reported=0)
@@ -43,8 +42,8 @@ def test_nothing_is_learned_where_no_fetch_was_to_be_seen() -> None:
     assert readers.reads(R1)
 
 
-def test_the_configuration_has_the_last_word() -> None:
-    """For all ranks of a replica, and nothing is learned against it."""
+def test_the_configuration_counts_more_than_answers() -> None:
+    """For all ranks of a replica."""
     readers = PoolReaders({"r1": True, "r2": False})
     for _ in range(20):
         miss(readers, R1)
@@ -56,7 +55,7 @@ def test_the_configuration_has_the_last_word() -> None:
     assert readers.detached() == []
 
 
-def test_another_process_is_judged_anew() -> None:
+def test_a_new_process_counts_as_a_reader_again() -> None:
     """A replica that restarted may have a connector now."""
     readers = PoolReaders()
     for _ in range(5):

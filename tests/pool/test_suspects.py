@@ -1,3 +1,5 @@
+"""router.pool.suspects: candidates whose pool reads hang or fail."""
+
 from __future__ import annotations
 
 from policies.view import CandidateId
@@ -6,8 +8,8 @@ from router.pool.suspects import PoolSuspects
 R1, R2 = CandidateId("r1"), CandidateId("r2")
 
 
-def test_a_suspect_is_not_counted_on_for_a_while_longer_each_time() -> None:
-    """Reads that hung together count once; a fetch that succeeds ends it all."""
+def test_each_suspicion_lasts_longer_until_a_read_succeeds() -> None:
+    """Reads that hung together count once."""
     suspects = PoolSuspects()
     assert suspects.suspect(R1, 97.0, 100.0)
     assert not suspects.suspect(R1, 98.0, 100.5)
@@ -23,8 +25,8 @@ def test_a_suspect_is_not_counted_on_for_a_while_longer_each_time() -> None:
     assert not suspects.is_suspect(R1, 210.0)
 
 
-def test_one_read_tries_after_a_pause() -> None:
-    """Others do not count on one until it is over; if it hangs, the next pause begins."""
+def test_one_read_at_a_time_tries_after_a_pause() -> None:
+    """If it hangs, the next pause begins."""
     suspects = PoolSuspects()
     suspects.suspect(R1, 99.0, 100.0)
     suspects.began(R1, 111.0)
@@ -37,7 +39,7 @@ def test_one_read_tries_after_a_pause() -> None:
     assert not suspects.is_suspect(R1, 135.5)
 
 
-def test_a_try_that_says_nothing_is_followed_by_another() -> None:
+def test_a_try_without_an_outcome_is_followed_by_another() -> None:
     """Its client may have left."""
     suspects = PoolSuspects()
     suspects.suspect(R1, 99.0, 100.0)
@@ -46,8 +48,8 @@ def test_a_try_that_says_nothing_is_followed_by_another() -> None:
     assert not suspects.is_suspect(R1, 121.0)
 
 
-def test_a_read_that_hung_and_came_back_clears_nothing() -> None:
-    """It began before the suspicion: reads may still hang."""
+def test_a_read_from_before_the_suspicion_clears_nothing() -> None:
+    """Later reads may still hang."""
     suspects = PoolSuspects()
     suspects.suspect(R1, 97.0, 100.0)
     suspects.succeeded(R1, 97.0)

@@ -39,11 +39,8 @@ class TwoPools(NamedTuple):
 
 @asynccontextmanager
 async def two_pools() -> AsyncIterator[TwoPools]:
-    """Two masters that have evicted something, and are asked, and two engines for each."""
-    evicting = EmulatedPool(), EmulatedPool()
-    for pool in evicting:
-        pool.num_evicted = 1
-    async with PoolMaster(evicting[0]) as one, PoolMaster(evicting[1]) as other:
+    """Two masters, and two engines for each."""
+    async with PoolMaster(EmulatedPool()) as one, PoolMaster(EmulatedPool()) as other:
         async with (
             Engines(2, pool=one.url, ms_per_fetched_token=0.0) as (r1, r3),
             Engines(2, pool=other.url, ms_per_fetched_token=0.0) as (r2, r4),
@@ -199,6 +196,7 @@ async def test_routers_share_each_pool_s_directory(shared_redis: RedisServer) ->
                     for name in "ab"
                 )
             )
+            await other.until(lambda: "tiny" in other.router.pools["a"].catalog.layouts)
             found = await in_pools(other, words(1))
 
             assert held(one, "b") == held(other, "b") == set()

@@ -8,7 +8,7 @@ about each block; and after a listing in which nothing else happens, what the po
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +38,7 @@ NUM_BLOCKS = 12
 NUM_RANKS = 2
 ANCHOR = NUM_BLOCKS  # a block that is always whole, so that everybody can learn of both ranks
 ROUTERS = 3
+END = object()
 
 
 def digest(number: int) -> bytes:
@@ -84,13 +85,14 @@ class Router:
 
     def __init__(self) -> None:
         self.pool = PoolCatalog()
-        self.pool.add_model(MODEL, (MODEL,))
+        self.pool.add_replica("r1", MODEL, (MODEL,))
         self.pool.found()
         api = MasterApi("http://127.0.0.1:1", timeout_s=1.0)  # it is not asked
         self.follower = PoolFollower(self.pool, api, MooncakeConfig(), Metrics())
         self.share = PoolShare(self.pool, self.follower)
         self.num_received = 0
-        self.listing: list[str] | None = None  # what is still to come of it
+        self.listing: list[str] | None = None  # lines still to be read
+        self.reconciling: Iterator[None] | None = None
 
     @property
     def blocks(self) -> set[BlockKey]:
@@ -101,6 +103,9 @@ class Router:
         self.num_received = len(log.deltas)
         self.share.came_up()
         asyncio.run(self.share.join(log))  # type: ignore[arg-type]
+
+    def end_listing(self) -> None:
+        self.listing = self.reconciling = None
 
     def publish(self, log: Log) -> None:
         log.write(self.share.take())
@@ -133,19 +138,14 @@ class PoolsOfRouters(RuleBasedStateMachine):
         """An engine stores; its follower receives the batch, or no router does."""
         self.objects |= {(number, rank) for number in numbers for rank in range(NUM_RANKS)}
         for i in who:
-            self.routers_now[i].pool.stored(MODEL, [BLOCKS[number] for number in numbers])
+            stored = [BLOCKS[number] for number in numbers]
+            self.routers_now[i].pool.stored(MODEL, stored, replica="r1")
 
     @rule(numbers=blocks, rank=st.none() | st.integers(0, NUM_RANKS - 1))
     def evict(self, numbers: list[int], rank: int | None) -> None:
-        """The master evicts objects, in silence.
-
-        Not so many of one rank that the others look like blocks of fewer ranks (pool.evidence).
-        """
+        """The master evicts objects, in silence."""
         ranks = range(NUM_RANKS) if rank is None else (rank,)
-        left = self.objects - {(number, each) for number in numbers for each in ranks}
-        num_left = [sum(each == rank_left for _, rank_left in left) for each in range(NUM_RANKS)]
-        if max(num_left) - min(num_left) < 8:
-            self.objects = left
+        self.objects -= {(number, each) for number in numbers for each in ranks}
 
     @rule()
     def restart(self) -> None:
@@ -154,7 +154,7 @@ class PoolsOfRouters(RuleBasedStateMachine):
         for router in self.routers_now:
             if router.listing is not None:
                 router.pool.abandon_listing()
-                router.listing = None
+                router.end_listing()
             router.pool.restarted()
 
     @rule(i=routers, numbers=blocks)
@@ -171,6 +171,7 @@ class PoolsOfRouters(RuleBasedStateMachine):
     @rule(i=routers)
     def begin_listing(self, i: int) -> None:
         router = self.routers_now[i]
+        router.end_listing()
         router.pool.begin_listing()
         router.listing = [name(*each) for each in sorted(self.objects)]
 
@@ -184,14 +185,16 @@ class PoolsOfRouters(RuleBasedStateMachine):
             router.listing[num_lines:],
         )
         router.pool.listed(lines)
-        if not lines and not router.pool.reconcile(3):
-            router.listing = None
+        if not lines:
+            router.reconciling = router.reconciling or router.pool.reconcile(3)
+            if next(router.reconciling, END) is END:
+                router.end_listing()
 
     @rule(i=routers)
     def abandon(self, i: int) -> None:
         if self.routers_now[i].listing is not None:
             self.routers_now[i].pool.abandon_listing()
-            self.routers_now[i].listing = None
+            self.routers_now[i].end_listing()
 
     # -- among routers -----------------------------------------------------------------------
 
@@ -239,7 +242,7 @@ class PoolsOfRouters(RuleBasedStateMachine):
             router.share.held(frozenset({router.share.lister} if number == i else ()))
             if router.listing is not None:
                 router.pool.abandon_listing()
-                router.listing = None
+                router.end_listing()
         assert [r.follower.is_lister for r in self.routers_now].count(True) == 1
         self._list_whole(self.routers_now[i])
         self._reconcile()
@@ -259,7 +262,7 @@ class PoolsOfRouters(RuleBasedStateMachine):
     def _list_whole(self, router: Router) -> None:
         router.pool.begin_listing()
         router.pool.listed([name(*each) for each in sorted(self.objects)])
-        while router.pool.reconcile(3):
+        for _ in router.pool.reconcile(3):
             pass
 
     def _reconcile(self) -> None:
