@@ -32,6 +32,8 @@ from loadtest.workload import Turn, Workload
 
 OnResult = Callable[[TurnResult], None]
 
+_CACHE_RATIO: Final = 0.5  # of what the sessions write
+_ROOM: Final = 1.5  # the longest turn fits even alone
 _JITTER_S: Final = 1e-3
 _IDS: Final = 1 << 63  # hash ids stay below
 _STEP: Final = 0x9E3779B97F4A7C15 >> 1  # rounds' ids lie far apart
@@ -110,6 +112,17 @@ class Simulated:
         info = replace(done.run.info, label=arm.label, round=number, seed=setup.seed)
         info = replace(info, workload=self._workload.name)
         return Ran(run=replace(done.run, info=info), cold="simulated caches start empty")
+
+
+def cache_tokens(workload: Workload, num_replicas: int) -> float:
+    """Size a replica's cache so that all caches together hold half of what the sessions write."""
+    distinct = {block for turn in workload.turns for block in turn.hash_ids}
+    replies = sum(turn.num_output_tokens for turn in workload.turns)
+    written = len(distinct) * workload.block_size + replies
+    longest = max(
+        (turn.num_input_tokens + turn.num_output_tokens for turn in workload.turns), default=0
+    )
+    return max(_CACHE_RATIO * written / num_replicas, _ROOM * longest)
 
 
 def varied(workload: Workload, number: int, *, seed: int) -> Workload:

@@ -8,6 +8,7 @@ report.html, report.json           made from those; `--from` makes them again
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,10 @@ from typing import Final
 import msgspec
 
 from loadtest.compare.arms import Arm
+from loadtest.compare.page import make_page
+from loadtest.compare.report import Report
 from loadtest.compare.setting import SETTING_SCHEMA, Setting
+from loadtest.pages import render
 from loadtest.results import Run
 
 SETTING_FILE: Final = "compare.json"
@@ -40,6 +44,26 @@ def prepare(out: Path, setting: Setting) -> None:
                 f"(`--from {out}` makes its report again)"
             )
         (out / SETTING_FILE).write_bytes(_pretty(setting))
+    except OSError as exc:
+        raise StoreError(f"{out}: {exc.strerror or exc}") from exc
+
+
+def clear(out: Path) -> None:
+    """Remove an earlier comparison from a directory; other files stay."""
+    if (out / SETTING_FILE).exists():
+        (out / SETTING_FILE).unlink()
+        shutil.rmtree(out / RUNS, ignore_errors=True)
+
+
+def write_report(out: Path, report: Report, runs: Sequence[Run]) -> None:
+    """Write `report.json` and `report.html`.
+
+    Raises:
+        StoreError: they cannot be written.
+    """
+    try:
+        (out / "report.json").write_bytes(_pretty(report))
+        (out / "report.html").write_text(render(make_page(report, runs)), encoding="utf-8")
     except OSError as exc:
         raise StoreError(f"{out}: {exc.strerror or exc}") from exc
 

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from loadtest.compare.busy import Ticks, measure, read_ticks
-from loadtest.compare.facts import annotate
+from loadtest.compare.facts import Ticks, annotate, measure, read_ticks
 from loadtest.compare.places import Place
 from loadtest.compare.setting import Setting
 from loadtest.results import Run, TurnResult

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadtest.compare.arms import Arm
-from loadtest.compare.busy import Busy
-from loadtest.compare.facts import annotate
-from loadtest.compare.order import make_order
-from loadtest.compare.setting import Place, Setting
+from loadtest.compare.facts import Busy, annotate
+from loadtest.compare.setting import Place, Setting, make_order
 from loadtest.results import Run, TurnResult
 from tests.loadtest.statistics.samples import run, turn
 
