@@ -224,20 +224,6 @@ def published(trace: Path) -> str:
     return report(read_workload(trace))
 
 
-def grid(trace: Path) -> str:
-    """Simulate `kv_aware` against every other policy; a quarter of an hour."""
-    from loadtest.studies.grid import generated_cases, report, simulated, trace_case
-
-    return report(simulated([trace_case(trace), *generated_cases()]))
-
-
-def cliff(trace: Path) -> str:
-    """Simulate goodput against the number of sessions, which needs no trace; minutes."""
-    from loadtest.studies.cliff import default_report
-
-    return default_report()
-
-
 # -------------------------------------------------------------------- metrics
 
 
@@ -510,8 +496,6 @@ MAKERS: dict[str, Maker] = {
 
 ON_DEMAND: dict[str, Callable[[Path], str]] = {
     "published": published,
-    "grid": grid,
-    "cliff": cliff,
 }
 """Parts that take minutes, made of the conversation trace."""
 

@@ -23,8 +23,11 @@ def on_terminal(table: Table, *, folds: tuple[int, ...] = ()) -> rich_table.Tabl
     """Lay a table out for a terminal; columns in `folds` may take several lines."""
     shown = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column, name in enumerate(table.head):
-        justify = "right" if column in table.numeric else "left"
-        shown.add_column(name, justify=justify, no_wrap=column not in folds)
+        shown.add_column(
+            name,
+            justify="right" if column in table.numeric else "left",
+            no_wrap=column not in folds,
+        )
     for number, row in enumerate(table.rows):
         shown.add_row(
             *(

@@ -96,9 +96,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     return {name: found[name] for name in wanted}
 
 
-def draw(
-    paint: Callable[[Any], None], *, width: float = 9.0, height: float = 4.0, kind: str = "svg"
-) -> bytes:
+def draw(paint: Callable[[Any], None], *, width: float = 9.0, height: float = 4.0) -> bytes:
     """Make a picture: `paint` gets an empty figure of that many inches.
 
     Raises:
@@ -111,39 +109,8 @@ def draw(
         figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
         paint(figure)
         written = io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(written, format=kind, metadata=metadata)
+        figure.savefig(written, format="svg", metadata={"Date": None})
     return written.getvalue()
-
-
-def label_ends(axis: Any, ends: Sequence[tuple[str, float, float, str]]) -> None:
-    """Name lines at their right ends: (text, x, y, colour); names do not cover each other.
-
-    The axis has its final limits and size. Names stand right of it, in the order of the ends.
-    """
-    if not ends:
-        return
-    to_share = axis.transAxes.inverted()
-    heights = [to_share.transform(axis.transData.transform((x, y)))[1] for _, x, y, _ in ends]
-    size = axis.get_figure().get_size_inches()[1] * 72
-    box = axis.get_position().height or 1.0
-    gap = 13.0 / (size * box)
-    order = sorted(range(len(ends)), key=heights.__getitem__)
-    spread = _apart([heights[i] for i in order], gap)
-    for place, number in zip(spread, order, strict=True):
-        text, x, y, colour = ends[number]
-        axis.annotate(
-            text,
-            xy=(x, y),
-            xytext=(1.02, place),
-            xycoords="data",
-            textcoords="axes fraction",
-            color=colour,
-            va="center",
-            fontsize=9,
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "ls": ":", "shrinkB": 2},
-        )
 
 
 def readable_ticks(axis: Any, *, which: str = "x") -> None:
@@ -177,13 +144,3 @@ def ttfts(turns: Iterable[TurnResult]) -> list[float]:
 def counted(turns: Iterable[TurnResult]) -> list[TurnResult]:
     """Leave out what failed and what was sent to warm up."""
     return [turn for turn in turns if turn.error is None and not turn.is_warm_up]
-
-
-def _apart(places: list[float], gap: float) -> list[float]:
-    """Push sorted places apart to at least `gap`, around where they were."""
-    apart = list(places)
-    for index in range(1, len(apart)):
-        apart[index] = max(apart[index], apart[index - 1] + gap)
-    shift = sum(apart) / len(apart) - sum(places) / len(places)
-    low = min(0.0, places[0])
-    return [place - min(shift, max(0.0, apart[0] - low)) for place in apart]

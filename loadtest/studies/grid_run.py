@@ -181,36 +181,23 @@ def setup_of(draw: Draw, repeat: int = 0, pace: float = 1.0) -> Setup:
     Which request comes first decides what is evicted, and milliseconds decide who comes first: one
     run of an overrun cell says little, simulated or real.
     """
-    has_pool = draw.cell.has_pool
-    pool_pace = _POOL_PACE if has_pool else 1.0
-    setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed, draw.cell.prefill, pool_pace * pace)
-    return replace(
-        setup,
-        pool=PoolSetup(speed=_POOL_SPEED[draw.cell.prefill]) if has_pool else None,
-        to_engine_s=setup.to_engine_s * (1.0 + 0.1 * (-1) ** repeat * ((repeat + 1) // 2)),
-    )
-
-
-def fleet(
-    num_replicas: int, num_blocks: int, seed: int, prefill: Prefill = "fast", pace: float = 1.0
-) -> Setup:
-    """Describe engines as the real ones were fitted, and sessions in a closed loop.
-
-    `pace`: of a machine that takes so many times as long.
-    """
+    cell = draw.cell
+    pace *= _POOL_PACE if cell.has_pool else 1.0
+    to_engine = 1.0 + 0.1 * (-1) ** repeat * ((repeat + 1) // 2)
     return Setup(
-        num_replicas=num_replicas,
-        num_blocks=num_blocks,
-        engine=ENGINES[prefill],
-        time_model=PRESETS[ENGINES[prefill]].slower(pace),
+        num_replicas=NUM_ENGINES,
+        num_blocks=draw.num_blocks,
+        engine=ENGINES[cell.prefill],
+        time_model=PRESETS[ENGINES[cell.prefill]].slower(pace),
         max_num_batched_tokens=_BATCH_TOKENS,
         max_num_seqs=_BATCH_REQUESTS,
+        pool=PoolSetup(speed=_POOL_SPEED[cell.prefill]) if cell.has_pool else None,
         load=None,
         loop="closed",
-        to_engine_s=pace * _TO_ENGINE_S,
+        to_engine_s=pace * _TO_ENGINE_S * to_engine,
         event_lag_s=_EVENT_LAG_S,
         model=MODEL,
-        seed=seed,
+        seed=draw.seed,
     )
 
 

@@ -16,7 +16,7 @@ from loadtest.peers.contestants import CONTESTANTS
 from loadtest.peers.page import page, read
 from loadtest.studies.cells import Cell
 from loadtest.studies.grid_run import GridFile, GridRun
-from tests.loadtest.studies.test_real_grid import run
+from tests.loadtest.studies.samples import run
 
 OURS = CONTESTANTS[0]
 
