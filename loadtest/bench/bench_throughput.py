@@ -68,9 +68,11 @@ async def _run(setting: Setting) -> list[Line]:
 async def _bare(setting: Setting, port: int, requests: list[bytes], seconds: float) -> Line:
     """Measure a proxy that only passes on."""
     upstream = f"http://127.0.0.1:{port}"
-    async with helper("the bare proxy", "loadtest.bench.bare_proxy", upstream) as (line, process):
-        num, elapsed_s = await _hammer(setting, int(line), requests, seconds, "bare proxy")
-        cpu = psutil.Process(process.pid).cpu_times()
+    module = "loadtest.bench.bare_proxy"
+    async with helper(module, upstream, log_dir=setting.work_dir) as child:
+        own_port = int(child.announced[0])
+        num, elapsed_s = await _hammer(setting, own_port, requests, seconds, "bare proxy")
+        cpu = psutil.Process(child.pid).cpu_times()
     return Line(
         what=f"requests/s of a bare aiohttp proxy, 20 KB, {_IN_FLIGHT} in flight",
         unit="1/s",

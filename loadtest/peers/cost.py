@@ -97,7 +97,7 @@ async def measure(
         ChildDied, RigError: it did not start, or a process of ours did not.
         ConnectionError, RuntimeError: it did not answer as it should.
     """
-    async with fake_replicas(NUM_REPLICAS, TINY_MODEL) as ports:
+    async with fake_replicas(NUM_REPLICAS, TINY_MODEL, log_dir) as ports:
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         async with in_front(contestant, urls, folder, log_dir) as front:
             bench = _Bench(front, ports, 5 if is_quick else _NUM_PAIRS)
