@@ -195,7 +195,12 @@ async def _until_proven(log: Path) -> None:
     Requests do not wait for it, but the first ones would not be typical.
     """
     deadline_s = time.monotonic() + _START_S
-    while not any(said in log.read_text(errors="replace") for said in _ENCODERS):
+    while not _has_chosen(log):
         if time.monotonic() > deadline_s:
             raise RigError("the router did not choose an encoder")
         await asyncio.sleep(0.05)
+
+
+def _has_chosen(log: Path) -> bool:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return any(said in text for said in _ENCODERS)
