@@ -34,6 +34,7 @@ from loadtest.emulator.faults import Fault
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from loadtest.generated import Agents
 from loadtest.markdown import table
+from loadtest.peers import page as peers
 from loadtest.replay.cli import command as replay
 from loadtest.results import RunInfo, TurnResult
 from loadtest.traces import describe, read_workload
@@ -439,6 +440,11 @@ def benchmarks() -> str:
     return reporting.tables(msgspec.json.decode(raw, type=reporting.Report))
 
 
+def peers_part(lay_out: Callable[[peers.Comparison], str]) -> str:
+    """Lay out a part of the last comparison with other routers."""
+    return lay_out(peers.read(ROOT / "docs/research/comparison.json"))
+
+
 def _dedented(text: str) -> str:
     first, _, rest = text.strip().partition("\n")
     lines = [line.removeprefix("    ") for line in rest.splitlines()]
@@ -492,6 +498,8 @@ MAKERS: dict[str, Maker] = {
     "health": docstring("router/replicas/health.py"),
     "alerts": alert_sections,
     "benchmarks": benchmarks,
+    "peers-grid": partial(peers_part, peers.grid_tables),
+    "peers-cost": partial(peers_part, peers.cost_table),
 }
 
 ON_DEMAND: dict[str, Callable[[Path], str]] = {
