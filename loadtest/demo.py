@@ -28,14 +28,15 @@ from loadtest.compare.arms import Arm, parse_policies, serve_flags
 from loadtest.compare.places import Simulated, cache_tokens
 from loadtest.compare.report import Report, make_report, turns_by_arm
 from loadtest.compare.setting import Setting, make_order
-from loadtest.compare.study import Stop, study
+from loadtest.compare.study import study
 from loadtest.extras import MissingExtra
 from loadtest.generated import Agents
 from loadtest.pages import Table, bullets, on_terminal
 from loadtest.results import Run
 from loadtest.runner.children import ChildDied
-from loadtest.runner.display import make_display
+from loadtest.runner.display import Display
 from loadtest.runner.stack import start_replicas, start_router
+from loadtest.runner.stop import Stop
 from loadtest.simulator import Setup
 from loadtest.words import duration, percent, ratio, thousands
 from loadtest.workload import Workload
@@ -185,7 +186,7 @@ async def _play(job: Job, seed: int, out: Path, console: Console, stop: Stop) ->
     )
     store.clear(out)
     store.prepare(out, setting)
-    with make_display(console, setting.labels, _ROUNDS) as display:
+    with Display(console, setting.labels, _ROUNDS) as display:
         place = Simulated(workload, setup)
         runs = await study(setting, place, display, lambda run: store.save_run(out, run), stop)
     report = make_report(setting, runs, note=stop.reason)

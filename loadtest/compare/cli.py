@@ -23,12 +23,13 @@ from loadtest.compare.options import compare_options, refuse_with_from
 from loadtest.compare.report import make_report
 from loadtest.compare.setting import Setting
 from loadtest.compare.store import StoreError, load, prepare, save_run, write_report
-from loadtest.compare.study import Stop, study
+from loadtest.compare.study import study
 from loadtest.compare.terminal import show
 from loadtest.extras import MissingExtra, need
 from loadtest.results import Run
 from loadtest.runner import ReplayError
-from loadtest.runner.display import make_display
+from loadtest.runner.display import Display
+from loadtest.runner.stop import Stop
 from loadtest.traces.options import WorkloadError, workload_options
 
 _WIDTH: Final = 140  # where the width of the screen is unknown
@@ -109,7 +110,7 @@ async def _study(job: Job, logs: Path, out: Path | None, console: Console) -> tu
         if out is not None:
             save_run(out, run)
 
-    with make_display(console, job.setting.labels, len(job.setting.order)) as display:
+    with Display(console, job.setting.labels, len(job.setting.order)) as display:
         place = make_place(job, logs=logs)
         runs = await study(job.setting, place, display, keep, stop)
     return runs, stop.reason

@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable
-from typing import Final
 
 from loadtest.compare.facts import Ticks, annotate, measure, read_ticks
 from loadtest.compare.places import Place
 from loadtest.compare.setting import Setting
 from loadtest.results import Run, TurnResult
-from loadtest.runner.display import Display
-from loadtest.runner.tally import Tally
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Stop:
-    """The first signal ends the run that is going on, and with it the study; others wait."""
-
-    __slots__ = ("_task", "reason")
-
-    def __init__(self) -> None:
-        self.reason = ""
-        self._task = asyncio.current_task()
-
-    def listen(self) -> None:
-        """Take the signals over, for as long as the loop lives."""
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.request, f"stopped by {number.name}")
-
-    def request(self, reason: str) -> None:
-        """Cancel what is going on, once."""
-        if not self.reason:
-            self.reason = reason
-            assert self._task is not None
-            self._task.cancel()
+from loadtest.runner.display import Display, Tally
+from loadtest.runner.stop import Stop
 
 
 async def study(

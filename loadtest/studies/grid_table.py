@@ -17,7 +17,7 @@ NEAR: Final = 0.1
 """How far a simulation may be from the real run."""
 
 _HEADER: Final = (
-    "arm", "recomputed", "over baseline", "TTFT mean, s", "over baseline", "P90, s", "exact",
+    "variant", "recomputed", "over baseline", "TTFT mean, s", "over baseline", "P90, s", "exact",
     "moved", "router p99, ms",
 )  # fmt: skip
 
@@ -61,7 +61,7 @@ def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
                 ]
             )
     header = [
-        "cell", "arm", "recomputed: real", "simulated", "ratio", "TTFT mean, s: real",
+        "cell", "variant", "recomputed: real", "simulated", "ratio", "TTFT mean, s: real",
         "simulated", "ratio",
     ]  # fmt: skip
     num_near = sum(error <= NEAR for error in errors)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,6 @@ from loadtest.compare.setting import Setting
 from loadtest.demo import demo, headline
 from loadtest.extras import MissingExtra
 from loadtest.runner.stack import child_environment
-from tests.forks import PYTHONPATH, python_command
 from tests.loadtest.compare.samples import made_runs, made_setting
 
 TINY = ("--short", "--sessions", "3", "--turns", "2")
@@ -132,14 +132,14 @@ def test_the_verdict_compares_recomputed_tokens(recomputed: dict[str, int], said
 @pytest.mark.timeout(180)
 def test_a_kept_demo_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
     """The router answers under the last policy, and no process stays."""
-    command = [*python_command(), "-c", "from loadtest.demo import demo; demo()"]
+    command = [sys.executable, "-c", "from loadtest.demo import demo; demo()"]
     args = (*TINY, "--policies", "random,kv_aware", "--keep", "--out", str(tmp_path))
     with subprocess.Popen(
         [*command, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=child_environment(os.environ | {"PYTHONPATH": PYTHONPATH, "HF_HUB_OFFLINE": "1"}),
+        env=child_environment(os.environ),
     ) as process:
         said = ""
         assert process.stdout is not None

@@ -12,9 +12,10 @@ from rich.console import Console
 from loadtest.compare.arms import Arm
 from loadtest.compare.facts import busy_of
 from loadtest.compare.places import Meter, Ran
-from loadtest.compare.study import Stop, study
+from loadtest.compare.study import study
 from loadtest.results import Run
-from loadtest.runner.display import PlainDisplay
+from loadtest.runner.display import Display
+from loadtest.runner.stop import Stop
 from tests.loadtest.compare.samples import made_run, made_setting
 
 SETTING = made_setting()
@@ -51,7 +52,7 @@ class FakePlace:
 
 
 async def run_study(place: FakePlace, kept: list[Run], stop: Stop) -> list[Run]:
-    display = PlainDisplay(Console(file=io.StringIO()), SETTING.labels)
+    display = Display(Console(file=io.StringIO()), SETTING.labels)
     return await study(SETTING, place, display, kept.append, stop)
 
 
