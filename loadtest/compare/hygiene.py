@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from loadtest.compare.facts import COLD, SHARED, busy_of, late_p99_s
+from loadtest.compare.facts import COLD, SHARED, late_p99_s
 from loadtest.compare.setting import Setting
 from loadtest.results import Run, TurnResult, summarize
 from loadtest.statistics import Comparison, num_differing_tokens, roots, within
@@ -26,8 +26,6 @@ _MIN_ROUNDS: Final = 2
 _COMPARED: Final = 0.99  # of the turns
 _COLD: Final = 0.05  # of a first prompt may be cached: a template's beginning
 _DRIFT_APART: Final = 1.3  # within a run, of one arm against another
-_STOLEN: Final = 0.02
-_BUSY: Final = 0.9
 
 Outcome = Literal["passed", "warned", "does not apply"]
 
@@ -268,28 +266,6 @@ def _sessions(case: _Case) -> Check:
     )
 
 
-def _machine(case: _Case) -> Check:
-    """Warn if CPUs here were busy for 90 % of a run, or the host stole 2 % of their time."""
-    name = "machine"
-    if not case.is_live:
-        return Check(name=name, outcome="does not apply", figure="simulated")
-    known = [busy for run in case.runs if (busy := busy_of(run)) is not None]
-    if not known:
-        return Check(name=name, outcome="does not apply", figure="not noted")
-    busiest = max(busy.busy_share for busy in known)
-    stolen = max(busy.stolen_share for busy in known)
-    load = max(busy.load_average for busy in known)
-    warned = stolen > _STOLEN or busiest > _BUSY
-    return Check(
-        name=name,
-        outcome="warned" if warned else "passed",
-        figure=f"CPUs here busy up to {busiest:.0%} of a run, stolen {stolen:.1%}, load {load:.1f}",
-        meaning="what runs on this machine had to wait for it; times hold that waiting"
-        if warned
-        else "",
-    )
-
-
 def _slo(case: _Case) -> Check:
     """Warn if there is no SLO, and so no goodput."""
     bounds = [
@@ -316,7 +292,6 @@ QUESTIONS: Final[dict[str, Callable[[_Case], Check]]] = {
     "drift within runs": _drift_within,
     "repetitions": _repetitions,
     "sessions": _sessions,
-    "machine": _machine,
     "SLO stated": _slo,
 }
 """Check to the function that makes it; its docstring says when it warns."""

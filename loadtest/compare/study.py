@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from loadtest.compare.facts import Ticks, annotate, measure, read_ticks
+from loadtest.compare.facts import annotate
 from loadtest.compare.places import Place
 from loadtest.compare.setting import Setting
 from loadtest.results import Run, TurnResult
@@ -50,7 +50,6 @@ async def study(
             position=position,
             cold=ran.cold,
             shares_caches=place.shares_caches,
-            busy=measure(meter.before, read_ticks()),
         )
         runs.append(run)
         keep(run)
@@ -60,22 +59,20 @@ async def study(
 
 
 class _Meter:
-    """Counts a run for the display, and reads the machine's counters at its first turn: after all
-    starting. A simulation counts turns as it goes (`advance`) and gives their results at the end.
+    """Counts a run for the display.
+
+    A simulation counts turns as it goes (`advance`) and gives their results at the end.
     """
 
-    __slots__ = ("_begin_s", "_display", "_is_ahead", "before", "tally")
+    __slots__ = ("_begin_s", "_display", "_is_ahead", "tally")
 
     def __init__(self, display: Display, tally: Tally) -> None:
-        self.before: Ticks | None = None
         self.tally = tally
         self._display = display
         self._begin_s = time.monotonic()
         self._is_ahead = False
 
     def add(self, turn: TurnResult) -> None:
-        if self.before is None:
-            self.before = read_ticks()
         self.tally.add(turn, advances=not self._is_ahead)
         self._show()
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from loadtest.compare.facts import Busy, Ticks, measure, parse_ticks
 from loadtest.compare.hygiene import QUESTIONS, Check
 from loadtest.compare.report import make_report
 from loadtest.compare.setting import Setting, make_order
@@ -132,31 +131,6 @@ def test_rounds_come_in_mirrored_pairs(num_rounds: int) -> None:
         assert second == first[::-1]
 
 
-def test_proc_stat_gives_busy_and_stolen_shares() -> None:
-    """Guest times are part of user times, so they are not added."""
-    before = parse_ticks("cpu  100 10 50 800 20 5 5 10 40 0\ncpu0 1 2 3\n")
-    after = Ticks(total=2000, idle=1020, stolen=60)
-
-    busy = measure(before, after)
-
-    assert before == Ticks(total=1000, idle=820, stolen=10)
-    assert busy is not None
-    assert busy.busy_share == pytest.approx(0.8)
-    assert busy.stolen_share == pytest.approx(0.05)
-    assert measure(before, before) is None
-    assert parse_ticks("intr 1 2 3") is None
-
-
-def test_a_machine_that_was_busy_or_robbed_is_noticed() -> None:
-    """By its own account."""
-    for busy in (
-        Busy(busy_share=0.99, stolen_share=0.0, load_average=9.0),
-        Busy(busy_share=0.4, stolen_share=0.1, load_average=1.0),
-    ):
-        runs = [made_run(RUNS[0].info.label, 1, ttft_s=0.1, busy=busy), *RUNS[1:]]
-        assert "machine" in warned(SETTING, runs)
-
-
 def test_same_bytes_on_caches_that_are_shared_are_noticed() -> None:
     """Salts must differ where runs follow one another on the same caches."""
     shared = [
@@ -185,14 +159,14 @@ def test_few_sessions_and_no_slo_are_said() -> None:
 
 
 def test_what_does_not_apply_to_simulations_is_said_so() -> None:
-    """A simulation has no driver, no machine and no bytes."""
+    """A simulation has no driver and no bytes."""
     setting = made_setting(place="simulated")
     runs = [run(r.info.label, r.turns, round=r.info.round) for r in RUNS]
 
     found = checks(setting, runs)
 
     skipped = {name for name, check in found.items() if check.outcome == "does not apply"}
-    assert skipped == {"unseen bytes", "driver on time", "machine"}
+    assert skipped == {"unseen bytes", "driver on time"}
 
 
 def test_nothing_at_all_is_checked_too() -> None:

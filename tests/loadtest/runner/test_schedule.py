@@ -13,7 +13,6 @@ from loadtest.runner.schedule import (
     ClosedSchedule,
     OpenSchedule,
     Schedule,
-    make_schedule,
     time_scale,
 )
 from loadtest.workload import Turn, TurnKey, Workload
@@ -155,13 +154,3 @@ def test_rates_become_scales() -> None:
     assert time_scale(four, rate=None, load_factor=None) == 1.0
     with pytest.raises(ValueError, match="all at once"):
         time_scale(workload(turn("a", 0, 0.0)), rate=1.0, load_factor=None)
-
-
-def test_loops_by_name() -> None:
-    """Open or closed, as asked; without a bound all sessions run at once."""
-    chain = workload(turn("a", 0, 0.0), turn("a", 1, 1.0, ("a", 0)))
-
-    closed = make_schedule(chain, closed=True, scale_time=1.0, concurrency=None)
-    assert isinstance(closed, ClosedSchedule)
-    opened = make_schedule(chain, closed=False, scale_time=1.0, concurrency=1)
-    assert isinstance(opened, OpenSchedule)
