@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -26,7 +25,7 @@ from loadtest.compare.arms import Arm, serve_flags
 from loadtest.results import Run, RunInfo, TurnResult
 from loadtest.runner import ReplayOptions, TargetError, replay
 from loadtest.runner.children import Child, ChildDied
-from loadtest.runner.stack import Router, start_replicas, start_router
+from loadtest.runner.stack import start_replicas, start_router
 from loadtest.simulator import Setup, simulate
 from loadtest.workload import Turn, Workload
 
@@ -152,7 +151,7 @@ def varied(workload: Workload, number: int, *, seed: int) -> Workload:
 
 
 class Emulated:
-    """Fresh emulated replicas and router for every run; the same bytes for all arms of a round."""
+    """Fresh emulated replicas and router for every run; the same bytes in all runs of a round."""
 
     __slots__ = ("_flags", "_has_pool", "_logs", "_num_replicas", "_options", "_workload")
 
@@ -181,28 +180,17 @@ class Emulated:
         logs = _log_dir(self._logs, arm, number)
         options = _labelled(self._options, arm, number, f"{self._options.seed}.{number}")
         try:
-            async with (
-                start_replicas(
-                    self._flags, self._num_replicas, logs, has_pool=self._has_pool
-                ) as replicas,
-                self._router(replicas, arm, logs) as router,
-            ):
-                children = (*replicas, router.child)
-                run = await _watched(children, self._workload, router.url, options, meter.add)
+            async with start_replicas(
+                self._flags, self._num_replicas, logs, has_pool=self._has_pool
+            ) as replicas:
+                pool = ["--mooncake", replicas[0].announced[2]] if self._has_pool else []
+                urls = [replica.announced[1] for replica in replicas]
+                async with start_router(urls, [*serve_flags(arm), *pool], logs) as router:
+                    children = (*replicas, router.child)
+                    run = await _watched(children, self._workload, router.url, options, meter.add)
         except ChildDied as died:
             run = _nothing(self._workload, options, "emulated", str(died))
         return Ran(run=run, cold="fresh replicas and router")
-
-    @asynccontextmanager
-    async def _router(
-        self, replicas: Sequence[Child], arm: Arm, logs: Path
-    ) -> AsyncIterator[Router]:
-        flags = serve_flags(arm)
-        if self._has_pool:
-            flags += ["--mooncake", replicas[0].announced[2]]
-        urls = [replica.announced[1] for replica in replicas]
-        async with start_router(urls, flags, logs) as router:
-            yield router
 
 
 class Engines:
@@ -233,13 +221,11 @@ class Engines:
         logs = _log_dir(self._logs, arm, number)
         options = _labelled(self._options, arm, number, _own_salt(self._options, arm, number))
         cold = await reset_caches(self._urls)
+        flags = [*serve_flags(arm), *self._router_flags]
         try:
-            async with AsyncExitStack() as stack:
-                flags = [*serve_flags(arm), *self._router_flags]
-                router = await stack.enter_async_context(start_router(self._urls, flags, logs))
-                run = await _watched(
-                    (router.child,), self._workload, router.url, options, meter.add
-                )
+            async with start_router(self._urls, flags, logs) as router:
+                children = (router.child,)
+                run = await _watched(children, self._workload, router.url, options, meter.add)
         except ChildDied as died:
             run = _nothing(self._workload, options, "engines", str(died))
         return Ran(run=run, cold=f"bytes of its own for every run; {cold}")
