@@ -56,12 +56,12 @@ Maker = Callable[[], str]
 
 
 def documents() -> list[Path]:
-    """List what may hold generated parts."""
+    """List the documents that may have generated parts."""
     return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def fill(text: str, makers: Mapping[str, Maker]) -> str:
-    """Make every generated part of a document anew; those without a maker stay.
+    """Make every generated part of a document again; parts without a maker stay.
 
     Raises:
         ValueError: A part has a name that has no maker, not even on demand.
@@ -302,7 +302,7 @@ def workload_flags() -> str:
 
 
 def agent_figures() -> str:
-    """Hold generated agents against what was published of real ones."""
+    """Compare generated agents with published figures of real ones."""
     agents = Agents(num_sessions=150)
     workload = agents.workload()
     made = describe(workload, capacities=[])
@@ -386,7 +386,7 @@ def docstring(path: str) -> Maker:
 
 
 def floors() -> str:
-    """Draw the floors as import-linter knows them."""
+    """List the layers of import-linter."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers = contracts["contracts"][0]["layers"]
     lines = [f"{len(layers) - 1 - i:2}  {layer}" for i, layer in enumerate(layers)]

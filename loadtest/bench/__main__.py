@@ -59,7 +59,7 @@ def main(
     decision, ingest, memory: its parts
     redis: what routers share, on a Redis of its own
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # that there is no torch, it says
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns that torch is missing
     console = Console(stderr=True)
     machine = reporting.this_machine()
     work_dir = Path(tempfile.mkdtemp(prefix="warmroute-bench-"))

@@ -1,4 +1,4 @@
-"""How long the router's event loop stands still while others send what is hard to read.
+"""How long the router's event loop stands still during cold prompts and hostile bodies.
 
 Cold prompts of 100,000 tokens, each new to the router, are sent back to back, two in flight. Then
 hostile bodies come one by one. Meanwhile `/healthz` is asked every few milliseconds on a connection

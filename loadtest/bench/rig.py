@@ -1,4 +1,4 @@
-"""A router process in front of fake replicas, both started here, and what is asked of them.
+"""A router process in front of fake replicas.
 
 The router runs as in production: `python -m router.cli serve`, log level info into a file. Four
 replicas, so that every request is a real decision; all of them EXACT.

@@ -1,4 +1,4 @@
-"""What every benchmark is given: how much to do, with which model, and a progress bar."""
+"""The setting of a benchmark: how much to do, with which model, and a progress bar."""
 
 from __future__ import annotations
 

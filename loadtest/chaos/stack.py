@@ -35,7 +35,7 @@ from loadtest.runner.stack import child_environment, redis_binary
 NUM_GPU_BLOCKS: Final = 600
 BODY_BYTES: Final = 1024 * 1024  # the routers' limit
 REPLY_SEED: Final = 1
-REPLY: Final = "greedy"  # what a stream that goes on at another replica has to say is known, too
+REPLY: Final = "greedy"  # replies are known beforehand
 FIRST_BYTE_S: Final = 8.0
 
 _START_S: Final = 60.0
@@ -142,7 +142,7 @@ class Server:
             return False
 
     async def keep(self) -> None:
-        """Note every end that was not ours, and start the server again."""
+        """Record every end that was not ours, and start the server again."""
         loop = asyncio.get_running_loop()
         while True:
             process, life = self._process, self.life
@@ -192,7 +192,7 @@ class Server:
 
 
 class Disk:
-    """The file of a router's decision records: a pipe that is read here, or is not."""
+    """The file of a router's decision records: a pipe; a disk that hangs is a pipe not read."""
 
     def __init__(self, path: Path) -> None:
         self.num_records = 0
@@ -342,7 +342,7 @@ class Stack:
             "replicas": replicas,
             "listen": {"host": "127.0.0.1", "port": port},
             "admin": {"port": free_port(), "open": True},
-            # What is remembered of prompts (1.2 MB) fills within a minute; it is no growth later.
+            # The prompt cache (1.2 MB) fills within a minute, so later growth is a leak.
             "tokens": {"cache_tokens": _CACHE_TOKENS},
             "redis": {
                 "url": f"redis://127.0.0.1:{self.redis_links[f'{router}-redis'].port}/0",

@@ -1,4 +1,4 @@
-"""From the options of the command line to a job: the setting, and where to run it."""
+"""Make a job of the options on the command line: the setting, and where to run it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_job(
     """Check what was asked for and load the workload.
 
     Args:
-        slo: Bounds on first token and on time between tokens, in seconds.
+        slo: Bounds on time to first token and on inter-token latency, in seconds.
         options: All others of `compare_options` and `workload_options`, by name.
 
     Raises:

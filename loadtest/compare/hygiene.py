@@ -1,8 +1,8 @@
-"""What a careful reader would ask before believing the figures; each with its own figure.
+"""Checks of a comparison, each with a figure.
 
-Every check is in every report: passed, warned, or why it does not apply. A warning does not
-void a comparison; it says what else could explain it. Lateness alone takes verdicts on times away
-(`blurred`), because then the driver measured itself.
+Every check is in every report: passed, warned, or why it does not apply. A warning names another
+explanation of the figures. Only a late driver removes the verdicts on times (`blurred`), because
+then the times contain its delay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MIN_SESSIONS: Final = 20
 _MIN_ROUNDS: Final = 2
 _COMPARED: Final = 0.99  # of the turns
 _COLD: Final = 0.05  # of a first prompt may be cached: a template's beginning
-_DRIFT_APART: Final = 1.3  # within a run, of one arm against another
+_DRIFT_APART: Final = 1.3  # within a run, of one variant against another
 
 Outcome = Literal["passed", "warned", "does not apply"]
 
@@ -62,7 +62,7 @@ def check(
 
 
 def lateness(runs: Sequence[Run]) -> str:
-    """Return why times of these runs mean little; "": they do mean something."""
+    """Return why the times of these runs have no verdict; "": they have one."""
     for run in runs:
         late_s = late_p99_s(run)
         if late_s > _allowed_s(run):

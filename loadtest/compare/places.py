@@ -5,8 +5,8 @@
     engines      a fresh router in front of engines that run already
     targets      base URLs as they are
 
-What must live here: how a place makes caches cold, and what bytes it sends. What must not: the
-order of runs, what is measured of them.
+A place makes caches cold and chooses the bytes that are sent. It knows nothing of the order of runs
+or of what is measured.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Meter(Protocol):
 
 
 class Place(Protocol):
-    """Runs an arm once, from cold caches."""
+    """Runs a variant once, from cold caches."""
 
     @property
     def shares_caches(self) -> bool:
@@ -68,10 +68,10 @@ class Place(Protocol):
         ...
 
     async def run(self, arm: Arm, number: int, meter: Meter) -> Ran:
-        """Run an arm in the round of that number, from 1 on.
+        """Run a variant in the round of that number, from 1 on.
 
-        Cancelled, it returns what there is (as `replay` does) or raises CancelledError. What
-        keeps the arm from running is said in the note of an empty run.
+        If it is cancelled, it returns a partial run (as `replay` does) or raises CancelledError. If
+        the variant cannot run, it returns an empty run whose note says why.
         """
         ...
 
@@ -125,11 +125,10 @@ def cache_tokens(workload: Workload, num_replicas: int) -> float:
 
 
 def varied(workload: Workload, number: int, *, seed: int) -> Workload:
-    """Change what must not matter, from the second round on: bytes, and a millisecond.
+    """Change the block ids, and times by up to a millisecond, from the second round on.
 
-    A simulation repeated is the same simulation. Other names for the same blocks and up to 1 ms
-    on every arrival and wait leave the workload what it is, and show how far a result hangs on
-    chance, as repeated live runs do.
+    A repeated simulation would give the same result. These changes leave the workload the same, so
+    they show how much of a result is chance, as repeated live runs do.
     """
     if number <= 1:
         return workload
@@ -252,7 +251,7 @@ class Targets:
 
 
 async def reset_caches(urls: Sequence[str]) -> str:
-    """Ask every engine to forget its prefixes; say how that went.
+    """Ask every engine to clear its prefix cache; describe the result.
 
     vLLM offers it in its development mode only (VLLM_SERVER_DEV_MODE=1).
     """
@@ -262,7 +261,7 @@ async def reset_caches(urls: Sequence[str]) -> str:
             try:
                 num_done += (await client.post(f"{url}{_RESET}")).status_code == 200
             except httpx.HTTPError:
-                continue  # whether it is there at all is for the run to find out
+                continue  # the run reports an engine that is gone
     if num_done == len(urls):
         return f"{_RESET} on every engine"
     return f"{_RESET} on {num_done} of {len(urls)} engines, the others do not offer it"
@@ -331,7 +330,7 @@ def _labelled(options: ReplayOptions, arm: Arm, number: int, salt: str) -> Repla
 
 
 def _own_salt(options: ReplayOptions, arm: Arm, number: int) -> str:
-    """Make bytes of an arm's own, for this run and this comparison alone."""
+    """Make a salt that no other run has."""
     return f"{options.salt}{options.seed}.{number}.{arm.label}"
 
 
@@ -343,7 +342,7 @@ def _log_dir(logs: Path, arm: Arm, number: int) -> Path:
 
 
 def _after_what_they_wait_for(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Put turns that the jitter brought before one they wait for behind it."""
+    """Move turns behind those that they wait for, if the jitter changed the order."""
     placed: dict[tuple[str, int], None] = {}
     known = {turn.key: turn for turn in turns}
     ordered: list[Turn] = []

@@ -1,4 +1,4 @@
-"""The figures of a comparison, from its setting and its runs; `report.json` is this.
+"""The figures of a comparison, from its setting and its runs: the content of `report.json`.
 
 `schema` changes when a field changes its meaning; readers ignore fields they do not know.
 """
@@ -31,7 +31,7 @@ class RoundFigures(Struct, frozen=True, kw_only=True):
 
 
 class ArmFigures(Struct, frozen=True, kw_only=True):
-    """One arm over all its runs.
+    """One variant over all its runs.
 
     `good_share` of the turns kept the SLO, `good_per_s` did so in a second of a run; None: no
     SLO was stated. `prediction_exact_ratio`: turns whose cached tokens the router predicted to
@@ -51,7 +51,7 @@ class ArmFigures(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """Everything that can be said about a comparison. `note`: why it is not whole."""
+    """A comparison in figures. `note`: why it is not complete."""
 
     schema: str = REPORT_SCHEMA
     setting: Setting
@@ -64,14 +64,14 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def num_errors(self) -> int:
-        """Count the turns that failed, in all arms."""
+        """Count the turns that failed, in all variants."""
         return sum(arm.whole.num_errors for arm in self.arms)
 
 
 def make_report(
     setting: Setting, runs: Sequence[Run], *, note: str = "", seed: int | None = None
 ) -> Report:
-    """Compare every arm with the baseline and look for what speaks against it.
+    """Compare every variant with the baseline, and check the figures.
 
     Args:
         runs: In the order in which they ran; fewer than were planned will do.
@@ -102,7 +102,7 @@ def make_report(
 
 
 def turns_by_arm(setting: Setting, runs: Sequence[Run]) -> dict[str, list[Sequence[TurnResult]]]:
-    """Sort the runs' turns by arm, for pictures; complete runs first, then in order of time."""
+    """Sort the runs' turns by variant, for pictures; complete runs first, then in order of time."""
     ordered = sorted(runs, key=lambda run: not run.info.is_complete)
     return {
         label: [run.turns for run in ordered if run.info.label == label] for label in setting.labels

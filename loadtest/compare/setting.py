@@ -24,7 +24,7 @@ PLACES: Final[dict[Place, str]] = {
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """A comparison as asked for. `order` has the arms' labels, shape (num_rounds, num_arms)."""
+    """A comparison as asked for. `order` has the variants' labels, shape (num_rounds, num_arms)."""
 
     schema: str = SETTING_SCHEMA
     place: Place
@@ -40,7 +40,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Name the arms, in the order in which they were given."""
+        """Name the variants, in the order in which they were given."""
         return tuple(arm.label for arm in self.arms)
 
     @property

@@ -86,7 +86,7 @@ def load(out: Path, *, baseline: str | None = None) -> tuple[Setting, list[Run]]
     """Read a comparison back, whole or not; runs in the order in which they ran.
 
     A directory with run files alone (made by `warmroute replay`, say) will do: labels name the
-    arms, rounds the rounds.
+    variants, rounds the rounds.
 
     Raises:
         StoreError: there is nothing to read, a file is none of ours or of another version, or

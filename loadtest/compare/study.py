@@ -1,4 +1,4 @@
-"""Go through the rounds: every variant at its place in the order, kept as soon as it is done."""
+"""Run the rounds in order, and keep each run as soon as it is done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def study(
     keep: Callable[[Run], None],
     stop: Stop,
 ) -> list[Run]:
-    """Run everything that the setting orders, or as much as there is time for.
+    """Run everything that the setting asks for, until a stop.
 
     Args:
         keep: Called with every run as soon as it is done, partial ones too.
@@ -87,7 +87,7 @@ class _Meter:
 
 
 def _forget_cancellation() -> None:
-    """Go on after a cancellation that was meant for the run only."""
+    """Continue after a cancellation that was meant for the run only."""
     task = asyncio.current_task()
     assert task is not None
     task.uncancel()

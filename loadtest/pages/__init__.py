@@ -1,6 +1,6 @@
 """Reports: self-contained HTML pages, and the same tables on a terminal.
 
-What must live here: how a report looks. What must not: what it says.
+This package knows how a report looks, not what it says.
 """
 
 from loadtest.pages.page import Figure, Note, Page, Section, Table, Tone, render

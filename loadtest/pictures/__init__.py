@@ -1,7 +1,7 @@
 """Pictures of runs and comparisons, SVG, all of one look.
 
-What must live here: how figures are drawn. What must not: how they are come by. matplotlib is an
-extra (`plots`), imported late; there is no display and no global figure.
+This package draws figures and computes none. matplotlib is an extra (`plots`) and imported late.
+There is no display and no global figure.
 """
 
 from loadtest.pictures.first_tokens import first_tokens

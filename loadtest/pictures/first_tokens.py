@@ -25,7 +25,7 @@ _POINTS: Final = 400  # of a curve; more would only make the file larger
 
 
 def first_tokens(arms: Rounds) -> bytes | None:
-    """Draw each arm's distribution; rounds as faint lines. None: no turn has a time."""
+    """Draw each variant's distribution; rounds as faint lines. None: no turn has a time."""
     times = {label: [ttfts(turns) for turns in rounds] for label, rounds in arms.items()}
     if not any(any(rounds) for rounds in times.values()):
         return None

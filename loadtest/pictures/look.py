@@ -1,8 +1,8 @@
 """One look for all pictures: colours, type, grid, labels, and the way to SVG.
 
-Colours are Okabe and Ito's, distinct in every kind of colour vision; yellow is left out (too
-faint for a line). Where there are more variants than colours, strokes are broken. A policy has the
-same colour in every picture.
+Colours are Okabe and Ito's, distinct in every kind of colour vision. Yellow is too faint for a line
+and left out. If there are more variants than colours, strokes are broken. A policy has the same
+colour in every picture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loadtest.extras import need
 from loadtest.results import TurnResult
 
 Rounds = Mapping[str, Sequence[Sequence[TurnResult]]]
-"""Arm to the turns of each of its rounds."""
+"""Variant to the turns of each of its rounds."""
 
 INK: Final = "#1b1f24"
 SOFT: Final = "#59636e"
@@ -70,20 +70,20 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """How an arm's lines look: matplotlib's colour and line style."""
+    """How a variant's lines look: matplotlib's colour and line style."""
 
     colour: str
     stroke: Any = "-"
 
     @property
     def ink(self) -> str:
-        """The colour for type: darker, for thin strokes on white are hard to read."""
+        """Return the colour for text: darker, because thin strokes on white are hard to read."""
         parts = (int(self.colour[at : at + 2], 16) for at in (1, 3, 5))
         return "#" + "".join(f"{round(part * 0.72):02x}" for part in parts)
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Choose a look for every arm; known policies keep their colour in every picture."""
+    """Choose a look for every variant; known policies keep their colour in every picture."""
     wanted = list(dict.fromkeys(labels))
     found = {name: Look(colour=_OF_POLICIES[name]) for name in wanted if name in _OF_POLICIES}
     taken = {look.colour for look in found.values()}

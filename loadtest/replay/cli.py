@@ -325,7 +325,7 @@ class _Watcher:
 
 
 def _introduction(job: Job, started: Started) -> Iterator[str]:
-    """Describe what is about to be sent, and what about it is likely to surprise."""
+    """Describe what is about to be sent, with notes on what may surprise."""
     workload, target = job.workload, started.target
     span = "" if started.span_s is None else f" over {clock(started.span_s)}"
     skipped = f" ({workload.num_skipped:,} bad lines left out)" if workload.num_skipped else ""

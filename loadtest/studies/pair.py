@@ -1,7 +1,7 @@
 """Two real engines, and one router after the other in front of them.
 
-What must live here: processes, cold caches, and sending sessions. What must not: which runs there
-are and in which order (real_grid), what is made of the answers (grid_run).
+This module runs processes, clears caches and sends sessions. `real_grid` orders the runs, and
+`grid_run` sums up the answers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LEASE_MS: Final = 5_000  # Mooncake's default
 _WARM_UP_TOKENS: Final = 6_000
 _NUM_WARM_UPS: Final = 3  # the last one is timed
 _SHORT_TOKEN: Final = 300  # a prompt of one token
-_BUFFER_STEPS: Final = 500  # a router that joins needs no more than what was since the last clear
+_BUFFER_STEPS: Final = 500  # a router that joins needs only events since the last clear
 _OPTIONS: Final = (*TOOL_OPTIONS, "--enable-scale-out")  # routers may ask them to render
 _MODELS: Final[dict[Prefill, tuple[str, ...]]] = {
     "fast": (),
@@ -66,9 +66,9 @@ Command = Callable[[int, int, Sequence[Engine]], Sequence[str]]
 
 
 class Arm(Struct, frozen=True, kw_only=True):
-    """What stands in front of the engines: one of ours by label, or another router.
+    """The router in front of the engines: one of ours by label, or another one by command.
 
-    Another is ready when its `/v1/models` answers.
+    Another router is ready when its `/v1/models` answers.
     """
 
     label: str
@@ -96,10 +96,10 @@ class Pair:
         self._options = options
 
     def warm_up(self, prefill: Prefill) -> None:
-        """Let both compute long prompts: what is made at first use is made, and the pace is known.
+        """Let both engines compute long prompts, to warm them up and to measure their pace.
 
-        Both at once, as they do under load: they share the machine. What prompts of one token take
-        is left out: it is spent in front of the engines.
+        Both compute at once, as under load, because they share the machine. The time of one-token
+        prompts is subtracted: it is spent before the engine computes.
         """
         dice = random.Random("warm up")
 
@@ -122,20 +122,20 @@ class Pair:
     async def run(
         self,
         sessions: Sequence[Session],
-        arm: Arm,
+        variant: Arm,
         on_result: Callable[[TurnResult], None],
     ) -> list[TurnResult]:
         """Send sessions through a fresh router to cold caches; return every turn's result.
 
         Args:
             sessions: In the order in which they start.
-            arm: What stands in front of the engines.
+            variant: The router in front of the engines.
             on_result: Called after every turn.
 
         Raises:
             ChildDied, RuntimeError, TimeoutError: the router did not start.
         """
-        async with self.in_front(arm) as url:
+        async with self.in_front(variant) as url:
             return await drive(
                 url,
                 sessions,
@@ -155,7 +155,7 @@ class Pair:
         """
         for engine in self.engines:
             engine.reset_prefix_cache(external=bool(self._options))
-            engine.complete([_SHORT_TOKEN])  # a step: only then it publishes that it is empty
+            engine.complete([_SHORT_TOKEN])  # the engine publishes the clearing with its next step
         urls = [engine.url for engine in self.engines]
         if arm.command is None:
             flags = [*serve_flags(arm_of(arm.label)), *self._options]
