@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo package quick test linted tested lint style types floors test-engines lower-bounds compose-real chaos fuzz prove compat bench docs site lock audit sbom clean
 
-demo: $(DEMO)             ## 24 agents, three emulated replicas, three policies: a verdict, a table, a picture
+demo: $(DEMO)             ## 24 agents, three simulated replicas, three policies: a verdict, a table, a picture
 	$(BIN)/warmroute demo $(ARGS)
 
 quick: $(STAMP)           ## lint, and the tests of what differs from main: a minute

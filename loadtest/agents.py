@@ -1,7 +1,7 @@
 """Coding-agent sessions as data: growing conversations with tools, waits and sub-agents.
 
-What must live here: what an agent would send next, given the reply it got (closed loop). What
-must not: sending it (`loadtest.runner.sessions`), a clock, a global random source.
+A session says what the agent sends next, given the reply (closed loop). Sending belongs to
+`loadtest.runner.sessions`. There is no clock here, and no global random source.
 
 The defaults are the statistics of 610 traces of Codex on SWE-bench Pro (vLLM blog, "Serving
 Agentic Workloads at Scale with vLLM x Mooncake", 2026-05-06, and the data set's card):
@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from loadtest import agent_text
 
 MARKUP_TOKENS: Final = 60  # what the template and a tool call's JSON add to a turn
-_NUM_LARGE_RESULTS: Final = 2  # an agent looks around first
+_NUM_LARGE_RESULTS: Final = 2  # an agent first reads files
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -95,8 +95,8 @@ class Turn(Struct, frozen=True, kw_only=True):
 class Session:
     """One agent's conversation. Ask `next_turn`, send it, then `advance` with the reply.
 
-    The text of a turn depends on the profile's seed, the session and the turn's number alone,
-    so that two policies get the same conversation except for what the model said.
+    The text of a turn depends only on the profile's seed, the session and the turn's number. Two
+    policies therefore get the same conversation, except for the model's replies.
     """
 
     __slots__ = ("_calls", "_messages", "_plans", "_profile", "_salt", "_sub_agents", "_tools",

@@ -34,6 +34,7 @@ from loadtest.emulator.faults import Fault
 from loadtest.emulator.time_model import PRESETS, TimeModel
 from loadtest.generated import Agents
 from loadtest.markdown import table
+from loadtest.peers import page as peers
 from loadtest.replay.cli import command as replay
 from loadtest.results import RunInfo, TurnResult
 from loadtest.traces import describe, read_workload
@@ -55,12 +56,12 @@ Maker = Callable[[], str]
 
 
 def documents() -> list[Path]:
-    """List what may hold generated parts."""
+    """List the documents that may have generated parts."""
     return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def fill(text: str, makers: Mapping[str, Maker]) -> str:
-    """Make every generated part of a document anew; those without a maker stay.
+    """Make every generated part of a document again; parts without a maker stay.
 
     Raises:
         ValueError: A part has a name that has no maker, not even on demand.
@@ -224,20 +225,6 @@ def published(trace: Path) -> str:
     return report(read_workload(trace))
 
 
-def grid(trace: Path) -> str:
-    """Simulate `kv_aware` against every other policy; a quarter of an hour."""
-    from loadtest.studies.grid import generated_cases, report, simulated, trace_case
-
-    return report(simulated([trace_case(trace), *generated_cases()]))
-
-
-def cliff(trace: Path) -> str:
-    """Simulate goodput against the number of sessions, which needs no trace; minutes."""
-    from loadtest.studies.cliff import default_report
-
-    return default_report()
-
-
 # -------------------------------------------------------------------- metrics
 
 
@@ -315,7 +302,7 @@ def workload_flags() -> str:
 
 
 def agent_figures() -> str:
-    """Hold generated agents against what was published of real ones."""
+    """Compare generated agents with published figures of real ones."""
     agents = Agents(num_sessions=150)
     workload = agents.workload()
     made = describe(workload, capacities=[])
@@ -399,7 +386,7 @@ def docstring(path: str) -> Maker:
 
 
 def floors() -> str:
-    """Draw the floors as import-linter knows them."""
+    """List the layers of import-linter."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers = contracts["contracts"][0]["layers"]
     lines = [f"{len(layers) - 1 - i:2}  {layer}" for i, layer in enumerate(layers)]
@@ -451,6 +438,11 @@ def benchmarks() -> str:
     """Lay out the last run of all benchmarks."""
     raw = (ROOT / "docs/research/benchmarks.json").read_bytes()
     return reporting.tables(msgspec.json.decode(raw, type=reporting.Report))
+
+
+def peers_part(lay_out: Callable[[peers.Comparison], str]) -> str:
+    """Lay out a part of the last comparison with other routers."""
+    return lay_out(peers.read(ROOT / "docs/research/comparison.json"))
 
 
 def _dedented(text: str) -> str:
@@ -506,12 +498,12 @@ MAKERS: dict[str, Maker] = {
     "health": docstring("router/replicas/health.py"),
     "alerts": alert_sections,
     "benchmarks": benchmarks,
+    "peers-grid": partial(peers_part, peers.grid_tables),
+    "peers-cost": partial(peers_part, peers.cost_table),
 }
 
 ON_DEMAND: dict[str, Callable[[Path], str]] = {
     "published": published,
-    "grid": grid,
-    "cliff": cliff,
 }
 """Parts that take minutes, made of the conversation trace."""
 

@@ -1,6 +1,6 @@
-"""Libraries that are extras, imported late: `--help` needs none of them.
+"""Optional libraries, imported late, so that `--help` needs none of them.
 
-A command that will need one asks for it here before it begins.
+A command that needs one asks for it here before it begins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a drive measured: one result per turn, a run of them, and a summary of many.
+"""Measurements: one result per turn, a run of turns, and a summary of many.
 
-Runs that were sent and runs that were simulated look alike, so that comparing them needs
-no knowledge of which they are.
+Live and simulated runs have the same form, so they are compared in the same way.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from msgspec import Struct
 
 
 class Predicted(Struct, frozen=True, kw_only=True, gc=False):
-    """What the router predicted to be cached where it sent the request, in tokens."""
+    """The router's prediction of cached tokens at the replica that it chose."""
 
     gpu: int = 0
     cpu: int = 0
@@ -31,9 +30,9 @@ class TurnResult(Struct, frozen=True, kw_only=True):
     Times are seconds; `start_s` counts from the start of the drive. `error` is None or one of
     `connect`, `timeout`, `broken` (the answer broke off), `stream` (an error event in it),
     `garbage` (no event stream of this API), `http_STATUS`. `recomputed` tokens are prompt tokens
-    minus cached ones. `due_s` is when an open-loop workload wanted it sent: times count from
-    there, so that a late driver hides no queue (no coordinated omission), and `late_s` says by
-    how much (closed loop: how late the driver's own timers were).
+    minus cached ones. `due_s` is when an open-loop workload wanted the turn sent. Times count from
+    there, so a late driver hides no queue (no coordinated omission). `late_s` is the delay of the
+    driver; in a closed loop it is the delay of the driver's own timers.
     """
 
     session_id: str  # of the workload
@@ -93,7 +92,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """A drive in a few numbers; times in seconds over the turns that succeeded."""
+    """A run in a few numbers; times in seconds over the turns that succeeded."""
 
     num_turns: int
     num_errors: int
@@ -110,7 +109,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 def summarize(results: Iterable[TurnResult]) -> Summary:
-    """Sum a drive up."""
+    """Summarize the turns of a run."""
     turns = list(results)
     good = [turn for turn in turns if turn.error is None]
     errors: dict[str, int] = {}

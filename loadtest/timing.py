@@ -1,4 +1,4 @@
-"""When requests arrive: spread, scaled, or drawn where nothing says."""
+"""Arrival times of requests: spread, scaled, or drawn if they are unknown."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tool_waits(dice: random.Random) -> Iterator[float]:
 def offsets_of(window: float, seed: int) -> Iterator[float]:
     """Draw moments of a window, without end.
 
-    The published traces are rounded to 3 s: what milliseconds do cannot be seen in them.
+    The published traces are rounded to 3 s, which hides effects of milliseconds.
     """
     dice = random.Random(seed)
     while True:

@@ -1,11 +1,11 @@
 """A workload: the turns to send, when, after what, and which of their tokens repeat.
 
-What must live here: the vocabulary that trace readers and generators fill, and that the live
-replay and the simulator read alike. What must not: formats, drawing, sending, a clock.
+Trace readers and generators make it; the live replay and the simulator read it. Formats, random
+draws, sending and clocks do not belong here.
 
-Tokens are named, not spelled: `hash_ids` name prefixes of `block_size` tokens each, as in a
-Mooncake trace (equal id = equal block and equal prefix), the last one possibly partial. What they
-say is made when they are sent (`loadtest.text`), so that equal ids become equal tokens.
+Prompts are given as ids, not as text: `hash_ids` name prefixes of `block_size` tokens each, as in a
+Mooncake trace (equal id = equal block and equal prefix). The last block may be partial. The text is
+made when a turn is sent (`loadtest.text`); equal ids become equal tokens.
 """
 
 from __future__ import annotations

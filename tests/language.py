@@ -35,17 +35,27 @@ SOURCES = (
     "*.md", "docs/**/*.md", "router/**/*.py", "policies/**/*.py", "loadtest/**/*.py",
     "docker/grafana/*.py", "docker/prometheus/alerts.yml",
 )  # fmt: skip
-PLAIN = (
-    "loadtest/experiments/",
-    "loadtest/statistics/",
-    "policies/",
-    "router/check/",
-    "router/experiments/",
-    "router/pool/",
-    "router/request/",
-    "router/tokens/",
+OLD = (
+    "loadtest/emulator/",
+    "loadtest/simulator/",
+    "router/api/",
+    "router/assembly/",
+    "router/cli/",
+    "router/cluster/",
+    "router/config/",
+    "router/discovery/",
+    "router/http/",
+    "router/index/",
+    "router/kv_events/",
+    "router/metrics/",
+    "router/records/",
+    "router/replicas/",
+    "router/scheduling/",
+    "router/tenants/",
+    "router/upstream/",
+    "docker/",
 )
-"""Where docstrings and comments are checked, too: what was rewritten so far."""
+"""Where docstrings and comments are not checked yet."""
 
 INSTEAD: Final = {
     r"dear(er|est)?": "expensive, or slow",
@@ -226,7 +236,7 @@ def _of_alerts(node: yaml.Node | None) -> Iterator[tuple[int, str]]:
 def _is_plain(path: Path) -> bool:
     """Return whether a file's docstrings and comments are checked, too."""
     name = path.resolve().relative_to(ROOT).as_posix()
-    return name.startswith(PLAIN)
+    return not name.startswith(OLD)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from docs.site_hooks import PAGES as OUTSIDE
 from loadtest import docs
 from loadtest.chaos.cli import main as chaos
 from loadtest.peers import cli as peers
-from loadtest.studies import cliff, real_grid
+from loadtest.studies import real_grid
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
 from router import config
@@ -229,7 +229,7 @@ def test_a_generated_part_without_a_maker_is_refused() -> None:
 
 def test_parts_on_demand_stay_without_their_data() -> None:
     """The study is left alone where there is no trace."""
-    text = "<!-- generated: grid -->\nas it was\n<!-- end -->"
+    text = "<!-- generated: published -->\nas it was\n<!-- end -->"
 
     assert docs.fill(text, docs.MAKERS) == text
 
@@ -361,7 +361,7 @@ def flags() -> frozenset[str]:
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))
     parsers: list[argparse.ArgumentParser] = [
-        docs.argument_parser(), cliff.parser(), peers.parser(), real_grid.parser(),
+        docs.argument_parser(), peers.parser(), real_grid.parser(),
     ]  # fmt: skip
     for parser in parsers:
         known.update(flag for action in parser._actions for flag in action.option_strings)

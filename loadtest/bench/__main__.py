@@ -31,53 +31,35 @@ BENCHMARKS: Final = (
     "streaming",
     "cpu",
     "decision",
-    "queue",
-    "match",
     "ingest",
-    "tokenization",
     "memory",
     "stall",
-    "hostile",
-    "pool",
     "redis",
-    "sharing",
 )
-LARGE: Final = ("scale",)
-"""Take minutes or gigabytes: run where named, or with --large."""
 DEFAULT_OUT: Final = Path("docs/research/benchmarks.md")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, type=click.Choice(BENCHMARKS + LARGE), metavar="[NAME]...")
-@click.option("--large", is_flag=True, help="Those too that take gigabytes.")
+@click.argument("names", nargs=-1, type=click.Choice(BENCHMARKS), metavar="[NAME]...")
 @click.option("--quick", is_flag=True, help="Small numbers: shows that it runs, measures nothing.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     help=f"File for the table, JSON beside it. [default: {DEFAULT_OUT} of a full run of all]",
 )
-@click.option(
-    "--model",
-    "other_model_dir",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Model directory whose tokenizer is timed too (a real one).",
-)
 def main(
     names: tuple[str, ...],
-    large: bool,
     quick: bool,
     out: Path | None,
-    other_model_dir: Path | None,
 ) -> None:
     """Measure the router against its budgets; all benchmarks, or those named.
 
     \b
-    context, overhead, throughput, streaming, cpu, stall, hostile, pool: through a running router
-    decision, match, ingest, tokenization, memory: its parts
-    redis, sharing: what routers share, and how soon; on a Redis of its own
-    scale: a large fleet's index (6 GB; only if named, or with --large)
+    context, overhead, throughput, streaming, cpu, stall: through a running router
+    decision, ingest, memory: its parts
+    redis: what routers share, on a Redis of its own
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # that there is no torch, it says
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns that torch is missing
     console = Console(stderr=True)
     machine = reporting.this_machine()
     work_dir = Path(tempfile.mkdtemp(prefix="warmroute-bench-"))
@@ -89,20 +71,16 @@ def main(
         console=console,
         transient=True,
     ) as progress:
-        setting = Setting(
-            work_dir=work_dir, progress=progress, quick=quick, other_model_dir=other_model_dir
-        )
+        setting = Setting(work_dir=work_dir, progress=progress, quick=quick)
         sections = [
             run_one(name, setting)
-            for name in setting.track(
-                names or (BENCHMARKS + LARGE if large else BENCHMARKS), "[bold]all benchmarks"
-            )
+            for name in setting.track(names or BENCHMARKS, "[bold]all benchmarks")
         ]
     result = Report(
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         commit=_commit(),
         quick=quick,
-        command=_command(names, quick=quick, large=large),
+        command=_command(names, quick=quick),
         machine=machine,
         sections=sections,
     )
@@ -144,8 +122,8 @@ def _about(module: ModuleType) -> str:
     return inspect.cleandoc(module.__doc__ or "")
 
 
-def _command(names: tuple[str, ...], *, quick: bool, large: bool) -> str:
-    options = [*(["--large"] if large else []), *(["--quick"] if quick else [])]
+def _command(names: tuple[str, ...], *, quick: bool) -> str:
+    options = ["--quick"] if quick else []
     return " ".join(("python -m loadtest.bench", *names, *options))
 
 

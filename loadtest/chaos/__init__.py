@@ -1,12 +1,14 @@
-"""Everything goes wrong at once, under load, for minutes: `python -m loadtest.chaos`.
+"""Break everything at once, under load, for minutes: `python -m loadtest.chaos`.
 
-stack     the processes: two routers, Redis, a pool, four emulated replicas
-link      a TCP proxy on each way between them, that can be cut, held, slowed
-plan      what goes wrong when, drawn from a seed
-faults    doing it, and undoing it
-load      agents and hostile clients
-answers   reading an answer; what the engine would have said undisturbed
-ledger    what clients saw, request by request
-watch     metrics, memory and descriptors of the routers while it runs
-verdict   what must hold, and whether it did
+    stack     the processes: two routers, Redis, a pool, four emulated replicas
+    link      a TCP proxy on each connection between them, which can be cut, held or slowed
+    plan      the faults and their times, drawn from a seed
+    faults    how each fault is made and ended
+    load      agents and hostile clients
+    answers   reads an answer, and computes the right one
+    ledger    the outcome of every request
+    watch     metrics, memory and descriptors of the routers
+    verdict   the promises, and whether they held
+
+The verdict of a run goes to `chaos-out/`.
 """

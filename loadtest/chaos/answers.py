@@ -1,4 +1,4 @@
-"""Reading an answer, and what the engine would have said to the same request undisturbed.
+"""Read an answer, and compute the right answer to the same request.
 
 An emulated replica's reply depends on the prompt and a seed that all replicas share, so the right
 answer is known beforehand, to the last character and token.
@@ -64,7 +64,7 @@ class Oracle:
 
 
 class Read(Struct, kw_only=True):
-    """What an answer says, as far as it came."""
+    """An answer, as far as it arrived."""
 
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
@@ -72,7 +72,7 @@ class Read(Struct, kw_only=True):
     ids: set[str] = set()
     num_done: int = 0
     error: Mapping[str, Any] | None = None
-    fault: str | None = None  # what is not as the API has it
+    fault: str | None = None  # how the answer breaks the API's rules
 
     @property
     def has_text(self) -> bool:
@@ -159,7 +159,7 @@ def _take(read: Read, event: Mapping[str, Any]) -> None:
 
 
 def difference(read: Read, expected: Expected, *, streams: bool, wants_usage: bool) -> str | None:
-    """Say how an answer differs from the right one; None: it does not."""
+    """Describe how an answer differs from the right one; None: it does not."""
     if read.fault is not None:
         return read.fault
     if streams and read.num_done != 1:

@@ -42,7 +42,7 @@ _WIDTH: Final = 120
     help="Directory for the verdict and all logs; what an earlier run left there is removed.",
 )
 def main(minutes: float, seed: int, agents: int, every: float, out: Path) -> None:
-    """Break everything at once, for minutes, and see that no answer is lost."""
+    """Break everything at once, for minutes, and check that no answer is lost."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)

@@ -1,7 +1,7 @@
 """Run a module with a wall clock that can be set: `clock.py FILE MODULE ARGS…`.
 
-FILE holds one double, the seconds by which `time.time` is off; it is read at every look, so that a
-process that writes it steps the clock. The monotonic clock stays, as it does on a machine whose
+FILE has one double: the offset of `time.time` in seconds. It is read at every call, so another
+process can step the clock by writing it. The monotonic clock is not changed, as on a machine whose
 time is set.
 """
 

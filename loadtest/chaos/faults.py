@@ -1,6 +1,6 @@
-"""Doing what was planned, and undoing it: one context per kind of fault.
+"""Make and end the planned faults: one context per kind of fault.
 
-A fault is over when what it disturbed is whole again: a process that was killed, when it is up.
+A fault is over when its target works again. A killed process, for example, must be ready again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Done(Struct, kw_only=True):
 
 
 class Injector:
-    """Does faults to a stack and keeps the time line.
+    """Makes the faults of a stack and keeps the time line.
 
     Args:
         send_large: Sends a router several large bodies at once.
@@ -179,7 +179,7 @@ class Injector:
             server.resume()
 
     def _armed(self, fault: dict[str, Any]) -> Callable[[str], AbstractAsyncContextManager[None]]:
-        """Let an engine misbehave; what concerns requests ends with the context."""
+        """Set a fault switch of an engine; faults of requests end with the context."""
 
         @asynccontextmanager
         async def armed(name: str) -> AsyncIterator[None]:

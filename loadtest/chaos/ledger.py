@@ -1,13 +1,15 @@
-"""What clients saw, request by request, and in which few ways that can end.
+"""The outcome of every request, as its client saw it.
 
-right          the answer, complete, as an undisturbed engine would have given it
-refused        a request that is wrong, answered with a client error of the API's shape
-error          an error answer of the API's shape, nothing else
-error event    a stream that ended with an error event instead of its rest
-left           the client left on purpose
-router gone    its router was killed or died, or its machine's kernel refused the connection
-wrong          an answer that is not the right one
-unclear        anything else: cut, hung, in no known shape
+    right          the complete answer of an undisturbed engine
+    refused        a wrong request, answered with a client error of the API's shape
+    error          an error answer of the API's shape, nothing else
+    error event    a stream that ended with an error event
+    left           the client left on purpose
+    router gone    its router was killed or died, or the connection was refused
+    wrong          another answer than the right one
+    unclear        anything else: cut, hung, or in no known shape
+
+A run with an outcome of `wrong` or `unclear` does not hold.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Seen(Struct, kw_only=True):
     status: int | None = None
     outcome: Outcome = "unclear"
     detail: str = ""
-    replica: str | None = None  # who answered, as the router says
+    replica: str | None = None  # that answered, by the router's header
     has_text: bool = False  # some of an answer was handed to the client
 
 

@@ -1,11 +1,12 @@
-"""A TCP proxy on one way between two processes, that can be disturbed while bytes pass.
+"""A TCP proxy between two processes, which can be disturbed while bytes pass.
 
-open      bytes pass
-hole      nothing passes in either direction; what is held arrives when the hole ends, as
-          TCP would send it again
-refuse    nothing listens, and connections there are reset
-slow      every piece is late
-drip      a few bytes at a time
+    open      bytes pass
+    hole      nothing passes in either direction; held bytes arrive when the hole ends, as with TCP
+    refuse    nothing listens, and open connections are reset
+    slow      every piece is late
+    drip      a few bytes at a time
+
+A link is disturbed for new and for open connections.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Link:
             _reset(writer)
 
     async def _end(self) -> None:
-        """Reset all connections and see them go: cancelled ones would be errors in a log."""
+        """Reset all connections and wait for their ends; cancelled ones would log errors."""
         for _ in range(_END_TURNS):
             self.reset()
             if not self._from:

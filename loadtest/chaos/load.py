@@ -1,7 +1,7 @@
 """Agents in closed loops over both routers, and hostile clients among them.
 
-An agent has two base URLs and goes to the other one where a connection is refused, as a client
-with a list of servers does; nothing else is tried again.
+An agent has two base URLs. If a connection is refused it uses the other one, as a client with a
+list of servers does. Nothing else is tried again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from loadtest.chaos.stack import BODY_BYTES, Stack
 
 PATIENCE_S: Final = 45.0
 _LEAVES: Final = 0.04  # share of requests whose client does not wait
-_HAVE_TOOLS: Final = 0.4  # share of sessions; a stream with tools is not continued
+_HAVE_TOOLS: Final = 0.4  # share of sessions
 _HOSTILE: Final = 0.06  # share of turns before which something hostile is sent
 _NUM_LARGE: Final = 6
 _REFUSED_PAUSE_S: Final = 0.2
@@ -225,7 +225,7 @@ class Load:
     # ---------------------------------------------------------------- one request
 
     async def _send(self, router: str, request: Request) -> bool:
-        """Send one request and enter what came of it; False: nothing listens there."""
+        """Send one request and record its outcome; False: nothing listens there."""
         loop = asyncio.get_running_loop()
         self._num_requests += 1
         server = self._stack.servers[router]
@@ -273,7 +273,7 @@ class Load:
     async def _broken(
         self, seen: Seen, exc: Exception, received: bytearray, request: Request
     ) -> None:
-        """Enter a connection that broke: with its router, or for no reason that may be."""
+        """Record a broken connection: its router went, or there was no reason."""
         await asyncio.sleep(0.1)  # until the end of a process is noted
         loop = asyncio.get_running_loop()
         lives = self._stack.servers[seen.router].lives[seen.life :]

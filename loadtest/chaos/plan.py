@@ -1,10 +1,9 @@
-"""What goes wrong when: faults with their targets and lengths, drawn from a seed.
+"""The faults of a run, with their targets and lengths, drawn from a seed.
 
-What must live here: which faults there are, how often, how many at once. What must not: doing
-them (faults), a clock.
+This module has the kinds of faults and their limits. `faults` makes them. There is no clock here.
 
-At most two replicas are disturbed at a time, for one router or for both: two are always left to
-answer, so a request that fails before its first byte could have been saved.
+At most two replicas are disturbed at a time, for one router or for both. Two replicas can always
+answer, so a retry can save a request that fails before its first byte.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ REPLICAS: Final = ("r1", "r2", "r3", "r4")
 ROUTERS: Final = ("a", "b")
 
 Group = Literal["replica", "events", "router", "redis", "pool"]
-"""Faults of one group count together: so many of them at once."""
+"""The limit of simultaneous faults counts each group together."""
 
 AT_ONCE: Final[dict[Group, int]] = {"replica": 2, "events": 2, "router": 1, "redis": 1, "pool": 1}
 

@@ -1,4 +1,4 @@
-"""The verdict as a table, as JSON and as markdown."""
+"""The verdict as a table, as JSON and as Markdown."""
 
 from __future__ import annotations
 

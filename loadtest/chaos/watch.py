@@ -1,4 +1,4 @@
-"""The routers while it runs: what they count, and what they take of memory and descriptors."""
+"""Counters, memory and descriptors of the routers during a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Counts(Struct, frozen=True, kw_only=True):
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """What a router's process takes at one moment."""
+    """Memory and descriptors of a router's process at one moment."""
 
     at_s: float
     rss_bytes: int

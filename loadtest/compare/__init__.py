@@ -1,10 +1,14 @@
 """`warmroute compare`: one workload at several policies or targets, in interleaved rounds.
 
-arms        the variants that are compared; order: which one runs when
-setting     what was asked for, kept beside the runs
-places      where runs happen: simulated, on emulated replicas, on engines, at targets
-study       goes through the rounds
-store       the directory of a comparison
-hygiene     what speaks for and against the figures
-report      figures and comparisons; answer, terminal, page: how they are shown
+    variants    the variants that are compared
+    setting     the order of runs, and what else was asked for
+    places      where runs happen: simulated, on emulated replicas, on engines, at targets
+    study       goes through the rounds
+    store       the directory of a comparison
+    hygiene     checks of the figures
+    report      figures and comparisons
+    answer, tables, terminal, page
+                how they are shown
+
+The demo is a preset of it.
 """

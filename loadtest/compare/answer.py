@@ -14,7 +14,7 @@ _LEADING = ("mean TTFT", "recomputed tokens", "within SLO")
 
 
 def lead(report: Report) -> str:
-    """Answer in a few sentences: each arm against the baseline, by mean first-token time."""
+    """Answer in a few sentences: each variant against the baseline, by mean first-token time."""
     baseline = report.setting.baseline
     found = [c for c in report.comparisons if c.measure == "mean TTFT"]
     if not found:
@@ -23,7 +23,7 @@ def lead(report: Report) -> str:
 
 
 def paragraphs(report: Report) -> list[str]:
-    """Compare each arm with the baseline, one paragraph per arm."""
+    """Compare each variant with the baseline, one paragraph each."""
     return words.paragraphs(found for found in report.comparisons if found.measure in _LEADING)
 
 

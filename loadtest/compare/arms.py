@@ -20,9 +20,7 @@ _QUEUE = "queue."
 
 
 class Arm(Struct, frozen=True, kw_only=True):
-    """One side. `policy` and `params` of a router that is started or simulated, or the `url` of
-    something that runs already.
-    """
+    """One variant: a policy with its parameters, or the `url` of a running target."""
 
     label: str
     policy: str | None = None
@@ -36,7 +34,7 @@ class Arm(Struct, frozen=True, kw_only=True):
         return create(self.policy, self.params)
 
     def queue_rules(self) -> QueueRules | None:
-        """Return when requests may go, for the simulator; None: at once."""
+        """Return the rules of the queue, for the simulator; None: there is no queue."""
         assert self.policy is not None
         if self.queue is None:
             return QueueRules() if QueueConfig().is_on(self.policy) else None
@@ -46,10 +44,10 @@ class Arm(Struct, frozen=True, kw_only=True):
 
 
 def arm_of(label: str) -> Arm:
-    """Read `NAME[:PARAM=VALUE,…]`: a policy, and the queue that it has by itself or is given.
+    """Read `NAME[:PARAM=VALUE,…]`: a policy and its queue.
 
-    A parameter `queue.KEY` is of the router's queue, and switches it on; `queue.mode=off` switches
-    it off where the policy has it by itself.
+    A parameter `queue.KEY` belongs to the router's queue and switches the queue on.
+    `queue.mode=off` switches it off.
 
     Raises:
         ValueError: A policy or parameter is unknown (names the nearest), or a value is out of its
@@ -62,7 +60,7 @@ def arm_of(label: str) -> Arm:
 
 
 def parse_policies(texts: Iterable[str]) -> tuple[Arm, ...]:
-    """Read arms (`arm_of`) with commas between, as `warmroute simulate` does; `all`: every policy.
+    """Read variants (`arm_of`) with commas between; `all` stands for every policy.
 
     Raises:
         click.BadParameter: a policy or parameter is unknown (names the nearest), or a value is
@@ -81,7 +79,7 @@ def parse_policies(texts: Iterable[str]) -> tuple[Arm, ...]:
 
 
 def _queue_of(params: dict[str, str]) -> ArmQueue | None:
-    """Take what is the queue's out of an arm's parameters; None: nothing is.
+    """Remove the parameters of the queue from `params`; None: there are none.
 
     Raises:
         ValueError: There is no such key, or a value is out of its range.
@@ -104,7 +102,7 @@ def _queue_of(params: dict[str, str]) -> ArmQueue | None:
 
 
 def _given(queue: ArmQueue) -> dict[str, float]:
-    """List what an arm sets of a queue, but its mode."""
+    """List the settings of a variant's queue, without its mode."""
     given = msgspec.structs.asdict(queue)
     del given["mode"]
     return {key: value for key, value in given.items() if value is not None}
@@ -143,10 +141,10 @@ def check_arms(arms: Sequence[Arm], baseline: str | None) -> tuple[tuple[Arm, ..
     """Check that there is something to compare, and with what.
 
     Returns:
-        The arms, and the label of the baseline: the one named, else the first.
+        The variants, and the label of the baseline: the one named, else the first.
 
     Raises:
-        click.UsageError: fewer than two arms, two of one name, or a baseline that is none.
+        click.UsageError: fewer than two variants, two of one name, or a baseline that is none.
     """
     labels = [arm.label for arm in arms]
     if len(labels) < 2:
@@ -173,7 +171,7 @@ def check_arms(arms: Sequence[Arm], baseline: str | None) -> tuple[tuple[Arm, ..
 
 
 def serve_flags(arm: Arm) -> list[str]:
-    """Write the options of `warmroute serve` for an arm's policy and queue."""
+    """Write the options of `warmroute serve` for a variant's policy and queue."""
     assert arm.policy is not None
     flags = ["--policy", arm.policy]
     for key, value in arm.params.items():

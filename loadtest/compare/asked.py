@@ -1,4 +1,4 @@
-"""From the options of the command line to a job: the setting, and where to run it."""
+"""Make a job of the options on the command line: the setting, and where to run it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from msgspec import Struct
 
 from loadtest.compare.arms import Arm, check_arms, parse_policies, parse_targets, parse_url
 from loadtest.compare.options import ONLY, refuse_elsewhere
-from loadtest.compare.order import make_order
-from loadtest.compare.places import Emulated, Engines, Place, Simulated, Targets
+from loadtest.compare.places import Emulated, Engines, Place, Simulated, Targets, cache_tokens
 from loadtest.compare.setting import Place as PlaceName
-from loadtest.compare.setting import Setting
+from loadtest.compare.setting import Setting, make_order
 from loadtest.emulator.time_model import PRESETS
 from loadtest.runner import ReplayOptions
 from loadtest.runner.parameters import api_key
@@ -24,8 +23,6 @@ from loadtest.traces.options import load_workload
 from loadtest.workload import Workload
 
 _EMULATED_BLOCK: Final = 16
-_CACHE_RATIO: Final = 0.5  # all caches : what the sessions write, as in the demo
-_ROOM: Final = 1.5  # even alone, the longest turn fits
 _LOOK_S: Final = 10.0
 _DEFAULT_REPLICAS: Final = 3
 
@@ -63,7 +60,7 @@ def make_job(
     """Check what was asked for and load the workload.
 
     Args:
-        slo: Bounds on first token and on time between tokens, in seconds.
+        slo: Bounds on time to first token and on inter-token latency, in seconds.
         options: All others of `compare_options` and `workload_options`, by name.
 
     Raises:
@@ -285,12 +282,5 @@ def _replica_flags(workload: Workload, fleet: Fleet, seed: int) -> list[str]:
 
 
 def _fitting_blocks(workload: Workload, fleet: Fleet) -> int:
-    """Size a replica's cache so that all of them hold half of what the sessions write."""
-    distinct = {block for turn in workload.turns for block in turn.hash_ids}
-    replies = sum(turn.num_output_tokens for turn in workload.turns)
-    written = len(distinct) * workload.block_size + replies
-    longest = max(
-        (turn.num_input_tokens + turn.num_output_tokens for turn in workload.turns), default=0
-    )
-    share = _CACHE_RATIO * written / (fleet.replicas or _DEFAULT_REPLICAS)
-    return round(max(share, _ROOM * longest) / _EMULATED_BLOCK) + 2
+    num_tokens = cache_tokens(workload, fleet.replicas or _DEFAULT_REPLICAS)
+    return round(num_tokens / _EMULATED_BLOCK) + 2

@@ -20,17 +20,16 @@ from rich.console import Console
 from loadtest.compare.arms import check_arms
 from loadtest.compare.asked import Job, make_job, make_place
 from loadtest.compare.options import compare_options, refuse_with_from
-from loadtest.compare.page import make_page
-from loadtest.compare.report import Report, make_report, write_report
+from loadtest.compare.report import make_report
 from loadtest.compare.setting import Setting
-from loadtest.compare.store import StoreError, load, prepare, save_run
-from loadtest.compare.study import Stop, study
+from loadtest.compare.store import StoreError, load, prepare, save_run, write_report
+from loadtest.compare.study import study
 from loadtest.compare.terminal import show
 from loadtest.extras import MissingExtra, need
-from loadtest.pages import render
 from loadtest.results import Run
 from loadtest.runner import ReplayError
-from loadtest.runner.display import make_display
+from loadtest.runner.display import Display
+from loadtest.runner.stop import Stop
 from loadtest.traces.options import WorkloadError, workload_options
 
 _WIDTH: Final = 140  # where the width of the screen is unknown
@@ -111,7 +110,7 @@ async def _study(job: Job, logs: Path, out: Path | None, console: Console) -> tu
         if out is not None:
             save_run(out, run)
 
-    with make_display(console, job.setting.labels, len(job.setting.order)) as display:
+    with Display(console, job.setting.labels, len(job.setting.order)) as display:
         place = make_place(job, logs=logs)
         runs = await study(job.setting, place, display, keep, stop)
     return runs, stop.reason
@@ -129,21 +128,15 @@ def _finish(
         note = f"{note} after {done} of {setting.num_runs} runs; this is what there is by then"
     with Console(stderr=True).status("resampling sessions"):
         report = make_report(setting, runs, note=note)
-        page = render(make_page(report, runs)) if out is not None else ""
     console.print()
     show(report, console)
     if out is not None:
-        _write(out, report, page)
+        try:
+            write_report(out, report, runs)
+        except StoreError as error:
+            raise click.ClickException(str(error)) from error
         console.print(f"\n{out}/: report.html, report.json, runs/", highlight=False, markup=False)
     return 0 if report.is_complete and not report.num_errors else 1
-
-
-def _write(out: Path, report: Report, page: str) -> None:
-    try:
-        write_report(out / "report.json", report)
-        (out / "report.html").write_text(page, encoding="utf-8")
-    except OSError as exc:
-        raise click.ClickException(f"{out}: {exc.strerror or exc}") from exc
 
 
 def _console() -> Console:

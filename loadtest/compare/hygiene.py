@@ -1,8 +1,8 @@
-"""What a careful reader would ask before believing the figures; each with its own figure.
+"""Checks of a comparison, each with a figure.
 
-Every check is in every report: passed, warned, or why it does not apply. A warning does not
-void a comparison; it says what else could explain it. Lateness alone takes verdicts on times away
-(`blurred`), because then the driver measured itself.
+Every check is in every report: passed, warned, or why it does not apply. A warning names another
+explanation of the figures. Only a late driver removes the verdicts on times (`blurred`), because
+then the times contain its delay.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from loadtest.compare.facts import COLD, SHARED, busy_of, late_p99_s
-from loadtest.compare.order import mean_places
+from loadtest.compare.facts import COLD, SHARED, late_p99_s
 from loadtest.compare.setting import Setting
 from loadtest.results import Run, TurnResult, summarize
-from loadtest.statistics import Comparison, across, num_differing_tokens, roots, within
+from loadtest.statistics import Comparison, num_differing_tokens, roots, within
 from loadtest.words import milliseconds
 
 LATE_S: Final = 0.01  # as late as a quiet driver is at its P99
@@ -26,10 +25,7 @@ _MIN_SESSIONS: Final = 20
 _MIN_ROUNDS: Final = 2
 _COMPARED: Final = 0.99  # of the turns
 _COLD: Final = 0.05  # of a first prompt may be cached: a template's beginning
-_DRIFT: Final = 1.1  # between rounds
-_DRIFT_APART: Final = 1.3  # within a run, of one arm against another
-_STOLEN: Final = 0.02
-_BUSY: Final = 0.9
+_DRIFT_APART: Final = 1.3  # within a run, of one variant against another
 
 Outcome = Literal["passed", "warned", "does not apply"]
 
@@ -66,7 +62,7 @@ def check(
 
 
 def lateness(runs: Sequence[Run]) -> str:
-    """Return why times of these runs mean little; "": they do mean something."""
+    """Return why the times of these runs have no verdict; "": they have one."""
     for run in runs:
         late_s = late_p99_s(run)
         if late_s > _allowed_s(run):
@@ -241,33 +237,6 @@ def _drift_within(case: _Case) -> Check:
     )
 
 
-def _drift_between(case: _Case) -> Check:
-    """Warn if mean first-token times rise or fall by 10 % over the rounds, in all variants
-    (only trends that a fit finds at 1 %).
-    """
-    name = "drift between rounds"
-    means = [
-        (run.info.label, mean)
-        for run in case.runs
-        if run.info.is_complete and (mean := summarize(run.turns).ttft_mean_s) > 0
-    ]
-    rounds = {run.info.round for run in case.runs}
-    if len(rounds) < _MIN_ROUNDS:
-        return Check(name=name, outcome="does not apply", figure="a single round")
-    trend = across(means)
-    warned = trend.is_sure and not 1 / _DRIFT < trend.change < _DRIFT
-    return Check(
-        name=name,
-        outcome="warned" if warned else "passed",
-        figure=f"mean TTFT × {trend.change:.2f} from the first run to the last"
-        f"{'' if trend.is_sure else ', no more than chance'}",
-        meaning="something warmed up or wore out meanwhile; the order of the variants makes up for "
-        "what is linear of it"
-        if warned
-        else "",
-    )
-
-
 def _repetitions(case: _Case) -> Check:
     """Warn if a variant has fewer than two complete rounds."""
     num_rounds = min(
@@ -285,22 +254,6 @@ def _repetitions(case: _Case) -> Check:
     )
 
 
-def _balance(case: _Case) -> Check:
-    """Warn if the mean places of two variants in the order differ by half a run."""
-    name = "order balanced"
-    if not case.is_live:
-        return Check(name=name, outcome="does not apply", figure="simulated runs know no order")
-    places = mean_places([run.info.label for run in case.runs])
-    apart = max(places.values()) - min(places.values()) if places else 0.0
-    return Check(
-        name=name,
-        outcome="passed" if apart < 0.5 else "warned",
-        figure=f"mean places of the variants differ by {apart:.1f} of {len(case.runs)}",
-        meaning="" if apart < 0.5 else "a drift favours some variants; an even number of rounds "
-        "balances them",
-    )  # fmt: skip
-
-
 def _sessions(case: _Case) -> Check:
     """Warn below 20 sessions, sub-agents not counted."""
     ids = {turn.session_id for run in case.runs for turn in run.turns}
@@ -310,28 +263,6 @@ def _sessions(case: _Case) -> Check:
         outcome="passed" if num >= _MIN_SESSIONS else "warned",
         figure=f"{num} sessions, sub-agents counted with their parents",
         meaning="" if num >= _MIN_SESSIONS else "few: intervals are rough, and hang on single ones",
-    )
-
-
-def _machine(case: _Case) -> Check:
-    """Warn if CPUs here were busy for 90 % of a run, or the host stole 2 % of their time."""
-    name = "machine"
-    if not case.is_live:
-        return Check(name=name, outcome="does not apply", figure="simulated")
-    known = [busy for run in case.runs if (busy := busy_of(run)) is not None]
-    if not known:
-        return Check(name=name, outcome="does not apply", figure="not noted")
-    busiest = max(busy.busy_share for busy in known)
-    stolen = max(busy.stolen_share for busy in known)
-    load = max(busy.load_average for busy in known)
-    warned = stolen > _STOLEN or busiest > _BUSY
-    return Check(
-        name=name,
-        outcome="warned" if warned else "passed",
-        figure=f"CPUs here busy up to {busiest:.0%} of a run, stolen {stolen:.1%}, load {load:.1f}",
-        meaning="what runs on this machine had to wait for it; times hold that waiting"
-        if warned
-        else "",
     )
 
 
@@ -350,26 +281,6 @@ def _slo(case: _Case) -> Check:
     )
 
 
-def _policies(case: _Case) -> Check:
-    """Warn if an answer names another policy than its variant's."""
-    name = "policies as asked"
-    wanted = {arm.label: arm.policy for arm in case.setting.arms}
-    known = [
-        (wanted[run.info.label], turn.policy)
-        for run in case.runs
-        for turn in run.turns
-        if turn.policy is not None and wanted.get(run.info.label) is not None
-    ]
-    if not known:
-        return Check(name=name, outcome="does not apply", figure="no answer names a policy")
-    wrong = sum(asked != said for asked, said in known)
-    return Check(
-        name=name,
-        outcome="warned" if wrong else "passed",
-        figure=f"{wrong} of {len(known)} answers were by another policy than the variant's",
-    )
-
-
 QUESTIONS: Final[dict[str, Callable[[_Case], Check]]] = {
     "all runs done": _completeness,
     "no errors": _errors,
@@ -379,13 +290,9 @@ QUESTIONS: Final[dict[str, Callable[[_Case], Check]]] = {
     "unseen bytes": _unseen_bytes,
     "driver on time": _on_time,
     "drift within runs": _drift_within,
-    "drift between rounds": _drift_between,
     "repetitions": _repetitions,
-    "order balanced": _balance,
     "sessions": _sessions,
-    "machine": _machine,
     "SLO stated": _slo,
-    "policies as asked": _policies,
 }
 """Check to the function that makes it; its docstring says when it warns."""
 

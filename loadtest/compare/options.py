@@ -1,4 +1,4 @@
-"""What can be asked for, beside the workload; and where each option means something."""
+"""Options of `warmroute compare` beside the workload, and the places that they apply to."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ ONLY: Final[dict[str, frozenset[Place]]] = {
     ),
     **dict.fromkeys(("model", "headers", "api_key_file", "salt"), _GIVEN),
 }  # fmt: skip
-"""Options that mean something in some places only; elsewhere they are refused."""
+"""Options that apply to some places only; elsewhere they are refused."""
 
 
 def compare_options(command: F) -> F:

@@ -5,16 +5,15 @@
     engines      a fresh router in front of engines that run already
     targets      base URLs as they are
 
-What must live here: how a place makes caches cold, and what bytes it sends. What must not: the
-order of runs, what is measured of them.
+A place makes caches cold and chooses the bytes that are sent. It knows nothing of the order of runs
+or of what is measured.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -26,12 +25,14 @@ from loadtest.compare.arms import Arm, serve_flags
 from loadtest.results import Run, RunInfo, TurnResult
 from loadtest.runner import ReplayOptions, TargetError, replay
 from loadtest.runner.children import Child, ChildDied
-from loadtest.runner.stack import Router, start_replicas, start_router
+from loadtest.runner.stack import start_replicas, start_router
 from loadtest.simulator import Setup, simulate
 from loadtest.workload import Turn, Workload
 
 OnResult = Callable[[TurnResult], None]
 
+_CACHE_RATIO: Final = 0.5  # of what the sessions write
+_ROOM: Final = 1.5  # the longest turn fits even alone
 _JITTER_S: Final = 1e-3
 _IDS: Final = 1 << 63  # hash ids stay below
 _STEP: Final = 0x9E3779B97F4A7C15 >> 1  # rounds' ids lie far apart
@@ -59,7 +60,7 @@ class Meter(Protocol):
 
 
 class Place(Protocol):
-    """Runs an arm once, from cold caches."""
+    """Runs a variant once, from cold caches."""
 
     @property
     def shares_caches(self) -> bool:
@@ -67,10 +68,10 @@ class Place(Protocol):
         ...
 
     async def run(self, arm: Arm, number: int, meter: Meter) -> Ran:
-        """Run an arm in the round of that number, from 1 on.
+        """Run a variant in the round of that number, from 1 on.
 
-        Cancelled, it returns what there is (as `replay` does) or raises CancelledError. What
-        keeps the arm from running is said in the note of an empty run.
+        If it is cancelled, it returns a partial run (as `replay` does) or raises CancelledError. If
+        the variant cannot run, it returns an empty run whose note says why.
         """
         ...
 
@@ -112,12 +113,22 @@ class Simulated:
         return Ran(run=replace(done.run, info=info), cold="simulated caches start empty")
 
 
-def varied(workload: Workload, number: int, *, seed: int) -> Workload:
-    """Change what must not matter, from the second round on: bytes, and a millisecond.
+def cache_tokens(workload: Workload, num_replicas: int) -> float:
+    """Size a replica's cache so that all caches together hold half of what the sessions write."""
+    distinct = {block for turn in workload.turns for block in turn.hash_ids}
+    replies = sum(turn.num_output_tokens for turn in workload.turns)
+    written = len(distinct) * workload.block_size + replies
+    longest = max(
+        (turn.num_input_tokens + turn.num_output_tokens for turn in workload.turns), default=0
+    )
+    return max(_CACHE_RATIO * written / num_replicas, _ROOM * longest)
 
-    A simulation repeated is the same simulation. Other names for the same blocks and up to 1 ms
-    on every arrival and wait leave the workload what it is, and show how far a result hangs on
-    chance, as repeated live runs do.
+
+def varied(workload: Workload, number: int, *, seed: int) -> Workload:
+    """Change the block ids, and times by up to a millisecond, from the second round on.
+
+    A repeated simulation would give the same result. These changes leave the workload the same, so
+    they show how much of a result is chance, as repeated live runs do.
     """
     if number <= 1:
         return workload
@@ -139,7 +150,7 @@ def varied(workload: Workload, number: int, *, seed: int) -> Workload:
 
 
 class Emulated:
-    """Fresh emulated replicas and router for every run; the same bytes for all arms of a round."""
+    """Fresh emulated replicas and router for every run; the same bytes in all runs of a round."""
 
     __slots__ = ("_flags", "_has_pool", "_logs", "_num_replicas", "_options", "_workload")
 
@@ -168,28 +179,17 @@ class Emulated:
         logs = _log_dir(self._logs, arm, number)
         options = _labelled(self._options, arm, number, f"{self._options.seed}.{number}")
         try:
-            async with (
-                start_replicas(
-                    self._flags, self._num_replicas, logs, has_pool=self._has_pool
-                ) as replicas,
-                self._router(replicas, arm, logs) as router,
-            ):
-                children = (*replicas, router.child)
-                run = await _watched(children, self._workload, router.url, options, meter.add)
+            async with start_replicas(
+                self._flags, self._num_replicas, logs, has_pool=self._has_pool
+            ) as replicas:
+                pool = ["--mooncake", replicas[0].announced[2]] if self._has_pool else []
+                urls = [replica.announced[1] for replica in replicas]
+                async with start_router(urls, [*serve_flags(arm), *pool], logs) as router:
+                    children = (*replicas, router.child)
+                    run = await _watched(children, self._workload, router.url, options, meter.add)
         except ChildDied as died:
             run = _nothing(self._workload, options, "emulated", str(died))
         return Ran(run=run, cold="fresh replicas and router")
-
-    @asynccontextmanager
-    async def _router(
-        self, replicas: Sequence[Child], arm: Arm, logs: Path
-    ) -> AsyncIterator[Router]:
-        flags = serve_flags(arm)
-        if self._has_pool:
-            flags += ["--mooncake", replicas[0].announced[2]]
-        urls = [replica.announced[1] for replica in replicas]
-        async with start_router(urls, flags, logs) as router:
-            yield router
 
 
 class Engines:
@@ -220,13 +220,11 @@ class Engines:
         logs = _log_dir(self._logs, arm, number)
         options = _labelled(self._options, arm, number, _own_salt(self._options, arm, number))
         cold = await reset_caches(self._urls)
+        flags = [*serve_flags(arm), *self._router_flags]
         try:
-            async with AsyncExitStack() as stack:
-                flags = [*serve_flags(arm), *self._router_flags]
-                router = await stack.enter_async_context(start_router(self._urls, flags, logs))
-                run = await _watched(
-                    (router.child,), self._workload, router.url, options, meter.add
-                )
+            async with start_router(self._urls, flags, logs) as router:
+                children = (router.child,)
+                run = await _watched(children, self._workload, router.url, options, meter.add)
         except ChildDied as died:
             run = _nothing(self._workload, options, "engines", str(died))
         return Ran(run=run, cold=f"bytes of its own for every run; {cold}")
@@ -253,7 +251,7 @@ class Targets:
 
 
 async def reset_caches(urls: Sequence[str]) -> str:
-    """Ask every engine to forget its prefixes; say how that went.
+    """Ask every engine to clear its prefix cache; describe the result.
 
     vLLM offers it in its development mode only (VLLM_SERVER_DEV_MODE=1).
     """
@@ -263,7 +261,7 @@ async def reset_caches(urls: Sequence[str]) -> str:
             try:
                 num_done += (await client.post(f"{url}{_RESET}")).status_code == 200
             except httpx.HTTPError:
-                continue  # whether it is there at all is for the run to find out
+                continue  # the run reports an engine that is gone
     if num_done == len(urls):
         return f"{_RESET} on every engine"
     return f"{_RESET} on {num_done} of {len(urls)} engines, the others do not offer it"
@@ -332,7 +330,7 @@ def _labelled(options: ReplayOptions, arm: Arm, number: int, salt: str) -> Repla
 
 
 def _own_salt(options: ReplayOptions, arm: Arm, number: int) -> str:
-    """Make bytes of an arm's own, for this run and this comparison alone."""
+    """Make a salt that no other run has."""
     return f"{options.salt}{options.seed}.{number}.{arm.label}"
 
 
@@ -344,7 +342,7 @@ def _log_dir(logs: Path, arm: Arm, number: int) -> Path:
 
 
 def _after_what_they_wait_for(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Put turns that the jitter brought before one they wait for behind it."""
+    """Move turns behind those that they wait for, if the jitter changed the order."""
     placed: dict[tuple[str, int], None] = {}
     known = {turn.key: turn for turn in turns}
     ordered: list[Turn] = []

@@ -1,12 +1,11 @@
-"""The figures of a comparison, from its setting and its runs; `report.json` is this.
+"""The figures of a comparison, from its setting and its runs: the content of `report.json`.
 
 `schema` changes when a field changes its meaning; readers ignore fields they do not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -16,7 +15,6 @@ from loadtest.compare.hygiene import Check, check, lateness
 from loadtest.compare.setting import Setting
 from loadtest.machine import Machine, this_machine
 from loadtest.pictures import Origin, origin
-from loadtest.pictures.load import imbalance
 from loadtest.results import Run, Summary, TurnResult, summarize
 from loadtest.statistics import MEASURES, Comparison, Measure, Round, compare, is_good, within_slo
 
@@ -33,7 +31,7 @@ class RoundFigures(Struct, frozen=True, kw_only=True):
 
 
 class ArmFigures(Struct, frozen=True, kw_only=True):
-    """One arm over all its runs.
+    """One variant over all its runs.
 
     `good_share` of the turns kept the SLO, `good_per_s` did so in a second of a run; None: no
     SLO was stated. `prediction_exact_ratio`: turns whose cached tokens the router predicted to
@@ -53,7 +51,7 @@ class ArmFigures(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """Everything that can be said about a comparison. `note`: why it is not whole."""
+    """A comparison in figures. `note`: why it is not complete."""
 
     schema: str = REPORT_SCHEMA
     setting: Setting
@@ -66,14 +64,14 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def num_errors(self) -> int:
-        """Count the turns that failed, in all arms."""
+        """Count the turns that failed, in all variants."""
         return sum(arm.whole.num_errors for arm in self.arms)
 
 
 def make_report(
     setting: Setting, runs: Sequence[Run], *, note: str = "", seed: int | None = None
 ) -> Report:
-    """Compare every arm with the baseline and look for what speaks against it.
+    """Compare every variant with the baseline, and check the figures.
 
     Args:
         runs: In the order in which they ran; fewer than were planned will do.
@@ -103,13 +101,8 @@ def make_report(
     )
 
 
-def write_report(path: Path, report: Report) -> None:
-    """Write `report.json`."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-
-
 def turns_by_arm(setting: Setting, runs: Sequence[Run]) -> dict[str, list[Sequence[TurnResult]]]:
-    """Sort the runs' turns by arm, for pictures; complete runs first, then in order of time."""
+    """Sort the runs' turns by variant, for pictures; complete runs first, then in order of time."""
     ordered = sorted(runs, key=lambda run: not run.info.is_complete)
     return {
         label: [run.turns for run in ordered if run.info.label == label] for label in setting.labels
@@ -191,6 +184,22 @@ def _arm(setting: Setting, label: str, runs: Sequence[Run]) -> ArmFigures:
         prediction_exact_ratio=len(exact) / len(predicted) if predicted else None,
         imbalance=sum(balances) / len(balances) if balances else None,
     )
+
+
+def imbalance(turns: Iterable[TurnResult]) -> float:
+    """Compare the replica that computed most prompt tokens with the mean; 1.0 is even.
+
+    Where engines do not report what was cached, requests are counted instead.
+    """
+    known = [turn for turn in turns if turn.replica is not None and turn.error is None]
+    is_known = all(turn.num_cached_tokens is not None for turn in known)
+    work: dict[str, float] = {}
+    for turn in known:
+        assert turn.replica is not None
+        part = float(turn.num_recomputed_tokens) if is_known else 1.0
+        work[turn.replica] = work.get(turn.replica, 0.0) + part
+    mean = sum(work.values()) / len(work) if work else 0.0
+    return max(work.values()) / mean if mean else 1.0
 
 
 def _what_is_missing(cut: Sequence[Run], missing: int) -> str:

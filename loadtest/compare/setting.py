@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -22,7 +24,7 @@ PLACES: Final[dict[Place, str]] = {
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """A comparison as asked for. `order` has the arms' labels, shape (num_rounds, num_arms)."""
+    """A comparison as asked for. `order` has the variants' labels, shape (num_rounds, num_arms)."""
 
     schema: str = SETTING_SCHEMA
     place: Place
@@ -38,10 +40,25 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Name the arms, in the order in which they were given."""
+        """Name the variants, in the order in which they were given."""
         return tuple(arm.label for arm in self.arms)
 
     @property
     def num_runs(self) -> int:
         """Count the runs that were to be made."""
         return sum(len(labels) for labels in self.order)
+
+
+def make_order(labels: Sequence[str], num_rounds: int, seed: int) -> tuple[tuple[str, ...], ...]:
+    """Order the variants of every round, shape (num_rounds, num_variants).
+
+    Rounds come in pairs, and the second round of a pair reverses the first. Every variant then has
+    the same mean place, so a drift that is linear in time cancels. The seed draws the orders.
+    """
+    draw = random.Random(seed)
+    rounds: list[tuple[str, ...]] = []
+    while len(rounds) < num_rounds:
+        drawn = list(labels)
+        draw.shuffle(drawn)
+        rounds += [tuple(drawn), tuple(reversed(drawn))]
+    return tuple(rounds[:num_rounds])

@@ -8,6 +8,7 @@ report.html, report.json           made from those; `--from` makes them again
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,10 @@ from typing import Final
 import msgspec
 
 from loadtest.compare.arms import Arm
+from loadtest.compare.page import make_page
+from loadtest.compare.report import Report
 from loadtest.compare.setting import SETTING_SCHEMA, Setting
+from loadtest.pages import render
 from loadtest.results import Run
 
 SETTING_FILE: Final = "compare.json"
@@ -44,6 +48,26 @@ def prepare(out: Path, setting: Setting) -> None:
         raise StoreError(f"{out}: {exc.strerror or exc}") from exc
 
 
+def clear(out: Path) -> None:
+    """Remove an earlier comparison from a directory; other files stay."""
+    if (out / SETTING_FILE).exists():
+        (out / SETTING_FILE).unlink()
+        shutil.rmtree(out / RUNS, ignore_errors=True)
+
+
+def write_report(out: Path, report: Report, runs: Sequence[Run]) -> None:
+    """Write `report.json` and `report.html`.
+
+    Raises:
+        StoreError: they cannot be written.
+    """
+    try:
+        (out / "report.json").write_bytes(_pretty(report))
+        (out / "report.html").write_text(render(make_page(report, runs)), encoding="utf-8")
+    except OSError as exc:
+        raise StoreError(f"{out}: {exc.strerror or exc}") from exc
+
+
 def run_path(out: Path, run: Run) -> Path:
     """Name the file of a run."""
     name = re.sub(r"[^\w.=-]+", "_", run.info.label)[:80]
@@ -62,7 +86,7 @@ def load(out: Path, *, baseline: str | None = None) -> tuple[Setting, list[Run]]
     """Read a comparison back, whole or not; runs in the order in which they ran.
 
     A directory with run files alone (made by `warmroute replay`, say) will do: labels name the
-    arms, rounds the rounds.
+    variants, rounds the rounds.
 
     Raises:
         StoreError: there is nothing to read, a file is none of ours or of another version, or

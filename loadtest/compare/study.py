@@ -1,45 +1,17 @@
-"""Go through the rounds: every variant at its place in the order, kept as soon as it is done."""
+"""Run the rounds in order, and keep each run as soon as it is done."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable
-from typing import Final
 
-from loadtest.compare.busy import Ticks, measure, read_ticks
 from loadtest.compare.facts import annotate
 from loadtest.compare.places import Place
 from loadtest.compare.setting import Setting
 from loadtest.results import Run, TurnResult
-from loadtest.runner.display import Display
-from loadtest.runner.tally import Tally
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Stop:
-    """The first signal ends the run that is going on, and with it the study; others wait."""
-
-    __slots__ = ("_task", "reason")
-
-    def __init__(self) -> None:
-        self.reason = ""
-        self._task = asyncio.current_task()
-
-    def listen(self) -> None:
-        """Take the signals over, for as long as the loop lives."""
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.request, f"stopped by {number.name}")
-
-    def request(self, reason: str) -> None:
-        """Cancel what is going on, once."""
-        if not self.reason:
-            self.reason = reason
-            assert self._task is not None
-            self._task.cancel()
+from loadtest.runner.display import Display, Tally
+from loadtest.runner.stop import Stop
 
 
 async def study(
@@ -49,7 +21,7 @@ async def study(
     keep: Callable[[Run], None],
     stop: Stop,
 ) -> list[Run]:
-    """Run everything that the setting orders, or as much as there is time for.
+    """Run everything that the setting asks for, until a stop.
 
     Args:
         keep: Called with every run as soon as it is done, partial ones too.
@@ -78,7 +50,6 @@ async def study(
             position=position,
             cold=ran.cold,
             shares_caches=place.shares_caches,
-            busy=measure(meter.before, read_ticks()),
         )
         runs.append(run)
         keep(run)
@@ -88,22 +59,20 @@ async def study(
 
 
 class _Meter:
-    """Counts a run for the display, and reads the machine's counters at its first turn: after all
-    starting. A simulation counts turns as it goes (`advance`) and gives their results at the end.
+    """Counts a run for the display.
+
+    A simulation counts turns as it goes (`advance`) and gives their results at the end.
     """
 
-    __slots__ = ("_begin_s", "_display", "_is_ahead", "before", "tally")
+    __slots__ = ("_begin_s", "_display", "_is_ahead", "tally")
 
     def __init__(self, display: Display, tally: Tally) -> None:
-        self.before: Ticks | None = None
         self.tally = tally
         self._display = display
         self._begin_s = time.monotonic()
         self._is_ahead = False
 
     def add(self, turn: TurnResult) -> None:
-        if self.before is None:
-            self.before = read_ticks()
         self.tally.add(turn, advances=not self._is_ahead)
         self._show()
 
@@ -118,7 +87,7 @@ class _Meter:
 
 
 def _forget_cancellation() -> None:
-    """Go on after a cancellation that was meant for the run only."""
+    """Continue after a cancellation that was meant for the run only."""
     task = asyncio.current_task()
     assert task is not None
     task.uncancel()

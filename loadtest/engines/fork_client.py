@@ -1,7 +1,7 @@
 """Engines by fork: importing vLLM takes 12 s of processor time, and an engine would do it thrice.
 
-A process of the engines' interpreter imports vLLM once (`site/fork_server.py`); every engine is a
-fork of it, with a command line, an environment, a session and a log of its own.
+A process of the engines' interpreter imports vLLM once (`site/fork_server.py`). Every engine is a
+fork of it. A fork has its own command line, environment, session and log.
 """
 
 from __future__ import annotations

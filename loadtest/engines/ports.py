@@ -1,9 +1,8 @@
 """Ports for servers that get theirs before they start: free, and not given again soon.
 
 They lie below those that the kernel hands out (32,768 and above on Linux, 49,152 and above
-elsewhere). One of those may go to any process that binds port 0 or connects between its choice and
-the moment when its server listens, which for an engine is half a minute. Processes of a test run
-choose from slices of their own.
+elsewhere). The kernel may give such a port to another process before the server listens, and an
+engine takes half a minute until then. Processes of a test run choose from slices of their own.
 """
 
 from __future__ import annotations

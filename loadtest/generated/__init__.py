@@ -1,7 +1,7 @@
 """Workloads made up: block ids, arrivals and waits, no text.
 
-Every workload can be sent in open loop (`arrival_s`: sessions start as a Poisson process, their
-turns follow as fast as an idle engine would allow) and in closed loop (`after`, `wait_s`).
+Every workload can be sent in open loop (`arrival_s`) and in closed loop (`after`, `wait_s`).
+Sessions start as a Poisson process. In open loop their turns follow at the speed of an idle engine.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
-"""Long contexts of unequal popularity, which together are as large as asked: for a pressure map.
+"""Long contexts of unequal popularity, for a map of cache pressure.
 
-Every request asks something new about one of the contexts. Which one, Zipf's law says: the k-th
-most popular is asked `k ** -skew` times as often as the first. Skew 0: all alike. The working
-set, the blocks of all contexts, against the blocks of all caches is the pressure.
+Every request asks something new about one of the contexts, which Zipf's law chooses. The k-th most
+popular context is asked `k ** -skew` times as often as the first. With skew 0 all are equal. The
+pressure is the blocks of all contexts over the blocks of all caches.
 """
 
 from __future__ import annotations

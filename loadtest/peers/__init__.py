@@ -1,9 +1,10 @@
-"""warmroute beside other routers, in front of the same replicas: docs/research/comparison.md.
+"""Compare warmroute with other routers, for docs/research/comparison.md.
 
-contestants    which routers, and how each is installed and started
-front          one of them, running
-forwarding     what of a request reaches a replica, byte for byte
-cost           the time and the CPU that each adds, by size of the body
-kill           what clients see when a replica dies under them
-page           the document
+    contestants    the routers, and how each is installed and started
+    front          one router, running
+    cost           the time and CPU that each adds, by size of the body
+    placing        the tokens that each recomputes on real engines
+    page           the JSON file and the tables
+
+`python -m loadtest.peers` measures them.
 """

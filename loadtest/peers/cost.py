@@ -1,9 +1,9 @@
-"""What a router costs: time added over direct, CPU a request, requests a second.
+"""What a router costs: added time, CPU a request, requests a second.
 
-Four fake replicas answer at once; one of them says that it holds the conversations' blocks. The
-same request again and again, direct and through the router in alternating pairs on warm
-connections, nothing streamed; then an agent's turns, each with 2,000 new tokens behind 80,000;
-then sixteen connections as fast as they are answered.
+Four fake replicas answer at once. One of them publishes the blocks of the conversations. First the
+same request is repeated, direct and through the router, in alternating pairs on warm connections.
+Then come an agent's turns, each with 2,000 new tokens behind 80,000. Last, sixteen connections send
+as fast as they are answered.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ async def measure(
         ChildDied, RigError: it did not start, or a process of ours did not.
         ConnectionError, RuntimeError: it did not answer as it should.
     """
-    async with fake_replicas(NUM_REPLICAS, TINY_MODEL) as ports:
+    async with fake_replicas(NUM_REPLICAS, TINY_MODEL, log_dir) as ports:
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         async with in_front(contestant, urls, folder, log_dir) as front:
             bench = _Bench(front, ports, 5 if is_quick else _NUM_PAIRS)
@@ -127,7 +127,7 @@ async def measure(
 
 
 class _Bench:
-    """Sends pairs; replica 0 is the direct one, and holds what is held."""
+    """Sends pairs; replica 0 is the direct one and publishes the blocks."""
 
     def __init__(self, front: Front, ports: Sequence[int], num_pairs: int) -> None:
         self._front = front

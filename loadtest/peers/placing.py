@@ -1,6 +1,6 @@
-"""How much each router lets two real engines compute again: the real grid with others as variants.
+"""Tokens that two real engines recompute behind each router: the real grid with other routers.
 
-warmroute stands there with its default, that without its queue, and its other policies.
+warmroute takes part with its default, its default without the queue, and its other policies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CELLS: Final = (
     *cells.cells(_OVERRUN, ("short",), (False,), ("large",), ("slow",)),
     *cells.cells(_OVERRUN, ("short",), (True,), ("small",), ("slow",)),
 )
-"""All sizes of working set; where caches are overrun a larger shared prompt, and a pool, too."""
+"""All sizes of working set. Over-committed caches also get a larger shared prompt and a pool."""
 
 
 def place(
@@ -40,7 +40,7 @@ def place(
     *,
     is_quick: bool = False,
 ) -> None:
-    """Run `CELLS` under every arm; an hour and a half. `found` is called after each run.
+    """Run `CELLS` under every variant; an hour and a half. `found` is called after each run.
 
     Raises:
         ChildDied, FileNotFoundError, RuntimeError, TimeoutError: a process did not start.

@@ -1,12 +1,11 @@
 """Pictures of runs and comparisons, SVG, all of one look.
 
-What must live here: how figures are drawn. What must not: how they are come by. matplotlib is an
-extra (`plots`), imported late; there is no display and no global figure.
+This package draws figures and computes none. matplotlib is an extra (`plots`) and imported late.
+There is no display and no global figure.
 """
 
-from loadtest.pictures.first_tokens import first_tokens, over_time
+from loadtest.pictures.first_tokens import first_tokens
 from loadtest.pictures.forest import forest
-from loadtest.pictures.load import load
 from loadtest.pictures.look import Look, Rounds, draw, looks
 from loadtest.pictures.origins import Origin, origin, origins
 
@@ -17,9 +16,7 @@ __all__ = [
     "draw",
     "first_tokens",
     "forest",
-    "load",
     "looks",
     "origin",
     "origins",
-    "over_time",
 ]

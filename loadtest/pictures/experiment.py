@@ -21,7 +21,7 @@ _ROOM: Final = 2.5  # of the picture, in last intervals: what was wide at first 
 
 
 class Growth(Struct, frozen=True, kw_only=True):
-    """One arm's difference to the baseline, look by look; infinite bounds where nothing is known.
+    """A variant's difference to the baseline, look by look; infinite bounds: nothing is known.
 
     All of shape (num_looks,); differences are shares: 0.1 is 10 % (or 10 points).
     """
@@ -78,7 +78,7 @@ def growth(arms: Mapping[str, Growth], *, baseline: str, margin: float, what: st
 
 
 def distributions(times_ms: Mapping[str, tuple[Floats, Floats]]) -> bytes | None:
-    """Draw each arm's first-token times (values and weights). None: there are none."""
+    """Draw each variant's first-token times (values and weights). None: there are none."""
     known = {arm: found for arm, found in times_ms.items() if len(found[0])}
     if not known:
         return None
@@ -127,7 +127,7 @@ def sources(arms: Mapping[str, Mapping[str, float]]) -> bytes | None:
 
 
 def ratio(seen: Mapping[str, int], expected: Mapping[str, float], noun: str) -> bytes | None:
-    """Draw the units of each arm beside those that were meant. None: there are none."""
+    """Draw the units of each variant beside those that were meant. None: there are none."""
     if not sum(seen.values()):
         return None
 

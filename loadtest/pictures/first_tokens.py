@@ -1,4 +1,4 @@
-"""First-token times: how they are distributed, and how they went over time."""
+"""How first-token times are distributed."""
 
 from __future__ import annotations
 
@@ -11,26 +11,21 @@ from numpy.typing import NDArray
 from loadtest.pictures.look import (
     Look,
     Rounds,
-    counted,
     draw,
-    label_ends,
     looks,
     number,
     readable_ticks,
     time_unit,
     ttfts,
 )
-from loadtest.results import TurnResult
 
 Floats = NDArray[np.float64]
 
 _POINTS: Final = 400  # of a curve; more would only make the file larger
-_BINS: Final = 40
-_MIN_IN_BIN: Final = 8
 
 
 def first_tokens(arms: Rounds) -> bytes | None:
-    """Draw each arm's distribution; rounds as faint lines. None: no turn has a time."""
+    """Draw each variant's distribution; rounds as faint lines. None: no turn has a time."""
     times = {label: [ttfts(turns) for turns in rounds] for label, rounds in arms.items()}
     if not any(any(rounds) for rounds in times.values()):
         return None
@@ -83,68 +78,6 @@ def paint_first_tokens(
         fontsize=9,
         title_fontsize=9,
     )
-
-
-def over_time(arms: Rounds) -> bytes | None:
-    """Draw the rolling median and P90, all rounds together. None: no turn has a time."""
-    moments = {
-        label: rolling([turn for turns in rounds for turn in counted(turns)])
-        for label, rounds in arms.items()
-    }
-    moments = {label: found for label, found in moments.items() if len(found[0])}
-    if not moments:
-        return None
-    highest = [float(found[2].max()) for found in moments.values()]
-    factor, unit = time_unit(highest)
-
-    def paint(figure: Any) -> None:
-        axes = figure.subplots(1, 2, sharex=True, sharey=True)
-        look_of = looks(arms)
-        for axis, column, name in zip(axes, (1, 2), ("median", "P90"), strict=True):
-            for label, found in moments.items():
-                look = look_of[label]
-                axis.plot(found[0], found[column] * factor, color=look.colour,
-                          linestyle=look.stroke, lw=1.6)  # fmt: skip
-            axis.set(yscale="log", title=name, xlabel="seconds from the first turn")
-            readable_ticks(axis, which="y")
-        axes[0].set_ylabel(f"time to first token, {unit} (log.)")
-        figure.draw_without_rendering()
-        for axis, column in zip(axes, (1, 2), strict=True):
-            label_ends(
-                axis,
-                [
-                    (label, found[0][-1], found[column][-1] * factor, look_of[label].ink)
-                    for label, found in moments.items()
-                ],
-            )
-
-    return draw(paint, width=10.5, height=3.8)
-
-
-def rolling(turns: Sequence[TurnResult]) -> tuple[Floats, Floats, Floats]:
-    """Compute median and P90 over windows of time, each window a tenth of the run.
-
-    Returns:
-        Middle of each window in seconds, median, P90; windows with too few turns are left out.
-    """
-    known = sorted((_sent_s(turn), turn.ttft_s) for turn in turns if turn.ttft_s is not None)
-    at = np.array([moment for moment, _ in known])
-    times = np.array([ttft for _, ttft in known])
-    if not len(at):
-        return at, times, times
-    width = max((at[-1] - at[0]) / 10, 1e-9)
-    found = []
-    for middle in np.linspace(at[0], at[-1], _BINS):
-        low, high = np.searchsorted(at, (middle - width / 2, middle + width / 2))
-        if high - low >= _MIN_IN_BIN:
-            window = times[low:high]
-            found.append((middle, np.median(window), np.quantile(window, 0.9)))
-    columns = np.array(found).reshape(-1, 3)
-    return columns[:, 0], columns[:, 1], columns[:, 2]
-
-
-def _sent_s(turn: TurnResult) -> float:
-    return turn.start_s if turn.due_s is None else turn.due_s
 
 
 def _curve(times: Floats) -> tuple[Floats, Floats]:

@@ -17,8 +17,8 @@ def forest(comparisons: Sequence[Comparison], labels: Sequence[str] = ()) -> byt
     """Draw every comparison as a ratio to the baseline. None: there are none.
 
     Full marks are differences, hollow ones within the spread, grey ones without a verdict; small
-    strokes are the single rounds. Differences of percentiles are drawn by what they come to in
-    units of the baseline's. `labels`: all arms, for the same colours as in other pictures.
+    strokes are the single rounds. Differences of percentiles are drawn in units of the
+    baseline. `labels`: all variants, for the same colours as in other pictures.
     """
     shown = [found for found in comparisons if found.theirs > 0]
     if not shown:

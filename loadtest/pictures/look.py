@@ -1,8 +1,8 @@
 """One look for all pictures: colours, type, grid, labels, and the way to SVG.
 
-Colours are Okabe and Ito's, distinct in every kind of colour vision; yellow is left out (too
-faint for a line). Where there are more variants than colours, strokes are broken. A policy has the
-same colour in every picture.
+Colours are Okabe and Ito's, distinct in every kind of colour vision. Yellow is too faint for a line
+and left out. If there are more variants than colours, strokes are broken. A policy has the same
+colour in every picture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loadtest.extras import need
 from loadtest.results import TurnResult
 
 Rounds = Mapping[str, Sequence[Sequence[TurnResult]]]
-"""Arm to the turns of each of its rounds."""
+"""Variant to the turns of each of its rounds."""
 
 INK: Final = "#1b1f24"
 SOFT: Final = "#59636e"
@@ -70,20 +70,20 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """How an arm's lines look: matplotlib's colour and line style."""
+    """How a variant's lines look: matplotlib's colour and line style."""
 
     colour: str
     stroke: Any = "-"
 
     @property
     def ink(self) -> str:
-        """The colour for type: darker, for thin strokes on white are hard to read."""
+        """Return the colour for text: darker, because thin strokes on white are hard to read."""
         parts = (int(self.colour[at : at + 2], 16) for at in (1, 3, 5))
         return "#" + "".join(f"{round(part * 0.72):02x}" for part in parts)
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Choose a look for every arm; known policies keep their colour in every picture."""
+    """Choose a look for every variant; known policies keep their colour in every picture."""
     wanted = list(dict.fromkeys(labels))
     found = {name: Look(colour=_OF_POLICIES[name]) for name in wanted if name in _OF_POLICIES}
     taken = {look.colour for look in found.values()}
@@ -96,9 +96,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     return {name: found[name] for name in wanted}
 
 
-def draw(
-    paint: Callable[[Any], None], *, width: float = 9.0, height: float = 4.0, kind: str = "svg"
-) -> bytes:
+def draw(paint: Callable[[Any], None], *, width: float = 9.0, height: float = 4.0) -> bytes:
     """Make a picture: `paint` gets an empty figure of that many inches.
 
     Raises:
@@ -111,39 +109,8 @@ def draw(
         figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
         paint(figure)
         written = io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(written, format=kind, metadata=metadata)
+        figure.savefig(written, format="svg", metadata={"Date": None})
     return written.getvalue()
-
-
-def label_ends(axis: Any, ends: Sequence[tuple[str, float, float, str]]) -> None:
-    """Name lines at their right ends: (text, x, y, colour); names do not cover each other.
-
-    The axis has its final limits and size. Names stand right of it, in the order of the ends.
-    """
-    if not ends:
-        return
-    to_share = axis.transAxes.inverted()
-    heights = [to_share.transform(axis.transData.transform((x, y)))[1] for _, x, y, _ in ends]
-    size = axis.get_figure().get_size_inches()[1] * 72
-    box = axis.get_position().height or 1.0
-    gap = 13.0 / (size * box)
-    order = sorted(range(len(ends)), key=heights.__getitem__)
-    spread = _apart([heights[i] for i in order], gap)
-    for place, number in zip(spread, order, strict=True):
-        text, x, y, colour = ends[number]
-        axis.annotate(
-            text,
-            xy=(x, y),
-            xytext=(1.02, place),
-            xycoords="data",
-            textcoords="axes fraction",
-            color=colour,
-            va="center",
-            fontsize=9,
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "ls": ":", "shrinkB": 2},
-        )
 
 
 def readable_ticks(axis: Any, *, which: str = "x") -> None:
@@ -177,13 +144,3 @@ def ttfts(turns: Iterable[TurnResult]) -> list[float]:
 def counted(turns: Iterable[TurnResult]) -> list[TurnResult]:
     """Leave out what failed and what was sent to warm up."""
     return [turn for turn in turns if turn.error is None and not turn.is_warm_up]
-
-
-def _apart(places: list[float], gap: float) -> list[float]:
-    """Push sorted places apart to at least `gap`, around where they were."""
-    apart = list(places)
-    for index in range(1, len(apart)):
-        apart[index] = max(apart[index], apart[index - 1] + gap)
-    shift = sum(apart) / len(apart) - sum(places) / len(places)
-    low = min(0.0, places[0])
-    return [place - min(shift, max(0.0, apart[0] - low)) for place in apart]

@@ -22,7 +22,7 @@ _BAR: Final = 0.62
 
 
 class Origin(Struct, frozen=True, kw_only=True):
-    """Tokens of the prompts of one arm, by where they came from.
+    """Tokens of the prompts of one variant, by where they came from.
 
     `unknown` were cached, as the engine reports, beyond what the router predicted.
     """
@@ -64,7 +64,7 @@ def origin(turns: Iterable[TurnResult]) -> Origin:
 
 
 def origins(arms: Rounds) -> bytes | None:
-    """Draw one bar per arm, in tokens per turn. None: no turn reports them."""
+    """Draw one bar per variant, in tokens per turn. None: no turn reports them."""
     found = {
         label: origin(turn for turns in rounds for turn in turns) for label, rounds in arms.items()
     }
@@ -77,7 +77,7 @@ def origins(arms: Rounds) -> bytes | None:
 
 
 def paint_origins(axis: Any, found: Mapping[str, Origin]) -> None:
-    """Draw stacked bars, tokens per turn, the first arm on top; numbers where they fit."""
+    """Draw stacked bars, tokens per turn, the first variant on top; numbers where they fit."""
     labels = list(found)[::-1]
     totals = [found[label].total / found[label].num_turns for label in labels]
     widest = max(totals)

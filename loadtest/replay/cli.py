@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,19 +22,18 @@ from rich.console import Console
 
 from loadtest.replay.report import LATE_WARNING_S, Asked, make_report, show
 from loadtest.results import RunInfo, TurnResult
-from loadtest.runner.display import Display, make_display
+from loadtest.runner.display import Display, Tally
 from loadtest.runner.driver import Started, replay
 from loadtest.runner.options import ReplayError, ReplayOptions
 from loadtest.runner.parameters import Header, JsonObject, WarmUp, api_key
 from loadtest.runner.requests import num_output_tokens
 from loadtest.runner.run_file import RunWriter
-from loadtest.runner.tally import Tally
+from loadtest.runner.stop import Stop
 from loadtest.runner.target import base_url
 from loadtest.traces.options import WorkloadError, load_workload, workload_options
 from loadtest.words import clock
 from loadtest.workload import Turn, TurnKey, Workload
 
-_REFRESH_S: Final = 0.5
 _WIDTH: Final = 120  # where the width of the screen is unknown
 _NUM_FILES: Final = 65_536
 _OWN: Final = (
@@ -249,9 +247,10 @@ def _console(*, stderr: bool) -> Console:
 async def _run(job: Job, console: Console, progress: Console) -> int:
     """Replay until the end or the first signal; report; return the exit status."""
     _allow_many_files()
+    stop = Stop()
+    stop.listen()
     with ExitStack() as stack:
-        watcher = _Watcher(job, progress, stack)
-        stack.enter_context(_signals(progress))
+        watcher = _Watcher(job, progress, stack, stop)
         try:
             run = await replay(
                 job.workload,
@@ -262,55 +261,45 @@ async def _run(job: Job, console: Console, progress: Console) -> int:
                 on_start=watcher.start,
             )
         except asyncio.CancelledError:
-            _say(progress, "Stopped before anything was sent.")
+            _say(progress, f"Nothing was sent: {stop.reason}.")
             return 1
         watcher.end(run.info)
-    if watcher.failure:
-        _say(progress, f"The run was ended: {job.out} cannot be written ({watcher.failure}).")
+    if stop.reason:
+        _say(progress, f"The run was {stop.reason}; what was measured follows.")
     report = make_report(run, _asked(job), late_warning_s=job.late_warning_s)
-    show(report, console)
+    show(run, report, console)
     if job.out is not None:
         _say(console, f"Every turn: {job.out}")
     return 0 if run.info.is_complete and not report.num_errors else 1
 
 
 class _Watcher:
-    """Keeps the run file, the running figures and the display up to date.
+    """Keeps the run file and the display up to date; ends the run if the file cannot be written."""
 
-    `failure` says why the file could not be written to its end; the calling task is cancelled.
-    """
+    __slots__ = ("_began_s", "_console", "_display", "_job", "_stack", "_stop", "_tally",
+                 "_writer")  # fmt: skip
 
-    __slots__ = ("_began_s", "_console", "_display", "_job", "_loop", "_stack", "_tally", "_task",
-                 "_timer", "_writer", "failure")  # fmt: skip
-
-    def __init__(self, job: Job, console: Console, stack: ExitStack) -> None:
+    def __init__(self, job: Job, console: Console, stack: ExitStack, stop: Stop) -> None:
         self._job = job
         self._console = console
         self._stack = stack
-        self._loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self.failure = ""
+        self._stop = stop
         self._began_s = 0.0
-        self._tally = Tally("", 0)
+        self._tally: Tally
         self._display: Display
         self._writer: RunWriter | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     def start(self, started: Started) -> None:
-        """Open the file, say what is to come, and show it from now on."""
-        job = self._job
+        """Open the file, describe what is to come, and show it from now on."""
+        job, label = self._job, started.info.label
         if job.out is not None:
             self._writer = self._stack.enter_context(RunWriter(job.out, overwrite=job.overwrite))
             self._writer.begin(started.info)
         for line in _introduction(job, started):
             _say(self._console, line)
-        self._tally = Tally(started.info.label, started.num_turns, started.span_s)
-        self._display = self._stack.enter_context(make_display(self._console, [started.info.label]))
+        self._tally = Tally(label, started.num_turns)
+        self._display = self._stack.enter_context(Display(self._console, [label]))
         self._began_s = time.monotonic()
-        self._tick()
-        self._stack.callback(self._stop)
 
     def send(self, turn: Turn) -> None:
         self._tally.send()
@@ -318,58 +307,25 @@ class _Watcher:
     def result(self, result: TurnResult) -> None:
         self._tally.elapsed_s = time.monotonic() - self._began_s
         self._tally.add(result)
-        if self._writer is None or self.failure:
+        self._display.update(self._tally)
+        if self._writer is None or self._stop.reason:
             return
         try:
             self._writer.add(result)
         except OSError as error:  # a full disk: what is in memory can still be reported
-            self.failure = error.strerror or str(error)
-            self._task.cancel()
+            self._stop.request(
+                f"ended, because {self._job.out} cannot be written ({error.strerror or error})"
+            )
 
     def end(self, info: RunInfo) -> None:
         """Write down how it ended."""
-        self._tally.elapsed_s = time.monotonic() - self._began_s
         self._display.finished(self._tally)
         if self._writer is not None:
             self._writer.end(info)  # in place: needs no room
 
-    def _tick(self) -> None:
-        self._tally.elapsed_s = time.monotonic() - self._began_s
-        self._display.update(self._tally)
-        self._timer = self._loop.call_later(_REFRESH_S, self._tick)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-
-@contextmanager
-def _signals(console: Console) -> Iterator[None]:
-    """Cancel the calling task at the first signal; the next one does what it always does."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
-    numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def forget() -> None:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-    def stop(number: signal.Signals) -> None:
-        forget()
-        _say(console, f"{number.name}: no more is sent; what was measured follows.")
-        task.cancel()
-
-    for number in numbers:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        yield
-    finally:
-        forget()
-
 
 def _introduction(job: Job, started: Started) -> Iterator[str]:
-    """Describe what is about to be sent, and what about it is likely to surprise."""
+    """Describe what is about to be sent, with notes on what may surprise."""
     workload, target = job.workload, started.target
     span = "" if started.span_s is None else f" over {clock(started.span_s)}"
     skipped = f" ({workload.num_skipped:,} bad lines left out)" if workload.num_skipped else ""

@@ -6,67 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from loadtest.pages import Table, on_terminal
 from loadtest.results import Run, TurnResult
-from loadtest.runner.tally import percentile
+from loadtest.runner.display import percentile
 from loadtest.words import duration, ratio
 from loadtest.workload import TurnKey
 
 LATE_WARNING_S: Final = 0.05
 _MAX_LENGTH_GAP: Final = 0.02  # of the prompts' tokens
 _SHARES: Final = (0.5, 0.9, 0.99)
-
-
-class Times(Struct, frozen=True, kw_only=True):
-    """One measure over all turns that have it, seconds."""
-
-    name: str
-    count: int
-    mean_s: float | None
-    percentiles_s: tuple[float | None, ...]  # of 50, 90, 99
-
-
-class ReplicaRow(Struct, frozen=True, kw_only=True):
-    """What one replica did, by the router's headers."""
-
-    name: str
-    num_turns: int
-    num_prompt_tokens: int
-    hit_ratio: float | None
-    ttft: Times
-
-
-class ErrorRow(Struct, frozen=True, kw_only=True):
-    """Errors of one kind; times from the start of the run."""
-
-    kind: str
-    count: int
-    first_s: float
-    last_s: float
-    message: str  # of the first
-
-
-class Report(Struct, frozen=True, kw_only=True):
-    """A run in figures. Warm-up turns are left out, but for errors and lateness."""
-
-    run: Run
-    num_turns: int
-    num_warm_up: int
-    num_errors: int
-    duration_s: float
-    requests_per_s: float | None
-    num_prompt_tokens: int | None  # None: not reported
-    num_output_tokens: int | None
-    hit_ratio: float | None
-    times: tuple[Times, ...]
-    late_p99_s: float | None
-    replicas: tuple[ReplicaRow, ...]
-    errors: tuple[ErrorRow, ...]
-    warnings: tuple[str, ...]
 
 
 class Asked(Struct, frozen=True, gc=False):
@@ -76,79 +26,153 @@ class Asked(Struct, frozen=True, gc=False):
     num_output_tokens: int | None
 
 
+class Report(Struct, frozen=True, kw_only=True):
+    """A run in tables. Warm-up turns are left out, except for errors and lateness."""
+
+    num_errors: int
+    tables: tuple[Table, ...]
+    warnings: tuple[str, ...]
+
+
 def make_report(
     run: Run, asked: dict[TurnKey, Asked], *, late_warning_s: float = LATE_WARNING_S
 ) -> Report:
     """Sum a run up.
 
     Args:
-        asked: What every turn of the workload should be; those that are missing are not compared.
+        asked: What every turn of the workload should be; missing turns are not compared.
         late_warning_s: A driver whose 99th percentile is later than this gets a warning.
     """
     counted = [turn for turn in run.turns if not turn.is_warm_up]
     good = [turn for turn in counted if turn.error is None]
-    lates = sorted(turn.late_s for turn in run.turns)
-    duration_s = max((turn.start_s + turn.total_s for turn in counted), default=0.0) - min(
-        (turn.start_s for turn in counted), default=0.0
-    )
-    late_p99_s = percentile(lates, 0.99)
+    failed = [turn for turn in run.turns if turn.error is not None]
+    late_p99_s = percentile(sorted(turn.late_s for turn in run.turns), 0.99)
+    tables = [_figures(run.turns, counted, good, late_p99_s), _times(good)]
+    by_replica = _grouped(good, lambda turn: turn.replica)
+    if len(by_replica) > 1:
+        tables.append(_replicas(by_replica))
+    if failed:
+        tables.append(_errors(_grouped(failed, lambda turn: turn.error)))
     return Report(
-        run=run,
-        num_turns=len(counted),
-        num_warm_up=len(run.turns) - len(counted),
-        num_errors=sum(turn.error is not None for turn in run.turns),
-        duration_s=duration_s,
-        requests_per_s=len(good) / duration_s if duration_s else None,
-        num_prompt_tokens=_sum(turn.num_prompt_tokens for turn in good),
-        num_output_tokens=_sum(turn.num_output_tokens for turn in good),
-        hit_ratio=_hit_ratio(good),
-        times=(
-            _times("TTFT", (turn.ttft_s for turn in good)),
-            _times("inter-token latency, mean", (turn.tbt_mean_s for turn in good)),
-            _times("inter-token latency, longest tenth", (turn.tbt_tail_s for turn in good)),
-            _times("end to end", (turn.total_s for turn in good)),
-        ),
-        late_p99_s=late_p99_s,
-        replicas=_by_replica(good),
-        errors=_errors(run.turns),
+        num_errors=len(failed),
+        tables=tuple(tables),
         warnings=tuple(_warnings(run, good, asked, late_p99_s, late_warning_s)),
     )
 
 
-def show(report: Report, console: Console) -> None:
-    """Print a report: a table per measure, per replica and per kind of error; then warnings."""
-    run = report.run
-    _say(console, f"\n{run.info.label}: {run.info.workload}, {run.info.loop} loop")
-    console.print(_figures(report))
-    console.print(_times_table(report.times))
-    if len(report.replicas) > 1:
-        console.print(_replica_table(report.replicas))
-    if report.errors:
-        console.print(_error_table(report.errors))
+def show(run: Run, report: Report, console: Console) -> None:
+    """Print a report: its tables, how the run ended, and warnings."""
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"\n{run.info.label}: {run.info.workload}, {run.info.loop} loop\n")
+    for table in report.tables:
+        console.print(on_terminal(table, folds=(4,)))
+        console.print()
     if not run.info.is_complete:
-        _say(console, f"PARTIAL: {run.info.note}", style="bold red")
+        say(f"PARTIAL: {run.info.note}", "bold red")
     elif run.info.note:
-        _say(console, run.info.note)
+        say(run.info.note)
     for warning in report.warnings:
-        _say(console, f"Note: {warning}", style="yellow")
+        say(f"Note: {warning}", "yellow")
 
 
-# -- figures ---------------------------------------------------------------------------------------
-
-
-def _times(name: str, values: Iterable[float | None]) -> Times:
-    known = sorted(value for value in values if value is not None)
-    return Times(
-        name=name,
-        count=len(known),
-        mean_s=sum(known) / len(known) if known else None,
-        percentiles_s=tuple(percentile(known, share) for share in _SHARES),
+def _figures(
+    turns: Sequence[TurnResult],
+    counted: Sequence[TurnResult],
+    good: Sequence[TurnResult],
+    late_p99_s: float | None,
+) -> Table:
+    num_warm_up = len(turns) - len(counted)
+    num_errors = sum(turn.error is not None for turn in turns)
+    duration_s = max((turn.start_s + turn.total_s for turn in counted), default=0.0) - min(
+        (turn.start_s for turn in counted), default=0.0
+    )
+    warm_up = f" (and {num_warm_up} to warm up)" if num_warm_up else ""
+    rate = f", {len(good) / duration_s:.3g} a second" if duration_s else ""
+    return Table(
+        head=("", ""),
+        rows=(
+            ("turns", f"{len(counted):,}{warm_up}"),
+            ("failed", f"{num_errors:,}"),
+            ("duration", f"{duration(duration_s)}{rate}"),
+            ("prompt tokens", _sum(turn.num_prompt_tokens for turn in good)),
+            ("of them cached", ratio(_hit_ratio(good))),
+            ("output tokens", _sum(turn.num_output_tokens for turn in good)),
+            ("driver late, p99", duration(late_p99_s)),
+        ),
+        numeric=(1,),
     )
 
 
-def _sum(values: Iterable[int | None]) -> int | None:
+def _times(good: Sequence[TurnResult]) -> Table:
+    measures: dict[str, list[float | None]] = {
+        "TTFT": [turn.ttft_s for turn in good],
+        "inter-token latency, mean": [turn.tbt_mean_s for turn in good],
+        "inter-token latency, longest tenth": [turn.tbt_tail_s for turn in good],
+        "end to end": [turn.total_s for turn in good],
+    }
+    return Table(
+        head=("", "mean", "p50", "p90", "p99", "turns"),
+        rows=tuple(
+            (name, *_cells(values), f"{sum(value is not None for value in values):,}")
+            for name, values in measures.items()
+        ),
+        numeric=(1, 2, 3, 4, 5),
+    )
+
+
+def _replicas(by_replica: dict[str, list[TurnResult]]) -> Table:
+    return Table(
+        head=("replica", "turns", "prompt tokens", "cached", "TTFT mean", "p50", "p90", "p99"),
+        rows=tuple(
+            (
+                name,
+                f"{len(turns):,}",
+                _sum(turn.num_prompt_tokens for turn in turns),
+                ratio(_hit_ratio(turns)),
+                *_cells([turn.ttft_s for turn in turns]),
+            )
+            for name, turns in sorted(by_replica.items())
+        ),
+        numeric=(1, 2, 3, 4, 5, 6, 7),
+    )
+
+
+def _errors(by_kind: dict[str, list[TurnResult]]) -> Table:
+    """List errors by kind; times are from the start of the run to the end of the turn."""
+    ends = {kind: [t.start_s + t.total_s for t in turns] for kind, turns in by_kind.items()}
+    return Table(
+        head=("error", "turns", "first at", "last at", "message of the first"),
+        rows=tuple(
+            (
+                kind,
+                f"{len(by_kind[kind]):,}",
+                f"{min(ends[kind]):,.1f} s",
+                f"{max(ends[kind]):,.1f} s",
+                by_kind[kind][0].error_message or "",
+            )
+            for kind in sorted(by_kind, key=lambda kind: min(ends[kind]))
+        ),
+        numeric=(1, 2, 3),
+    )
+
+
+def _grouped(
+    turns: Sequence[TurnResult], key: Callable[[TurnResult], str | None]
+) -> dict[str, list[TurnResult]]:
+    groups: dict[str, list[TurnResult]] = {}
+    for turn in turns:
+        name = key(turn)
+        if name is not None:
+            groups.setdefault(name, []).append(turn)
+    return groups
+
+
+def _sum(values: Iterable[int | None]) -> str:
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    return f"{sum(known):,}" if known else "-"
 
 
 def _hit_ratio(turns: Sequence[TurnResult]) -> float | None:
@@ -162,44 +186,11 @@ def _hit_ratio(turns: Sequence[TurnResult]) -> float | None:
     return sum(cached for cached, _ in reported) / num_prompt_tokens if reported else None
 
 
-def _by_replica(turns: Sequence[TurnResult]) -> tuple[ReplicaRow, ...]:
-    groups: dict[str, list[TurnResult]] = {}
-    for turn in turns:
-        if turn.replica is not None:
-            groups.setdefault(turn.replica, []).append(turn)
-    return tuple(
-        ReplicaRow(
-            name=name,
-            num_turns=len(group),
-            num_prompt_tokens=sum(turn.num_prompt_tokens or 0 for turn in group),
-            hit_ratio=_hit_ratio(group),
-            ttft=_times("TTFT", (turn.ttft_s for turn in group)),
-        )
-        for name, group in sorted(groups.items())
-    )
-
-
-def _errors(turns: Sequence[TurnResult]) -> tuple[ErrorRow, ...]:
-    groups: dict[str, list[TurnResult]] = {}
-    for turn in turns:
-        if turn.error is not None:
-            groups.setdefault(turn.error, []).append(turn)
-    rows = []
-    for kind, group in groups.items():
-        ends = [turn.start_s + turn.total_s for turn in group]
-        message = group[0].error_message or ""
-        rows.append(
-            ErrorRow(kind=kind, count=len(group), first_s=min(ends), last_s=max(ends),
-                     message=message)
-        )  # fmt: skip
-    return tuple(sorted(rows, key=_by_first))
-
-
-def _by_first(row: ErrorRow) -> float:
-    return row.first_s
-
-
-# -- what limits them ------------------------------------------------------------------------------
+def _cells(values: Iterable[float | None]) -> tuple[str, ...]:
+    """Write the mean and the percentiles of the known values, in seconds."""
+    known = sorted(value for value in values if value is not None)
+    mean_s = sum(known) / len(known) if known else None
+    return tuple(duration(value) for value in (mean_s, *(percentile(known, s) for s in _SHARES)))
 
 
 def _warnings(
@@ -255,71 +246,3 @@ def _wrong_lengths(good: Sequence[TurnResult], asked: dict[TurnKey, Asked]) -> I
             f"the target counted {got:,} prompt tokens, the workload has {wanted_tokens:,}: "
             "another tokenizer, or a chat template that adds to them."
         )
-
-
-# -- tables ----------------------------------------------------------------------------------------
-
-
-def _figures(report: Report) -> Table:
-    table = Table.grid(padding=(0, 3, 0, 0))
-    table.add_column()
-    table.add_column(justify="right")
-    warm_up = f" (and {report.num_warm_up} to warm up)" if report.num_warm_up else ""
-    rate = "" if report.requests_per_s is None else f", {report.requests_per_s:.3g} a second"
-    rows = [
-        ("turns", f"{report.num_turns:,}{warm_up}"),
-        ("failed", f"{report.num_errors:,}"),
-        ("duration", f"{duration(report.duration_s)}{rate}"),
-        ("prompt tokens", _count(report.num_prompt_tokens)),
-        ("of them cached", ratio(report.hit_ratio)),
-        ("output tokens", _count(report.num_output_tokens)),
-        ("driver late, p99", duration(report.late_p99_s)),
-    ]
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _times_table(times: Sequence[Times]) -> Table:
-    table = _table("", "mean", "p50", "p90", "p99", "turns")
-    for row in times:
-        table.add_row(row.name, *_cells(row), f"{row.count:,}")
-    return table
-
-
-def _replica_table(rows: Sequence[ReplicaRow]) -> Table:
-    table = _table("replica", "turns", "prompt tokens", "cached", "TTFT mean", "p50", "p90", "p99")
-    for row in rows:
-        counts = f"{row.num_turns:,}", f"{row.num_prompt_tokens:,}", ratio(row.hit_ratio)
-        table.add_row(Text(row.name), *counts, *_cells(row.ttft))
-    return table
-
-
-def _error_table(rows: Sequence[ErrorRow]) -> Table:
-    table = _table("error", "turns", "first at", "last at")
-    table.add_column("message of the first", overflow="fold")
-    for row in rows:
-        first, last = (f"{value:,.1f} s" for value in (row.first_s, row.last_s))
-        table.add_row(row.kind, f"{row.count:,}", first, last, Text(row.message))
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _cells(times: Times) -> tuple[str, ...]:
-    return tuple(duration(value) for value in (times.mean_s, *times.percentiles_s))
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
-def _say(console: Console, text: str, *, style: str = "") -> None:
-    say: Callable[..., None] = console.print
-    say(text, style=style, markup=False, highlight=False, soft_wrap=True)

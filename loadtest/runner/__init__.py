@@ -2,17 +2,18 @@
 
     options     what can be asked of a run
     schedule    which turn is due when: open and closed loop; no clock
-    prompts     what a turn says; requests: how it is sent
+    prompts     the prompt of a turn; requests: how it is sent
     target      what answers at a base URL, asked before anything is sent
     exchange    one request and its streamed answer: bytes in, a result out
     sending     the HTTP client of both drivers
     driver      `replay`: a workload, every turn known beforehand
     sessions    `drive`: conversations that go on with what the model said
     run_file    results as JSON Lines
-    tally       running figures; display: the same on a terminal or in a log
+    display     running figures on a terminal or in a log
+    stop        how a signal ends a run
     stack       fresh replicas and a router for a run; children, leash: their processes
 
-What must not live here: what is run (replay, compare, demo), and how results are judged.
+Commands (replay, compare, demo) choose what is run and judge the results.
 """
 
 from loadtest.runner.driver import Started, replay

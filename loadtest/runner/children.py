@@ -1,7 +1,7 @@
 """Child processes with a log each: started, awaited, watched, and ended by their own pid.
 
-A child is ready when it has announced itself in its log. A child that ends on its own is an
-error that carries the end of its log: that is where it says why.
+A child is ready when it has announced itself in its log. A child that ends on its own is an error;
+the error has the end of its log.
 """
 
 from __future__ import annotations
@@ -114,12 +114,14 @@ async def running(
     env: Mapping[str, str],
     python: str | None = None,
 ) -> AsyncIterator[Child]:
-    """Run a command of `python` (`argv` without it) for as long as the context lasts.
+    """Run a Python command for as long as the context lasts.
 
-    None is this interpreter.
+    The child has a session of its own: Ctrl-C at the terminal reaches the command alone, which then
+    ends its children in order.
 
-    It has a session of its own: Ctrl-C at the terminal reaches the demo alone, which then ends
-    its children in order.
+    Args:
+        argv: Arguments of the interpreter.
+        python: The interpreter; None: this one.
     """
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(

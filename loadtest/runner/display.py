@@ -1,24 +1,19 @@
-"""What is to be seen while runs go on: a table on a terminal, lines where there is none.
-
-One row for each label (a policy, a target, a variant) with its latest run. Below the table:
-what was measured recently in the run that goes on.
-"""
+"""What is shown while runs go on: bars on a terminal, lines if the output is not one."""
 
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol, Self
+from collections.abc import Sequence
+from typing import Final, Self
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from loadtest.runner.tally import RECENT_S, Tally, percentile
-from loadtest.words import clock, duration, ratio, thousands
+from loadtest import results
+from loadtest.results import TurnResult
+from loadtest.words import duration, ratio
 
 _LINE_EVERY_S: Final = 5.0
 _REFRESH_S: Final = 0.25
@@ -26,199 +21,157 @@ _BAR_WIDTH: Final = 18
 _SHARES: Final = (0.5, 0.9, 0.99)
 
 
-class Display(Protocol):
-    """Shows one run after the other; a context, so that a terminal is left as it was."""
+class Tally:
+    """Running figures of one run. Warm-up turns are counted, but not timed.
 
-    def __enter__(self) -> Self: ...
+    The run sets `elapsed_s`.
+    """
 
-    def __exit__(self, *exc: object) -> None: ...
+    __slots__ = ("_lates", "_num_cached_tokens", "_num_prompt_tokens", "_ttfts", "elapsed_s",
+                 "errors", "label", "num_done", "num_sent", "total_turns")  # fmt: skip
 
-    def starting(self, label: str) -> None:
-        """Show that a run is being prepared: its processes start."""
-        ...
+    def __init__(self, label: str, total_turns: int) -> None:
+        self.label = label
+        self.total_turns = total_turns
+        self.num_sent = 0
+        self.num_done = 0
+        self.errors: Counter[str] = Counter()
+        self.elapsed_s = 0.0
+        self._num_prompt_tokens = 0  # of turns whose cached tokens are known
+        self._num_cached_tokens = 0
+        self._ttfts: list[float] = []
+        self._lates: list[float] = []
 
-    def update(self, tally: Tally) -> None:
-        """Show newer figures of the run; may be called at every turn, in any thread."""
-        ...
+    @property
+    def hit_ratio(self) -> float | None:
+        """Cached tokens among prompt tokens; None: not known yet."""
+        if not self._num_prompt_tokens:
+            return None
+        return self._num_cached_tokens / self._num_prompt_tokens
 
-    def finished(self, tally: Tally, note: str = "") -> None:
-        """Show the run's last figures, and what is to be said of it."""
-        ...
+    def send(self) -> None:
+        """Count a turn that is sent."""
+        self.num_sent += 1
+
+    def advance(self, num_turns: int) -> None:
+        """Count turns that are done and whose results come later; may be called in a thread."""
+        self.num_done += num_turns
+
+    def add(self, result: TurnResult, *, advances: bool = True) -> None:
+        """Take a turn's result; without `advances` it was counted before."""
+        self.num_done += advances
+        insort(self._lates, result.late_s)
+        if result.error is not None:
+            self.errors[result.error] += 1
+            return
+        if result.is_warm_up:
+            return
+        if result.num_cached_tokens is not None and result.num_prompt_tokens is not None:
+            self._num_prompt_tokens += result.num_prompt_tokens
+            self._num_cached_tokens += result.num_cached_tokens
+        if result.ttft_s is not None:
+            insort(self._ttfts, result.ttft_s)
+
+    def figures(self) -> str:
+        """Write the figures in one line of at most 80 columns (longer with errors)."""
+        times = [f"p{100 * s:.0f} {duration(percentile(self._ttfts, s))}" for s in _SHARES]
+        parts = [
+            f"TTFT {' '.join(times)}",
+            f"hit {ratio(self.hit_ratio)}",
+            f"late p99 {duration(percentile(self._lates, 0.99))}",
+        ]
+        if self.num_sent > self.num_done:
+            parts.append(f"{self.num_sent - self.num_done} in flight")
+        if self.errors:
+            counts = ", ".join(f"{kind} {count}" for kind, count in self.errors.most_common())
+            parts.append(f"FAILED {counts}")
+        return "  ".join(parts)
 
 
-def make_display(console: Console, labels: Sequence[str], num_rounds: int = 1) -> Display:
-    """Choose a table for a terminal, lines for anything else."""
-    if console.is_terminal and not console.is_dumb_terminal:
-        return LiveDisplay(console, labels, num_rounds)
-    return PlainDisplay(console, labels, num_rounds)
+class Display:
+    """Shows one run after the other; a context, so that a terminal is left as it was.
 
+    Args:
+        labels: Of the runs: policies, targets or variants. Each has a bar with its latest run.
+        num_rounds: How often each label runs.
+    """
 
-class PlainDisplay:
-    """A line every few seconds and one at the end of a run; for logs."""
-
-    __slots__ = ("_console", "_due_s", "_num_done", "_num_runs", "_width")
+    __slots__ = ("_bars", "_console", "_due_s", "_num_done", "_num_runs", "_progress", "_shown_s",
+                 "_width")  # fmt: skip
 
     def __init__(self, console: Console, labels: Sequence[str], num_rounds: int = 1) -> None:
         self._console = console
         self._num_runs = len(labels) * num_rounds
         self._num_done = 0
-        self._width = max(map(len, labels)) if len(labels) > 1 else 0
         self._due_s = _LINE_EVERY_S
+        self._shown_s = 0.0
+        self._width = max(map(len, labels)) if len(labels) > 1 else 0
+        # A thread that refreshes by itself would delay the driver.
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(_BAR_WIDTH),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            auto_refresh=False,
+            disable=not console.is_terminal or console.is_dumb_terminal,
+        )
+        self._bars = {
+            label: self._progress.add_task(label, total=None, figures="to come") for label in labels
+        }
 
     def __enter__(self) -> Self:
+        self._progress.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        return None
+        self._progress.stop()
 
     def starting(self, label: str) -> None:
+        """Show that a run is being prepared: its processes start."""
         self._due_s = _LINE_EVERY_S
+        self._progress.update(self._bars[label], completed=0, figures="starting …", refresh=True)
         self._print(f"{label}: starting replicas and router, caches cold")
 
     def update(self, tally: Tally) -> None:
-        if tally.elapsed_s >= self._due_s:
-            self._due_s = tally.elapsed_s + _LINE_EVERY_S
-            self._print(self._name(tally) + progress_line(tally))
-
-    def finished(self, tally: Tally, note: str = "") -> None:
-        self._num_done += 1
-        parts = [progress_line(tally), note or "done"]
-        if self._num_runs > 1:
-            parts.insert(0, f"{self._num_done}/{self._num_runs}")
-        self._print(self._name(tally) + "  ".join(parts))
-
-    def _name(self, tally: Tally) -> str:
-        return f"{tally.label:<{self._width}}  " if self._width else ""
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def progress_line(tally: Tally) -> str:
-    """Put a run's figures into one line of at most 100 columns (longer with errors)."""
-    parts = [
-        f"{tally.elapsed_s:4.0f} s",
-        f"{tally.num_done}/{tally.total_turns}",
-        "TTFT " + " ".join(_percentiles(tally)),
-        f"hit {ratio(tally.hit_ratio)}",
-    ]
-    parts.append(f"late p99 {duration(tally.late_s(0.99))}")
-    if tally.num_in_flight:
-        parts.append(f"{tally.num_in_flight} in flight")
-    if tally.errors:
-        parts.append(f"FAILED {error_counts(tally.errors)}")
-    return "  ".join(parts)
-
-
-def _percentiles(tally: Tally) -> list[str]:
-    return [f"p{share * 100:.0f} {duration(tally.ttft_s(share))}" for share in _SHARES]
-
-
-class LiveDisplay:
-    """A row for each label with the bar of its latest run, and below it the one that goes on."""
-
-    __slots__ = ("_labels", "_live", "_num_done", "_num_rounds", "_shown_s", "_starting",
-                 "_tallies", "_tally")  # fmt: skip
-
-    def __init__(self, console: Console, labels: Sequence[str], num_rounds: int = 1) -> None:
-        self._labels = labels
-        self._num_rounds = num_rounds
-        self._num_done: Counter[str] = Counter()
-        self._tallies: dict[str, Tally] = {}
-        self._tally: Tally | None = None
-        self._starting: str | None = None
-        self._shown_s = 0.0
-        # Refreshed here: a thread of Live's own would hold the driver up when it likes.
-        self._live = Live(get_renderable=self.render, console=console, auto_refresh=False)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._tally = self._starting = None
-        self._live.stop()
-
-    def starting(self, label: str) -> None:
-        self._starting, self._tally = label, None
-        self._tallies.pop(label, None)
-        self._live.refresh()
-
-    def update(self, tally: Tally) -> None:
-        self._starting, self._tally = None, tally
-        self._tallies[tally.label] = tally
+        """Show newer figures of the run; may be called at every turn, in any thread."""
+        if self._progress.disable:
+            if tally.elapsed_s >= self._due_s:
+                self._due_s = tally.elapsed_s + _LINE_EVERY_S
+                self._print(self._line(tally))
+            return
         now_s = time.monotonic()
         if now_s - self._shown_s >= _REFRESH_S:
             self._shown_s = now_s
-            self._live.refresh()
+            self._draw(tally)
 
     def finished(self, tally: Tally, note: str = "") -> None:
-        self._num_done[tally.label] += 1
-        self._tallies[tally.label] = tally
-        self._starting = self._tally = None
-        self._live.refresh()
+        """Show the run's last figures, and what is to be said of it."""
+        self._num_done += 1
+        self._due_s = _LINE_EVERY_S
+        self._draw(tally)
+        place = f"{self._num_done}/{self._num_runs}" if self._num_runs > 1 else ""
+        self._print(self._line(tally, place, note or "done"))
 
-    def render(self) -> Group:
-        """Build what the terminal shows now."""
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("")
-        if self._num_rounds > 1:
-            table.add_column("rounds", justify="right", no_wrap=True)
-        table.add_column("", min_width=_BAR_WIDTH, no_wrap=True)
-        for name in ("turns", "TTFT p50", "p90", "p99", "hit", "recomp.", "time"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for label in self._labels:
-            self._add_row(table, label)
-        return Group(table, Text(), self._below())
-
-    def _add_row(self, table: Table, label: str) -> None:
-        tally = self._tallies.get(label)
-        rounds = []
-        if self._num_rounds > 1:
-            rounds = [f"{self._num_done[label]}/{self._num_rounds}"]
-        if tally is None:
-            state = "starting …" if label == self._starting else "to come"
-            table.add_row(Text(label), *rounds, Text(state, style="dim"), *[""] * 7)
-            return
-        turns = Text(f"{tally.num_done}/{tally.total_turns}")
-        if tally.errors:
-            turns.append(f" {tally.num_errors} failed", style="bold red")
-        table.add_row(
-            Text(label, style="bold" if tally is self._tally else ""),
-            *rounds,
-            ProgressBar(
-                total=max(1, tally.total_turns), completed=tally.num_done, width=_BAR_WIDTH
-            ),
-            turns,
-            *(duration(tally.ttft_s(share)) for share in _SHARES),
-            ratio(tally.hit_ratio),
-            thousands(tally.num_recomputed_tokens),
-            clock(tally.elapsed_s),
+    def _draw(self, tally: Tally) -> None:
+        self._progress.update(
+            self._bars[tally.label],
+            total=tally.total_turns,
+            completed=tally.num_done,
+            figures=tally.figures(),
+            refresh=True,
         )
 
-    def _below(self) -> Group:
-        tally = self._tally
-        if tally is None:
-            return Group()
-        errors = []
-        if tally.errors:
-            errors.append(Text(f"errors: {error_counts(tally.errors)}", style="bold red"))
-        return Group(_state(tally), *errors)
+    def _line(self, tally: Tally, place: str = "", note: str = "") -> str:
+        name = f"{tally.label:<{self._width}}" if self._width else ""
+        figures = f"{tally.elapsed_s:4.0f} s  {tally.num_done}/{tally.total_turns}"
+        return "  ".join(filter(None, (name, place, figures, tally.figures(), note)))
+
+    def _print(self, line: str) -> None:
+        if self._progress.disable:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _state(tally: Tally) -> Text:
-    recent = tally.recent_ttfts()
-    shown = " ".join(duration(percentile(recent, share)) for share in _SHARES)
-    line = Text(f"last {RECENT_S:.0f} s: TTFT {shown}   late p99 {duration(tally.late_s(0.99))}")
-    if tally.num_in_flight:
-        line.append(f"   {tally.num_in_flight} in flight")
-    left_s = tally.left_s()
-    if left_s is not None:
-        line.append(f"   about {clock(left_s)} left")
-    return line
-
-
-def error_counts(errors: Mapping[str, int]) -> str:
-    """Write errors by kind, the most frequent first."""
-    ordered = sorted(errors.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{kind} {count}" for kind, count in ordered)
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """Pick the nearest-rank percentile of sorted values; None of none: unknown is no 0."""
+    return results.percentile(ordered, share) if ordered else None

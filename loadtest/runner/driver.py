@@ -12,8 +12,8 @@ How it ends:
        dropped, the run is partial
     4  cancelled (Ctrl-C): as 3
 
-Times are of the monotonic clock itself: uvloop's own stands still during an iteration, and counts
-in milliseconds.
+Times are of the monotonic clock. uvloop's own clock stands still during an iteration and counts in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def replay(
         prompts: Makes the turns' prompts; None: as the options say (`loadtest.text`).
 
     Failed turns are results. A run that was cut short is returned with `is_complete=False` and a
-    note; so it is when the calling task is cancelled, which ends there.
+    note. So is a run whose task was cancelled; the cancellation ends here.
 
     Raises:
         TargetError: nothing was sent, for the target does not answer or lacks the model.
@@ -346,7 +346,7 @@ class _Driver:
         return replace(result, is_warm_up=True) if is_warm_up else result
 
     def _check_gone(self, result: TurnResult) -> None:
-        """Count refused connections; any answer starts anew, one that broke off says nothing."""
+        """Count refused connections in a row; any answer resets the count."""
         if result.error == "connect":
             self._num_refused += 1
         elif result.status is not None:

@@ -1,12 +1,12 @@
-"""One request and its streamed answer, as far as they are known: bytes in, a `TurnResult` out.
+"""One request and its streamed answer: bytes in, a `TurnResult` out.
 
-What must live here: reading an event stream of the chat and completions APIs, and what a client
-measures by it. What must not: sockets, a clock (`now_s` is an argument), what was sent.
+An exchange reads the event stream of the chat and completions APIs. It has no sockets and no clock;
+`now_s` is an argument.
 
     first token   the first event that carries one. A chat stream opens with an event that names
                   the role only; it counts only where no event ever carries text.
     gaps          between events that carry tokens. Tokens that come with others have a gap of
-                  zero, so that an engine that bundles tokens is not given fewer gaps.
+                  zero, so an engine that bundles tokens does not have fewer gaps.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _TEXT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "tool_calls"
 
 
 class Exchange:
-    """What is known so far. Call `begin`, then `refuse` or `receive` … `close`, then `result`.
+    """One exchange. Call `begin`, then `refuse` or `receive` … `close`, then `result`.
 
     Args:
         start_s: When the request was sent, on the caller's clock.
         due_s: When it should have been (open loop): times count from there. None: from `start_s`.
         late_s: How late the sender was.
         keep_text: Keep the reply's text, for conversations that go on with it.
-        secret: Blotted out of error messages (an API key that a server may repeat).
+        secret: Removed from error messages (an API key that a server may repeat).
     """
 
     __slots__ = ("_due_s", "_errors", "_events_seen", "_first_event_s", "_first_token_s", "_gaps",
@@ -95,7 +95,7 @@ class Exchange:
         self.fail(f"http_{self.status}", error_text(body))
 
     def fail(self, kind: str, message: str) -> None:
-        """Note an error; the first one stands."""
+        """Record an error; later errors are ignored."""
         if self._errors:
             return
         if self._secret:
@@ -103,7 +103,7 @@ class Exchange:
         self._errors = {"error": kind, "error_message": message[:_MAX_MESSAGE]}
 
     def receive(self, data: bytes, now_s: float) -> None:
-        """Take the next piece of the stream, cut anywhere."""
+        """Take the next piece of the stream; it may be cut anywhere."""
         *lines, rest = (self._rest + data if self._rest else data).split(b"\n")
         self._rest = rest
         for line in lines:
@@ -206,7 +206,7 @@ class Exchange:
 
 
 def error_text(body: bytes) -> str:
-    """Find what an error answer says, without what it repeats of the request.
+    """Return the message of an error answer, without quotes of the request.
 
     Known shapes: `{"error": {"message": …}}`, `{"error": "…"}`, `{"message": …}`,
     `{"detail": …}`; anything else is shown as it is if it is short.
@@ -220,8 +220,7 @@ def error_text(body: bytes) -> str:
         if isinstance(found, dict) and found.get(name):
             found = found[name]
     text = found if isinstance(found, str) else orjson.dumps(found).decode()
-    # vLLM's validation errors quote what they were given: prompts do not belong into a file
-    # of results.
+    # vLLM's validation errors quote the prompt, which does not belong in a file of results.
     for quote in ("'input':", '"input":'):
         text = text.partition(quote)[0]
     return " ".join(text.split())[:_MAX_MESSAGE]

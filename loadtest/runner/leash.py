@@ -1,7 +1,7 @@
 """Run a command that dies with its parent: `leash.py PARENT_PID COMMAND…`.
 
-The parent ends its processes itself. This is for when it cannot: killed without warning, it leaves
-nothing behind. Linux only (prctl); elsewhere the command runs all the same.
+A parent that was killed cannot end its processes; the kernel then ends them. This works on Linux
+only (prctl). Elsewhere the command runs without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be asked of a replay, beside the workload and the target."""
+"""Options of a replay, beside the workload and the target."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ReplayOptions(Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     timeout_s: float = 300.0  # longest silence, from sending on
     warm_up_turns: int = 0  # the workload's first turns are sent, but not counted
-    warm_up_s: float = 0.0  # likewise turns that are sent in the first seconds
+    warm_up_s: float = 0.0  # also not counted: turns that are sent in the first seconds
     stop_after_s: float | None = None  # no turn is sent after that; those in flight are awaited
     max_errors: int = 10  # refused connections in a row that end the run
     settings: dict[str, str | int | float | bool] = {}  # kept with the run, as they are

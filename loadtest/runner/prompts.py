@@ -1,12 +1,12 @@
-"""What a turn says: a trace's own messages, or words and token ids made from its hash ids.
+"""The prompt of a turn: a trace's own messages, or words and token ids made from its hash ids.
 
     api           turn with messages          turn without
     auto          its messages, as a chat     token ids, as a completion
     completions   token ids (of its blocks)   token ids
     chat          its messages                one user message of words
 
-Token ids need no tokenizer: any ids that the model has will do, since equal hash ids become equal
-tokens. Words need the model's own tokenizer to be exactly as many tokens as the workload says.
+Token ids need no tokenizer: any ids of the model will do, because equal hash ids become equal
+tokens. Words need the model's own tokenizer to give exactly as many tokens as the workload says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is sent for a turn: its prompt, and what makes its answer as long as the workload says."""
+"""The request for a turn: its prompt, and fields that set the length of its answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Run files: one line that says what the run was (`RunInfo`), then one `TurnResult` a line.
+"""Run files: one line that describes the run (`RunInfo`), then one `TurnResult` a line.
 
-The file is written while the run goes on, so that a crash keeps what was measured: the first line
-says "not complete" until the end, when it is written over in place (it is padded with spaces).
+The file is written during the run, so a crash keeps what was measured. The first line says "not
+complete" until the end. It is padded with spaces, and then written over in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from loadtest.results import RUN_SCHEMA, Run, RunInfo, TurnResult
 
 UNFINISHED: Final = "the run is still going on, or it was killed"
-_PADDING: Final = 1024  # bytes that the last word on a run may take more than the first
+_PADDING: Final = 1024  # bytes by which the final first line may be longer
 _FAMILY: Final = RUN_SCHEMA.partition("/")[0]
 _MAX_LISTED: Final = 60
 
@@ -31,7 +31,7 @@ class RunFileError(ValueError):
 
 
 class RunWriter:
-    """Writes a run as it happens. A context: what was written stays, whatever happens.
+    """Writes a run as it happens; a context.
 
     Raises (on entry):
         FileExistsError: the file is there, and `overwrite` is not set.
@@ -68,7 +68,7 @@ class RunWriter:
         self._write(msgspec.json.encode(result) + b"\n")
 
     def end(self, info: RunInfo) -> None:
-        """Write the first line over, now that it is known how the run ended."""
+        """Write the first line again, with how the run ended."""
         line = msgspec.json.encode(info)
         if len(line) > self._width:
             room = max(0, len(info.note) - (len(line) - self._width))

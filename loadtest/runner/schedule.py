@@ -1,12 +1,12 @@
 """Which turn comes next, and when: open loop and closed loop, without a clock.
 
     open      every turn at its arrival, whatever became of the others
-    closed    a turn `wait_s` after the last of those it comes `after` is done, well or badly;
-              turns with nothing to come after at their arrival, but only when their session may
-              run: `concurrency` run at once, each with its sub-agents and whatever hangs on it
+    closed    a turn `wait_s` after the last turn that it comes `after` is done, well or badly
 
-Ask `next_due`, wait until then or until a turn is done, then `take` what is due and call `finish`
-when it is done. Seconds count from the start of the replay.
+A turn that waits for no other is sent at its arrival, but only if its session may run:
+`concurrency` sessions run at once, each with its sub-agents. Ask `next_due`, wait until then or
+until a turn is done, then `take` the turn that is due, and call `finish` when it is done. Seconds
+count from the start of the replay.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from loadtest.runner.options import ReplayError
 from loadtest.workload import Turn, Workload
@@ -29,38 +29,13 @@ class Entry(Struct, frozen=True, order=True, gc=False):
     index: int
 
 
-class Schedule(Protocol):
-    """Decides about times; the turns themselves are the workload's."""
-
-    @property
-    def num_left(self) -> int:
-        """Count the turns that were not taken yet."""
-        ...
-
-    def next_due(self) -> float | None:
-        """Return when the next turn is due; None: when another is done, or never again."""
-        ...
-
-    def upcoming(self, count: int) -> Sequence[int]:
-        """List the places of about the next turns, as far as known now, the first one first."""
-        ...
-
-    def take(self) -> Entry:
-        """Remove and return the turn that is due next; only if `next_due` names a time."""
-        ...
-
-    def finish(self, index: int, now_s: float) -> None:
-        """Note that a turn is done."""
-        ...
-
-
 def make_schedule(
     workload: Workload, *, closed: bool, scale_time: float, concurrency: int | None
 ) -> Schedule:
     """Choose between open and closed loop; arrival and wait times are multiplied."""
     if closed:
-        return ClosedSchedule(workload.turns, scale_time, concurrency)
-    return OpenSchedule(workload.turns, scale_time)
+        return Schedule(workload.turns, scale_time, concurrency)
+    return Schedule([replace(turn, after=()) for turn in workload.turns], scale_time)
 
 
 def time_scale(workload: Workload, *, rate: float | None, load_factor: float | None) -> float:
@@ -81,50 +56,22 @@ def time_scale(workload: Workload, *, rate: float | None, load_factor: float | N
     return (len(workload.turns) - 1) / rate / workload.span_s
 
 
-class OpenSchedule:
-    """Turns at their arrival; the first one at 0."""
+class Schedule:
+    """Decides about times; the turns themselves are the workload's.
 
-    __slots__ = ("_first_s", "_next", "_scale", "_turns")
+    A family is all sessions that wait for one another: a session and its sub-agents. It keeps
+    its place until its last turn is done, so no turn waits for a turn that may not start.
 
-    def __init__(self, turns: Sequence[Turn], scale: float) -> None:
-        self._turns = turns
-        self._scale = scale
-        self._first_s = turns[0].arrival_s if turns else 0.0
-        self._next = 0
-
-    @property
-    def num_left(self) -> int:
-        return len(self._turns) - self._next
-
-    def next_due(self) -> float | None:
-        if self._next == len(self._turns):
-            return None
-        return (self._turns[self._next].arrival_s - self._first_s) * self._scale
-
-    def upcoming(self, count: int) -> Sequence[int]:
-        return range(self._next, min(self._next + count, len(self._turns)))
-
-    def take(self) -> Entry:
-        due_s = self.next_due()
-        assert due_s is not None
-        self._next += 1
-        return Entry(due_s, self._next - 1)
-
-    def finish(self, index: int, now_s: float) -> None:
-        return None
-
-
-class ClosedSchedule:
-    """Turns after those they wait for, `concurrency` families of sessions at once (None: all).
-
-    A family is all sessions that wait for one another: a session and its sub-agents. It holds
-    its place until its last turn is done, so that no turn waits for one that may not start.
+    Args:
+        turns: In order of arrival; the first one is due at 0.
+        scale: Factor for arrival and wait times.
+        concurrency: Families that run at once; None: all.
     """
 
     __slots__ = ("_families", "_family_of", "_followers", "_heap", "_num_free", "_num_left",
                  "_num_missing", "_ready_s", "_scale", "_turns", "_waiting")  # fmt: skip
 
-    def __init__(self, turns: Sequence[Turn], scale: float, concurrency: int | None) -> None:
+    def __init__(self, turns: Sequence[Turn], scale: float, concurrency: int | None = None) -> None:
         self._turns = turns
         self._scale = scale
         self._num_left = len(turns)
@@ -150,20 +97,25 @@ class ClosedSchedule:
 
     @property
     def num_left(self) -> int:
+        """Count the turns that were not taken yet."""
         return self._num_left
 
     def next_due(self) -> float | None:
+        """Return when the next turn is due; None: when another is done, or never again."""
         return self._heap[0].due_s if self._heap else None
 
     def upcoming(self, count: int) -> Sequence[int]:
-        # The top of a heap, not the smallest of all of it: this is asked at every turn.
+        """List the places of about the next turns, as far as known now, the first one first."""
+        # The top of the heap, not its smallest entries: this is asked at every turn.
         return [entry.index for entry in sorted(self._heap[: 2 * count])[:count]]
 
     def take(self) -> Entry:
+        """Remove and return the turn that is due next; only if `next_due` names a time."""
         self._num_left -= 1
         return heapq.heappop(self._heap)
 
     def finish(self, index: int, now_s: float) -> None:
+        """Record that a turn is done."""
         for follower in self._followers.get(index, ()):
             self._num_missing[follower] -= 1
             if not self._num_missing[follower]:

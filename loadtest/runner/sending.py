@@ -1,4 +1,4 @@
-"""The runner's HTTP client: one request sent, its answer read into an exchange."""
+"""The runner's HTTP client: send a request, and read its answer into an exchange."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def send(
     *,
     headers: Mapping[str, str],
 ) -> None:
-    """Send a JSON body and read the answer; what goes wrong is noted in the exchange.
+    """Send a JSON body and read the answer; the exchange records errors.
 
     Args:
         client: Of `make_client`.

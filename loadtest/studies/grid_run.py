@@ -21,14 +21,14 @@ from policies import Policy
 
 SCHEMA: Final = "warmroute.grid/1"
 ENGINES: Final[dict[Prefill, str]] = {"fast": "cpu-tiny", "slow": "cpu-slow"}
-MODEL: Final = "tiny"  # as the real engines serve it: sessions are hashed alike
+MODEL: Final = "tiny"  # as the real engines serve it, so sessions have the same hashes
 _BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaults, CPU, API server
 _BATCH_REQUESTS: Final = 128
 _POOL_SPEED: Final[dict[Prefill, float]] = {"fast": 0.3, "slow": 2.5}
 """A fetched token over a computed one, attention left out; over TCP, fitted on 133, 130 to 132."""
-_POOL_PACE: Final = 1.15  # all takes so much longer: engines look up and write, too; likewise
+_POOL_PACE: Final = 1.15  # engines also look up and write; fitted in the same way
 _EVENT_LAG_S: Final = 0.01
-_TO_ENGINE_S: Final = 0.02  # rendering, tokenizing, queueing; fitted likewise
+_TO_ENGINE_S: Final = 0.02  # rendering, tokenizing, queueing; fitted in the same way
 
 DEFAULT: Final = "kv_aware"
 WITHOUT_QUEUE: Final = f"{DEFAULT}:queue.mode=off"
@@ -178,47 +178,34 @@ def num_moved(turns: Sequence[TurnResult]) -> int:
 def setup_of(draw: Draw, repeat: int = 0, pace: float = 1.0) -> Setup:
     """Describe the two engines to the simulator; each repeat has its own way to them.
 
-    Which request comes first decides what is evicted, and milliseconds decide who comes first: one
-    run of an overrun cell says little, simulated or real.
+    Milliseconds decide which request comes first, and so what is evicted. One run of an
+    over-committed cell therefore says little, simulated or real.
     """
-    has_pool = draw.cell.has_pool
-    pool_pace = _POOL_PACE if has_pool else 1.0
-    setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed, draw.cell.prefill, pool_pace * pace)
-    return replace(
-        setup,
-        pool=PoolSetup(speed=_POOL_SPEED[draw.cell.prefill]) if has_pool else None,
-        to_engine_s=setup.to_engine_s * (1.0 + 0.1 * (-1) ** repeat * ((repeat + 1) // 2)),
-    )
-
-
-def fleet(
-    num_replicas: int, num_blocks: int, seed: int, prefill: Prefill = "fast", pace: float = 1.0
-) -> Setup:
-    """Describe engines as the real ones were fitted, and sessions in a closed loop.
-
-    `pace`: of a machine that takes so many times as long.
-    """
+    cell = draw.cell
+    pace *= _POOL_PACE if cell.has_pool else 1.0
+    to_engine = 1.0 + 0.1 * (-1) ** repeat * ((repeat + 1) // 2)
     return Setup(
-        num_replicas=num_replicas,
-        num_blocks=num_blocks,
-        engine=ENGINES[prefill],
-        time_model=PRESETS[ENGINES[prefill]].slower(pace),
+        num_replicas=NUM_ENGINES,
+        num_blocks=draw.num_blocks,
+        engine=ENGINES[cell.prefill],
+        time_model=PRESETS[ENGINES[cell.prefill]].slower(pace),
         max_num_batched_tokens=_BATCH_TOKENS,
         max_num_seqs=_BATCH_REQUESTS,
+        pool=PoolSetup(speed=_POOL_SPEED[cell.prefill]) if cell.has_pool else None,
         load=None,
         loop="closed",
-        to_engine_s=pace * _TO_ENGINE_S,
+        to_engine_s=pace * _TO_ENGINE_S * to_engine,
         event_lag_s=_EVENT_LAG_S,
         model=MODEL,
-        seed=seed,
+        seed=draw.seed,
     )
 
 
 def under(label: str, setup: Setup) -> tuple[Policy, Setup]:
-    """Return an arm's policy, and a fleet with the arm's queue.
+    """Return a variant's policy, and a fleet with the variant's queue.
 
     Raises:
-        ValueError: `label` names no arm.
+        ValueError: `label` names no variant.
     """
     arm = arm_of(label)
     return arm.make_policy(), replace(setup, queue=arm.queue_rules())

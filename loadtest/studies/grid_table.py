@@ -17,7 +17,7 @@ NEAR: Final = 0.1
 """How far a simulation may be from the real run."""
 
 _HEADER: Final = (
-    "arm", "recomputed", "over baseline", "TTFT mean, s", "over baseline", "P90, s", "exact",
+    "variant", "recomputed", "over baseline", "TTFT mean, s", "over baseline", "P90, s", "exact",
     "moved", "router p99, ms",
 )  # fmt: skip
 
@@ -34,7 +34,7 @@ def report(runs: Sequence[GridRun], baseline: str = BASELINE) -> str:
 
 
 def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
-    """Lay recomputed tokens and times of real runs beside those of the same, simulated."""
+    """Compare recomputed tokens and times of real runs with their simulations."""
     rows, errors = [], []
     for cell in _cells(real):
         for arm in _arms(real):
@@ -61,7 +61,7 @@ def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
                 ]
             )
     header = [
-        "cell", "arm", "recomputed: real", "simulated", "ratio", "TTFT mean, s: real",
+        "cell", "variant", "recomputed: real", "simulated", "ratio", "TTFT mean, s: real",
         "simulated", "ratio",
     ]  # fmt: skip
     num_near = sum(error <= NEAR for error in errors)
@@ -74,7 +74,7 @@ def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
 def ratios(
     runs: Sequence[GridRun], baseline: str, value: Callable[[GridRun], float], arm: str
 ) -> list[float]:
-    """Divide an arm's values by the baseline's, seed by seed, cell by cell."""
+    """Divide a variant's values by the baseline's, seed by seed, cell by cell."""
     base: dict[tuple[Cell, int], list[float]] = {}
     for run in runs:
         if run.arm == baseline:
@@ -142,7 +142,7 @@ def _over(value: float, total: float) -> str:
 
 
 def best_table(runs: Sequence[GridRun], arm: str, others: Collection[str]) -> str:
-    """Lay an arm beside the best of others, cell by cell: figures over those of the best."""
+    """Divide a variant's figures by those of the best other variant, cell by cell."""
     rows = []
     for cell in _cells(runs):
         of_cell = [run for run in runs if run.cell == cell]

@@ -1,4 +1,4 @@
-"""How a study is asked for its variants, and runs: with a progress bar, leaving nothing behind."""
+"""The command line and the progress bar of a study."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadtest.runner.children import ChildDied
 def measured(measure: Callable[[Progress], None], console: Console) -> int:
     """Measure with a progress bar; return the exit status: 130 after Ctrl-C, 1 if it failed.
 
-    What was done before is the caller's to show.
+    The caller shows results so far.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
@@ -32,7 +32,7 @@ def measured(measure: Callable[[Progress], None], console: Console) -> int:
 
 
 def add_arms(asked: argparse.ArgumentParser, default: Sequence[str]) -> None:
-    """Let a command line name arms, as `loadtest.compare.arms.arm_of` reads them."""
+    """Let a command line name variants, as `loadtest.compare.arms.arm_of` reads them."""
     asked.add_argument(
         "--arms", nargs="+", default=default, metavar="POLICY[:PARAM=VALUE,…]",
         help="policies by label, with the queue as it is by default; queue.KEY=VALUE: with "

@@ -1,7 +1,7 @@
 """Two real engines, and one router after the other in front of them.
 
-What must live here: processes, cold caches, and sending sessions. What must not: which runs there
-are and in which order (real_grid), what is made of the answers (grid_run).
+This module runs processes, clears caches and sends sessions. `real_grid` orders the runs, and
+`grid_run` sums up the answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from loadtest.runner.sessions import drive
 from loadtest.runner.stack import start_router
 from loadtest.studies.cells import NUM_BLOCKS, NUM_ENGINES, Prefill
 from loadtest.studies.grid_run import pace_of
-from router.roles import Role
 from router.scheduling.waiting import QueueRules
 
 SESSION_HEADER: Final = "x-session-id"
@@ -40,7 +39,7 @@ _LEASE_MS: Final = 5_000  # Mooncake's default
 _WARM_UP_TOKENS: Final = 6_000
 _NUM_WARM_UPS: Final = 3  # the last one is timed
 _SHORT_TOKEN: Final = 300  # a prompt of one token
-_BUFFER_STEPS: Final = 500  # a router that joins needs no more than what was since the last clear
+_BUFFER_STEPS: Final = 500  # a router that joins needs only events since the last clear
 _OPTIONS: Final = (*TOOL_OPTIONS, "--enable-scale-out")  # routers may ask them to render
 _MODELS: Final[dict[Prefill, tuple[str, ...]]] = {
     "fast": (),
@@ -67,9 +66,9 @@ Command = Callable[[int, int, Sequence[Engine]], Sequence[str]]
 
 
 class Arm(Struct, frozen=True, kw_only=True):
-    """What stands in front of the engines: one of ours by label, or another router.
+    """The router in front of the engines: one of ours by label, or another one by command.
 
-    Another is ready when its `/v1/models` answers.
+    Another router is ready when its `/v1/models` answers.
     """
 
     label: str
@@ -81,48 +80,26 @@ class Arm(Struct, frozen=True, kw_only=True):
 
 
 class Pair:
-    """Both engines, running; `options` are what a router of ours needs to know besides.
-
-    Roles are written into a configuration file, which names the replicas, too.
+    """Both engines, running; `options` are the pool's, for a router of ours.
 
     Attributes:
-        engines: They themselves.
+        engines: Both engines.
         pace: How long they take for a prompt over their profile in the simulator (`warm_up`).
     """
 
-    __slots__ = ("_has_roles", "_log_dir", "_options", "engines", "pace")
+    __slots__ = ("_log_dir", "_options", "engines", "pace")
 
-    def __init__(
-        self,
-        engines: Sequence[Engine],
-        log_dir: Path,
-        options: Sequence[str],
-        roles: Sequence[Role] = (),
-    ) -> None:
+    def __init__(self, engines: Sequence[Engine], log_dir: Path, options: Sequence[str]) -> None:
         self.engines = engines
-        self._log_dir = log_dir
-        self._options = list(options)
-        self._has_roles = bool(roles)
         self.pace = 1.0
-        if roles:
-            path = log_dir / "roles.json"
-            replicas = [
-                {"url": engine.url, "name": engine.name, "role": role}
-                for engine, role in zip(engines, roles, strict=True)
-            ]
-            path.write_text(json.dumps({"replicas": replicas}))
-            self._options += ["--config", str(path)]
-
-    def num_computed_tokens(self) -> int:
-        """Sum the prompt tokens that both have computed since they started, as they count."""
-        name, source = "vllm:prompt_tokens_by_source_total", "local_compute"
-        return round(sum(engine.metric(name, source=source) for engine in self.engines))
+        self._log_dir = log_dir
+        self._options = options
 
     def warm_up(self, prefill: Prefill) -> None:
-        """Let both compute long prompts: what is made at first use is made, and the pace is known.
+        """Let both engines compute long prompts, to warm them up and to measure their pace.
 
-        Both at once, as they do under load: they share the machine. What prompts of one token take
-        is left out: it is spent in front of the engines.
+        Both compute at once, as under load, because they share the machine. The time of one-token
+        prompts is subtracted: it is spent before the engine computes.
         """
         dice = random.Random("warm up")
 
@@ -145,27 +122,24 @@ class Pair:
     async def run(
         self,
         sessions: Sequence[Session],
-        arm: Arm,
+        variant: Arm,
         on_result: Callable[[TurnResult], None],
-        *,
-        num_alive: int | None = None,
     ) -> list[TurnResult]:
         """Send sessions through a fresh router to cold caches; return every turn's result.
 
         Args:
             sessions: In the order in which they start.
-            arm: What stands in front of the engines.
+            variant: The router in front of the engines.
             on_result: Called after every turn.
-            num_alive: So many at once; None: all.
 
         Raises:
             ChildDied, RuntimeError, TimeoutError: the router did not start.
         """
-        async with self.in_front(arm) as url:
+        async with self.in_front(variant) as url:
             return await drive(
                 url,
                 sessions,
-                concurrency=num_alive or len(sessions),
+                concurrency=len(sessions),
                 session_header=SESSION_HEADER,
                 scripted=True,
                 timeout_s=_SILENCE_S,
@@ -181,8 +155,8 @@ class Pair:
         """
         for engine in self.engines:
             engine.reset_prefix_cache(external=bool(self._options))
-            engine.complete([_SHORT_TOKEN])  # a step: only then it publishes that it is empty
-        urls = [] if self._has_roles else [engine.url for engine in self.engines]
+            engine.complete([_SHORT_TOKEN])  # the engine publishes the clearing with its next step
+        urls = [engine.url for engine in self.engines]
         if arm.command is None:
             flags = [*serve_flags(arm_of(arm.label)), *self._options]
             async with start_router(urls, flags, self._log_dir) as router:
@@ -198,14 +172,8 @@ def running(
     *,
     has_pool: bool,
     prefill: Prefill = "fast",
-    roles: Sequence[Role] = (),
-    does_decode_store: bool = False,
 ) -> Iterator[Pair]:
     """Run both engines, with or without a shared pool, as long as the context lasts.
-
-    Args:
-        roles: Of the first and the second, which share a pool; empty: both do everything.
-        does_decode_store: A decode replica writes the prompts that it computes to the pool.
 
     Raises:
         FileNotFoundError: no vLLM is installed.
@@ -227,8 +195,6 @@ def running(
         with all_up(engines):
             yield _warm(Pair(engines, log_dir, ()), prefill)
         return
-    decode: str = "kv_both" if does_decode_store else "kv_consumer"
-    kv_roles: dict[Role, str] = {"both": "kv_both", "prefill": "kv_producer", "decode": decode}
     master = Master(log_dir, lease_ms=_LEASE_MS)
     with all_up([master], timeout_s=MASTER_READY_S):
         engines = [
@@ -239,13 +205,12 @@ def running(
                 num_blocks=NUM_BLOCKS,
                 max_model_len=_MAX_MODEL_LEN,
                 buffer_steps=_BUFFER_STEPS,
-                kv_role=kv_roles[role],
                 options=_MODELS[prefill],
             )
-            for name, role in zip(names, roles or ("both",) * NUM_ENGINES, strict=True)
+            for name in names
         ]
         with all_up(engines):
-            yield _warm(Pair(engines, log_dir, master.options, roles), prefill)
+            yield _warm(Pair(engines, log_dir, master.options), prefill)
 
 
 def _warm(pair: Pair, prefill: Prefill) -> Pair:

@@ -1,14 +1,13 @@
-"""Which policy computes least, on two real engines with small caches, and as simulated.
+"""Find which policy recomputes least, on two real engines with small caches, or simulated.
 
     python -m loadtest.studies.real_grid --working-set 1.7 --think short --pool no --shared small
     python -m loadtest.studies.real_grid --simulate              all cells in minutes, no engines
     python -m loadtest.studies.real_grid --read FILE...          tables of earlier runs
 
-Closed-loop agent sessions (`draw`) in every cell (`cells`) under every variant: policies by label,
-and other routers by command. All variants of a seed get the same sessions, from cold caches; who
-goes first alternates. Recomputed tokens judge. Seeds below 100 are for tuning, those from 100 on
-for reports: `--report` takes these. Real engines need tests/engines/install.sh; a run takes half a
-minute to a minute, and is simulated as well, to stand beside.
+Closed-loop agent sessions (`draw`) run in every cell (`cells`) under every variant: policies by
+label, and other routers by command. All variants of a seed get the same sessions, from cold caches,
+in alternating order. Seeds below 100 are for tuning, others for reports (`--report`). Real engines
+need tests/engines/install.sh. A run takes up to a minute, and is also simulated for comparison.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def simulate_all(
     found: Found,
     num_repeats: int = 1,
 ) -> None:
-    """Simulate every arm in every cell with every seed."""
+    """Simulate every variant in every cell with every seed."""
     total = len(cells) * len(arms) * len(seeds) * num_repeats
     task = progress.add_task("simulating", total=total)
     for cell in cells:
@@ -87,7 +86,7 @@ def run_all(
     progress: Progress,
     found: Found,
 ) -> None:
-    """Run every arm in every cell with every seed, on real engines.
+    """Run every variant in every cell with every seed, on real engines.
 
     Raises:
         ChildDied, FileNotFoundError, RuntimeError, TimeoutError: a process did not start.
@@ -122,7 +121,7 @@ def run_all(
 
 
 def beside(runs: Sequence[GridRun], progress: Progress) -> list[GridRun]:
-    """Simulate what was run on real engines, as far as the arms are policies."""
+    """Simulate the real runs whose variants are policies."""
     made: list[GridRun] = []
     task = progress.add_task("simulating the same", total=len(runs))
     for run in runs:
@@ -230,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def arms_of(labels: Sequence[str], routers: Sequence[str]) -> list[Arm]:
-    """Make the arms that the command line names.
+    """Make the variants that the command line names.
 
     Raises:
         ValueError: an unknown policy, a command without its places, or a label that comes twice.

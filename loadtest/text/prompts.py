@@ -1,12 +1,12 @@
 """Prompts in which tokens repeat exactly where hash ids do.
 
-Every id stands for `block_size` tokens drawn by a hash of the salt and the id: the same wherever
-it stands, in every process. So two prompts have equal tokens as far as their ids are equal, and
-an engine's own block hashes, of whatever block size, repeat as far. The last block of a prompt may
-be partial; then it is the beginning of what its id stands for.
+Every id stands for `block_size` tokens drawn by a hash of the salt and the id. They are the same at
+every place and in every process. Two prompts therefore have equal tokens as far as their ids are
+equal, and an engine's own block hashes repeat as far. A partial last block is the beginning of its
+id's tokens.
 
-Another salt gives tokens that no cache has seen, for the same workload: variants of a comparison
-each need one of their own to start cold.
+Another salt gives tokens that no cache has seen, for the same workload. Each variant of a
+comparison needs its own salt to start cold.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from loadtest.text.vocabulary import Vocabulary
 from loadtest.workload import Turn
 
 _MIN_BITS: Final = 40
-"""The bits of a block at which ids still differ: of a million ids that follow one prefix (there are
-never so many), some two are alike with an even chance."""
+"""The fewest random bits of a block. With 40 bits, two of a million ids behind one prefix are equal
+with a chance of one half; there are never so many."""
 
 
 class Prompts:

@@ -1,10 +1,10 @@
 """Words whose tokens do not depend on their neighbours.
 
-A word here is a space and some letters. It serves if it is one token behind any other word, and
-one token without its space too (templates may strip what a message begins with, and the count
-must not change). That holds for tokenizers that part words at spaces, as byte-level BPE,
-WordPiece and SentencePiece do. Where some tokens reach across words, words that may become a part
-of one are left out. All of it is tried out on the tokenizer at hand, never assumed.
+A word here is a space and some letters. A usable word is one token behind any other word. It is
+also one token without its space, because templates may strip the beginning of a message. Tokenizers
+that split words at spaces have such words: byte-level BPE, WordPiece and SentencePiece. If tokens
+reach across words, words that may become a part of one are left out. All of this is tested on the
+given tokenizer, never assumed.
 """
 
 from __future__ import annotations

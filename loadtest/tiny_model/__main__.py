@@ -1,4 +1,4 @@
-"""Train the tiny tokenizer anew and write the model directory's JSON files."""
+"""Train the tiny tokenizer again and write the model directory's JSON files."""
 
 from __future__ import annotations
 

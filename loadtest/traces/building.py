@@ -1,12 +1,12 @@
-"""From what a file says to a workload: sessions, order, waits.
+"""Make a workload of what a file says: sessions, order, waits.
 
 1. Requests without a session get one from what they share (`sessions_of`).
 2. Arrivals are spread if asked. In a session that the file names, no turn arrives before the
    one before it in the file; others are put in order of arrival.
 3. A turn without a time arrives when the one before it would be done and its wait over.
 4. A turn comes after the one before it in its session unless the file says otherwise. It
-   waits as long as `delay` says, or else for the gap less the estimated time of that turn
-   (`service_s` with what is not in its predecessor as uncached), never less than 0.
+   waits as long as `delay` says. Without `delay` it waits for the gap between the two, less
+   the estimated time of the turn before (`service_s`).
 5. All turns in order of arrival, ties as in the file; the first one arrives at 0.
 """
 

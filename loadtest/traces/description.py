@@ -1,4 +1,4 @@
-"""What a workload is like, in the figures by which traces are compared."""
+"""A workload in the figures by which traces are compared."""
 
 from __future__ import annotations
 

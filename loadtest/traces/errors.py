@@ -1,4 +1,4 @@
-"""What can be wrong with a workload: a line of its file, or all of it."""
+"""Errors of a workload: a line of its file, or all of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MISSING: Final = re.compile(r"missing required field `(\w+)`")
 
 
 class WorkloadError(ValueError):
-    """A workload cannot be had; the message names the file, the line and the field."""
+    """A workload cannot be read; the message names the file, the line and the field."""
 
 
 class BadLine(ValueError):
@@ -39,7 +39,7 @@ def decoded(decoder: msgspec.json.Decoder[T], raw: bytes, allowed: Mapping[str, 
     """Decode one line.
 
     Raises:
-        BadLine: It is none of this format; names the field and what is allowed there.
+        BadLine: It is not of this format; names the field and what is allowed there.
     """
     try:
         return decoder.decode(raw)

@@ -52,7 +52,7 @@ _MARKS: Final = {
 
 
 def format_of(path: Path) -> str:
-    """Find out a file's format from its first lines.
+    """Detect a file's format from its first lines.
 
     Raises:
         WorkloadError: It is empty, or they are of no format.

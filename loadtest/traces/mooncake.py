@@ -20,8 +20,8 @@ AIPerf's default, and what its generator writes without saying so, are deltas. A
 not say is taken for whole prompts if any follow-up begins with the block that its session began
 with (a delta never does), else for deltas.
 
-Two fields are ours (others ignore them): `block_size` where it is not 512, and `after`, a list of
-[session_id, number of the turn in it], where a turn comes after others than the one before it.
+Two fields are ours, and others ignore them. `block_size` is there if it is not 512. `after` is a
+list of [session_id, number of the turn], if a turn does not come after the one before it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Mooncake(LineReader):
         self._lines.append(line)
 
     def _check(self, line: MooncakeLine) -> str | None:
-        """Hold a line against the format and the lines before; return its session."""
+        """Check a line against the format and the lines before; return its session."""
         session_id = None if line.session_id is None else str(line.session_id)
         check_tokens(line.input_length, line.output_length)
         block_size = self._block_size_of(line)

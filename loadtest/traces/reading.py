@@ -28,7 +28,7 @@ def read_workload(
 
     Args:
         path: The file.
-        format: A key of `FORMATS`; None: found out from its first lines.
+        format: A key of `FORMATS`; None: detected from its first lines.
         skip_bad: Leave bad lines out and count them, instead of ending at the first one.
         max_requests: Only so many, from the beginning of the file.
         block_size: Tokens of a block; None: the format's own.

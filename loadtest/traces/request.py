@@ -95,7 +95,7 @@ class LineReader(ABC):
 
 
 class Clock:
-    """Holds timestamps against the ones before: in order, and within a year of the first."""
+    """Checks timestamps: in order, and within a year of the first."""
 
     __slots__ = ("_first_ms", "_last_ms")
 

@@ -1,4 +1,4 @@
-"""Who belongs together in a trace that does not say."""
+"""Derive the sessions of a trace that does not name them."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from rich.progress import Progress
 
 from loadtest.bench import report
-from loadtest.bench.__main__ import BENCHMARKS, LARGE, main, run_one
+from loadtest.bench.__main__ import BENCHMARKS, main, run_one
 from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.report import Machine, Report, Section
 from loadtest.bench.setting import Setting
 
-IN_PROCESS = ("decision", "queue", "match", "ingest", "tokenization", "redis")
+IN_PROCESS = ("decision", "ingest", "redis")
 WITH_PROCESSES = tuple(name for name in BENCHMARKS if name not in IN_PROCESS)
 
 MACHINE = Machine(cpu="a CPU", num_cores=2, system="Linux", python="CPython 3.11", load_average=0.5)
@@ -39,7 +39,7 @@ def report_of(*sections: Section) -> Report:
     )
 
 
-@pytest.mark.parametrize("name", IN_PROCESS + LARGE)
+@pytest.mark.parametrize("name", IN_PROCESS)
 @pytest.mark.timeout(180)
 def test_parts_are_measured(name: str, setting: Setting) -> None:
     """Every line has figures of its samples, and says what they are."""
@@ -76,8 +76,8 @@ def test_a_benchmark_that_fails_is_a_result(
     def fail(setting: Setting) -> list[Line]:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr("loadtest.bench.bench_match.run", fail)
-    section = run_one("match", setting)
+    monkeypatch.setattr("loadtest.bench.bench_decision.run", fail)
+    section = run_one("decision", setting)
 
     assert (section.error, section.lines) == ("RuntimeError: no such thing", [])
     assert "**Failed: RuntimeError: no such thing**" in report.markdown(report_of(section))
@@ -148,11 +148,11 @@ def test_of_lines_with_the_same_budgets_the_worst_is_shown() -> None:
 
 def test_the_command_runs_what_is_named(tmp_path: Path) -> None:
     """And writes only where it is asked to."""
-    result = CliRunner().invoke(main, ["match", "--quick", "--out", str(tmp_path / "m.md")])
+    result = CliRunner().invoke(main, ["decision", "--quick", "--out", str(tmp_path / "m.md")])
 
     assert result.exit_code == 0, result.output
     text = (tmp_path / "m.md").read_text()
-    assert "match alone" in text
+    assert "decision alone" in text
     assert "the figures mean nothing" in text
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadtest.compare.arms import Arm
-from loadtest.compare.busy import Busy
 from loadtest.compare.facts import annotate
-from loadtest.compare.order import make_order
-from loadtest.compare.setting import Place, Setting
+from loadtest.compare.setting import Place, Setting, make_order
 from loadtest.results import Run, TurnResult
 from tests.loadtest.statistics.samples import run, turn
-
-CALM = Busy(busy_share=0.4, stolen_share=0.0, load_average=0.7)
 
 
 def made_setting(
@@ -61,7 +57,6 @@ def made_run(
     turns: Sequence[TurnResult] | None = None,
     is_complete: bool = True,
     note: str = "",
-    busy: Busy | None = CALM,
     shares_caches: bool = False,
 ) -> Run:
     made = run(
@@ -72,7 +67,7 @@ def made_run(
         is_complete=is_complete,
         note=note,
     )
-    return annotate(made, position=position, cold="made up", shares_caches=shares_caches, busy=busy)
+    return annotate(made, position=position, cold="made up", shares_caches=shares_caches)
 
 
 def made_runs(setting: Setting, ttft_s: dict[str, float]) -> list[Run]:

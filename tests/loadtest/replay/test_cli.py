@@ -100,7 +100,7 @@ def test_a_trace_is_replayed_and_kept(url: str, trace: str, tmp_path: Path) -> N
 
     assert result.exit_code == 0, result.output
     assert "6 turns, 6,144 prompt tokens, open loop over 0:00" in result.stderr
-    assert " 6/6 " in result.stderr
+    assert "6/6" in result.stderr
     for words in ("me: trace.jsonl, open loop", "5 (and 1 to warm up)", "TTFT", "Every turn:"):
         assert words in result.stdout
     kept = read_run(out)

@@ -40,30 +40,34 @@ def run(*turns: TurnResult, **info: Any) -> Run:
 
 def shown(run: Run, asked: dict[tuple[str, int], Asked] | None = None) -> str:
     console = Console(file=io.StringIO(), width=120)
-    show(make_report(run, asked or {}), console)
+    show(run, make_report(run, asked or {}), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_figures_leave_warm_up_and_failures_out() -> None:
     """Times and tokens are of counted turns that succeeded; errors of all of them are counted."""
-    report = make_report(
-        run(
-            result(0, is_warm_up=True, ttft_s=9.0),
-            failed(1, "connect", is_warm_up=True),
-            result(2),
-            result(3, num_cached_tokens=None),
-            failed(4, "broken"),
-        ),
-        {},
+    made = run(
+        result(0, is_warm_up=True, ttft_s=9.0),
+        failed(1, "connect", is_warm_up=True),
+        result(2),
+        result(3, num_cached_tokens=None),
+        failed(4, "broken"),
     )
 
-    assert (report.num_turns, report.num_warm_up, report.num_errors) == (3, 2, 2)
-    assert report.times[0].mean_s == pytest.approx(0.35)
-    assert report.times[0].percentiles_s == pytest.approx((0.4, 0.4, 0.4))
-    assert (report.num_prompt_tokens, report.hit_ratio) == (200, 0.5)
-    assert report.duration_s == 2.5
-    assert report.requests_per_s == 2 / 2.5
+    report = make_report(made, {})
+
+    assert report.num_errors == 2
+    assert report.tables[0].rows == (
+        ("turns", "3 (and 2 to warm up)"),
+        ("failed", "2"),
+        ("duration", "2.5 s, 0.8 a second"),
+        ("prompt tokens", "200"),
+        ("of them cached", "50.0%"),
+        ("output tokens", "20"),
+        ("driver late, p99", "0 µs"),
+    )
+    assert report.tables[1].rows[0] == ("TTFT", "350 ms", "400 ms", "400 ms", "400 ms", "2")
 
 
 def test_errors_say_how_many_and_when() -> None:

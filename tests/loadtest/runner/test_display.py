@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.results import TurnResult
-from loadtest.runner.display import LiveDisplay, PlainDisplay, make_display, progress_line
-from loadtest.runner.tally import Tally
+from loadtest.runner.display import Display, Tally
 
 POLICIES = ["round_robin", "session_sticky", "kv_aware"]
 
@@ -37,47 +36,25 @@ def log() -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=120, _environ={})
+
+
 def written(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def text_of(renderable: object) -> str:
-    console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(renderable)
-    return written(console)
-
-
-def test_running_figures() -> None:
-    """Percentiles over all and of the last ten seconds; warm-up and failures are not timed."""
-    tally = filled()
-
-    assert (tally.num_done, tally.num_in_flight, tally.errors) == (5, 1, {"timeout": 1})
-    assert (tally.ttft_s(0.0), tally.ttft_s(0.5), tally.ttft_s(0.99)) == (0.5, 0.7, 2.0)
-    assert tally.recent_ttfts() == [0.5, 0.7]
-    assert (tally.hit_ratio, tally.num_recomputed_tokens) == (0.6, 80)
-    assert tally.late_s(0.99) == 0.002
-    assert tally.left_s() == 16.0
-
-
-def test_before_anything_is_done() -> None:
-    """Nothing is known yet, which is not zero."""
-    tally = Tally("kv_aware", 10)
-
-    assert (tally.ttft_s(0.5), tally.hit_ratio, tally.left_s()) == (None, None, None)
-    assert progress_line(tally).count(" -") == 5
-
-
-def test_an_open_loop_lasts_until_its_last_turn() -> None:
-    """How long it still takes is known from the arrivals, whatever the target does."""
-    tally = Tally("kv_aware", 10, 60.0)
-    tally.elapsed_s = 45.0
-
-    assert tally.left_s() == 15.0
+def test_figures_leave_out_warm_up_and_failures() -> None:
+    """Percentiles, hits, lateness, requests in flight and failures are in one line."""
+    assert filled().figures() == (
+        "TTFT p50 700 ms p90 2 s p99 2 s  hit 60.0%  late p99 2 ms  1 in flight  FAILED timeout 1"
+    )
+    assert Tally("kv_aware", 10).figures().count(" -") == 5
 
 
 def test_turns_may_be_counted_before_their_results_come() -> None:
-    """As in a simulation, which gives its results at the end."""
+    """A simulation gives its results at the end."""
     tally = Tally("kv_aware", 2)
     tally.advance(2)
 
@@ -91,7 +68,7 @@ def test_log_gets_a_line_every_few_seconds_and_one_at_the_end() -> None:
     console = log()
     tally = filled()
 
-    with make_display(console, ["kv_aware"]) as display:
+    with Display(console, ["kv_aware"]) as display:
         display.starting("kv_aware")
         for at_s in range(13):
             tally.elapsed_s = float(at_s)
@@ -107,10 +84,10 @@ def test_log_gets_a_line_every_few_seconds_and_one_at_the_end() -> None:
 
 
 def test_runs_of_several_labels_are_named_and_counted() -> None:
-    """The last line of a run says which of how many it was, and what else there is to say."""
+    """The last line of a run says which of how many it was, and its note."""
     console = log()
 
-    with make_display(console, POLICIES, 2) as display:
+    with Display(console, POLICIES, 2) as display:
         display.finished(filled("session_sticky"), "round 1")
         display.finished(filled(), "round 1  NOT COMPLETE: the target is gone")
 
@@ -121,57 +98,25 @@ def test_runs_of_several_labels_are_named_and_counted() -> None:
     assert "the target is gone" in second
 
 
-def test_lines_fit_a_hundred_columns() -> None:
-    """A line of a log with many turns."""
-    tally = filled(total_turns=700)
-    tally.num_done, tally.errors = 690, {}
+def test_terminal_has_a_bar_for_each_label() -> None:
+    """A run that starts, one that goes on, and one that is to come."""
+    console = terminal()
 
-    assert len(f"session_sticky  {progress_line(tally)}") <= 100
+    with Display(console, POLICIES) as display:
+        display.update(filled("round_robin"))
+        display.starting("session_sticky")
 
-
-def test_terminal_gets_a_table_and_a_log_lines() -> None:
-    """What is shown depends on where it goes."""
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={})
-
-    assert isinstance(make_display(terminal, POLICIES), LiveDisplay)
-    assert isinstance(make_display(log(), POLICIES), PlainDisplay)
-
-
-def test_table_shows_what_ran_what_runs_and_what_comes() -> None:
-    """One row per label in its state; the run that goes on below; never wider than 100 columns."""
-    display = LiveDisplay(log(), POLICIES)
-    ran, runs = filled("round_robin"), filled("session_sticky")
-
-    display.starting("round_robin")
-    assert "starting" in text_of(display.render())
-    display.update(ran)
-    display.finished(ran)
-    assert "running" not in text_of(display.render())
-    display.starting("session_sticky")
-    display.update(runs)
-    shown = text_of(display.render())
-
-    for words in ("5/10 1 failed", "to come", "last 10 s: TTFT 700 ms",
-                  "about 0:16 left", "errors: timeout 1"):  # fmt: skip
+    shown = written(console)
+    for words in ("5/10", "hit 60.0%", "starting …", "to come"):
         assert words in shown
-    assert max(map(len, shown.splitlines())) <= 100
 
 
-def test_table_counts_rounds() -> None:
-    """Where there are several."""
-    display = LiveDisplay(log(), POLICIES, 2)
-
-    display.finished(filled())
-
-    assert "1/2" in text_of(display.render())
-
-
-def test_table_leaves_the_terminal_as_it_was() -> None:
-    """The cursor is shown again when the display ends, an exception or not."""
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+def test_terminal_is_left_as_it_was() -> None:
+    """The cursor is shown again when the display ends, even by an exception."""
+    console = terminal()
 
     def fail() -> None:
-        with LiveDisplay(console, POLICIES) as display:
+        with Display(console, POLICIES) as display:
             display.update(filled())
             raise KeyError
 

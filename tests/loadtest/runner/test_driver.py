@@ -26,7 +26,6 @@ from tests.loadtest.runner.samples import (
     answer,
     burst,
     chain,
-    event,
     good,
     turn,
     usage,
@@ -282,23 +281,6 @@ async def test_tool_waits_are_kept() -> None:
 
 
 # -- what goes wrong -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("pieces", "kind"),
-    [
-        ((word(),), "broken"),
-        ((word(), event({"error": {"message": "engine died"}})), "stream"),
-        ((b"data: {nonsense\n\n", DONE), "garbage"),
-        ((b"<html>", b"busy</html>"), "garbage"),
-    ],
-)
-async def test_bad_streams_are_results(pieces: tuple[bytes, ...], kind: str) -> None:
-    """Answers that break off, carry an error or are no stream are counted by kind."""
-    async with FakeEngine(lambda request: answer(request, *pieces)) as engine:
-        results = await play(burst(2), engine.url)
-
-    assert [result.error for result in results] == [kind, kind]
 
 
 async def test_a_server_that_hangs_up() -> None:

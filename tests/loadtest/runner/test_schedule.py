@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.runner.schedule import (
-    ClosedSchedule,
-    OpenSchedule,
-    Schedule,
-    make_schedule,
-    time_scale,
-)
+from loadtest.runner.schedule import Schedule, make_schedule, time_scale
 from loadtest.workload import Turn, TurnKey, Workload
 
 
@@ -34,6 +28,10 @@ def turn(session: str, number: int, arrival_s: float, *after: TurnKey, wait_s: f
 
 def workload(*turns: Turn) -> Workload:
     return Workload(name="made up", block_size=16, turns=turns)
+
+
+def opened(turns: tuple[Turn, ...], scale: float) -> Schedule:
+    return make_schedule(workload(*turns), closed=False, scale_time=scale, concurrency=1)
 
 
 def play(
@@ -59,14 +57,14 @@ def test_open_loop_keeps_arrivals_only() -> None:
     """Every turn is due at its scaled arrival, counted from the first; waits do not matter."""
     turns = (turn("a", 0, 5.0), turn("a", 1, 7.0, ("a", 0), wait_s=60.0), turn("b", 0, 7.0))
 
-    assert play(OpenSchedule(turns, 0.5)) == {0: 0.0, 1: 1.0, 2: 1.0}
+    assert play(opened(turns, 0.5)) == {0: 0.0, 1: 1.0, 2: 1.0}
 
 
 def test_closed_loop_waits_for_turns_and_tools() -> None:
     """The next turn goes `wait_s`, scaled, after the last one it comes after."""
     turns = (turn("a", 0, 3.0), turn("a", 1, 4.0, ("a", 0), wait_s=10.0))
 
-    assert play(ClosedSchedule(turns, 0.5, 1), lambda index: 7.0) == {0: 0.0, 1: 7.0 + 5.0}
+    assert play(Schedule(turns, 0.5, 1), lambda index: 7.0) == {0: 0.0, 1: 7.0 + 5.0}
 
 
 def test_a_parent_goes_on_after_its_last_sub_agent() -> None:
@@ -80,7 +78,7 @@ def test_a_parent_goes_on_after_its_last_sub_agent() -> None:
     )
     durations = {0: 1.0, 1: 2.0, 2: 5.0, 3: 1.0, 4: 1.0}
 
-    sent = play(ClosedSchedule(turns, 1.0, 1), durations.__getitem__)
+    sent = play(Schedule(turns, 1.0, 1), durations.__getitem__)
 
     assert sent == {0: 0.0, 1: 1.0, 2: 1.0, 4: 7.0, 3: 8.0}
 
@@ -89,7 +87,7 @@ def test_sessions_wait_for_a_place() -> None:
     """Two sessions at once: the third starts when one is over, but not before its arrival."""
     turns = (*(turn(name, 0, 0.0) for name in "abc"), turn("d", 0, 50.0))
 
-    sent = play(ClosedSchedule(turns, 1.0, 2), lambda index: 3.0 + index)
+    sent = play(Schedule(turns, 1.0, 2), lambda index: 3.0 + index)
 
     assert sent == {0: 0.0, 1: 0.0, 2: 3.0, 3: 50.0}
 
@@ -98,7 +96,7 @@ def test_a_turn_without_predecessors_keeps_its_arrival() -> None:
     """Later turns of a session that wait for nothing are sent at their arrival."""
     turns = (turn("a", 0, 0.0), turn("a", 1, 9.0))
 
-    assert play(ClosedSchedule(turns, 1.0, 1)) == {0: 0.0, 1: 9.0}
+    assert play(Schedule(turns, 1.0, 1)) == {0: 0.0, 1: 9.0}
 
 
 @st.composite
@@ -122,7 +120,7 @@ def test_closed_loop_sends_all_in_order(turns: tuple[Turn, ...], places: int, rn
     """Whatever waits for whatever: every turn is sent once, after those it comes after."""
     durations = [rng.uniform(0, 5) for _ in turns]  # type: ignore[attr-defined]
 
-    sent = play(ClosedSchedule(turns, 1.0, places), durations.__getitem__)
+    sent = play(Schedule(turns, 1.0, places), durations.__getitem__)
 
     assert sorted(sent) == list(range(len(turns)))
     index_of = {turn.key: index for index, turn in enumerate(turns)}
@@ -136,14 +134,14 @@ def test_upcoming_turns_are_known_ahead() -> None:
     """What is due next comes first; in a closed loop only what waits for no other turn is known."""
     turns = (turn("a", 0, 0.0), turn("a", 1, 1.0, ("a", 0)), turn("b", 0, 2.0), turn("c", 0, 3.0))
 
-    assert list(OpenSchedule(turns, 1.0).upcoming(3)) == [0, 1, 2]
-    assert list(ClosedSchedule(turns, 1.0, 5).upcoming(3)) == [0, 2, 3]
+    assert list(opened(turns, 1.0).upcoming(3)) == [0, 1, 2]
+    assert list(Schedule(turns, 1.0, 5).upcoming(3)) == [0, 2, 3]
 
 
 def test_nothing_to_send() -> None:
     """An empty workload is over at once, in both loops."""
-    assert play(OpenSchedule((), 1.0)) == {}
-    assert play(ClosedSchedule((), 1.0, 1)) == {}
+    assert play(opened((), 1.0)) == {}
+    assert play(Schedule((), 1.0, 1)) == {}
 
 
 def test_rates_become_scales() -> None:
@@ -155,13 +153,3 @@ def test_rates_become_scales() -> None:
     assert time_scale(four, rate=None, load_factor=None) == 1.0
     with pytest.raises(ValueError, match="all at once"):
         time_scale(workload(turn("a", 0, 0.0)), rate=1.0, load_factor=None)
-
-
-def test_loops_by_name() -> None:
-    """Open or closed, as asked; without a bound all sessions run at once."""
-    chain = workload(turn("a", 0, 0.0), turn("a", 1, 1.0, ("a", 0)))
-
-    closed = make_schedule(chain, closed=True, scale_time=1.0, concurrency=None)
-    assert isinstance(closed, ClosedSchedule)
-    opened = make_schedule(chain, closed=False, scale_time=1.0, concurrency=1)
-    assert isinstance(opened, OpenSchedule)

@@ -10,11 +10,9 @@ from loadtest.emulator.time_model import PRESETS, StepWork
 from loadtest.engines.vllm import Engine
 from loadtest.machine import this_machine
 from loadtest.results import Predicted, TurnResult
-from loadtest.studies.cells import Cell
 from loadtest.studies.draw import draw
 from loadtest.studies.grid_run import (
     GridFile,
-    GridRun,
     num_moved,
     pace_of,
     run_of,
@@ -26,8 +24,7 @@ from loadtest.studies.grid_table import best_table, comparison, ratios, report
 from loadtest.studies.real_grid import arms_of, main
 from policies.cost import KvAware
 from router.scheduling.waiting import QueueRules
-
-CELL = Cell(working_set=0.3)
+from tests.loadtest.studies.samples import CELL, run
 
 
 def turn(number: int, replica: str | None, *, predicted: int = 0, cached: int = 0) -> TurnResult:
@@ -41,28 +38,6 @@ def turn(number: int, replica: str | None, *, predicted: int = 0, cached: int = 
         num_cached_tokens=cached,
         replica=replica,
         predicted=Predicted(gpu=predicted),
-    )
-
-
-def run(arm: str, seed: int, num_recomputed_tokens: int, ttft_mean_s: float = 1.0) -> GridRun:
-    return GridRun(
-        kind="real",
-        cell=CELL,
-        arm=arm,
-        seed=seed,
-        working_set=0.3,
-        num_turns=10,
-        num_errors=0,
-        num_prompt_tokens=1_000,
-        num_recomputed_tokens=num_recomputed_tokens,
-        num_ideal_tokens=100,
-        ttft_mean_s=ttft_mean_s,
-        ttft_p50_s=1.0,
-        ttft_p90_s=2.0,
-        num_predicted=10,
-        num_exact=9,
-        num_moved=1,
-        span_s=5.0,
     )
 
 
