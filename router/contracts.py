@@ -38,8 +38,8 @@ BlockKey = NewType("BlockKey", int)
 """The name of one block in every index: the low `KEY_BITS` bits of the engine's digest."""
 
 KEY_BITS = 60
-"""Events carry 64 bits; four are given up because CPython keeps an int below 2**60 in 32 bytes
-and a larger one in 48, a quarter of what an indexed block costs. Two of a billion distinct
+"""Four of the 64 bits in events are dropped: CPython keeps an int below 2**60 in 32 bytes, and a
+larger one in 48. That saves a quarter of the memory of an indexed block. Two of a billion distinct
 blocks then share a key with probability 0.35: a wrong guess of one block, never a wrong answer.
 """
 

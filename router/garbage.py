@@ -1,18 +1,17 @@
 """Short garbage collections, at times of our choosing; and what is free goes back to the system.
 
-CPython's full collection looks at every container there is: 100,000 objects of the libraries and
-more of remembered prompts take 25 ms and up, on the event loop, in the middle of a request. Here
-what survived a second is frozen (`gc.freeze`): no collection looks at it again, it is still freed
-when its last reference goes. What dies in a cycle after that is found while no request waits.
+CPython's full collection looks at every container. 100,000 objects of the libraries and more of
+remembered prompts take 25 ms and up, on the event loop, in the middle of a request. Here objects
+that survived a second are frozen (`gc.freeze`): no collection looks at them again. They are still
+freed when their last reference goes. Cycles that die after that are found while no request waits.
 
 Measured with 16 requests of 20 KB in flight: p99 54 -> 20 ms, CPU 688 -> 603 us a request; the
 collections of a second take 0.2 to 1.7 ms.
 
-What was freed glibc keeps wherever something that lives lies behind it: 23 MiB that nothing used,
-after four times six bodies of 1 MiB. So once a minute it is asked to give that back: `malloc_trim`.
-In a thread, but who allocates meanwhile waits: 0.2 to 1.4 ms where there is little to give back,
-12 to 23 for 20 MiB on a busy machine, 4 of CPU for 20,000 holes in a heap of 260 MiB. Python's own
-arenas, of objects of up to 512 bytes, are no part of this.
+glibc keeps freed memory if an object in use lies behind it: 23 MiB after four times six bodies of
+1 MiB. So once a minute it is asked to return that (`malloc_trim`), in a thread. Other threads wait
+for it when they allocate. That takes 0.2 to 1.4 ms if there is little to return, and 12 to 23 ms
+for 20 MiB on a busy machine. Python's own arenas, of objects of up to 512 bytes, are not affected.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Log lines: a constant message, data in fields; as text or JSON; written off the event loop.
 
-Fields come from `extra=`; of a line for each request all of them come as one, `fields`: logging
-copies each into the record, and they would have to be found there again. No prompt text, key or
-token is ever a field.
+Fields come from `extra=`. A line for each request has all of them in one, `fields`, because logging
+copies each field into the record. No prompt text, key or token is ever a field.
 """
 
 from __future__ import annotations
@@ -84,10 +83,10 @@ class JsonFormatter(logging.Formatter):
 class LineWriter(logging.Handler):
     """Takes lines without waiting; a thread of its own formats and writes them.
 
-    The thread sleeps until there is a line, and then a moment longer: to wake it and to hand it the
-    GIL for each line costs more than the line (CPU of a 20 KB request, one in flight: 952 us
-    instead of 816). A line may come from a finalizer, in the middle of handing over another: of
-    what wakes a thread, `SimpleQueue.put` alone may be entered again.
+    The thread sleeps until there is a line, and then a moment longer. Waking it for each line costs
+    more than the line (CPU of a 20 KB request, one in flight: 952 us instead of 816). A line may
+    come from a finalizer, in the middle of another line. `SimpleQueue.put` is the only way to wake
+    a thread that may be entered again.
     """
 
     def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
@@ -146,7 +145,7 @@ class LineWriter(logging.Handler):
 
 def start(*, level: str, as_json: bool) -> LineWriter:
     """Log `router` and what it uses to stderr; stop the returned writer at the end."""
-    # What no line shows need not be found out: who called (a walk through frames), and from where.
+    # No line shows the caller, so logging need not walk through frames for it.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     writer = LineWriter(sys.stderr, JsonFormatter() if as_json else TextFormatter())

@@ -1,10 +1,10 @@
 """Keeps a follower running, whatever it reads.
 
 A follower (of an engine's events, of a replica, of the pool's master, of Redis) reads what other
-processes wrote. What is wrong there is meant to be handled where it is decoded; this is the net
-below. An unexpected exception ends one run of one follower, never the router: it is counted,
-logged with its type and place (its message may quote what was read), what depends on the follower
-is informed, and the follower starts again after a pause.
+processes wrote. Errors in that should be handled where it is decoded; this is the net below. An
+unexpected exception ends one run of one follower, never the router. It is counted, and logged with
+its type and place, because its message may quote data. Parts that depend on the follower are
+informed, and it starts again after a pause.
 """
 
 from __future__ import annotations

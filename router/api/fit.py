@@ -1,8 +1,8 @@
-"""Prompts that surely do not fit a model: they are not rendered, tokenized or forwarded.
+"""Refuse prompts that surely do not fit a model, before they are rendered or tokenized.
 
-Only what is certain from sizes: every token id is one token, a token has at most as many characters
-as the longest in the vocabulary, and a message or a tool is at least a token. What may fit, fits
-here; the engine counts. Messages as vLLM words them (0.32.0, renderers/params.py, TokenizeParams).
+Only sizes count here. Every token id is one token. A token has at most as many characters as the
+longest in the vocabulary, and a message or a tool is at least one token. Prompts that may fit pass,
+and the engine counts. Error messages are vLLM's (0.32.0, renderers/params.py, TokenizeParams).
 """
 
 from __future__ import annotations

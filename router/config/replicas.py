@@ -18,7 +18,7 @@ ClientField = Literal["kv_transfer_params", "ec_transfer_params", "vllm_xargs", 
 
 
 class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One vLLM server. Everything but `url` is found out; set it to overrule."""
+    """One vLLM server. Everything but `url` is discovered; set it to overrule."""
 
     url: Annotated[
         str, Meta(description="base URL, e.g. http://10.0.0.5:8000; /v1 at its end is left out")

@@ -83,7 +83,7 @@ class Connection(web.RequestHandler):
         self._stalled_since_s: float | None = None  # None: nothing waits to be taken
         self.address = address
         self.opened_s = 0.0
-        # Kept when aiohttp lets go of its own: what is still to be sent outlives the request.
+        # Kept when aiohttp drops its own: bytes still to be sent outlive the request.
         self.stream: asyncio.Transport | None = None
 
     @property

@@ -114,7 +114,7 @@ class Exchange:
         self._origins.restrict(self.request.headers, headers)
         self.response = response = web.Response(status=status, headers=headers, body=body)
         if len(body) <= _AT_ONCE_BYTES:
-            with suppress(ConnectionError):  # aiohttp finds out by itself
+            with suppress(ConnectionError):  # aiohttp detects that itself
                 await response.prepare(self.request)
                 await response.write_eof()
 
@@ -172,7 +172,7 @@ class Exchange:
         comes as an event. Inside an answer comments stand between events.
         """
         self._written_s = time.monotonic()
-        with suppress(ConnectionError):  # found out by who writes the answer
+        with suppress(ConnectionError):  # the writer of the answer detects it
             while True:
                 left_s = self._written_s + every_s - time.monotonic()
                 if left_s > 0.0:

@@ -1,25 +1,27 @@
-"""What an engine will have evicted by the time it comes to a request that is sent to it now.
+"""Predict which blocks an engine will have evicted when it schedules a request that is sent now.
 
-An engine looks a prompt up when it schedules it. Those in front of it take blocks meanwhile, from
-the front of a queue of free ones (source: vllm/v1/core/{block_pool,kv_cache_utils,kv_cache_manager}
-.py, 0.32.0): a request's blocks join its end when the request is over, the last of its chain first,
-and a hit takes them out. No event tells that order, but the requests that were sent there do.
+An engine looks a prompt up when it schedules it. Requests in front of it take blocks meanwhile,
+from the front of a queue of free blocks. A request's blocks join the end of that queue when the
+request is over, the last block of its chain first, and a hit takes them out. Source:
+vllm/v1/core/{block_pool,kv_cache_utils,kv_cache_manager}.py, 0.32.0. No event says that order. It
+follows from the requests that were sent.
 
-What must live here: the order of last use, and which blocks go next. What must not: what is held
-and how much room there is (router.index.cache_view), who is sent where.
+What must live here: the order of last use, and which blocks go next. What must not: which blocks
+are held and how much room there is (router.index.cache_view), and which request goes where.
 
-A block belongs to a request that runs and has it, or else to the last one that had it. As chains
-part for good where they part, what belongs to a request is the rest of its chain from some block
-on. That block names it in `_first`, so a chain finds who has blocks of it by walking along itself.
+A block belongs to a running request that has it, or else to the last one that had it. Chains that
+part never meet again, so what belongs to a request is the rest of its chain from some block on.
+That block names the request in `_first`. So a chain finds the owners of its blocks by walking along
+itself.
 
-Blocks of a reply join their request as events bring them, each behind the one before. An engine
-whose events another router follows does not show that: there, what an old conversation's last reply
-gives first is charged to its prompt.
+Blocks of a reply join their request as events bring them, each behind the one before. The events of
+an engine that another router follows do not come here. There, the first blocks that an old
+conversation's last reply gives up are charged to its prompt.
 
-Requests that end in one step of the engine end here in any order. Of the first few, one that has
-lost its tail is what the engine is at. Where nothing came for a while, all streams come at once,
-and of ends that come so it is not known which was first: but each stream brings what it generated
-meanwhile, an event a token and step, so the one that brings least ended first.
+Requests that end in one step of the engine end here in any order. A request among the first few
+that has lost its tail is the one the engine is at. After a pause all streams come at once, so their
+ends have no order. But each stream brings the tokens that it generated meanwhile, one event for
+each, so the stream with the fewest ended first.
 
 An answer needs one block that is not full, and soon another where its stream is ahead of what its
 events show.
@@ -100,7 +102,7 @@ class Use:
         self.num_reply += len(keys)
 
     def cut(self) -> None:
-        """Let go of the keys of others' blocks, where they are most of all.
+        """Drop the keys of other requests' blocks, if they are most of its keys.
 
         A thousand questions about one text of 6,000 blocks would each keep all of its keys.
         """
@@ -273,11 +275,11 @@ class EvictionOrder:
         return chain(oldest, left)
 
     def _take(self, use: Use) -> None:
-        """Give a request its blocks, those that belong to one that runs left out.
+        """Give a request its blocks, except those that belong to a running request.
 
-        Such a one gets what the requests before it leave, for it has these blocks, too: no block of
-        a chain may belong to none, or walks along it end there. But what stands before the blocks
-        that another router has named cannot be given to its request.
+        The running request also gets the blocks that requests before it leave: it has them, too. No
+        block of a chain may belong to no request, or walks along the chain end there. But blocks in
+        front of those that another router has named cannot be given to its request.
         """
         keys, num_cut = use.keys, use.num_cut
         position = start = 0

@@ -71,8 +71,8 @@ class ExperimentState(Struct, frozen=True, kw_only=True):
     name: str
     design: str
     is_running: bool
-    shares: dict[str, float]  # arm -> of the traffic in scope, 0.0 where it is stopped
-    evidence: dict[tuple[str, str], float]  # arm, guardrail -> of what is needed to stop it
+    shares: dict[str, float]  # variant -> of the traffic in scope, 0.0 where it is stopped
+    evidence: dict[tuple[str, str], float]  # variant, guardrail -> of what is needed to stop it
 
 
 class StateSource(Protocol):

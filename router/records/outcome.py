@@ -14,7 +14,7 @@ class Outcome(Enum):
     ROUTER_FAILED = "router_failed"  # we could not send it
     REPLICA_FAILED = "replica_failed"  # 5xx, time-out, broken answer
     OVERDUE = "overdue"  # left for another, its first token being late
-    POOL_OVERDUE = "pool_overdue"  # likewise, of a request that had to read from the pool
+    POOL_OVERDUE = "pool_overdue"  # the same, of a request that had to read from the pool
     REPLICA_UNREACHABLE = "replica_unreachable"  # no connection: nothing listens
 
     @staticmethod

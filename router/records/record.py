@@ -26,7 +26,7 @@ class Try(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ShadowDecision(Struct, frozen=True, kw_only=True):
     """What another policy would have done with the very same snapshot.
 
-    Costs of both choices are predicted alike, by `policies.cost`. `regret_ms` is the predicted
+    `policies.cost` predicts the costs of both choices. `regret_ms` is the predicted
     TTFT of the live choice less the shadow's: positive where the shadow would have been sooner.
     """
 
@@ -78,9 +78,9 @@ class AssignmentRecord(Struct, frozen=True, kw_only=True):
     """A request's variant, and whether the request counts.
 
     `unit` is what was randomised: a session's digest (split) or a time slot (switchback). Requests
-    of one unit are not independent. Requests do not count at the beginning of a slot, while caches
-    and queues are still the other variant's (`wash_out`), or if their variant is stopped and the
-    control's policy placed them (`stopped`, with the `stop_reason`).
+    of one unit are not independent. Requests at the beginning of a slot do not count, while caches
+    and queues are still the other variant's (`wash_out`). Nor do requests of a stopped variant,
+    which the control's policy places (`stopped`, with the `stop_reason`).
 
     `trial` identifies one start of an experiment among others of the same name. It is the same on
     all routers that share orders or have the experiment in their configuration.
@@ -130,7 +130,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     expected_tbt_ms: float | None = None  # between its tokens; None: no limit, or not known
     waited_ms: float = 0.0  # in the router, for room
     waited_for: str | None = None  # last: window | room | tbt; None: nothing, or those before it
-    released: str | None = None  # why it was let go (queue `Verdict`); None: was not
+    released: str | None = None  # why it was sent (queue `Verdict`); None: it did not wait
     predicted_ttft_ms: float | None
     ttft_ms: float | None
     total_ms: float

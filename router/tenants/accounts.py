@@ -1,10 +1,10 @@
 """What each tenant has used: here, and at the routers that share its limits.
 
-Each router counts what it ever let through; all publish these sums a few times a second (`note`,
-`receive`). Sums are absolute, so a note that is late, lost or received twice does no harm. What
-others let through is taken from our buckets, too: over any longer time all routers together hold
-the limit. In a shorter one they may exceed it by what the others let through between two notes (a
-tenth of a second), and it is paid back: the buckets are in debt then.
+Each router counts the requests that it ever let through, and publishes the sums a few times a
+second (`note`, `receive`). Sums are absolute, so a note that is late, lost or received twice does
+no harm. Requests of other routers are taken from our buckets, too, so all routers together hold the
+limit over any longer time. Within a tenth of a second they may exceed it by the requests between
+two notes. The buckets are in debt then, and the excess is paid back.
 
 Of a router that is new, or was silent for a while, we do not know when it let through what: the
 lower level counts, ours or its. No request waits for any of it. Without Redis each router holds

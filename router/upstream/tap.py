@@ -1,7 +1,7 @@
 """Take a response's body as soon as bytes of it have come: no task has to wake up for them.
 
-A stream's events come one by one. To wake a task for each, and have it go down through a dozen
-awaits, was most of what passing an event on cost; to have each parsed was half of the rest.
+A stream's events come one by one. Waking a task for each, through a dozen awaits, was most of the
+cost of passing an event on. Parsing each was half of the rest.
 """
 
 from __future__ import annotations
