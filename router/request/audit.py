@@ -72,7 +72,7 @@ class TokenAudit:
         self, prompt: Prompt, placement: Placement, sent: Sent, num_engine_tokens: int
     ) -> None:
         """Compare our count of a prompt with that of the replica it was sent to."""
-        prompter = self._prompters.get(prompt.model) if prompt.model is not None else None
+        prompter = self._prompters.get(prompt.read.model) if prompt.read.model is not None else None
         if prompter is not None and prompt.way == "media":
             self._audit_media(prompt, prompter, num_engine_tokens)
             return
@@ -84,8 +84,8 @@ class TokenAudit:
         replica = placement.replica
         if sent.has_ids:  # the engine counted our ids
             if num_engine_tokens != prompt.num_tokens:
-                self._metrics.token_mismatches.labels(prompt.model or "", "handed_over").inc()
-                self._hand_over.suspend(prompt.model or "", "count", monotonic())
+                self._metrics.token_mismatches.labels(prompt.read.model or "", "handed_over").inc()
+                self._hand_over.suspend(prompt.read.model or "", "count", monotonic())
             else:
                 self._sample(prompt, prompter)
             return
@@ -101,7 +101,9 @@ class TokenAudit:
             self._mismatch(prompt, "template", prompter, replica, is_new=not disagreed)
             return
         if is_match and prompt.read.chat is not None and prompter.trust.reason is None:
-            prompter.trust.proven.add((prompt.inbound.api.name, prompt.read.chat.has_tool_choice))
+            prompter.trust.proven.add(
+                (prompt.read.inbound.api.name, prompt.read.chat.has_tool_choice)
+            )
         if not is_match:
             self._mismatch(prompt, "usage", prompter, replica, is_new=not disagreed)
             if prompter.is_fast and self._may_prove():
@@ -111,7 +113,7 @@ class TokenAudit:
             prompt, placement, sent.kind, monotonic()
         )
         if sent.kind is not None and not shows_blocks:
-            self._hand_over.observe_match(prompt.model or "", sent.kind)
+            self._hand_over.observe_match(prompt.read.model or "", sent.kind)
         self._sample(prompt, prompter)
 
     def sweep(self, now_s: float) -> None:
@@ -159,11 +161,11 @@ class TokenAudit:
         if prompter.media is not None and not prompt.has_named_media:
             prompter.media.observe_count(is_same, monotonic())
         if not is_same:
-            self._metrics.token_mismatches.labels(prompt.model or "", "media").inc()
+            self._metrics.token_mismatches.labels(prompt.read.model or "", "media").inc()
         if not is_same and not prompt.has_named_media:
             logger.error(
                 "prompts with media differ from the engine's; tokens after an item are not matched",
-                extra={"model": prompt.model, "request": prompt.read.request_id},
+                extra={"model": prompt.read.model, "request": prompt.read.request_id},
             )
 
     def is_partial(
@@ -207,7 +209,7 @@ class TokenAudit:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         self._proof_runs = True
-        read = partial(_read_again, prompt.inbound)
+        read = partial(_read_again, prompt.read.inbound)
         tokens, is_chat = prompt.tokens, prompt.read.chat is not None
         proof = loop.run_in_executor(self._encoders, lambda: prompter.prove(read(), tokens))
 
@@ -222,16 +224,17 @@ class TokenAudit:
             )
             if verdict == "fast":
                 self._note_fallback(prompt, "sample", "other ids for a prompt")
-                self._hand_over.suspend(prompt.model or "", "tokens", monotonic())
+                self._hand_over.suspend(prompt.read.model or "", "tokens", monotonic())
             elif verdict == "pieces":
                 self._mismatch(prompt, "full_encode", prompter)
 
         proof.add_done_callback(note)
 
     def _note_fallback(self, prompt: Prompt, reason: str, detail: str) -> None:
-        self._metrics.encoder_fallbacks.labels(prompt.model or "", reason).inc()
+        self._metrics.encoder_fallbacks.labels(prompt.read.model or "", reason).inc()
         logger.error(
-            "fastokens is replaced by tokenizers", extra={"model": prompt.model, "reason": detail}
+            "fastokens is replaced by tokenizers",
+            extra={"model": prompt.read.model, "reason": detail},
         )
 
     def _mismatch(
@@ -244,9 +247,9 @@ class TokenAudit:
         is_new: bool = True,
     ) -> None:
         """Count it; log once what is suspect from now on."""
-        self._metrics.token_mismatches.labels(prompt.model or "", against).inc()
-        self._hand_over.suspend(prompt.model or "", "tokens", monotonic())
-        said = {"model": prompt.model, "request": prompt.read.request_id, "replica": replica}
+        self._metrics.token_mismatches.labels(prompt.read.model or "", against).inc()
+        self._hand_over.suspend(prompt.read.model or "", "tokens", monotonic())
+        said = {"model": prompt.read.model, "request": prompt.read.request_id, "replica": replica}
         reason = prompter.trust.reason
         if reason is not None:
             logger.error(
@@ -288,7 +291,7 @@ class _BlockEvidence:
         """
         self.sweep(now_s)
         placement = placement.prefill or placement
-        candidate, claim = placement.candidate.id, placement.claim
+        candidate, claim = placement.lease.candidate, placement.claim
         stream = self._caches.stream(candidate)
         if not placement.candidate.replica.publishes_events:
             return False
@@ -301,7 +304,7 @@ class _BlockEvidence:
         num_held = placement.predicted.num_gpu_tokens // stream.contract.block_size
         if num_held < len(claim.keys) and len(self._waiting) < _MAX_WAITING:
             expected = _Expected(
-                model=prompt.model or "",
+                model=prompt.read.model or "",
                 kind=kind,
                 placement=placement,
                 key=claim.keys[-1],
@@ -321,7 +324,7 @@ class _BlockEvidence:
 
     def _settle(self, expected: _Expected, now_s: float) -> bool:
         """Report an outcome. False: there is none yet."""
-        candidate, index = expected.placement.candidate.id, self._caches.index
+        candidate, index = expected.placement.lease.candidate, self._caches.index
         stream = self._caches.stream(candidate)
         if stream is None or index.epoch(candidate) is not expected.epoch:
             return True  # its engine is another process, or its cache was cleared

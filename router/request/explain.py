@@ -29,8 +29,8 @@ class Explainer:
         plan = await self._story.plan(prompt, Tries())
         snapshot, decision = plan.snapshot, plan.decision
         explained: dict[str, Any] = {
-            "model": prompt.model,
-            "tenant": prompt.tenant.name if prompt.tenant is not None else None,
+            "model": prompt.read.model,
+            "tenant": prompt.read.tenant.name if prompt.read.tenant is not None else None,
             "num_tokens": prompt.num_tokens,
             "way": prompt.way,
             "policy": plan.policy.name,

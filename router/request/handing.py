@@ -47,7 +47,7 @@ class Handing:
 
         80,000 ids take 0.2 ms, where none was written before 0.6.
         """
-        kind, tokens, model = prompt.read.kind, prompt.tokens, prompt.model or ""
+        kind, tokens, model = prompt.read.kind, prompt.tokens, prompt.read.model or ""
         if kind is None or prompt.way != "local" or tokens is None or tries.records:
             return None  # after a failure it goes as it came
         longest = self._max_tokens(model)
@@ -64,7 +64,7 @@ class Handing:
                 await asyncio.sleep(0)
         except StopIteration as end:
             ids: bytes = end.value
-        body = with_ids(prompt.inbound.body or b"", ids)
+        body = with_ids(prompt.read.inbound.body or b"", ids)
         if body is not None:
             self._metrics.handed_over.labels(model).inc()
         return body
@@ -74,7 +74,7 @@ class Handing:
 
         Also records whether it failed on them.
         """
-        model, now_s = prompt.model or "", monotonic()
+        model, now_s = prompt.read.model or "", monotonic()
         if answer.outcome_status == 400 and _FIELD in answer.readable:
             self._hand_over.suspend(model, "refused", now_s)
             return True

@@ -78,20 +78,20 @@ def answer_headers(
     headers = end_to_end(answer.headers.items(), drop=drop, drop_prefix=PREFIX)
     headers["x-warmroute-request-id"] = prompt.read.request_id
     # On a refused request they would show what others had sent, at no cost to the client.
-    client = prompt.inbound.client
+    client = prompt.read.inbound.client
     if answer.status < 400 and client is not None and client.sees_details:
         _explain_in(headers, prompt, tries, placement)
-    tenancy.add_limits(headers, prompt.tenant, monotonic())
+    tenancy.add_limits(headers, prompt.read.tenant, monotonic())
     return headers
 
 
 def explained_headers(prompt: Prompt, tries: Tries, placement: Placement) -> CIMultiDict[str]:
     """Return the headers of a WebSocket's upgrade."""
     headers: CIMultiDict[str] = CIMultiDict({"x-warmroute-request-id": prompt.read.request_id})
-    client = prompt.inbound.client
+    client = prompt.read.inbound.client
     if client is not None and client.sees_details:
         _explain_in(headers, prompt, tries, placement)
-    tenancy.add_limits(headers, prompt.tenant, monotonic())
+    tenancy.add_limits(headers, prompt.read.tenant, monotonic())
     return headers
 
 
@@ -107,7 +107,7 @@ def counted_headers(read: Read) -> CIMultiDict[str]:
 def _explain_in(
     headers: CIMultiDict[str], prompt: Prompt, tries: Tries, placement: Placement
 ) -> None:
-    headers["x-warmroute-replica"] = placement.candidate.id
+    headers["x-warmroute-replica"] = placement.lease.candidate
     headers["x-warmroute-policy"] = placement.plan.policy.name
     assigned = placement.plan.assignment
     if assigned is not None:
@@ -122,7 +122,7 @@ def _explain_in(
             f";pool={held.num_fetched_tokens}"
         )
     waited_ms = tries.wait.waited_ms
-    router_ms = (placement.placed_s - prompt.inbound.arrived_s) * 1000 - waited_ms
+    router_ms = (placement.placed_s - prompt.read.inbound.arrived_s) * 1000 - waited_ms
     headers["x-warmroute-ms"] = f"{router_ms:.2f}"
     if tries.wait.released is not None:
         headers["x-warmroute-waited-ms"] = f"{waited_ms:.1f}"

@@ -84,9 +84,9 @@ class Matcher:
             UnknownModel, NoReplicaAvailable: there are none.
         """
         now_s = monotonic()
-        candidates = self._fleet.candidates(prompt.model, now_s)
+        candidates = self._fleet.candidates(prompt.read.model, now_s)
         if self._fleet.is_split:
-            candidates = (*candidates, *self._fleet.prefillers(prompt.model, None, now_s))
+            candidates = (*candidates, *self._fleet.prefillers(prompt.read.model, None, now_s))
         return same_names(prompt, candidates)
 
     async def _hash_ahead(self, prompt: Prompt, contracts: Iterable[HashContract]) -> None:
@@ -119,7 +119,7 @@ class Matcher:
         same = same_names(prompt, candidates)
         contracts = self._by_contract(prompt, same)
         held = self._held(prompt, contracts)
-        if prompt.inbound.api.ranks_since is not None:
+        if prompt.read.inbound.api.ranks_since is not None:
             anywhere = [each for each in candidates if not prompt.is_placed_at(each)]
             held = _of_any_rank(held, anywhere)
         pools: dict[CandidateId, PoolMatch] = {}

@@ -99,10 +99,10 @@ class Place:
         """
         if prompt.owner is not None:
             return self._fleet.candidates_at(
-                prompt.owner, prompt.model, now_s, exclude=tries.replicas
+                prompt.owner, prompt.read.model, now_s, exclude=tries.replicas
             )
         return self._fleet.candidates(
-            prompt.model, now_s, exclude=tries.replicas, num_tokens=prompt.num_needed_tokens
+            prompt.read.model, now_s, exclude=tries.replicas, num_tokens=prompt.num_needed_tokens
         )
 
     def plan(self, prompt: Prompt, tries: Tries, in_front_ms: InFront = NOTHING) -> Plan:
@@ -125,7 +125,7 @@ class Place:
         if self._fleet.is_split and prompt.read.request is not None:
             plan, halves = choose_halves(
                 candidates,
-                lambda reader, at_s: self._fleet.prefillers(prompt.model, reader, at_s),
+                lambda reader, at_s: self._fleet.prefillers(prompt.read.model, reader, at_s),
                 policy,
                 lambda some, by: self._choose(prompt, some, by, now_s, in_front_ms),
                 lambda plan: why_here(prompt, tries, plan),
@@ -140,7 +140,7 @@ class Place:
 
     def has(self, placement: Placement) -> bool:
         """Return whether the candidate of a request is still there."""
-        return self._fleet.has(placement.candidate.id)
+        return self._fleet.has(placement.lease.candidate)
 
     def has_room(self, prompt: Prompt, plan: Plan) -> bool:
         """Return whether the engine chosen has blocks for a prompt beside what it has."""
@@ -156,7 +156,7 @@ class Place:
         now_s, reader = monotonic(), placement.candidate.replica
         others = [
             candidate
-            for candidate in self._fleet.prefillers(prompt.model, reader, now_s)
+            for candidate in self._fleet.prefillers(prompt.read.model, reader, now_s)
             if candidate.replica.name != failed.replica
         ]
         return self._choose(prompt, others, failed.plan.policy, now_s) if others else None
@@ -183,7 +183,7 @@ class Place:
         conversations.expire(now_s)
         snapshot = Snapshot(
             now_s=now_s,
-            number=self._num_decisions[prompt.model],
+            number=self._num_decisions[prompt.read.model],
             seed=self._seed,
             request=RequestView(
                 num_tokens=prompt.num_tokens,
@@ -241,7 +241,7 @@ class Place:
             booking = _booking(prompt, plan)
         placement = self._begin(prompt, plan, booking, now_s, prefill)
         tries.replicas.add(placement.replica)
-        self._num_decisions[prompt.model] += 1
+        self._num_decisions[prompt.read.model] += 1
         return placement
 
     def commit_prefill_again(self, prompt: Prompt, placement: Placement, plan: Plan) -> Placement:
@@ -268,7 +268,7 @@ class Place:
         booking = _booking(prompt, plan)
         if is_sent:
             booking = booking.sent(plan.view.num_gpu_tokens)
-        placement.lease = self._fleet.admit(placement.candidate.id, booking, now_s)
+        placement.lease = self._fleet.admit(placement.lease.candidate, booking, now_s)
         if placement.claim is not None:
             self._caches.release(placement.claim, computed=False, now_s=now_s)
             placement.claim = None
@@ -335,7 +335,7 @@ class Place:
         if answer.outcome_status != 200:
             return
         if read.request is not None and read.session_hash is not None:
-            candidate = placement.candidate.id
+            candidate = placement.lease.candidate
             self._fleet.conversations.computed(read.session_hash, candidate, prompt.num_tokens)
         # A batch's first token is that of one of its prompts.
         if read.streams and read.num_prompts == 1 and answer.first_s is not None:
@@ -347,7 +347,7 @@ class Place:
         if self._outbox is not None:
             self._outbox.answered(placement.lease, at_s)
         if self.pool is not None and placement.predicted.num_fetched_tokens:
-            self.pool.fetched(placement.candidate.id, placement.lease.begun_s)
+            self.pool.fetched(placement.lease.candidate, placement.lease.begun_s)
 
     def end(self, placement: Placement, outcome: Outcome) -> None:
         """Give back what a request holds, once: its load, and its claim on blocks."""

@@ -219,7 +219,7 @@ class Prefill:
         Returns:
             How that went, and how the request went if it was sent, too.
         """
-        how, body = placement.candidate.replica.transfer, prompt.inbound.body or b""
+        how, body = placement.candidate.replica.transfer, prompt.read.inbound.body or b""
         is_begun = False
         try:
             params, transfer = None, NO_TRANSFER
@@ -231,7 +231,7 @@ class Prefill:
                 engine_id = await self._bootstraps.engine_id(prefill.candidate)
                 asked = _mooncake_params(prefill, engine_id, params)
                 transfer = Transfer(body=decode_body(body, asked))
-            own_body = prefill_body(prompt.inbound.api.name, body, params)
+            own_body = prefill_body(prompt.read.inbound.api.name, body, params)
             is_begun = True
         except UpstreamError:
             return _Done(failure="bootstrap"), None
@@ -324,8 +324,8 @@ class Prefill:
             async with asyncio.timeout(self._config.timeout_s):
                 answer = await self._upstream.open(
                     replica.name,
-                    replica.url + prompt.inbound.target,
-                    method=prompt.inbound.method,
+                    replica.url + prompt.read.inbound.target,
+                    method=prompt.read.inbound.method,
                     headers=headers,
                     body=body,
                 )
@@ -348,7 +348,7 @@ class Prefill:
                 return _Done(failure=f"status_{answer.status}")
             self._place.first_token(placement, monotonic())
             body = answer.readable
-            usage = prompt.inbound.api.usage_of_body(body)
+            usage = prompt.read.inbound.api.usage_of_body(body)
             return _Done(
                 num_cached_tokens=usage.num_cached_tokens if usage is not None else None,
                 is_capped=is_capped(body),
@@ -389,11 +389,11 @@ def _read_from(prompt: Prompt, done: _Done, transfer: Transfer) -> _Done:
         return replace(done, failure="no_transfer")
     engine_id, request = None, prompt.read.request
     if done.params.get("transfer_mode") == "push":
-        if prompt.inbound.api.name == "responses" or request is None or request.n != 1:
+        if prompt.read.inbound.api.name == "responses" or request is None or request.n != 1:
             return replace(done, failure="push")
         engine_id = transfer.engine_id
     try:
-        body = decode_body(prompt.inbound.body or b"", done.params)
+        body = decode_body(prompt.read.inbound.body or b"", done.params)
     except BadRequest:
         return replace(done, failure="body")
     return replace(done, transfer=Transfer(body=body, engine_id=engine_id))
@@ -430,10 +430,10 @@ def _planned(placement: Placement) -> PrefillRecord:
     )
     if prefill is None or plan.choice is None:
         return record
-    [cost] = [cost for cost in plan.choice.costs() if cost.id == prefill.candidate.id]
+    [cost] = [cost for cost in plan.choice.costs() if cost.id == prefill.lease.candidate]
     return replace(
         record,
-        candidate=prefill.candidate.id,
+        candidate=prefill.lease.candidate,
         cost=cost,
         predicted_ms=prefill.lease.predicted_ms,
         num_predicted_cached_tokens=prefill.predicted.num_cached_tokens,

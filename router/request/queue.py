@@ -203,7 +203,7 @@ class WaitingRoom:
 
     def _waiting(self, prompt: Prompt, tries: Tries, now_s: float) -> Waiting:
         """Return a request as one that waits from now on."""
-        tenant = prompt.tenant
+        tenant = prompt.read.tenant
         return Waiting(
             item=_Seat(prompt, tries, asyncio.get_running_loop().create_future()),
             session=prompt.read.session_hash,
@@ -317,7 +317,7 @@ class WaitingRoom:
             return
         seat: _Seat = waiting.item
         if seat.prompt.deadline_ms is not None:
-            since_arrival_ms = 1e3 * (now_s - seat.prompt.inbound.arrived_s)
+            since_arrival_ms = 1e3 * (now_s - seat.prompt.read.inbound.arrived_s)
             seat.tries.wait = Wait(expected_ttft_ms=since_arrival_ms + outlook.ttft_ms)
         if outlook.spare_ms < 0.0:
             self._queue.remove(waiting)
@@ -365,7 +365,7 @@ class WaitingRoom:
     def _displace(self, prompt: Prompt, now_s: float) -> bool:
         """Refuse a request to make place for one that goes before it. False: none waits."""
         displaced = self._queue.refused_for(
-            is_batch=prompt.service_class == BATCH, priority=_priority(prompt.tenant)
+            is_batch=prompt.service_class == BATCH, priority=_priority(prompt.read.tenant)
         )
         if displaced is None:
             return False
@@ -407,4 +407,4 @@ def _priority(tenant: Tenant | None) -> int:
 def _deadline_s(prompt: Prompt) -> float | None:
     if prompt.deadline_ms is None:
         return None
-    return prompt.inbound.arrived_s + prompt.deadline_ms / 1e3
+    return prompt.read.inbound.arrived_s + prompt.deadline_ms / 1e3

@@ -165,7 +165,7 @@ class Realtime:
                 refused = exc.answered if isinstance(exc, HandshakeRefused) else 500
                 if refused < 500:
                     self._finish(prompt, tries, placement, refused, Outcome.CLIENT_ERROR)
-                    raise _refusal(prompt.model, refused) from exc
+                    raise _refusal(prompt.read.model, refused) from exc
                 failure = f"status_{refused}" if isinstance(exc, HandshakeRefused) else exc.code
                 prompt, objection = steps.retries.judge(prompt, tries, placement, failure)
                 is_absent = isinstance(exc, UpstreamUnreachable)
@@ -182,7 +182,7 @@ class Realtime:
                 self._finish(prompt, tries, placement, 499, Outcome.CLIENT_GONE)
                 raise
             else:
-                tries.records.append(Try(candidate=placement.candidate.id))
+                tries.records.append(Try(candidate=placement.lease.candidate))
                 return placement, engine
 
     async def _open(self, prompt: Prompt, placement: Placement) -> Socket:
@@ -191,7 +191,7 @@ class Realtime:
             headers.popall(name, None)  # the handshake is ours; a subprotocol may have a key
         return await self._upstream.connect(
             placement.replica,
-            placement.candidate.replica.url + prompt.inbound.target,
+            placement.candidate.replica.url + prompt.read.inbound.target,
             headers=headers,
             max_bytes=self._limits.websocket_message_bytes,
         )

@@ -87,7 +87,7 @@ class Recorder:
         if prompt.assigned is not None:
             ttft_s = None
             if first_s is not None and record.ttft_ms is not None:
-                ttft_s = first_s - prompt.inbound.arrived_s
+                ttft_s = first_s - prompt.read.inbound.arrived_s
             self._experiments.observe(prompt.assigned, record, ttft_s)
         if usage is not None:
             self._audit(prompt, tries, placement, sent or Sent(), usage)
@@ -114,17 +114,17 @@ class Recorder:
             placed_s=now_s,
             now_s=now_s,
         )
-        waited_ms, tenant = tries.wait.waited_ms, prompt.tenant
+        waited_ms, tenant = tries.wait.waited_ms, prompt.read.tenant
         if tenant is not None:
             self._metrics.tenant_requests.labels(tenant.label, record.outcome).inc()
             self._metrics.tenant_waits.labels(tenant.label).inc(waited_ms / 1000)
-        client = prompt.inbound.client
+        client = prompt.read.inbound.client
         logger.info(
             "client left the queue",
             extra={
                 "request": prompt.read.request_id,
                 "client": client.address if client is not None else None,
-                "model": prompt.model,
+                "model": prompt.read.model,
                 "tenant": record.tenant,
                 "tokens": prompt.num_tokens,
                 "waited_ms": round(waited_ms, 1),
@@ -163,19 +163,19 @@ class Recorder:
         record: DecisionRecord,
         first_s: float | None,
     ) -> None:
-        name, arrived_s = placement.candidate.id, prompt.inbound.arrived_s
+        name, arrived_s = placement.lease.candidate, prompt.read.inbound.arrived_s
         metrics, stages, waited_s = self._of(name), self._stages, tries.wait.waited_ms / 1000
-        if prompt.tenant is not None:
-            label = prompt.tenant.label
+        if prompt.read.tenant is not None:
+            label = prompt.read.tenant.label
             self._metrics.tenant_requests.labels(label, record.outcome).inc()
             self._metrics.tenant_tokens.labels(label, "prompt").inc(prompt.num_tokens)
             if tries.charge is not None:
                 self._metrics.tenant_tokens.labels(label, "uncached").inc(tries.charge.num_tokens)
             if waited_s:
                 self._metrics.tenant_waits.labels(label).inc(waited_s)
-        if prompt.inbound.api.counts:
+        if prompt.read.inbound.api.counts:
             self._metrics.counted.labels("engine").inc()
-        self._metrics.requests.labels(prompt.inbound.api.name, name, record.outcome).inc()
+        self._metrics.requests.labels(prompt.read.inbound.api.name, name, record.outcome).inc()
         if first_s is not None:
             metrics.ttft.observe(first_s - arrived_s)
         stages.tokenize.observe(prompt.tokenized_s - arrived_s)
@@ -183,7 +183,7 @@ class Recorder:
         stages.total.observe(placement.placed_s - arrived_s - waited_s)
         metrics.prompt_tokens.inc(prompt.num_tokens)
         held = placement.predicted
-        metrics.predicted_tokens.inc(held.num_cached_tokens)
+        metrics.predicted_tokens.inc(record.num_predicted_cached_tokens)
         metrics.cpu_tokens.inc(held.num_cpu_only_tokens)
         metrics.pool_tokens.inc(held.num_fetched_tokens)
         if record.ttft_ms is not None:
@@ -208,7 +208,7 @@ class Recorder:
         reported = usage.num_cached_tokens
         if reported is None or not prompt.is_placed_at(placement.candidate):
             return
-        name, predicted = placement.candidate.id, placement.predicted.num_cached_tokens
+        name, predicted = placement.lease.candidate, placement.predicted.num_cached_tokens
         error = predicted - reported
         metrics = self._of(name)
         if prompt.tokens is None:
@@ -299,18 +299,18 @@ def _fields(
     prompt: Prompt, tries: Tries, placement: Placement, record: DecisionRecord
 ) -> dict[str, Any]:
     """Return the fields of a request's log line."""
-    client, assigned = prompt.inbound.client, record.assignment
+    client, assigned = prompt.read.inbound.client, record.assignment
     return {
         "request": prompt.read.request_id,
         "client": client.address if client is not None else None,
-        "model": prompt.model,
+        "model": prompt.read.model,
         "tenant": record.tenant,
-        "replica": placement.candidate.id,
+        "replica": placement.lease.candidate,
         "arm": f"{assigned.experiment}/{assigned.arm}" if assigned else None,
         "why": record.decision.reason,
         "prefill": tries.prefill.where if tries.prefill is not None else None,
         "tokens": prompt.num_tokens,
-        "cached": placement.predicted.num_cached_tokens,
+        "cached": record.num_predicted_cached_tokens,
         "pool": placement.predicted.num_fetched_tokens,
         "reported": record.num_reported_cached_tokens,
         "state": placement.state,
@@ -341,13 +341,13 @@ def _record_of(
     placed_s: float,
     now_s: float,
 ) -> DecisionRecord:
-    arrived_s, wait = prompt.inbound.arrived_s, tries.wait
+    arrived_s, wait = prompt.read.inbound.arrived_s, tries.wait
     return DecisionRecord(
         request_id=prompt.read.request_id,
         at=time.time(),
-        api=prompt.inbound.api.name,
-        model=prompt.model or "",
-        tenant=prompt.tenant.name if prompt.tenant is not None else None,
+        api=prompt.read.inbound.api.name,
+        model=prompt.read.model or "",
+        tenant=prompt.read.tenant.name if prompt.read.tenant is not None else None,
         policy=plan.policy.name,
         policy_params=params_of(plan.policy),
         assignment=plan.assignment,

@@ -93,7 +93,7 @@ class Relay:
             UpstreamBroken, UpstreamTimeout: it broke off; a stream's client got an error event.
         """
         prompt, tries, placement = passage.prompt, passage.tries, passage.placement
-        answer, api = passage.answer, prompt.inbound.api
+        answer, api = passage.answer, prompt.read.inbound.api
         headers = answer_headers(prompt, tries, placement, answer)
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
@@ -127,7 +127,7 @@ class Relay:
             if answer.is_event_stream:
                 self._metrics.broken_streams.labels(exc.code).inc()
                 with suppress(ConnectionError):  # the client may be gone as well
-                    await reply.write(error_event(exc, prompt.inbound.path))
+                    await reply.write(error_event(exc, prompt.read.inbound.path))
             raise
         except _LEFT:
             if api.end in tail:
@@ -155,4 +155,4 @@ def _ignore(chunk: bytes) -> None:
 def _usage_at_the_end(prompt: Prompt, tail: bytearray) -> Usage | None:
     if prompt.read.request is None:
         return None
-    return prompt.inbound.api.usage_of_stream(bytes(tail[-TAIL_BYTES:]))
+    return prompt.read.inbound.api.usage_of_stream(bytes(tail[-TAIL_BYTES:]))

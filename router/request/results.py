@@ -176,21 +176,6 @@ class Prompt(Tokenized, frozen=True, kw_only=True):
     tokenized_s: float = 0.0
 
     @property
-    def inbound(self) -> Inbound:
-        """The request as it is forwarded."""
-        return self.read.inbound
-
-    @property
-    def model(self) -> str | None:
-        """Name the model asked for."""
-        return self.read.model
-
-    @property
-    def tenant(self) -> Tenant | None:
-        """Whose request it is."""
-        return self.read.inbound.tenant
-
-    @property
     def is_known(self) -> bool:
         """Whether the tokens are known to the prompt's end."""
         return self.tokens is not None and not self.num_rest_tokens
@@ -233,7 +218,7 @@ class Prompt(Tokenized, frozen=True, kw_only=True):
         """Return whether its engine computes it there, not at another of its ranks."""
         if candidate.rank is None:
             return True
-        return self.inbound.api.honours_rank(candidate.replica.version)
+        return self.read.inbound.api.honours_rank(candidate.replica.version)
 
 
 class Wait(Struct, frozen=True, kw_only=True):

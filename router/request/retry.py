@@ -129,12 +129,12 @@ class Retries:
             without_pool = self._without_pool(prompt, tries)
             if without_pool is not None:
                 prompt, objection = without_pool, None
-        tries.records.append(Try(candidate=placement.candidate.id, failure=failure))
+        tries.records.append(Try(candidate=placement.lease.candidate, failure=failure))
         tries.failed.append((placement.lease, failure))
         self._excuse(tries, objection)
         if placement.may_fetch and failure in _POOL_MAY_FAIL | {Overdue.code}:
             assert self._pool is not None
-            self._pool.fetch_failed(placement.candidate.id, placement.lease.begun_s)
+            self._pool.fetch_failed(placement.lease.candidate, placement.lease.begun_s)
         return prompt, objection
 
     def _excuse(self, tries: Tries, objection: str | None) -> None:
@@ -284,7 +284,7 @@ class Retries:
         except BadRequest:  # it has the field too often
             return None
         read = replace(read, inbound=replace(read.inbound, body=body), salt=salt)
-        extra = extra_keys(self._fleet, prompt.model or "", salt)
+        extra = extra_keys(self._fleet, prompt.read.model or "", salt)
         tries.is_excused = True
         self._metrics.pool_skipped.inc()
         if not self._has_candidate(prompt, tries):

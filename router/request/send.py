@@ -153,7 +153,7 @@ class Sender:
 
     async def _is_unloaded(self, prompt: Prompt, placement: Placement) -> bool:
         """Return whether a replica has unloaded the adapter that it was asked for."""
-        name, model = placement.replica, prompt.model
+        name, model = placement.replica, prompt.read.model
         if model is None or placement.candidate.replica.adapter_path(model) is None:
             return False
         return not await self._models.has(name, model)
@@ -172,13 +172,13 @@ class Sender:
         """
         is_as_sent = body is None
         if body is None:
-            body, is_as_sent = _client_body(prompt.inbound)
+            body, is_as_sent = _client_body(prompt.read.inbound)
         overdue_s = self._retries.overdue_s(placement)
         wait_s = partial(self._retries.wait_s, prompt, tries, placement)
         answer = await self._upstream.open(
             placement.replica,
-            placement.candidate.replica.url + prompt.inbound.target,
-            method=prompt.inbound.method,
+            placement.candidate.replica.url + prompt.read.inbound.target,
+            method=prompt.read.inbound.method,
             headers=self._headers.of(prompt, placement, engine_id=engine_id, is_as_sent=is_as_sent),
             body=body,
             may_move_on=partial(self._retries.may_move_on, prompt, tries, placement),
@@ -194,7 +194,7 @@ class Sender:
             self._note_encoded(placement.replica)
         try:
             if answer.is_encoded and answer.streams:  # not read, so not held either
-                answer.first_s = None if prompt.inbound.api.starts_early else monotonic()
+                answer.first_s = None if prompt.read.inbound.api.starts_early else monotonic()
             elif not answer.is_event_stream:
                 await answer.gather(_SMALL_ANSWER)
                 answer.first_s = monotonic()
@@ -217,12 +217,15 @@ class Sender:
         answer.first_s = begun_s = monotonic()
         if answer.status != 200:
             return
-        api, read = prompt.inbound.api, prompt.read
+        api, read = prompt.read.inbound.api, prompt.read
         # A client that gets comments meanwhile can wait for the first token.
         gets_comments = read.keepalive_s is not None and not read.has_side_effects
         is_patient = api.starts_early and gets_comments
         until_s = None if is_patient else begun_s + api.hold_s
-        opening, most = Opening(), MAX_OPENING_BYTES + api.repeats * len(prompt.inbound.body or b"")
+        opening, most = (
+            Opening(),
+            MAX_OPENING_BYTES + api.repeats * len(prompt.read.inbound.body or b""),
+        )
         while (said := opening.read(answer.first)) is Begun.NOT_YET:
             if answer.complete or len(answer.first) >= min(most, _MAX_HELD_BYTES):
                 break

@@ -177,7 +177,7 @@ class Story:
             sent, tried = await self._try(prompt, tries, placement), prompt
             objection = refused = None
             if sent.failure is None:
-                tries.records.append(Try(candidate=placement.candidate.id))
+                tries.records.append(Try(candidate=placement.lease.candidate))
             else:
                 prompt, objection = steps.retries.judge(prompt, tries, placement, sent.failure)
                 if objection is not None:

@@ -93,14 +93,14 @@ def charge(prompt: Prompt, plan: Plan, now_s: float) -> Charge | None:
     Raises:
         RateLimited: the tenant has not so many left this minute.
     """
-    if prompt.tenant is None:
+    if prompt.read.tenant is None:
         return None
     if prompt.tokens is None:
-        num_tokens = len(prompt.inbound.body or b"") // _BYTES_PER_TOKEN
+        num_tokens = len(prompt.read.inbound.body or b"") // _BYTES_PER_TOKEN
     else:
         num_tokens = max(prompt.num_tokens - plan.view.num_cached_tokens, 0)
         num_tokens += prompt.num_more_tokens
-    return prompt.tenant.account.charge(num_tokens, now_s)
+    return prompt.read.tenant.account.charge(num_tokens, now_s)
 
 
 def refund(tries: Tries, now_s: float) -> None:

@@ -230,7 +230,7 @@ class PoolVerifier:
         num_pool = placement.predicted.num_pool_tokens or 0
         if num_pool <= num_own:
             return False
-        candidate = placement.candidate.id
+        candidate = placement.lease.candidate
         if num_reported > num_own:  # it read, counted on or not
             self.fetched(candidate, placement.lease.begun_s)
         belief = self.readers.observe(
