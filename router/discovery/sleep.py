@@ -14,7 +14,7 @@ say whether it lost its cache. It did, in every `mode`, unless `clear_cache=fals
 core.py). An order through our own admin port is known with its parameters, at once.
 
 From 0.33 on, a paused engine answers new requests with 503. So does an engine that elastic EP
-scales or has retired. The first such answer counts (router.request.forward). The next reading of
+scales or has retired. The first such answer counts (router.request.send). The next reading of
 its metrics shows when it resumes. Without metrics, requests try it again after some seconds.
 
 Lost blocks are dropped when the sleep is seen. They are dropped again when the replica is awake and
