@@ -266,10 +266,8 @@ class CandidateState:
             self.health.answered(lease.number, now_s)
         if not lease.booking.streams or ttft_ms is None:
             return
-        if is_ours:
-            self.speed.observe(lease.work, ttft_ms, lease.predicted_ms)
-        else:
-            self.speed.observe_elsewhere(lease.work, ttft_ms, lease.predicted_ms, now_s)
+        elsewhere_s = None if is_ours else now_s
+        self.speed.observe(lease.work, ttft_ms, lease.predicted_ms, elsewhere_s)
 
     def end(self, lease: Lease, now_s: float, outcome: Outcome | None, jitter: float) -> bool:
         """Give a lease back and learn from the outcome; False if that was done before.

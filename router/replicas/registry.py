@@ -220,8 +220,8 @@ class Registry:
         self._found[source] = {f.replica.url: f for f in found}
         return self._reconcile()
 
-    def apply(self, records: Mapping[str, ReplicaRecord]) -> tuple[Entry, ...]:
-        """Follow the records of the store; return the entries that changed. Idempotent.
+    def apply(self, records: Mapping[str, ReplicaRecord]) -> tuple[str, ...]:
+        """Follow the records of the store; return the names that changed. Idempotent.
 
         Records that are refused are left out.
         """
@@ -230,7 +230,7 @@ class Registry:
             for identity, record in records.items()
             if identity not in self.unsaved and self.refused(identity, record) is None
         }
-        return tuple(self._entries[name] for name in self._reconcile() if name in self._entries)
+        return self._reconcile()
 
     def refused(self, identity: str, record: ReplicaRecord) -> str | None:
         """Return why a record is not followed; None: it is.
