@@ -32,7 +32,6 @@ def base_url(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-@lru_cache(maxsize=4096)  # the registry compares all addresses at each change
 def place_of(url: str) -> str:
     """Return what two URLs have in common that lead to one server; loopback is one host."""
     split = _split(base_url(url))
