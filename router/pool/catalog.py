@@ -199,6 +199,8 @@ class PoolCatalog:
         self._fields[directory] = known | set(filter(None, names)), layout
         self._members[replica] = _Member(directory, kv_dtype)
         self.directory(directory)
+        if directory not in self.layouts:
+            self.wants_listing = True  # there may be objects of it
         self._find_unreadable()
 
     def remove_replica(self, replica: str) -> None:

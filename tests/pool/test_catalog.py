@@ -29,6 +29,9 @@ def test_nothing_is_credited_before_a_listing_has_shown_the_layout() -> None:
     assert pool.match("tiny", chain(1, 2)) == 0
     assert pool.wants_listing
     assert pool.lacks_layouts
+    pool.wants_listing = False
+    pool.add_replica("r2", "tiny", ("tiny",))
+    assert pool.wants_listing
     list_keys(pool, names(1, 2))
     assert pool.match("tiny", chain(1, 2)) == 2
     assert not pool.lacks_layouts
