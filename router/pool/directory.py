@@ -60,8 +60,8 @@ class PoolDirectory:
     def match(self, chain: Sequence[BlockKey]) -> int:
         """Count the leading blocks of `chain` that the pool holds.
 
-        The master evicts each object by its own last use, so there may be holes, and every block is
-        looked up: 25 us for 1,000 blocks, 0.3 ms for 6,250 blocks of a million.
+        The master evicts each object by its own last use, so there may be holes. So every block is
+        looked up: 25 us for 1,000 blocks, 0.3 ms for 6,250.
         """
         return len(list(takewhile(self._blocks.__contains__, chain)))
 
