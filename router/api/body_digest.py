@@ -1,9 +1,9 @@
-"""A digest of what a request asks for, by which it is recognised when it is sent again.
+"""A digest of a request's content, by which a repeated request is recognised.
 
-SDKs send the same bytes again, but for a form's boundary, which is drawn anew. Agents write their
-request anew: with another order of keys, another billing header, as a whole answer instead of a
-stream. So JSON is read, and what does not decide what an engine computes is left out. A body that
-would take long to read is taken as it is.
+SDKs send the same bytes again, except for a form's boundary. Agents write a new body: with another
+order of keys, another billing header, or without streaming. So JSON is parsed, and fields that do
+not decide what an engine computes are left out. A body that would take long to parse is digested as
+it is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Prompts that surely do not fit a model: they are not rendered, tokenized or forwarded.
+"""Prompts that are certainly too long for a model: they are not tokenized or forwarded.
 
-Only what is certain from sizes: every token id is one token, a token has at most as many characters
-as the longest in the vocabulary, and a message or a tool is at least a token. What may fit, fits
-here; the engine counts. Messages as vLLM words them (0.32.0, renderers/params.py, TokenizeParams).
+Sizes prove it. Every token id is one token, and a message or a tool is at least one token. A token
+has at most as many characters as the longest one in the vocabulary. Other prompts pass, and the
+engine counts. Errors have vLLM's words (0.32.0, renderers/params.py, TokenizeParams).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """OpenAI's requests as the router sees them: a read-only view of what decides the prompt.
 
-The body goes to the engine byte for byte; this view is only for finding out which tokens the
-engine will make of it. Fields the router does not read are ignored, not checked: the engine
-checks them. Messages, tools and template arguments stay plain JSON values, because a chat template
-can distinguish an absent key from a null one.
+The body goes to the engine byte for byte; this view only serves to compute the tokens that the
+engine makes of it. The engine checks the fields that the router does not read. Messages, tools and
+template arguments stay plain JSON values, because a chat template can distinguish an absent key
+from a null one.
 
 Errors name the field. What the engine accepts but only the engine can turn into tokens is no error:
 `engine_only` has the reason. Source of the fields: vLLM 0.32.0, entrypoints/openai/chat_completion/
@@ -167,7 +167,7 @@ def parse_chat(body: Json) -> ChatRequest:
 
 
 def view_fields(body: Json) -> ChatRequest:
-    """View what requests of all chat-like APIs have alike: all but the conversation.
+    """View the fields that all chat-like APIs have in common: all but the conversation.
 
     Raises:
         BadRequest: a field that routing needs is of the wrong type.
@@ -208,10 +208,10 @@ def parse_completion(body: Json) -> CompletionRequest:
 def tokenize_body(body: Json) -> dict[str, Any]:
     """Build the body for an engine's `/tokenize` that yields the tokens of this chat or completion.
 
-    That route knows fewer fields than the chat route and leaves out what the latter does first, so
-    this is done here (vLLM 0.32.0, serve/tokenize/protocol.py): `reasoning_content` is renamed,
-    `reasoning_effort` and `documents` become template arguments. Exact for whatever the engine
-    accepts, unless it runs with `--exclude-tools-when-tool-choice-none`.
+    That route knows fewer fields than the chat route. So `reasoning_content` is renamed here, and
+    `reasoning_effort` and `documents` become template arguments (vLLM 0.32.0,
+    serve/tokenize/protocol.py). Exact for all requests that the engine accepts, unless it runs with
+    `--exclude-tools-when-tool-choice-none`.
     """
     sent = {field: body[field] for field in _TOKENIZE_FIELDS if body.get(field) is not None}
     if "messages" not in sent:

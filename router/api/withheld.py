@@ -1,14 +1,13 @@
-"""What clients must not send to an engine, and how it is taken out of what they send.
+"""Fields and headers that clients must not send to an engine.
 
-These fields and headers are for what stands between clients and engines: a router, a disaggregated
-prefill, an operator. An engine obeys them: it fetches blocks from the address in
-`kv_transfer_params` and takes the token ids in there for the prompt's, `vllm_xargs` reach into
-connectors and samplers, `priority` goes past all others, a rank goes past the router's choice.
+They are for routers, disaggregated prefill and operators. An engine obeys them: it fetches blocks
+from the address in `kv_transfer_params` and uses the token ids in it. `vllm_xargs` reach connectors
+and samplers, `priority` overtakes other requests, a rank overrides the router's choice.
 Source: vLLM 0.32.0, entrypoints/*/protocol.py, entrypoints/generate/base/serving.py.
 
-In JSON they go without a word: clients that send `priority` by habit go on working. Where they
-cannot be taken out they are refused: in a form (audio), inside of `sampling_params`, or in a body
-that is not read whole.
+In JSON they are removed silently, so clients that always send `priority` still work. They are
+refused if they cannot be removed: in a form (audio), inside `sampling_params`, or in a body that is
+not parsed whole.
 """
 
 from __future__ import annotations
