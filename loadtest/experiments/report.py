@@ -10,13 +10,12 @@ from msgspec import Struct
 
 from loadtest.experiments import shadows as shadow_policies
 from loadtest.experiments.arms import ArmSummary, summarize
-from loadtest.experiments.bad_lines import RecordsError
 from loadtest.experiments.design_limits import check_design
 from loadtest.experiments.evidence import Evidence, Options, weigh
 from loadtest.experiments.findings import Finding, note
 from loadtest.experiments.observations import Observations, observe
 from loadtest.experiments.ratio_check import RatioCheck, check
-from loadtest.experiments.records import Named, Records
+from loadtest.experiments.records import Named, Records, RecordsError
 from loadtest.experiments.shadows import ShadowSummary
 from loadtest.experiments.soundness import check_soundness
 from loadtest.experiments.surroundings import check_surroundings, check_trials
@@ -96,7 +95,7 @@ def make_report(
         return _without_experiment(records, shadows, options), Times(by_arm={})
     chosen = _baseline(experiment, baseline)
     observations = observe(records, experiment)
-    arms = summarize(records, observations, chosen)
+    arms = summarize(observations, chosen)
     others = [arm for arm in experiment.arms if arm != chosen]
     comparisons = tuple(
         weigh(observations, arm, chosen, options, alpha=options.alpha / len(others))
@@ -144,7 +143,7 @@ def _without_experiment(
         num_requests=0,
         num_counted=0,
         verdicts=(),
-        findings=(note("no_experiment", text), *check_surroundings(records, ())),
+        findings=(note("no_experiment", text), *check_surroundings(records, None, ())),
         sample_ratio=None,
         arms=(),
         comparisons=(),
@@ -181,9 +180,9 @@ def _findings(
 ) -> tuple[Finding, ...]:
     experiment = observations.experiment
     found = [
-        *check_soundness(records, observations, arms, ratio, baseline),
-        *check_design(records, observations, arms, comparisons),
-        *check_surroundings(records, arms),
+        *check_soundness(observations, arms, ratio, baseline),
+        *check_design(observations, arms, comparisons),
+        *check_surroundings(records, observations, arms),
         *check_trials(experiment, records.trials(experiment.name)),
     ]
     if len(comparisons) > 1:
