@@ -37,21 +37,21 @@ class Report(Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     files: tuple[str, ...]
     num_records: int
-    experiments: tuple[Named, ...]  # all in the records
-    experiment: Named | None
-    baseline: str | None
     options: Options
-    begin_s: float | None
-    end_s: float | None
-    num_units: int
-    num_requests: int  # of the experiment
-    num_counted: int
-    verdicts: tuple[Verdict, ...]
     findings: tuple[Finding, ...]  # the worst first
-    sample_ratio: RatioCheck | None
-    arms: tuple[ArmSummary, ...]
-    comparisons: tuple[Evidence, ...]
     shadows: tuple[ShadowSummary, ...]
+    experiments: tuple[Named, ...] = ()  # all in the records
+    experiment: Named | None = None
+    baseline: str | None = None
+    begin_s: float | None = None
+    end_s: float | None = None
+    num_units: int = 0
+    num_requests: int = 0  # of the experiment
+    num_counted: int = 0
+    verdicts: tuple[Verdict, ...] = ()
+    sample_ratio: RatioCheck | None = None
+    arms: tuple[ArmSummary, ...] = ()
+    comparisons: tuple[Evidence, ...] = ()
 
     @property
     def is_sound(self) -> bool:
@@ -133,20 +133,8 @@ def _without_experiment(
     return Report(
         files=records.files,
         num_records=records.num_records,
-        experiments=(),
-        experiment=None,
-        baseline=None,
         options=options,
-        begin_s=None,
-        end_s=None,
-        num_units=0,
-        num_requests=0,
-        num_counted=0,
-        verdicts=(),
         findings=(note("no_experiment", text), *check_surroundings(records, None, ())),
-        sample_ratio=None,
-        arms=(),
-        comparisons=(),
         shadows=shadows,
     )
 
