@@ -40,6 +40,7 @@ PLAIN = (
     "router/api/",
     "router/experiments/",
     "router/http/",
+    "router/request/",
     "loadtest/experiments/",
     "loadtest/statistics/",
 )

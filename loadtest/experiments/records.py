@@ -27,6 +27,7 @@ UNNAMED: Final = "none"
 
 _NAMED: Final = 5  # bad lines named for each file; the rest is counted
 _SHOWN: Final = 60  # characters of a decoder's message
+_NOT_A_RECORD: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class RecordsError(Exception):
@@ -349,18 +350,11 @@ class _Reader:
             return None
         try:
             read = self._decode(line)
-        except msgspec.ValidationError as exc:
-            reason = _unknown_version(line) or f"not a decision record: {exc}"
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            if not line.endswith(b"\n"):
-                torn = "the line is cut off"
-                return BadLine(file=file, line=number, reason=torn, is_torn=True)
-            reason = f"not JSON: {str(exc)[:_SHOWN]}"
-        else:
-            if 1 <= read.schema <= SCHEMA:
-                return (read.request_id, read.at), self._request(file, read)
-            reason = _unknown_version(line) or ""
-        return BadLine(file=file, line=number, reason=reason)
+        except _NOT_A_RECORD as exc:
+            return _bad_line(file, number, line, exc)
+        if not 1 <= read.schema <= SCHEMA:
+            return BadLine(file=file, line=number, reason=_unknown(read.schema))
+        return (read.request_id, read.at), self._request(file, read)
 
     def _request(self, file: str, line: _Line) -> Request:
         snapshot = line.snapshot
@@ -410,14 +404,21 @@ class _Version(Struct):
     schema: int = SCHEMA
 
 
-def _unknown_version(line: bytes) -> str | None:
-    """Return what is wrong with a record's version; None: it is known, or missing."""
+def _bad_line(file: str, number: int, line: bytes, error: Exception) -> BadLine:
+    """Say what is wrong with a line: no JSON, another version, or another kind of record."""
+    is_torn = False
     try:
         schema = msgspec.json.decode(line, type=_Version).schema
-    except msgspec.ValidationError:
-        return None
-    if 1 <= schema <= SCHEMA:
-        return None
+        reason = f"not a decision record: {error}" if 1 <= schema <= SCHEMA else _unknown(schema)
+    except msgspec.ValidationError as exc:
+        reason = f"not a decision record: {exc}"
+    except _NOT_A_RECORD as exc:
+        is_torn = not line.endswith(b"\n")
+        reason = "the line is cut off" if is_torn else f"not JSON: {str(exc)[:_SHOWN]}"
+    return BadLine(file=file, line=number, reason=reason, is_torn=is_torn)
+
+
+def _unknown(schema: int) -> str:
     return f"field `schema`: version {schema} is unknown (this warmroute reads 1 to {SCHEMA})"
 
 

@@ -18,7 +18,7 @@ from router.api.outline import Outline
 from router.api.usage import Usage
 from router.releases import V0_33, Release, is_at_least
 
-Prompt = ChatRequest | CompletionRequest
+Request = ChatRequest | CompletionRequest
 """The fields that decide a request's prompt, for any API."""
 
 
@@ -47,7 +47,7 @@ class Api(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    parse: Callable[[Json], Prompt] | None = None
+    parse: Callable[[Json], Request] | None = None
     empty: Json | None = None
     tokenize_body: Callable[[Json], dict[str, Any]] | None = None
     usage_of_body: Callable[[bytes], Usage | None] = usage.usage_of_body
@@ -59,7 +59,7 @@ class Api(Struct, frozen=True, kw_only=True):
     ranks_since: Release | None = None
     counts: bool = False
 
-    def outlined(self, outline: Outline) -> Prompt | None:
+    def outlined(self, outline: Outline) -> Request | None:
         """View the known fields of a body that was not parsed whole; its prompt is unknown.
 
         Raises:

@@ -59,9 +59,9 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
 def _data_app(router: Router) -> DataApp:
     config = router.config
     return DataApp(
-        pipeline=router.pipeline,
+        story=router.story,
         realtime=Realtime(
-            router.pipeline,
+            router.story,
             upstream=router.upstream,
             headers=RequestHeaders(router.engine_key, router.withheld),
             limits=config.limits,
@@ -95,7 +95,7 @@ def _admin_app(router: Router) -> AdminApp:
             ReplicaPages(router.watches, router.status),
             ExperimentPages(router.experiments),
             EnginePages(control, Adapters(control, router.registry, router.fleet)),
-            ExplainPages(Explainer(router.pipeline, router.caches, router.fleet), router.tenants),
+            ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
             RouterPages(router.metrics, router.deaths, lambda: router.config),
         ],
         guard=Guard(token, config.admin.hosts),

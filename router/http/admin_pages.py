@@ -24,7 +24,7 @@ from router.http.control import Control, Order
 from router.metrics import Metrics
 from router.replicas.deaths import Body, Deaths
 from router.request.explain import Explainer
-from router.request.job import Inbound
+from router.request.results import Inbound
 from router.tenants import Tenant, Tenants
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -11,14 +11,14 @@ from time import time
 from router.experiments.assignment import Assignment
 from router.experiments.runner import ExperimentRunner
 from router.records.record import AssignmentRecord
-from router.request.job import Job
+from router.request.results import Read
 
 
-def assign(experiments: ExperimentRunner, job: Job) -> Assignment | None:
-    """Return a prompt's variant, which stays the same however often the prompt is placed."""
-    if experiments.is_empty or job.prompt is None:
+def assign(experiments: ExperimentRunner, read: Read) -> Assignment | None:
+    """Return a prompt's variant, which stays the same however often the prompt is planned."""
+    if experiments.is_empty or read.request is None:
         return None
-    return experiments.assign(job.model or "", job.session_hash, time())
+    return experiments.assign(read.model or "", read.session_hash, time())
 
 
 def record_of(assignment: Assignment) -> AssignmentRecord:

@@ -38,9 +38,9 @@ from router.records.outcome import Outcome
 from router.records.record import Try
 from router.request import tenancy
 from router.request.headers import RequestHeaders, explained_headers
-from router.request.job import Inbound, Job, Placement
-from router.request.pipeline import Pipeline
-from router.request.retry import Failures
+from router.request.plan import Placement
+from router.request.results import Inbound, Prompt, Tries
+from router.request.story import Story
 from router.upstream import Upstream
 from router.upstream.socket import Frame, Socket
 
@@ -68,6 +68,15 @@ class Held(Protocol):
         """Remove a message."""
 
 
+class _Call(Struct, frozen=True, kw_only=True):
+    """A connection to a replica."""
+
+    prompt: Prompt
+    tries: Tries
+    placement: Placement
+    engine: Socket
+
+
 class _End(Struct, frozen=True):
     """What ended a connection (client, replica, idle, limit), and that side's last frame."""
 
@@ -81,15 +90,15 @@ class Realtime:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        story: Story,
         *,
         upstream: Upstream,
         headers: RequestHeaders,
         limits: LimitsConfig,
         metrics: Metrics,
     ) -> None:
-        self._pipeline = pipeline
-        self._steps = pipeline.steps
+        self._story = story
+        self._steps = story.steps
         self._upstream = upstream
         self._headers = headers
         self._limits = limits
@@ -118,19 +127,17 @@ class Realtime:
                 inbound.path, query, inbound.headers, form_model=None, view=None, reads_query=True
             )
             inbound = replace(inbound, model=model, needs_model=True)
-            job = await self._pipeline.prepare(inbound, request_id)
-            placement, engine = await self._connect(job)
-            await self._joined(job, placement, engine, upgrade, held)
+            prompt = await self._story.prepare(inbound, request_id)
+            await self._joined(await self._connect(prompt), upgrade, held)
         finally:
             self._num_open -= 1
             self._metrics.websockets.dec()
 
-    async def _joined(
-        self, job: Job, placement: Placement, engine: Socket, upgrade: Upgrade, held: Held
-    ) -> None:
+    async def _joined(self, call: _Call, upgrade: Upgrade, held: Held) -> None:
+        engine = call.engine
         status, outcome, ended_by = 499, Outcome.CLIENT_GONE, "shutdown"
         try:
-            client = await upgrade(explained_headers(job, placement))
+            client = await upgrade(explained_headers(call.prompt, call.tries, call.placement))
             status = SWITCHED
             end = await self._relay(client, engine, held)
             ended_by = end.by
@@ -138,57 +145,54 @@ class Realtime:
         finally:
             await engine.close(_GOING_AWAY)  # no effect if it is closed
             self._metrics.websockets_ended.labels(ended_by).inc()
-            self._finish(job, placement, status, outcome)
+            self._finish(call.prompt, call.tries, call.placement, status, outcome)
 
     # ---------------------------------------------------------------- 1 connect
 
-    async def _connect(self, job: Job) -> tuple[Placement, Socket]:
+    async def _connect(self, prompt: Prompt) -> _Call:
         """Connect to a replica.
 
         Raises:
             RouterError: no replica accepts the connection.
         """
         steps = self._steps
-        job.tokenized_s = monotonic()
+        steps, tries = self._steps, Tries()
         steps.retries.note_request()
-        failed: Failures = []
         while True:
-            placement = steps.admission.admit(job, steps.decider.decide(job))
-            steps.decider.count(job)
+            placement = steps.place.commit(prompt, tries, steps.place.plan(prompt, tries))
             try:
-                engine = await self._open(job, placement)
+                engine = await self._open(prompt, placement)
             except UpstreamError as exc:
                 refused = exc.answered if isinstance(exc, HandshakeRefused) else 500
                 if refused < 500:
-                    self._finish(job, placement, refused, Outcome.CLIENT_ERROR)
-                    raise _refusal(job, refused) from exc
+                    self._finish(prompt, tries, placement, refused, Outcome.CLIENT_ERROR)
+                    raise _refusal(prompt, refused) from exc
                 failure = f"status_{refused}" if isinstance(exc, HandshakeRefused) else exc.code
-                objection = steps.retries.judge(job, placement, failure, failed)
+                prompt, objection = steps.retries.judge(prompt, tries, placement, failure)
                 is_absent = isinstance(exc, UpstreamUnreachable)
                 outcome = Outcome.REPLICA_UNREACHABLE if is_absent else Outcome.REPLICA_FAILED
                 if objection is not None:
-                    self._finish(job, placement, exc.status, outcome)
+                    self._finish(prompt, tries, placement, exc.status, outcome)
                     if is_absent:
                         text = f"No replica can take a request now: {exc.message}."
                         raise NoReplicaAvailable(text) from exc
                     raise
-                steps.admission.release(placement, outcome)
-                await steps.retries.move_on(job, placement, failed)
+                steps.place.end(placement, outcome)
+                await steps.retries.move_on(prompt, tries, placement)
             except BaseException:
-                self._finish(job, placement, 499, Outcome.CLIENT_GONE)
+                self._finish(prompt, tries, placement, 499, Outcome.CLIENT_GONE)
                 raise
             else:
-                job.tries.append(Try(candidate=placement.candidate.id))
-                return placement, engine
+                tries.records.append(Try(candidate=placement.candidate.id))
+                return _Call(prompt=prompt, tries=tries, placement=placement, engine=engine)
 
-    async def _open(self, job: Job, placement: Placement) -> Socket:
-        replica = placement.candidate.replica
-        headers = self._headers.of(job, placement)
+    async def _open(self, prompt: Prompt, placement: Placement) -> Socket:
+        headers = self._headers.of(prompt, placement)
         for name in [name for name in headers if name.lower().startswith(_WEBSOCKET)]:
             headers.popall(name, None)  # the handshake is ours; a subprotocol may have a key
         return await self._upstream.connect(
-            replica.name,
-            replica.url + job.inbound.target,
+            placement.replica,
+            placement.candidate.replica.url + prompt.inbound.target,
             headers=headers,
             max_bytes=self._limits.websocket_message_bytes,
         )
@@ -233,13 +237,14 @@ class Realtime:
 
     # ---------------------------------------------------------------- 3 end
 
-    def _finish(self, job: Job, placement: Placement, status: int, outcome: Outcome) -> None:
+    def _finish(
+        self, prompt: Prompt, tries: Tries, placement: Placement, status: int, outcome: Outcome
+    ) -> None:
         """Release the load of a connection, and record it."""
-        now_s = monotonic()
-        self._steps.admission.release(placement, outcome)
-        tenancy.settle(job, placement, status, None, now_s)
-        self._steps.observer.finished(
-            job, placement, status=status, outcome=outcome, usage=None, first_s=None, now_s=now_s
+        self._steps.place.end(placement, outcome)
+        tenancy.settle(tries, placement, status, None, monotonic())
+        self._steps.recorder.finished(
+            prompt, tries, placement, status=status, outcome=outcome, usage=None
         )
 
 
@@ -269,7 +274,7 @@ async def _close(client: Socket, engine: Socket, end: _End) -> Outcome:
     return Outcome.REPLICA_FAILED if frame.code in _FAILURES else Outcome.OK
 
 
-def _refusal(job: Job, status: int) -> RouterError:
+def _refusal(prompt: Prompt, status: int) -> RouterError:
     """Return the error for an engine that refuses a connection.
 
     vLLM 0.32 has the route only if its model supports it. Otherwise it answers 403, as its server
@@ -278,5 +283,5 @@ def _refusal(job: Job, status: int) -> RouterError:
     if status == 401:
         return Unauthorized("the engine refused the key")
     return BadRequest(
-        f"`{job.model}` has no {realtime.PATH}: its engine answered {status}", param="model"
+        f"`{prompt.model}` has no {realtime.PATH}: its engine answered {status}", param="model"
     )
