@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from loadtest.experiments import redecide
-from loadtest.experiments.bad_lines import RecordsError
+from loadtest.experiments import RecordsError, redecide
 from loadtest.simulator import Halves, Setup, simulate
 from policies import CandidateId, create
 from router.records.record import DecisionRecord
