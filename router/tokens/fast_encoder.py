@@ -2,7 +2,7 @@
 
 vLLM itself can use it (VLLM_USE_FASTOKENS: vllm/tokenizers/fastokens.py at 0.32.0). Each tokenizer
 is proven first (`proof`). While it serves, samples are encoded again by `tokenizers`
-(`request.token_audit`).
+(`request.audit`).
 """
 
 from __future__ import annotations
