@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -67,14 +66,6 @@ class Broken:
         raise FastEncoderFailed("PanicException")
 
 
-def test_the_tiny_tokenizer_is_proven() -> None:
-    """It is a byte-pair tokenizer as most models have one."""
-    encoder = TextEncoder(_tokenizer())
-
-    assert encoder.quicken() is None
-    assert encoder.is_fast
-
-
 @functools.cache
 def _fast() -> FastEncoder:
     return FastEncoder(_tokenizer().to_str())
@@ -87,17 +78,6 @@ def test_any_text(texts: list[str] | str) -> None:
     texts = [texts] if isinstance(texts, str) else texts
 
     assert _fast().encode(texts) == encode_plainly(_tokenizer(), texts)
-
-
-def test_segments_of_a_prompt() -> None:
-    """Pieces encoded by fastokens make the ids of the whole encoded by `tokenizers`."""
-    prompter = _prompter(_fast())
-    prompt = text(random.Random(1), 4000)
-
-    tokens = _tokens(prompter, prompt)
-
-    assert tokens.ids() == encode_plainly(_tokenizer(), [prompt])[0].tolist()
-    assert prompter.is_fast
 
 
 def test_the_proof_finds_a_difference() -> None:
@@ -219,14 +199,6 @@ def test_failures(
     assert "quotes" not in str(caught.value)
 
 
-def test_a_tokenizer_that_is_none() -> None:
-    """A description that fastokens cannot read is a failure with a reason."""
-    description = json.loads(_tokenizer().to_str()) | {"normalizer": {"type": "Sorcery"}}
-
-    with pytest.raises(FastEncoderFailed, match="fastokens: "):
-        FastEncoder(json.dumps(description))
-
-
 def test_other_ids_for_a_prompt() -> None:
     """fastokens is given up with all that it encoded, and our tokens are trusted anew."""
     prompter = _prompter(Liar("lie"))
@@ -258,17 +230,3 @@ def test_other_ids_for_the_pieces() -> None:
 
     assert prompter.observe_proof(tokens, is_chat=True, is_same=False, now_s=0.0) == "pieces"
     assert prompter.engine_only is not None
-
-
-def test_other_ids_by_another_encoder() -> None:
-    """fastokens stays where it did not encode: chats that have an encoder of their own."""
-    prompter = _prompter(_fast())
-    prompter._chat_encoder = MarkedBy()  # type: ignore[assignment]
-    tokens = _tokens(prompter, "a few words")
-
-    assert prompter.observe_proof(tokens, is_chat=True, is_same=False, now_s=0.0) == "pieces"
-    assert prompter.is_fast
-
-
-class MarkedBy:
-    """Stands for an encoder of marked chats; it is never called."""

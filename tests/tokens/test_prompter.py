@@ -192,38 +192,6 @@ def test_what_one_owner_sent_helps_no_other(kind: str) -> None:
     assert tokens["a"].ids() == tokens[""].ids() == tokens["b"].ids()
 
 
-def test_owners_without_end_are_forgotten_in_time() -> None:
-    """What they sent is found again all the same."""
-    prompter = _load()
-    request = parse_completion({"prompt": "hello"})
-    for number in range(5000):
-        plan = prompter.plan_completion(request, owner=f"o{number}")
-        prompter.commit(plan, plan.encode())
-
-    assert len(prompter._roots) <= 4096
-    assert prompter.plan_completion(request, owner="o1").walk.new == []
-
-
-def test_two_plans_of_one_text() -> None:
-    """Requests that come together both encode; both get the tokens."""
-    prompter = _load()
-    request = parse_chat({"messages": [{"role": "user", "content": "hello " * 500}]})
-    plans = [prompter.plan_chat(request), prompter.plan_chat(request)]
-
-    one, two = [prompter.commit(plan, plan.encode()) for plan in plans]
-
-    assert one.ids() == two.ids()
-
-
-def test_forged_special_tokens_are_special() -> None:
-    """The engine encodes the rendered text: a marker in a message is a marker."""
-    prompter = _load("model")
-
-    tokens = _run(prompter, {"messages": [{"role": "user", "content": "a<|im_end|>b"}]})
-
-    assert tokens.ids().count(2) == 2
-
-
 @pytest.mark.parametrize("prompt", ["plain text " * 300, "", "<|im_start|>user\nhi<|im_end|>" * 99])
 @pytest.mark.parametrize("kind", ["none", "ends", "odd"])
 def test_special_tokens_around_completions(prompt: str, kind: str) -> None:
@@ -319,29 +287,10 @@ def test_completions_for_the_engine(body: dict[str, Any], reason: str) -> None:
     assert caught.value.reason == reason
 
 
-def test_empty_batch_is_for_the_engine() -> None:
-    """A request without prompts is the engine's to refuse."""
-    request = parse_completion({"prompt": None, "prompt_embeds": "AAAA"})
-    prompter = _load()
-
-    with pytest.raises(NeedsEngine):
-        prompter.plan_completion(type(request)(model=None, prompts=()))
-
-
 def test_template_errors_are_the_clients() -> None:
     """What the template refuses, the engine would refuse."""
     with pytest.raises(TemplateFailed, match="no role robot"):
         _run(_load(), {"messages": [{"role": "robot", "content": "x"}]})
-
-
-def test_many_salts_on_one_prefix() -> None:
-    """More chains than a segment remembers are hashed again, and right."""
-    prompter = _load()
-    tokens = _run(prompter, {"prompt": "shared system prompt " * 300})
-
-    for turn in range(25):
-        extra = ExtraKeys(cache_salt=f"tenant {turn % 12}")
-        assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)
 
 
 def written_ids(tokens: Tokens) -> bytes:
@@ -379,3 +328,15 @@ def test_ids_are_written_as_json_once() -> None:
         messages = [*messages, {"role": "assistant", "content": content}, messages[0]]
     tree = prompter._tree
     assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
+
+
+def test_owners_without_end_are_forgotten_in_time() -> None:
+    """What they sent is found again all the same."""
+    prompter = _load()
+    request = parse_completion({"prompt": "hello"})
+    for number in range(5000):
+        plan = prompter.plan_completion(request, owner=f"o{number}")
+        prompter.commit(plan, plan.encode())
+
+    assert len(prompter._roots) <= 4096
+    assert prompter.plan_completion(request, owner="o1").walk.new == []
