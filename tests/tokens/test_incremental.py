@@ -9,6 +9,7 @@ import pytest
 
 from router.contracts import NO_EXTRA, Algorithm, ExtraKeys, HashContract
 from router.tokens import incremental
+from router.tokens.chains import MAX_CHAINS
 from router.tokens.incremental import Boundary, Segment, SegmentTree
 
 CONTRACT = HashContract(algorithm="xxhash", block_size=4)
@@ -121,14 +122,11 @@ def test_size_counts_chains() -> None:
     root = tree.make_root("r")
     _, path = _add(tree, root, b"a" * 45)
 
-    for n in range(2 * incremental.MAX_CHAINS):
+    for n in range(2 * MAX_CHAINS):
         tree.keys(path, CONTRACT, ExtraKeys(cache_salt=str(n)))
         assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
 
-    assert all(
-        segment.chains is not None and len(segment.chains) == incremental.MAX_CHAINS
-        for segment in path
-    )
+    assert all(segment.chains is not None and len(segment.chains) == MAX_CHAINS for segment in path)
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
@@ -164,7 +162,7 @@ def test_digests_are_those_of_the_whole_chain() -> None:
     ]
     assert tree.digests(path, CONTRACT, NO_EXTRA, []) == []
     assert tree.size_bytes == size_bytes + 16 * len(whole)
-    for number in range(incremental.MAX_CHAINS):
+    for number in range(MAX_CHAINS):
         tree.keys(path, CONTRACT, ExtraKeys(cache_salt=str(number)))
     assert tree.digests(path, CONTRACT, NO_EXTRA, [3]) == whole[3:4]
     recounted = sum(s.size_bytes for s in path[1:])
