@@ -133,7 +133,7 @@ def test_without_fastokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
 @pytest.mark.parametrize("content", ["<tool>", "word", "  ", "\n\n", "é"])
 def test_added_tokens_of_all_kinds(flag: str, content: str) -> None:
-    """Either both find them alike, or the proof says that they do not."""
+    """Either both find the same tokens, or the proof says that they do not."""
     tokenizer = Tokenizer.from_file(FILE)
     tokenizer.add_tokens([AddedToken(content, **{"normalized": False, flag: True})])
     fast = _loaded(tokenizer)
@@ -200,7 +200,7 @@ def test_failures(
 
 
 def test_other_ids_for_a_prompt() -> None:
-    """fastokens is given up with all that it encoded, and our tokens are trusted anew."""
+    """fastokens is given up with all that it encoded, and our tokens are trusted again."""
     prompter = _prompter(Liar("lie"))
     request = parse_completion({"prompt": "here is a lie " * 400, "add_special_tokens": False})
     prompt = str(request.prompts[0])

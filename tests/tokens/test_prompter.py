@@ -54,7 +54,7 @@ def _fresh_keys(tokens: Tokens, contract: HashContract, extra: ExtraKeys) -> lis
 
 
 class Agents:
-    """A few conversations that grow, branch, are edited and start anew, out of one seed."""
+    """A few conversations that grow, branch, are edited and start again, out of one seed."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
