@@ -326,7 +326,7 @@ def test_ids_are_written_as_json_once() -> None:
         assert prompter.size_bytes > size_bytes
         assert written_ids(tokens) == written
         messages = [*messages, {"role": "assistant", "content": content}, messages[0]]
-    tree = prompter._tree
+    tree = prompter._memory._tree
     assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
 
 
@@ -338,5 +338,5 @@ def test_owners_without_end_are_forgotten_in_time() -> None:
         plan = prompter.plan_completion(request, owner=f"o{number}")
         prompter.commit(plan, plan.encode())
 
-    assert len(prompter._roots) <= 4096
+    assert len(prompter._memory._roots) <= 4096
     assert prompter.plan_completion(request, owner="o1").walk.new == []
