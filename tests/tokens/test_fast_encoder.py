@@ -18,7 +18,7 @@ from router.contracts import NO_EXTRA, HashContract
 from router.tokens import NeedsEngine, Prompter, Tokens
 from router.tokens.encoder import TextEncoder
 from router.tokens.fast_encoder import FastEncoder, FastEncoderFailed
-from router.tokens.proof import encode_plainly, find_difference, texts_for
+from router.tokens.proof import encode_plainly, find_difference
 from tests.effort import examples
 from tests.tokens.corpus import text
 from tests.tokens.vllm_routes import MODEL
@@ -88,15 +88,6 @@ def test_the_proof_finds_a_difference() -> None:
         assert difference is not None
         assert difference.startswith("other ids for text ")
         assert word not in difference
-
-
-def test_the_proof_is_the_same_each_time() -> None:
-    """A proof that fails can thus be reproduced."""
-    texts = list(texts_for(_tokenizer()))
-
-    assert texts == list(texts_for(_tokenizer()))
-    assert len(texts) > 2000
-    assert sum(map(len, texts)) < 200_000  # some 0.2 s
 
 
 _WORDS = {"[UNK]": 0, "a": 1, "b": 2, "ab": 3}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from array import array
 from typing import Any
 from unittest import mock
 
@@ -150,21 +149,6 @@ def test_a_turn_encodes_what_it_added() -> None:
     assert second.num_new_tokens < 0.1 * second.num_tokens
 
 
-def test_the_same_again_encodes_nothing() -> None:
-    """A repeated prompt is known to its last token."""
-    prompter = _load()
-    body = {"messages": [{"role": "user", "content": "hello"}]}
-    first = _run(prompter, body)
-
-    plan = prompter.plan_chat(parse_chat(body))
-    again = prompter.commit(plan, plan.encode())
-
-    assert plan.num_new_chars == 0
-    assert plan.encode() == []
-    assert again.num_new_tokens == 0
-    assert again.ids() == first.ids()
-
-
 @pytest.mark.parametrize("kind", ["chat", "text", "ids"])
 def test_what_one_owner_sent_helps_no_other(kind: str) -> None:
     """Else the time saved would tell what others sent. The tokens are the same for all."""
@@ -211,29 +195,6 @@ def test_special_tokens_around_completions(prompt: str, kind: str) -> None:
         assert prompter.prove(parse_completion(body), tokens)
 
 
-def test_prompts_of_a_batch() -> None:
-    """Each prompt of a batch is planned on its own; ids prove themselves."""
-    prompter = _load()
-    request = parse_completion({"prompt": [[1, 2, 3], [4]]})
-
-    plan = prompter.plan_completion(request, 1)
-    tokens = prompter.commit(plan, plan.encode())
-
-    assert tokens.ids() == [4]
-    assert plan.num_new_chars == 0
-    assert prompter.prove(request, tokens)
-
-
-def test_wrong_pieces_are_found_out() -> None:
-    """A full encode finds tokens that are not the prompt's."""
-    prompter = _load()
-    request = parse_chat({"messages": [{"role": "user", "content": "hello"}]})
-    plan = prompter.plan_ids(array("I", [1, 2, 3]))
-    tokens = prompter.commit(plan, plan.encode())
-
-    assert not prompter.prove(request, tokens)
-
-
 def test_distrust_ends_local_tokenization() -> None:
     """After a mismatch texts are the engine's, ids are not: they may be its own answer."""
     prompter = _load()
@@ -257,17 +218,6 @@ def test_without_tokenizer() -> None:
         with pytest.raises(NeedsEngine, match="mistral"):
             _run(prompter, body)
     assert _run(prompter, {"prompt": [1, 2]}).ids() == [1, 2]
-
-
-def test_without_template() -> None:
-    """A model with a tokenizer alone can be completed, not talked to."""
-    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    prompter = Prompter(TextEncoder(tokenizer), None)
-
-    with pytest.raises(NeedsEngine):
-        _run(prompter, {"messages": [{"role": "user", "content": "x"}]})
-    assert prompter.engine_only is None
-    assert _run(prompter, {"prompt": "text"}).num_tokens > 0
 
 
 @pytest.mark.parametrize(
