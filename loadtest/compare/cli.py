@@ -25,7 +25,6 @@ from loadtest.compare.setting import Setting
 from loadtest.compare.store import StoreError, load, prepare, save_run, write_report
 from loadtest.compare.study import study
 from loadtest.compare.terminal import show
-from loadtest.extras import MissingExtra, need
 from loadtest.results import Run
 from loadtest.runner import ReplayError
 from loadtest.runner.display import Display
@@ -63,7 +62,6 @@ def compare(
     """
     slo = (slo_ttft, slo_tbt)
     try:
-        need("scipy")  # the report does: it is asked for before minutes of runs
         if source is not None:
             refuse_with_from(ctx)
             setting, runs = _read(source, baseline, slo)
@@ -71,7 +69,7 @@ def compare(
         job = make_job(ctx, baseline=baseline, slo=slo, options=options)
         if out is not None:
             prepare(out, job.setting)
-    except (MissingExtra, StoreError, WorkloadError, ReplayError) as error:
+    except (StoreError, WorkloadError, ReplayError) as error:
         raise _Refused(str(error)) from error
     sys.exit(_run(job, out, _console()))
 
