@@ -52,6 +52,7 @@ def compare(
 
     All variants run the same workload, from cold caches, in interleaved rounds; differences come
     with intervals, and with what speaks against them. WORKLOAD is --trace FILE or --generate NAME.
+    Options of sending apply to live runs; model, salt, header and key to given URLs.
 
     \b
     Simulated:         warmroute compare WORKLOAD --simulate --policies kv_aware,least_loaded
