@@ -75,8 +75,7 @@ def describe(report: Report) -> list[str]:
     """Describe what was run, line by line."""
     setting = report.setting
     lines = [
-        f"workload: {setting.workload}"
-        + (f", {setting.num_turns:,} turns" if setting.num_turns is not None else ""),
+        f"workload: {setting.workload}, {setting.num_turns:,} turns",
         f"where: {PLACES[setting.place]}",
         f"variants: {', '.join(_describe_arms(setting.arms))}; baseline {setting.baseline}",
         f"order: {' | '.join(' '.join(labels) for labels in setting.order)}; seed {setting.seed}",

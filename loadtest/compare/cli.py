@@ -83,7 +83,7 @@ def _read(
     source: Path, baseline: str | None, slo: tuple[float | None, float | None]
 ) -> tuple[Setting, list[Run]]:
     """Read a comparison, with another baseline or SLO where one is given."""
-    setting, runs = load(source, baseline=baseline)
+    setting, runs = load(source)
     arms, chosen = check_arms(setting.arms, baseline or setting.baseline)
     if slo == (None, None):
         slo = setting.slo_ttft_s, setting.slo_tbt_s

@@ -45,7 +45,7 @@ def run(*args: str) -> Result:
         ([*SMALL, "--policies", "kv_aware,random", "--loop", "closed", "--request-rate", "2"],
          "needs the open loop"),
         (["--policies", "kv_aware,random", "--simulate"], "either --trace FILE or --generate"),
-        (["--from", "nowhere"], "is no directory"),
+        (["--from", "nowhere"], "has no compare.json"),
         (["--from", "nowhere", "--policies", "kv_aware"], "--policies does not go with it"),
     ],
 )  # fmt: skip
