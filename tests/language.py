@@ -37,6 +37,7 @@ SOURCES = (
 )  # fmt: skip
 PLAIN = (
     "policies/",
+    "router/request/",
     *(
         f"loadtest/{name}"
         for name in (
