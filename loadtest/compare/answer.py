@@ -40,9 +40,7 @@ def caveats(report: Report) -> list[str]:
     ]
     warned = [check.name for check in report.checks if check.outcome == "warned"]
     if warned:
-        said.append(
-            f"{len(warned)} of {len(report.checks)} checks warn: {', '.join(warned)}."
-        )
+        said.append(f"{len(warned)} of {len(report.checks)} checks warn: {', '.join(warned)}.")
     return said
 
 
