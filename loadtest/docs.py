@@ -2,8 +2,7 @@
 
     python -m loadtest.docs                     rewrite *.md and docs/**/*.md where they are old
     python -m loadtest.docs --check             change nothing; status 1 if something is old
-    python -m loadtest.docs --trace FILE        do the studies too (half an hour)
-    python -m loadtest.docs --trace FILE --only published       one of them
+    python -m loadtest.docs --trace FILE        simulate the published figures, too (minutes)
 
 A part begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; NAME is a key of
 `MAKERS`. Everything else in a document is written by hand. Of the layers above the
@@ -64,16 +63,16 @@ def fill(text: str, makers: Mapping[str, Maker]) -> str:
     """Make every generated part of a document again; parts without a maker stay.
 
     Raises:
-        ValueError: A part has a name that has no maker, not even on demand.
+        ValueError: A part has a name that has no maker.
     """
 
     def part(found: re.Match[str]) -> str:
         begin, name, end = found.groups()
         if name in makers:
             return f"{begin}\n{makers[name]().strip()}\n\n{end}"
-        if name in ON_DEMAND:
+        if name == PUBLISHED:
             return found[0]
-        raise ValueError(f"no maker of {name!r}; known: {', '.join([*makers, *ON_DEMAND])}")
+        raise ValueError(f"no maker of {name!r}; known: {', '.join([*makers, PUBLISHED])}")
 
     return _PART.sub(part, text)
 
@@ -502,10 +501,8 @@ MAKERS: dict[str, Maker] = {
     "peers-cost": partial(peers_part, peers.cost_table),
 }
 
-ON_DEMAND: dict[str, Callable[[Path], str]] = {
-    "published": published,
-}
-"""Parts that take minutes, made of the conversation trace."""
+PUBLISHED: Final = "published"
+"""The part that takes minutes: it is made of the conversation trace, if one is given."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -513,8 +510,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = argument_parser().parse_args(argv)
     makers = dict(MAKERS)
     if args.trace is not None:
-        for name in args.only or ON_DEMAND:
-            makers[name] = partial(ON_DEMAND[name], args.trace)
+        makers[PUBLISHED] = partial(published, args.trace)
     num_old = 0
     for path in documents():
         text = path.read_text(encoding="utf-8")
@@ -533,7 +529,6 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest.docs")
     parser.add_argument("--check", action="store_true", help="change nothing")
     parser.add_argument("--trace", type=Path, help="Mooncake's conversation_trace.jsonl")
-    parser.add_argument("--only", action="append", choices=list(ON_DEMAND), help="of the studies")
     return parser
 
 

@@ -158,8 +158,6 @@ def make_place(job: Job, *, logs: Path) -> Place:
             )
         case "targets":
             return Targets(workload, job.options)
-        case "files":
-            raise AssertionError("run files are read, not run")
 
 
 def _details(
