@@ -3,7 +3,7 @@
     python -m loadtest.docs                     rewrite *.md and docs/**/*.md where they are old
     python -m loadtest.docs --check             change nothing; status 1 if something is old
     python -m loadtest.docs --trace FILE        do the studies too (half an hour)
-    python -m loadtest.docs --trace FILE --only published       one of them
+    python -m loadtest.docs --trace FILE --only grid            one of them
 
 A part begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; NAME is a key of
 `MAKERS`. Everything else in a document is written by hand. Of the layers above the
@@ -31,12 +31,12 @@ from loadtest.bench import report as reporting
 from loadtest.compare.hygiene import QUESTIONS
 from loadtest.emulator.cli import emulate
 from loadtest.emulator.faults import Fault
-from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.engine_model.time_model import PRESETS, TimeModel
 from loadtest.generated import Agents
 from loadtest.markdown import table
 from loadtest.replay.cli import command as replay
 from loadtest.results import RunInfo, TurnResult
-from loadtest.traces import describe, read_workload
+from loadtest.traces import describe
 from loadtest.traces.description import spread_of
 from loadtest.traces.options import workload_options
 from policies.registry import POLICIES
@@ -215,13 +215,6 @@ def _range(policy: type[Struct], name: str) -> str:
     schema = msgspec.json.schema(policy)["$defs"][policy.__name__]["properties"][name]
     low, high = schema.get("minimum"), schema.get("maximum")
     return f"{low:g} to {high:g}" if high is not None else f"{low:g} or more"
-
-
-def published(trace: Path) -> str:
-    """Put published figures beside the simulator's; minutes."""
-    from loadtest.simulator.published import report
-
-    return report(read_workload(trace))
 
 
 def grid(trace: Path) -> str:
@@ -509,7 +502,6 @@ MAKERS: dict[str, Maker] = {
 }
 
 ON_DEMAND: dict[str, Callable[[Path], str]] = {
-    "published": published,
     "grid": grid,
     "cliff": cliff,
 }

@@ -16,7 +16,7 @@ from loadtest.compare.order import make_order
 from loadtest.compare.places import Emulated, Engines, Place, Simulated, Targets
 from loadtest.compare.setting import Place as PlaceName
 from loadtest.compare.setting import Setting
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 from loadtest.runner import ReplayOptions
 from loadtest.runner.parameters import api_key
 from loadtest.simulator import PoolSetup, Setup

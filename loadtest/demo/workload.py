@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from loadtest.agents import Profile, Session, make_sessions
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.engine_model.time_model import PRESETS, TimeModel
 
 TOKENS_PER_TOKEN: Final = 4
 NUM_REPLICAS: Final = 3

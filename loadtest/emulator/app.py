@@ -18,10 +18,9 @@ from aiohttp import web
 
 from loadtest.emulator import metrics
 from loadtest.emulator.faults import REQUEST_FAULTS, Fault
-from loadtest.emulator.generation import Generate
+from loadtest.emulator.generate import Generate
 from loadtest.emulator.realtime import RealtimeRoute
 from loadtest.emulator.replica import Replica
-from loadtest.emulator.responses import ResponseStore, not_cancelled
 from loadtest.emulator.token_routes import TokenRoutes
 from loadtest.emulator.wire import ApiError, invalid_type, parse_body
 from router.errors import ClientError
@@ -42,8 +41,7 @@ class App:
         self._replica = replica
         self._on_fault = on_fault
         self._hangs_probes = False
-        self._responses = ResponseStore(is_on=replica.options.keep_responses)
-        generate = Generate(replica, self._responses)
+        generate = Generate(replica)
         tokens = TokenRoutes(replica)
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": generate.chat},
@@ -85,7 +83,7 @@ class App:
         """Answer one request; errors become vLLM's own JSON."""
         response: web.StreamResponse
         try:
-            methods = self._routes.get(request.path) or self._of_response(request.path)
+            methods = self._routes.get(request.path)
             if methods is None:
                 return _json({"detail": "Not Found"}, status=404)
             handler = methods.get(request.method)
@@ -107,22 +105,6 @@ class App:
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id(request)
         return response
-
-    def _of_response(self, path: str) -> dict[str, Handler] | None:
-        """Find the routes of a response that was issued."""
-        head, _, rest = path.partition("/v1/responses/")
-        if head or not rest:
-            return None
-        response_id, _, tail = rest.partition("/")
-
-        async def answer(request: web.BaseRequest) -> web.StreamResponse:
-            kept = self._responses.get(response_id)
-            if tail:
-                raise not_cancelled()
-            return _json(kept.response)
-
-        routes: dict[str, dict[str, Handler]] = {"": {"GET": answer}, "cancel": {"POST": answer}}
-        return routes.get(tail)
 
     async def _health(self, request: web.BaseRequest) -> web.StreamResponse:
         await self._probed()

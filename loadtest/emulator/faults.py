@@ -7,11 +7,16 @@ Same seed and same order of requests, same faults.
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
-from typing import Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
 
+from aiohttp import web
 from msgspec import Struct
+from msgspec.structs import replace
+
+from loadtest.emulator.wire import ApiError
 
 FaultKind = Literal[
     "die_before",
@@ -97,18 +102,7 @@ class Faults:
 
     def armed(self) -> list[Fault]:
         """List what is armed; `count` is what is left of it."""
-        return [
-            Fault(
-                kind=fault.kind,
-                count=left,
-                probability=fault.probability,
-                after_tokens=fault.after_tokens,
-                status=fault.status,
-                text=fault.text,
-                pooled=fault.pooled,
-            )
-            for fault, left in self._armed
-        ]
+        return [replace(fault, count=left) for fault, left in self._armed]
 
     def next(self, body: bytes = b"", *, is_pooled: bool = False) -> Fault | None:
         """Return what befalls the next request; None: nothing.
@@ -130,3 +124,41 @@ class Faults:
                 self.on_kill()
             return fault
         return None
+
+
+async def suffer(request: web.BaseRequest, fault: Fault) -> None:
+    """Do what a fault does before anything is computed; `die_after` comes later."""
+    match fault.kind:
+        case "refuse":
+            raise ApiError(503, "emulated: refused", type="ServiceUnavailableError")
+        case "status":
+            raise ApiError(fault.status, f"emulated: status {fault.status}", type="EmulatedError")
+        case "die_before":
+            await hang_up(request)
+        case "hang" | "kill_before":  # until its connection is cut
+            await asyncio.Event().wait()
+        case _:
+            pass
+
+
+async def poisoned(request: web.BaseRequest, extension: Mapping[str, Any]) -> Fault | None:
+    """Fail a request on every replica: `"emulator": {"poison": KIND}`, a fault of requests."""
+    kind = extension.get("poison")
+    if kind not in REQUEST_FAULTS:
+        return None
+    fault = Fault(kind=kind)
+    await suffer(request, fault)
+    return fault
+
+
+async def hang_up(request: web.BaseRequest) -> None:
+    """Cut the connection; what follows is the cancellation that a lost connection brings."""
+    if request.transport is not None:
+        request.transport.abort()
+    await asyncio.Event().wait()
+
+
+def generation_error(fault: Fault) -> ApiError:
+    """Return the error of a `first_event_error`."""
+    kind = "InternalServerError" if fault.status >= 500 else "BadRequestError"
+    return ApiError(fault.status, "emulated: generation failed", type=kind)

@@ -53,13 +53,9 @@ def invalid_type(kind: str, field: str, message: str, given: Any) -> ApiError:
 
 def missing_fields(fields: list[str], body: Mapping[str, Any]) -> ApiError:
     """Return the error of a body that has none of several alternative fields."""
+    given = f"<dict of {len(body)} items>"
     details = [
-        {
-            "type": "missing",
-            "loc": f"body.{field}",
-            "msg": "Field required",
-            "input": f"<dict of {len(body)} items>",
-        }
+        {"type": "missing", "loc": f"body.{field}", "msg": "Field required", "input": given}
         for field in fields
     ]
     lines = "\n".join(f"  {detail}" for detail in details)
@@ -268,31 +264,23 @@ def answer(
     *,
     prompt_ids: list[int] | None = None,
 ) -> bytes:
-    """Build the whole answer; `prompt_ids` if token ids were asked for."""
-    with_ids = prompt_ids is not None
-    if head.api == "chat":
-        choices = [_chat_choice(i, reply, with_ids) for i, reply in enumerate(replies)]
-        tail = {
-            "prompt_logprobs": None,
-            "prompt_token_ids": prompt_ids,
-            "prompt_text": None,
-        }
-        kind = "chat.completion"
-    else:
-        choices = [_completion_choice(i, reply, prompt_ids) for i, reply in enumerate(replies)]
-        tail = {}
-        kind = "text_completion"
+    """Write the whole answer; `prompt_ids` if token ids were asked for."""
+    is_chat = head.api == "chat"
+    choices = [
+        _whole_choice(head.api, index, reply, prompt_ids) for index, reply in enumerate(replies)
+    ]
+    prompt = {"prompt_logprobs": None, "prompt_token_ids": prompt_ids, "prompt_text": None}
     return orjson.dumps(
         {
             "id": head.id,
-            "object": kind,
+            "object": "chat.completion" if is_chat else "text_completion",
             "created": head.created,
             "model": head.model,
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
             "usage": usage.full(),
-            **tail,
+            **(prompt if is_chat else {}),
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": None,
@@ -300,146 +288,114 @@ def answer(
     )
 
 
-def _chat_choice(index: int, reply: Reply, with_ids: bool) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": reply.text(),
-        "refusal": None,
-        "annotations": None,
-        "audio": None,
-        "function_call": None,
+def _whole_choice(
+    api: Api, index: int, reply: Reply, prompt_ids: list[int] | None
+) -> dict[str, Any]:
+    is_chat = api == "chat"
+    content = {"message": _message(reply)} if is_chat else {"text": reply.text()}
+    prompt = {"prompt_logprobs": None, "prompt_token_ids": prompt_ids}
+    return {
+        "index": index,
+        **content,
+        "logprobs": None,
+        "finish_reason": reply.finish_reason,
+        "stop_reason": reply.stop_reason,
+        "token_ids": reply.ids if prompt_ids is not None else None,
+        **({} if is_chat else prompt),
+        "routed_experts": None,
     }
+
+
+def _message(reply: Reply) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text()}
+    message |= dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
     if reply.tool_call is not None:
         call = reply.tool_call
         arguments = call.arguments[: reply.arguments_until(len(reply.ids))]
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": arguments},
-            }
-        ]
-    message["reasoning"] = None
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": None,
-        "finish_reason": reply.finish_reason,
-        "stop_reason": reply.stop_reason,
-        "token_ids": reply.ids if with_ids else None,
-        "routed_experts": None,
-    }
-
-
-def _completion_choice(index: int, reply: Reply, prompt_ids: list[int] | None) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": reply.text(),
-        "logprobs": None,
-        "finish_reason": reply.finish_reason,
-        "stop_reason": reply.stop_reason,
-        "token_ids": None if prompt_ids is None else reply.ids,
-        "prompt_logprobs": None,
-        "prompt_token_ids": prompt_ids,
-        "routed_experts": None,
-    }
+        function = {"name": call.name, "arguments": arguments}
+        message["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
+    return message | {"reasoning": None}
 
 
 class ChunkWriter:
-    """Writes one choice of a stream, chunk by chunk; bytes that repeat are built once."""
+    """Writes one choice of a stream, chunk by chunk.
 
-    __slots__ = ("_head", "_ids", "_is_last", "_named", "_num_arguments", "_open", "_reply")
+    Args:
+        returns_ids: Whether chunks have token ids.
+        usage_follows: Whether a chunk with the usage comes after the last one.
+    """
 
     def __init__(
-        self,
-        head: Head,
-        index: int,
-        reply: Reply,
-        *,
-        return_token_ids: bool = False,
-        usage_follows: bool = False,
+        self, head: Head, index: int, reply: Reply, *, returns_ids: bool, usage_follows: bool
     ) -> None:
-        kind = "chat.completion.chunk" if head.api == "chat" else "text_completion"
-        start = orjson.dumps(
-            {"id": head.id, "object": kind, "created": head.created, "model": head.model}
-        )
-        payload = b'"delta":' if head.api == "chat" else b'"text":'
-        self._open = (
-            b"data: " + start[:-1] + b',"choices":[{"index":%d,' % index + payload
-        )  # the choice's opening, up to what changes
         self._head = head
+        self._is_chat = head.api == "chat"
+        self._index = index
         self._reply = reply
-        self._is_last = not usage_follows
-        self._ids = return_token_ids
-        self._named = False
+        self._returns_ids = returns_ids
+        self._usage_follows = usage_follows
+        self._is_named = False  # the function of a tool call
         self._num_arguments = 0
 
     def role(self, usage: Usage | None, prompt_ids: list[int] | None) -> bytes:
         """Open a chat choice; `usage` with continuous usage stats, with nothing generated yet."""
-        return (
-            self._open
-            + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-            + _continuous(usage, chat=True)
-            + b',"prompt_token_ids":'
-            + orjson.dumps(prompt_ids)
-            + b',"prompt_text":null}\n\n'
-        )
+        choice = {
+            "index": self._index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        prompt = {"prompt_token_ids": prompt_ids, "prompt_text": None}
+        return _chunk(self._head, [choice], **self._usage(usage), **prompt)
 
     def tokens(
         self, start: int, stop: int, usage: Usage | None, prompt_ids: list[int] | None = None
     ) -> bytes:
         """Write tokens [start, stop) of the reply, the end with the last of them.
 
-        `prompt_ids` go with a completion's first chunk where they were asked for.
+        A completion's first chunk has the `prompt_ids`.
         """
         ends = stop == len(self._reply.ids)
-        ids = self._reply.ids[start:stop]
-        payloads = self._payloads(start, stop, ends)
-        last = len(payloads) - 1
-        return b"".join(
-            self._chunk(payload, ids, ends and i == last, usage, prompt_ids)
-            for i, payload in enumerate(payloads)
-        )
+        ids = self._reply.ids[start:stop] if self._returns_ids else None
+        contents = self._contents(start, stop, ends)
+        chunks = []
+        for number, content in enumerate(contents, start=1):
+            is_last = ends and number == len(contents)
+            choice: dict[str, Any] = {"index": self._index, **content, "logprobs": None}
+            choice["finish_reason"] = self._reply.finish_reason if is_last else None
+            if is_last or not self._is_chat:
+                choice["stop_reason"] = self._reply.stop_reason if is_last else None
+            if not self._is_chat:
+                choice["prompt_token_ids"] = prompt_ids
+            more = self._usage(usage)
+            if is_last and not self._usage_follows:
+                more["system_fingerprint"] = FINGERPRINT
+            chunks.append(_chunk(self._head, [choice | {"token_ids": ids}], **more))
+        return b"".join(chunks)
 
-    def _chunk(
-        self,
-        payload: bytes,
-        ids: list[int],
-        ends: bool,
-        usage: Usage | None,
-        prompt_ids: list[int] | None,
-    ) -> bytes:
-        chat = self._head.api == "chat"
-        reason = b'"%b"' % self._reply.finish_reason.encode() if ends else b"null"
-        chunk = self._open + payload + b',"logprobs":null,"finish_reason":' + reason
-        if ends or not chat:
-            stop_reason = self._reply.stop_reason if ends else None
-            chunk += b',"stop_reason":' + orjson.dumps(stop_reason)
-        if not chat:
-            chunk += b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
-        token_ids = orjson.dumps(ids) if self._ids else b"null"
-        chunk += b',"token_ids":' + token_ids + b"}]" + _continuous(usage, chat=chat)
-        if ends and self._is_last:
-            chunk += b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
-        return chunk + b"}\n\n"
+    def _usage(self, usage: Usage | None) -> dict[str, Any]:
+        if usage is None:
+            return {}
+        details = {"completion_tokens_details": None} if self._is_chat else {}
+        return {"usage": usage.counts() | details}
 
-    def _payloads(self, start: int, stop: int, ends: bool) -> list[bytes]:
-        """Build the deltas or the text of tokens [start, stop); none: nothing to send yet."""
-        if self._head.api == "completion":
-            return [orjson.dumps(self._reply.text(start, stop))]
+    def _contents(self, start: int, stop: int, ends: bool) -> list[dict[str, Any]]:
+        """Write the deltas or the text of tokens [start, stop); none: nothing to send yet."""
+        if not self._is_chat:
+            return [{"text": self._reply.text(start, stop)}]
         if self._reply.tool_call is None:
-            return [b'{"content":' + orjson.dumps(self._reply.text(start, stop)) + b"}"]
-        deltas = self._tool_deltas(stop)
-        payloads = [orjson.dumps({"content": None, "tool_calls": [delta]}) for delta in deltas]
-        return [*payloads, b"{}"] if ends else payloads
+            return [{"delta": {"content": self._reply.text(start, stop)}}]
+        calls = self._tool_deltas(stop)
+        deltas = [{"delta": {"content": None, "tool_calls": [call]}} for call in calls]
+        return [*deltas, {"delta": {}}] if ends else deltas
 
     def _tool_deltas(self, stop: int) -> list[dict[str, Any]]:
-        """Write the call's name once its part is out, then its arguments as they grow."""
+        """Write the call's name once all of it is out, then its arguments as they grow."""
         call = self._reply.tool_call
         assert call is not None
         deltas: list[dict[str, Any]] = []
-        if not self._named and stop >= call.start:
-            self._named = True
+        if not self._is_named and stop >= call.start:
+            self._is_named = True
             function = {"name": call.name}
             deltas.append({"id": call.id, "type": "function", "index": 0, "function": function})
         known = self._reply.arguments_until(stop)
@@ -451,29 +407,17 @@ class ChunkWriter:
 
 
 def usage_chunk(head: Head, usage: Usage) -> bytes:
-    """Build the chunk that `include_usage` asks for."""
+    """Write the chunk that `include_usage` asks for."""
+    return _chunk(head, [], usage=usage.last_chunk(), system_fingerprint=FINGERPRINT)
+
+
+def _chunk(head: Head, choices: list[dict[str, Any]], **more: Any) -> bytes:
     kind = "chat.completion.chunk" if head.api == "chat" else "text_completion"
-    return (
-        b"data: "
-        + orjson.dumps(
-            {
-                "id": head.id,
-                "object": kind,
-                "created": head.created,
-                "model": head.model,
-                "choices": [],
-                "usage": usage.last_chunk(),
-                "system_fingerprint": FINGERPRINT,
-            }
-        )
-        + b"\n\n"
-    )
-
-
-def _continuous(usage: Usage | None, *, chat: bool) -> bytes:
-    if usage is None:
-        return b""
-    counts = usage.counts()
-    if chat:
-        counts["completion_tokens_details"] = None
-    return b',"usage":' + orjson.dumps(counts)
+    chunk = {
+        "id": head.id,
+        "object": kind,
+        "created": head.created,
+        "model": head.model,
+        "choices": choices,
+    }
+    return b"data: %b\n\n" % orjson.dumps(chunk | more)

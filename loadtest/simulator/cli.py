@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 from loadtest.simulator.named import named_policies
 from loadtest.simulator.outcome import Simulated
 from loadtest.simulator.setup import Halves, PoolSetup, Setup, coarsened
@@ -121,18 +121,12 @@ _SETUP = Setup()
               help="Write the figures there.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path),
               help="Write every turn there, one run file for each policy.")  # fmt: skip
-@click.option(
-    "--published",
-    is_flag=True,
-    help="Instead: published figures beside ours, on Mooncake's conversation trace.",
-)
 def simulate(
     policies: Sequence[str],
     seed: int,
     join_blocks: int,
     json_file: Path | None,
     out: Path | None,
-    published: bool,
     **options: Any,
 ) -> None:
     """Simulate a workload under every policy.
@@ -151,11 +145,6 @@ def simulate(
     if not workload.turns:
         raise click.UsageError(f"{workload.name}: no turns")
     console = Console()
-    if published:
-        from loadtest.simulator.published import with_progress
-
-        click.echo(with_progress(workload))
-        return
     workload = coarsened(workload, join_blocks)
     results, is_complete = _simulate_all(workload, chosen, setup)
     if results:

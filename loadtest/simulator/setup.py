@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.engine_model.time_model import PRESETS, TimeModel
 from loadtest.workload import Workload
 from router.roles import Role
 from router.scheduling.waiting import QueueRules

@@ -15,12 +15,13 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.simulator.blocks import Blocks
+from loadtest.engine_model.blocks import Blocks
+from loadtest.engine_model.pool import BlockPool
 from loadtest.simulator.engine import Engine, Request
 from loadtest.simulator.events import Events, Kind
 from loadtest.simulator.other_routers import OtherRouters
 from loadtest.simulator.outcome import Simulated
-from loadtest.simulator.pool import Pool, Reads
+from loadtest.simulator.reads import Reads
 from loadtest.simulator.router import Ask, Choice, Router
 from loadtest.simulator.setup import Setup, stretch
 from loadtest.simulator.tally import Tally
@@ -92,7 +93,7 @@ class _Simulation:
         self._keys = _Keys()
         self._num_reply_blocks = 0
         self._stretch = stretch(workload, setup)
-        self._pool = None if setup.pool is None else Pool(setup.pool.capacity_blocks)
+        self._pool = None if setup.pool is None else BlockPool(setup.pool.capacity_blocks)
         self._reads = _reads(setup)
         self._engines = [self._engine(number) for number in range(len(setup.roles))]
         self._routers = [Router(policy, setup, self._size) for _ in range(setup.num_routers)]
@@ -117,7 +118,7 @@ class _Simulation:
         setup = self._setup
         role = setup.roles[number][1]
         return Engine(
-            Blocks(setup.cache_blocks(self._size, role) + 1, self._size, self._new_key),
+            Blocks(setup.cache_blocks(self._size, role) + 1, self._size),
             setup.times,
             max_num_batched_tokens=setup.max_num_batched_tokens,
             max_num_seqs=setup.max_num_seqs,
@@ -245,10 +246,14 @@ class _Simulation:
         placement = ticket.placement
         ask = placement.choice.ask
         engine = self._engines[placement.replica]
-        request = Request(list(ask.keys), ask.num_tokens, ticket.num_out, ticket)
-        if self._setup.moves_by_peers:
-            request.keeps_blocks = ticket.answer is not None
-            request.num_sent_tokens = ask.num_tokens - 1 if ticket.prompt is not None else 0
+        num_blocks = (ask.num_tokens + ticket.num_out) // self._size
+        keys = [*ask.keys, *(self._new_key() for _ in range(num_blocks - len(ask.keys)))]
+        moves_by_peers = self._setup.moves_by_peers
+        is_sent = moves_by_peers and ticket.prompt is not None
+        request = Request(
+            keys, ask.num_tokens, ticket.num_out, ticket, ask.num_tokens - 1 if is_sent else 0
+        )
+        request.keeps_blocks = moves_by_peers and ticket.answer is not None
         if self._setup.to_engine_s:
             at_s = now_s + self._setup.to_engine_s
             self._events.plan(at_s, Kind.ENGINE, partial(self._reach, engine, request))
@@ -292,7 +297,7 @@ class _Simulation:
         if next_s is not None:
             self._events.plan(next_s, Kind.READ, partial(self._read, reads, reads.version))
 
-    def _read(self, reads: Reads[Request], version: int, now_s: float) -> None:
+    def _read(self, reads: Reads, version: int, now_s: float) -> None:
         if version != reads.version:
             return  # another one began or ended: the rates have changed
         for read in reads.finish(now_s):
@@ -358,7 +363,7 @@ class _Simulation:
         self._go_on(turn, now_s)
 
 
-def _reads(setup: Setup) -> Reads[Request] | None:
+def _reads(setup: Setup) -> Reads | None:
     """Make what is read over: the pool's links, or those between replicas; None: neither."""
     pool, halves = setup.pool, setup.halves
     if pool is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from loadtest.simulator.blocks import Change
+from loadtest.engine_model.blocks import Change, Removed, Stored
 from policies.view import CandidateId
 from router.contracts import HashContract
 from router.index.block_index import BlockIndex
@@ -58,10 +58,10 @@ class SimulatedStream(CandidateStream):
         index, candidate, counters = self._index, self.candidate, self.counters
         while pending and pending[0][0] <= now_s:
             for change in pending.popleft()[1]:
-                if change.is_stored:
+                if isinstance(change, Stored):
                     index.store(candidate, change.keys)
-                    counters.num_stored += len(change.keys)
-                else:
+                    counters.num_stored += len(change.positions)
+                elif isinstance(change, Removed):
                     counters.num_missing += index.remove(candidate, change.keys)
                     counters.num_removed += len(change.keys)
             counters.num_batches += 1

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from loadtest.engine_model.pool import BlockPool
 from loadtest.results import Predicted, Run, RunInfo, TurnResult, percentile
-from loadtest.simulator.engine import Engine, Request
+from loadtest.simulator.engine import Engine, Request, between_tokens
 from loadtest.simulator.outcome import ReplicaUse, Simulated
-from loadtest.simulator.pool import Pool
 from loadtest.simulator.router import Placement
 from loadtest.simulator.setup import Setup
 from loadtest.simulator.ticket import Ticket, ticket_of
@@ -72,7 +72,7 @@ class Tally:
         self._num_pool_tokens += prompt.num_pooled_tokens
         num_predicted = placement.num_gpu_tokens + placement.num_pool_tokens
         self._num_mispredicted += num_predicted != prompt.num_cached_tokens
-        tbt = self._engines[ticket.placement.replica].between_tokens(request)
+        tbt = between_tokens(request)
         assert request.first_token_s is not None
         result = TurnResult(
             session_id=turn.session_id,
@@ -111,7 +111,7 @@ class Tally:
             now_s,
         )
 
-    def outcome(self, label: str, stretch: float, pool: Pool | None) -> Simulated:
+    def outcome(self, label: str, stretch: float, pool: BlockPool | None) -> Simulated:
         """Sum up.
 
         Args:
@@ -144,7 +144,7 @@ class Tally:
             num_pool_tokens=self._num_pool_tokens,
             num_good=sum([_is_good(result, setup) for result in results]),
             num_mispredicted=self._num_mispredicted,
-            num_pool_stored=pool.num_stored if pool else 0,
+            num_pool_stored=pool.num_put if pool else 0,
             num_pool_evicted=pool.num_evicted if pool else 0,
             num_apart=self._num_apart,
             num_moved_tokens=self._num_moved_tokens,
@@ -209,8 +209,8 @@ def _use_of(
         num_evicted_blocks=engine.blocks.num_evicted,
         num_preemptions=stats.num_preemptions,
         num_steps=stats.num_steps,
-        busy_ratio=stats.busy_s / span_s if span_s else 0.0,
-        prefill_ratio=stats.prefill_s / span_s if span_s else 0.0,
+        busy_ratio=engine.busy_s / span_s if span_s else 0.0,
+        prefill_ratio=engine.prefill_s / span_s if span_s else 0.0,
     )
 
 

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import TINY_MODEL, EmulatorOptions
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 
 OPTIONS = EmulatorOptions(
     block_size=16,
@@ -467,28 +467,6 @@ async def test_the_least_loaded_rank_is_taken() -> None:
                 loads = [rank.load for rank in replica.replica.ranks]
 
     assert loads == [1, 1]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_without_tokenization_answers_come_at_once(stream: bool) -> None:
-    """The mode for overhead benchmarks: same shapes, no cache."""
-    options = EmulatorOptions(tokenize=False, events=False)
-    async with Emulator(options) as replica:
-        async with openai.AsyncOpenAI(base_url=f"{replica.url}/v1", api_key="x") as client:
-            for _ in range(2):
-                if stream:
-                    async with client.chat.completions.stream(
-                        model="tiny", messages=HELLO, stream_options={"include_usage": True}
-                    ) as events:
-                        answer: Any = await events.get_final_completion()
-                else:
-                    answer = await client.chat.completions.create(model="tiny", messages=HELLO)
-                assert answer.usage is not None
-                assert answer.usage.completion_tokens == 129
-        async with httpx.AsyncClient(base_url=replica.url) as http:
-            body = {"prompt": "x", "stream": True}
-            assert (await http.post("/v1/completions", json=body)).text.endswith("[DONE]\n\n")
-            assert (await http.get("/kv_event_sources")).json() == {}
 
 
 async def test_a_long_new_prompt_is_tokenized_off_the_loop(http: httpx.AsyncClient) -> None:

@@ -20,7 +20,7 @@ from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.events import GARBAGE
 from loadtest.emulator.faults import Fault, FaultKind
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 from router.kv_events.wire import END_OF_REPLAY, BlockStored, decode
 
 CHAT = "/v1/chat/completions"

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from loadtest.experiments import Options, RecordsError, Report, load, make_report
 from policies.view import CandidateId
 from router.api.sessions import session_hash

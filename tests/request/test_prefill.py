@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from tests.faults.stage import (
     STUCK,
     Engines,

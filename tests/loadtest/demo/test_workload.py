@@ -15,7 +15,7 @@ from loadtest.demo.workload import (
     Workload,
     plan,
 )
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 
 
 @pytest.mark.parametrize("workload", [FULL, SHORT])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from loadtest.simulator import Halves, PoolSetup, Setup, simulate
 from loadtest.workload import Turn
 from policies import Decision, Policy, Snapshot, create

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from loadtest.generated.agents import Agents
 from loadtest.simulator import PoolSetup, Setup, Simulated, simulate
 from loadtest.simulator.setup import coarsened, offered_work_s, stretch

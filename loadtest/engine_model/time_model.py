@@ -42,6 +42,11 @@ class TimeModel(Struct, frozen=True, kw_only=True, gc=False):
             + self.ms_per_mtoken_context * work.num_decode_context_tokens * 1e-6
         )
 
+    def steps_s(self, work: StepWork, num_steps: int) -> float:
+        """Predict the duration of steps that only decode; each reads one more token a request."""
+        more_ms = self.ms_per_mtoken_context * work.num_decodes * 1e-6
+        return num_steps * self.step_s(work) + 5e-4 * more_ms * num_steps * (num_steps - 1)
+
     def slower(self, factor: float) -> TimeModel:
         """Return the model of a machine that takes `factor` times as long."""
         return TimeModel(**{name: factor * ms for name, ms in structs.asdict(self).items()})
