@@ -7,9 +7,8 @@ generated, when, and from which cache (replica and below); the JSON shapes (wire
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from loadtest.emulator.generate import Generate
 from loadtest.emulator.realtime import RealtimeRoute
 from loadtest.emulator.replica import Replica
 from loadtest.emulator.token_routes import TokenRoutes
-from loadtest.emulator.wire import ApiError, invalid_type, parse_body
+from loadtest.emulator.wire import ApiError, parse_body
 from router.errors import ClientError
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -54,7 +53,7 @@ class App:
             "/v1/completions/render": {"POST": tokens.render_completion},
             "/v1/models": {"GET": self._models},
             "/tokenize": {"POST": tokens.tokenize},
-            "/detokenize": {"POST": self._detokenize},
+            "/detokenize": {"POST": tokens.detokenize},
             "/health": {"GET": self._health},
             "/ping": {"GET": self._empty, "POST": self._empty},
             "/load": {"GET": self._load},
@@ -92,15 +91,11 @@ class App:
                 response.headers["Allow"] = ", ".join(methods)
                 return response
             response = await handler(request)
-        except ApiError as error:
+        except (ApiError, ClientError) as error:
+            if isinstance(error, ClientError):
+                error = ApiError(error.status, error.message, param=error.param)
             response = web.Response(
                 body=error.body, status=error.status, content_type="application/json"
-            )
-        except ClientError as error:
-            response = web.Response(
-                body=ApiError(error.status, error.message, param=error.param).body,
-                status=error.status,
-                content_type="application/json",
             )
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id(request)
@@ -148,13 +143,6 @@ class App:
             _model_card(replica, name, path, base) for name, (_, path) in replica.loras.items()
         ]
         return _json({"object": "list", "data": cards})
-
-    async def _detokenize(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = parse_body(await request.read(), request.headers.get("Content-Type", ""))
-        tokens = body.get("tokens")
-        if not isinstance(tokens, list):
-            raise invalid_type("missing", "tokens", "Field required", body)
-        return _json({"prompt": self._replica.tokenizer.decode(tokens)})
 
     async def _reset_prefix_cache(self, request: web.BaseRequest) -> web.StreamResponse:
         preempt = request.query.get("reset_running_requests", "").lower() in ("true", "1")
@@ -291,29 +279,13 @@ def _json(value: Any, *, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
-def _model_card(replica: Replica, name: str, root: str, parent: str | None) -> Mapping[str, Any]:
+def _model_card(replica: Replica, name: str, root: str, parent: str | None) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": int(time.time()),
+        "created": replica.created,
         "owned_by": "vllm",
         "root": root,
         "parent": parent,
         "max_model_len": None if parent is not None else replica.max_model_len,
-        "permission": [
-            {
-                "id": f"modelperm-{uuid.uuid4().hex[:16]}",
-                "object": "model_permission",
-                "created": replica.created,
-                "allow_create_engine": False,
-                "allow_sampling": True,
-                "allow_logprobs": True,
-                "allow_search_indices": False,
-                "allow_view": True,
-                "allow_fine_tuning": False,
-                "organization": "*",
-                "group": None,
-                "is_blocking": False,
-            }
-        ],
     }

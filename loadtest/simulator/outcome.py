@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from loadtest.results import Run, Summary, summarize
 from loadtest.simulator.setup import Setup
-from router.records.record import DecisionRecord
 from router.roles import Role
 
 
@@ -59,7 +58,6 @@ class Simulated(Struct, frozen=True, kw_only=True):
     prefill_mean_s: float = 0.0
     tbt_mean_s: float = 0.0
     tbt_tail_p90_s: float = 0.0  # over turns: 90th percentile of the mean of the longest tenth
-    records: tuple[DecisionRecord, ...] = ()  # where the setup keeps them
 
     @property
     def summary(self) -> Summary:

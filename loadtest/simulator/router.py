@@ -32,6 +32,7 @@ from router.scheduling.queue import Queue
 from router.scheduling.waiting import Waiting
 
 _EXPIRE_EVERY_S = 1.0  # as router.run does
+_FIRST_BLOCKS_TOKENS = 2048  # of `first_blocks_hash`, as in router.config
 _PEERS: Final = "nixl"
 """The live router's transfer from replica to replica that the simulation follows: a prompt first,
 then its request."""
@@ -98,10 +99,8 @@ class Router:
         self._policy = policy
         self._seed = setup.seed
         self._model = setup.model
-        self._speculates = setup.speculates
-        self._is_always_apart = setup.halves is not None and setup.halves.always_apart
         self._block_size = block_size
-        self._num_first_blocks = max(1, setup.first_blocks_tokens // block_size)
+        self._num_first_blocks = max(1, _FIRST_BLOCKS_TOKENS // block_size)
         self.num_decisions = 0
         self._fleet = Fleet()
         self._sessions = Sessions()
@@ -111,7 +110,7 @@ class Router:
         contract = HashContract(algorithm="warmroute", block_size=block_size)
         self.streams: list[SimulatedStream] = []
         for name, role in setup.roles:
-            num_blocks = setup.cache_blocks(block_size, role)
+            num_blocks = setup.cache_blocks(block_size)
             replica = Replica(
                 name=name,
                 url=f"http://{name}",
@@ -164,10 +163,6 @@ class Router:
             lambda some, by: self._choose(ask, some, by, num_pool_blocks, now_s, in_front_ms),
             lambda _: None,
         )
-        if plan is not None and plan.why == "cheaper" and self._is_always_apart:
-            others = self._fleet.prefillers(self._model, choice.candidate.replica, now_s)
-            prompt = self._choose(ask, others, self._policy, num_pool_blocks, now_s)
-            plan = replace(plan, choice=prompt, why="chosen")
         return choice if plan is None else replace(choice, plan=plan)
 
     def _choose(
@@ -221,7 +216,8 @@ class Router:
         lease = self._fleet.admit(view.id, booking, now_s)
         claim = None
         if prefill is None:
-            claim = self._claim(view.id, choice.ask, view.num_gpu_tokens // self._block_size)
+            num_held = view.num_gpu_tokens // self._block_size
+            claim = self._caches.claim(view.id, choice.ask.keys, num_held)
         return Placement(
             replica=self._number_of[view.id],
             choice=choice,
@@ -276,7 +272,7 @@ class Router:
         """Book what another router sent, as `router.cluster.peers` does."""
         lease, claim = self._fleet.admit(note.candidate, note.booking, now_s), None
         if note.num_held_blocks is not None:
-            claim = self._claim(note.candidate, note.ask, note.num_held_blocks)
+            claim = self._caches.claim(note.candidate, note.ask.keys, note.num_held_blocks)
         if note.booking.session_hash is not None:
             self._sessions.note(note.booking.session_hash, note.candidate, now_s)
         return lease, claim
@@ -295,10 +291,6 @@ class Router:
 
     def _has_room(self, _: Waiting, choice: Choice) -> bool:
         return self._caches.has_room(choice.ask.keys, choice.view.id, choice.ask.num_tokens)
-
-    def _claim(self, candidate: CandidateId, ask: Ask, num_held_blocks: int) -> Claim:
-        num_claimed_from = num_held_blocks if self._speculates else len(ask.keys)
-        return self._caches.claim(candidate, ask.keys, num_claimed_from)
 
     def _catch_up(self, now_s: float) -> None:
         for stream in self.streams:

@@ -7,7 +7,6 @@ must not: how an engine steps (engine), how a router decides (router), which tur
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from functools import partial
@@ -39,6 +38,7 @@ from router.scheduling.waiting import Waiting
 TOO_LATE, TOO_SLOW = "too late", "too slow"  # messages of what a queue refuses
 _FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here, those of a workload stay below
 _LOOK_EVERY_S = 0.1  # at turns that wait; nothing else may happen
+_READ_METRICS_S = 5.0  # how often a router reads an engine's metrics
 _FASTEST_LINK = 1e12  # tokens/s, where a prefill takes no time
 
 
@@ -118,7 +118,7 @@ class _Simulation:
         setup = self._setup
         role = setup.roles[number][1]
         return Engine(
-            Blocks(setup.cache_blocks(self._size, role) + 1, self._size),
+            Blocks(setup.cache_blocks(self._size) + 1, self._size),
             setup.times,
             max_num_batched_tokens=setup.max_num_batched_tokens,
             max_num_seqs=setup.max_num_seqs,
@@ -136,17 +136,15 @@ class _Simulation:
 
     def _plan_readings(self) -> None:
         """Have each router read each engine's metrics, one after the other, again and again."""
-        every_s = self._setup.load_interval_s
         pairs = [(router, engine) for engine in self._engines for router in self._routers]
-        if not math.isinf(every_s):
-            for number, pair in enumerate(pairs, start=1):
-                at_s = every_s * number / len(pairs)
-                self._events.plan(at_s, Kind.METRICS, partial(self._read_metrics, *pair))
+        for number, pair in enumerate(pairs, start=1):
+            at_s = _READ_METRICS_S * number / len(pairs)
+            self._events.plan(at_s, Kind.METRICS, partial(self._read_metrics, *pair))
 
     def _read_metrics(self, router: Router, engine: Engine, now_s: float) -> None:
         if not self._events.is_over:
             router.note_load(engine.number, engine.load(now_s))
-            at_s = now_s + self._setup.load_interval_s
+            at_s = now_s + _READ_METRICS_S
             self._events.plan(at_s, Kind.METRICS, partial(self._read_metrics, router, engine))
 
     # -- what happens ------------------------------------------------------------------------

@@ -243,9 +243,6 @@ def test_siblings_join_the_one_that_computes_their_prefix() -> None:
     assert len({t.replica for t in found.run.turns}) == 1
     assert sum(t.num_cached_tokens or 0 for t in found.run.turns) == 5 * 59 * SIZE
 
-    blind = simulate(workload(*asked), create("kv_aware"), replace(fleet, speculates=False))
-    assert len({t.replica for t in blind.run.turns}) == 3
-
 
 def test_late_events_mislead() -> None:
     """With events half a minute late, evicted blocks are still believed to be there."""
@@ -271,18 +268,6 @@ def test_routers_that_send_no_notes_pile_up() -> None:
 
     assert informed.summary.ttft_mean_s < alone.summary.ttft_mean_s
     assert informed.summary.ttft_mean_s == pytest.approx(one.summary.ttft_mean_s, rel=0.25)
-
-
-def test_records_decide_again_alike() -> None:
-    """A kept record holds its snapshot, and the same policy decides the same on it."""
-    found = simulate(conversations(10), create("kv_aware"), replace(SMALL, keeps_records=True))
-
-    assert len(found.records) == len(found.run.turns)
-    for record, result in zip(found.records, found.run.turns, strict=True):
-        policy = create(record.policy, record.policy_params)
-        assert policy.decide(record.snapshot) == record.decision
-        assert record.decision.candidate == result.replica
-        assert record.num_reported_cached_tokens == result.num_cached_tokens
 
 
 def test_goodput_counts_turns_within_both_limits() -> None:
