@@ -1,7 +1,7 @@
 """The routes of an emulated replica.
 
-What must live here: HTTP in, HTTP out, and the faults done to it. What must not: what is
-generated, when, and from which cache (replica and below); the JSON shapes (wire).
+What must live here: HTTP in, HTTP out, and faults. What must not: the reply, its time and its cache
+(replica), the JSON shapes (wire).
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class App:
                 self._on_fault(fault)
 
     def clear_faults(self) -> None:
-        """Disarm everything; what is lost stays lost."""
+        """Disarm all faults; lost caches and batches stay lost."""
         self._replica.faults.clear()
         self._hangs_probes = False
         for rank in self._replica.ranks:

@@ -54,13 +54,8 @@ _SPECIAL: Final[Mapping[str, Mapping[str, Any]]] = {
     "model_dir": {
         "type": click.Path(exists=True, file_okay=False, path_type=Path),
         "default": None,
-        "show_default": "a bundled tiny one",
     },
-    "served_model_names": {
-        "multiple": True,
-        "default": (),
-        "show_default": "tiny, or the --model directory",
-    },
+    "served_model_names": {"multiple": True, "default": ()},
     "loras": {"multiple": True, "default": (), "type": NamedPath()},
     "hash_algorithm": {"type": click.Choice([name for name in ALGORITHMS if name != "warmroute"])},
 }

@@ -4,7 +4,7 @@ What must live here: when steps start and end, and who is notified. What must no
 contains and costs (engine_model), HTTP.
 
 Steps follow each other on a time line of their own. A step that ends at 12.000 is followed by one
-that starts at 12.000, even if the process woke at 12.0013; only requests that had arrived by then
+that starts at 12.000, even if the process woke at 12.0013. Only requests that had arrived by 12.000
 are in it. So inexact sleeping moves answers by at most a tick, and never the schedule. Short
 steps can be computed several at a time without changing their contents.
 """

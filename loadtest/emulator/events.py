@@ -1,8 +1,8 @@
 """KV events of one rank over ZMQ: a PUB socket, and a ROUTER that replays what was missed.
 
 Source: vllm/distributed/kv_events.py ZmqEventPublisher, 0.32.0. Frames are `[topic, sequence,
-payload]`, the sequence counts from 0; a replay request is one 8-byte sequence number, answered by
-every buffered batch from there on and an end marker with sequence -1.
+payload]`, and the sequence counts from 0. A replay request is one 8-byte sequence number. The reply
+is every buffered batch from there on, and an end marker with sequence -1.
 """
 
 from __future__ import annotations

@@ -42,11 +42,12 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     port: Annotated[int, _says("HTTP port; 0: any free one.")] = 0
     # the model
     model_dir: Annotated[
-        Path, _says("Model directory (tokenizer, chat template, config.json; no weights).")
+        Path,
+        _says("Model directory: tokenizer, chat template, config.json.  [default: a tiny one]"),
     ] = TINY_MODEL
-    served_model_names: Annotated[tuple[str, ...], _says("Name in the API; repeatable.")] = (
-        "tiny",
-    )
+    served_model_names: Annotated[
+        tuple[str, ...], _says("Name in the API; repeatable.  [default: tiny, or --model]")
+    ] = ("tiny",)
     loras: Annotated[tuple[tuple[str, str], ...], _says("Adapter as NAME=PATH; repeatable.")] = ()
     max_model_len: Annotated[int | None, _says("Longest sequence.  [default: what fits]")] = None
     chat_template_kwargs: dict[str, Any] = {}  # vLLM's --default-chat-template-kwargs

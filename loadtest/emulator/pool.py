@@ -1,8 +1,7 @@
-"""An emulated Mooncake pool: objects with eviction by last use, and its master's HTTP routes.
+"""An emulated Mooncake pool, and its master's HTTP routes.
 
-What must live here: which object is there, what the master says of it. What must not: what engines
-do with it (pool_client, scheduler). The routes and their answers are those of the real one, see
-router/pool/master.py; `/emulator/...` is what engines ask over RPC there, as HTTP.
+The routes and their answers are those of the real master, see router/pool/master.py. Engines ask
+the real one over RPC; here they use `/emulator/...`.
 """
 
 from __future__ import annotations
@@ -43,10 +42,9 @@ class EmulatedPool(BlockPool):
 class PoolMaster:
     """The master's HTTP server: `async with PoolMaster(pool) as master: ... master.url`.
 
-    `ha_status` is what it says of itself: only a master that is `serving` knows of objects.
-    `view_version` counts elections; None: it takes part in none. `fault` is what happens to
-    questions from now on; `num_asked` counts them by path. `stop` and `start` end and begin its
-    life on the same port.
+    `ha_status` is the role it reports: only a master that is `serving` knows objects.
+    `view_version` counts elections; None: it takes part in none. `fault` applies to all questions
+    from now on. `num_asked` counts questions by path. `stop` and `start` use the same port.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class PoolMaster:
         """Listen.
 
         Raises:
-            OSError: the port is taken.
+            OSError: The port is taken.
         """
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{path:.*}", self._answer)
@@ -90,7 +88,7 @@ class PoolMaster:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Listen no more, and cut what is open."""
+        """Stop listening, and cut open connections."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

@@ -1,7 +1,6 @@
-"""What a body asks to be computed: the model it names, and its prompts' tokens.
+"""Read the model and the prompts of a body, or refuse them as the engine does.
 
-What must live here: reading them, and the engine's refusals of them. What must not: the fields of
-generation (wire), the answer (answers).
+What must not live here: the fields of generation (wire), the answer (answers).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class PromptReader:
         """Return the model a body names, and the adapter's name if it is one.
 
         Raises:
-            ApiError: it is not served.
+            ApiError: The model is not served.
         """
         replica = self._replica
         name = body.get("model")
@@ -45,10 +44,10 @@ class PromptReader:
         return str(name), str(name) if name in replica.loras else None
 
     async def prompts(self, body: Mapping[str, Any], api: Api) -> list[Prompt]:
-        """Read the prompts of a body: several only of a completion.
+        """Read the prompts of a body; only completions may have several.
 
         Raises:
-            ApiError: there is none.
+            ApiError: There is none.
         """
         return await self._completion(body) if api == "completion" else [await self.chat(body)]
 
@@ -56,7 +55,7 @@ class PromptReader:
         """Read a chat's prompt.
 
         Raises:
-            ApiError: there are no messages.
+            ApiError: There are no messages.
         """
         messages = body.get("messages")
         if messages is None:
@@ -93,10 +92,10 @@ class PromptReader:
     def check_length(
         self, prompt: Prompt, params: GenerationParams, body: Mapping[str, Any]
     ) -> None:
-        """Refuse what does not fit the model.
+        """Refuse a prompt that exceeds the model's length.
 
         Raises:
-            ApiError: it does not.
+            ApiError: It does.
         """
         longest = self._replica.max_model_len
         if params.max_tokens is not None and params.max_tokens > longest:

@@ -1,7 +1,7 @@
-"""What the model without weights says: the same prompt and seed, the same reply.
+"""The replies of a model without weights: the same prompt and seed get the same reply.
 
-Words are tokens that stand for themselves (` word` encodes to one id and back), so a reply sent
-back in the next turn is the same tokens, as far as the template leaves it alone.
+Words are tokens that encode to one id and back. So a reply sent back in the next turn has the same
+tokens, unless the template changes it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 class ReplyRules(Struct, frozen=True, kw_only=True):
-    """How long a reply may and will be."""
+    """The length of a reply."""
 
     max_tokens: int
     min_tokens: int = 0

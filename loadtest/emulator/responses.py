@@ -1,4 +1,4 @@
-"""`/v1/responses` in the engine's HTTP shapes: a chat in other words. No response is kept.
+"""`/v1/responses` in the engine's HTTP shapes; the body becomes that of a chat, none is kept.
 
 Source: vLLM 0.32.0, entrypoints/openai/responses (serving.py, streaming_events.py, the simple way).
 """
@@ -21,14 +21,14 @@ _TAKEN_OVER: Final = (
 
 
 class Asked(Struct, frozen=True):
-    """A request: the chat that the engine makes of it, and what its answer repeats."""
+    """A request as the body of a chat, and the fields that its answer repeats."""
 
     chat: dict[str, Any]
     echo: dict[str, Any]
 
 
 def read_asked(body: Mapping[str, Any]) -> Asked:
-    """Convert a body to that of the chat that the engine makes of it.
+    """Convert a body to that of a chat, as the engine does.
 
     Raises:
         ApiError: The engine would refuse it.

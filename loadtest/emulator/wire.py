@@ -116,7 +116,7 @@ def parse_body(raw: bytes, content_type: str) -> dict[str, Any]:
 
 
 class GenerationParams(Struct, frozen=True, kw_only=True):
-    """What both generation APIs have in common."""
+    """The fields that all generation APIs share."""
 
     max_tokens: int | None
     min_tokens: int
@@ -133,7 +133,7 @@ class GenerationParams(Struct, frozen=True, kw_only=True):
 
 
 def parse_generation(body: Mapping[str, Any], api: Api) -> GenerationParams:
-    """Check and read the fields that say how much to generate and how to send it.
+    """Check and read the fields of length and form of the reply.
 
     Raises:
         ApiError: As vLLM words it.
@@ -241,7 +241,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What every chunk and answer of a request repeats."""
+    """Fields that every chunk and answer of a request repeats."""
 
     id: str
     created: int

@@ -1,9 +1,9 @@
-"""One simulated router: the live one's fleet, caches and sessions, and its way to a decision.
+"""One simulated router: the live one's fleet, caches, sessions and queue, in virtual time.
 
-What must live here: matching, deciding and observing as in `router.request.pipeline`, as far as
-they concern placing. What must not: engines, the order of events. The objects are the router's
-own; only their inputs are simulated. The pool's contents are known exactly, as verification
-makes them live. Where replicas have roles, what is booked when is as in `router.request.prefill`.
+This file is the seam to `router.request`: it matches, decides and books as the live router does.
+The objects are the live router's own; only their inputs are simulated. The pool's contents are
+known exactly, as verification makes them live. What must not live here: engines, the order of
+events.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from router.scheduling.waiting import Waiting
 _EXPIRE_EVERY_S = 1.0  # as router.run does
 _FIRST_BLOCKS_TOKENS = 2048  # of `first_blocks_hash`, as in router.config
 _PEERS: Final = "nixl"
-"""The live router's transfer from replica to replica that the simulation follows: a prompt first,
-then its request."""
+"""The simulated transfer from replica to replica: the prompt first, then its request."""
 
 
 class Ask(Struct, frozen=True, gc=False):
@@ -66,13 +65,13 @@ class Choice(Struct, frozen=True, gc=False):
 
     @property
     def prompt(self) -> Choice:
-        """The choice of where its prompt is computed: this one, or its plan's."""
+        """Return the choice of where its prompt is computed: this one, or its plan's."""
         elsewhere = self.plan.choice if self.plan is not None else None
         return self if elsewhere is None else elsewhere
 
 
 class Placement(Struct, frozen=True, gc=False):
-    """A decision that counts, and what has to be given back."""
+    """A decision in force, and the claims to release at its end."""
 
     replica: int
     choice: Choice
@@ -84,7 +83,7 @@ class Placement(Struct, frozen=True, gc=False):
 
 
 class Note(Struct, frozen=True, gc=False):
-    """What another router learns of a placement: `router.messages.Began`."""
+    """A placement as other routers learn of it: `router.messages.Began`."""
 
     ask: Ask
     candidate: CandidateId
@@ -93,7 +92,7 @@ class Note(Struct, frozen=True, gc=False):
 
 
 class Router:
-    """Decides by a policy, on what it knows."""
+    """Decides by a policy."""
 
     def __init__(self, policy: Policy, setup: Setup, block_size: int) -> None:
         self._policy = policy
@@ -149,8 +148,11 @@ class Router:
     ) -> Choice:
         """Decide where a request would go now.
 
-        `num_pool_blocks`: leading blocks that the pool has; None: there is no pool.
-        `in_front_ms`: what waits in the router's queue, and goes to candidates before it.
+        Args:
+            ask: What to place.
+            num_pool_blocks: Leading blocks that the pool has; None: there is no pool.
+            now_s: Virtual time.
+            in_front_ms: Work that waits in the queue and goes to candidates before the request.
         """
         self._catch_up(now_s)
         candidates = self._fleet.candidates(self._model, now_s)
@@ -174,7 +176,7 @@ class Router:
         now_s: float,
         in_front_ms: InFront = NOTHING,
     ) -> Choice:
-        """Freeze what is known of candidates, and have a policy choose among them."""
+        """Freeze the state of candidates, and have a policy choose among them."""
         ids = [candidate.id for candidate in candidates]
         snapshot = self._snapshot(ask, candidates, ids, num_pool_blocks, now_s, in_front_ms)
         decision = policy.decide(snapshot)
@@ -188,7 +190,7 @@ class Router:
         return Choice(ask, candidates[number], decision, snapshot, view)
 
     def place(self, choice: Choice, now_s: float) -> Placement:
-        """Send a request where it was chosen to go; from here on its load and its blocks count."""
+        """Put a decision into effect; from here on its load and its blocks count."""
         self.num_decisions += 1
         ask, plan = choice.ask, choice.plan
         prefill = None
@@ -229,7 +231,7 @@ class Router:
         )
 
     def rebook(self, placement: Placement, num_pool_blocks: int | None, now_s: float) -> Placement:
-        """Book a request anew where it is answered: its prompt is computed elsewhere by now."""
+        """Book a request again at its decode replica: its prompt is computed by now."""
         self._catch_up(now_s)
         planned = placement.choice
         choice = self._choose(planned.ask, (planned.candidate,), DECODE, num_pool_blocks, now_s)
@@ -241,11 +243,11 @@ class Router:
         return replace(booked, choice=planned, prefill=placement.prefill)
 
     def first_token(self, placement: Placement, now_s: float) -> None:
-        """Note a first token, and learn from its time."""
+        """Record a first token, and learn from its time."""
         self._fleet.first_token(placement.lease, now_s)
 
     def note_load(self, number: int, load: EngineLoad) -> None:
-        """Take over a reading of an engine's metrics."""
+        """Record a reading of an engine's metrics."""
         self._fleet.note_engine_load(self.streams[number].candidate, load)
 
     def end(self, placement: Placement, now_s: float) -> None:
@@ -278,7 +280,7 @@ class Router:
         return lease, claim
 
     def answered_elsewhere(self, lease: Lease, ttft_s: float, now_s: float) -> None:
-        """Note the first token of another router's request."""
+        """Record the first token of another router's request."""
         self._fleet.first_token_elsewhere(lease, now_s, 1e3 * ttft_s)
 
     def ended_elsewhere(self, lease: Lease, claim: Claim | None, now_s: float) -> None:
@@ -339,7 +341,7 @@ class Router:
         matches: dict[CandidateId, Match] = {}
         last, match = NO_BLOCKS, Match(0, 0, num_pool)
         for id_, found in self._caches.match(chain, ids).items():
-            if found is not last:  # those who have alike have the same one
+            if found is not last:  # candidates with equal matches share one
                 last = found
                 match = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size, num_pool)
             matches[id_] = match
@@ -347,7 +349,7 @@ class Router:
 
 
 def _booking(choice: Choice) -> Booking:
-    """Write what a request adds to the load of the candidate that computes it."""
+    """Return what a request adds to the load of the candidate that computes it."""
     ask, view, num_pooled = choice.ask, choice.view, _num_pooled(choice)
     num_cached = _own_tokens(view) + num_pooled
     return Booking(
@@ -361,7 +363,7 @@ def _booking(choice: Choice) -> Booking:
 
 
 def _num_pooled(choice: Choice) -> int:
-    """Count what the chosen one reads from the pool beyond what it holds itself."""
+    """Count the tokens that the candidate reads from the pool, beyond its own."""
     return max(0, (choice.view.num_pool_tokens or 0) - _own_tokens(choice.view))
 
 

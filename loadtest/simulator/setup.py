@@ -1,4 +1,4 @@
-"""The fleet to simulate, and how fast the workload comes."""
+"""The fleet to simulate, and the pace of the workload."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from router.scheduling.waiting import QueueRules
 Loop = Literal["open", "closed"]
 
 CACHE_TOKENS = 3_000_000
-"""One replica's cache where no size is given. Source: FAST'25 Mooncake, about 1 TB of DRAM."""
+"""One replica's cache if no size is given. Source: FAST'25 Mooncake, about 1 TB of DRAM."""
 
 
 class PoolSetup(Struct, frozen=True, kw_only=True):
     """A shared pool: one replica alone reads a token in 1 / `speed` of the time to prefill it.
 
-    `num_links`: how many replicas can read so fast at once, more share it; None: half of them
-    (a network oversubscribed two to one). `capacity_blocks` None: it is never full.
+    `num_links`: Replicas that can read at full speed at once; more share it. None: half of them (a
+    network oversubscribed two to one). `capacity_blocks` None: unlimited.
     """
 
     speed: float
@@ -31,7 +31,7 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
 
 
 class Halves(Struct, frozen=True, kw_only=True):
-    """Replicas that compute prompts for others, and those that answer.
+    """Replicas that compute prompts for others, and replicas that answer.
 
     A prompt's KV comes to its decode replica through the pool, at the pool's speed. Without a pool
     it comes from its prefill replica, which keeps it until then. A read alone takes 1 / `speed` of
@@ -52,13 +52,12 @@ class Halves(Struct, frozen=True, kw_only=True):
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """All but workload and policy.
+    """A simulation without its workload and policy.
 
     `num_replicas` compute whole requests; with `halves` there may be none of these.
 
-    `load` is the work that the workload offers over what the fleet can do, if nothing is ever
-    cached: arrival times are stretched to it. None: they stay. In a closed loop it sets when
-    sessions start; what they offer from there on depends on the answers.
+    `load` is the offered work divided by the fleet's capacity, both without any cache. Arrival
+    times are stretched to it; None: they stay. In a closed loop it sets when sessions start.
     """
 
     num_replicas: int = 8
@@ -118,9 +117,9 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 def offered_work_s(workload: Workload, setup: Setup) -> float:
-    """Sum what the workload costs one replica if nothing is ever cached.
+    """Sum the time that the workload takes one replica without any cache.
 
-    Prefills, and what decoding adds to a step; not the steps' own base, which a batch shares.
+    It is that of prefills and decodes, without the steps' base, which a batch shares.
     """
     times = setup.times
     total_ms = 0.0
@@ -144,9 +143,9 @@ def stretch(workload: Workload, setup: Setup) -> float:
 
 
 def coarsened(workload: Workload, factor: int) -> Workload:
-    """Join `factor` blocks into one, exactly: an id names its whole prefix, so the last is kept.
+    """Join `factor` blocks into one: an id names its whole prefix, so the last id is kept.
 
-    For workloads of small blocks: less to keep and to look up, hits rounded down to the new size.
+    It makes workloads of small blocks faster; hits are rounded down to the new size.
     """
     if factor == 1:
         return workload

@@ -1,8 +1,8 @@
-"""A fleet's day in discrete events: turns arrive, a router places them, engines step.
+"""A fleet in discrete events: turns arrive, a router places them, engines step.
 
-What must live here: what happens to a turn, in which order, and what each part learns of it. What
-must not: how an engine steps (engine), how a router decides (router), which turn comes when
-(turns), what is counted (tally). Deterministic: events of one moment have an order (events).
+What must live here: the steps of a turn, their order, and who learns of them. What must not: how an
+engine steps (engine), how a router decides (router), when turns come (turns), what is counted
+(tally). Deterministic: events of one moment have an order (events).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from router.replicas.ledger import NOTHING, InFront
 from router.scheduling.queue import Limit
 from router.scheduling.waiting import Waiting
 
-TOO_LATE, TOO_SLOW = "too late", "too slow"  # messages of what a queue refuses
-_FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here, those of a workload stay below
-_LOOK_EVERY_S = 0.1  # at turns that wait; nothing else may happen
+TOO_LATE, TOO_SLOW = "too late", "too slow"  # why a queue refuses turns
+_FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here; a workload's are smaller
+_LOOK_EVERY_S = 0.1  # at turns that wait, even if nothing else happens
 _READ_METRICS_S = 5.0  # how often a router reads an engine's metrics
 _FASTEST_LINK = 1e12  # tokens/s, where a prefill takes no time
 
@@ -53,9 +53,9 @@ def simulate(
     """Send a workload through a simulated fleet, from cold caches.
 
     Args:
-        workload: What is asked.
+        workload: The turns.
         policy: Places every request.
-        setup: The fleet, and how fast the workload comes.
+        setup: The fleet, and the pace of the workload.
         label: Names the run; default: the policy's name.
         advance: Called with the number of turns that were done since the last call.
 
@@ -74,7 +74,7 @@ class _Keys(dict[int, BlockKey]):
 
 
 class _Arrival(Struct):
-    """One turn that wants to go."""
+    """One turn to place."""
 
     turn: Turn
     ask: Ask
@@ -135,7 +135,7 @@ class _Simulation:
         return BlockKey(mix(_FIRST_REPLY_BLOCK + self._num_reply_blocks) & KEY_MASK)
 
     def _plan_readings(self) -> None:
-        """Have each router read each engine's metrics, one after the other, again and again."""
+        """Have each router read each engine's metrics at intervals, one after the other."""
         pairs = [(router, engine) for engine in self._engines for router in self._routers]
         for number, pair in enumerate(pairs, start=1):
             at_s = _READ_METRICS_S * number / len(pairs)
@@ -199,7 +199,7 @@ class _Simulation:
         return self._pool.match(ask.keys[: (ask.num_tokens - 1) // self._size])
 
     def _release(self, router: Router, now_s: float) -> None:
-        """Send what may go; what stays is looked at again when something ends, and in a while."""
+        """Send turns that may go; look at the others when a turn ends, and at intervals."""
         queue = router.queue
         if queue is None or not queue:
             return
@@ -266,7 +266,7 @@ class _Simulation:
         return max(1, turn.num_output_tokens) if self._setup.decodes else 1
 
     def _plan_engine(self, engine: Engine, now_s: float) -> None:
-        """Plan what an engine does next: the end of its leap; or to begin, now."""
+        """Plan the end of an engine's steps, or to begin now."""
         at_s = now_s if engine.end_s is None else engine.end_s
         self._events.plan(at_s, Kind.ENGINE, partial(self._step, engine))
 
@@ -276,7 +276,7 @@ class _Simulation:
         elif engine.end_s == now_s:
             engine.complete(now_s)
         else:
-            return  # the leap was cut short, or it began a moment ago
+            return  # the steps were cut short, or have just begun
         changes = engine.blocks.take_changes()
         if changes:
             published_s = now_s if engine.end_s is None else engine.first_step_s
@@ -302,18 +302,18 @@ class _Simulation:
             engine = self._engines[read.replica]
             engine.read_done(read.request, now_s)
             self._plan_engine(engine, now_s)
-            self._let_go(ticket_of(read.request), now_s)
+            self._release_prompt(ticket_of(read.request), now_s)
         self._plan_reads()
 
-    def _let_go(self, ticket: Ticket, now_s: float) -> None:
-        """Free what a prefill replica keeps of a prompt: it was read."""
+    def _release_prompt(self, ticket: Ticket, now_s: float) -> None:
+        """Free the blocks that a prefill replica keeps of a prompt: they were read."""
         if ticket.prompt is not None and ticket.prompt.keeps_blocks:
             engine = self._engines[ticket_of(ticket.prompt).placement.replica]
             engine.release(ticket.prompt, now_s)
             self._plan_engine(engine, now_s)
 
     def _prefilled(self, request: Request, answer: Ticket, now_s: float) -> None:
-        """Have a turn answered whose prompt is computed by now."""
+        """Have a turn answered after its prompt was computed."""
         router, num_pooled = answer.router, self._num_pooled(answer.placement.choice.ask)
         answer.prompt = request
         answer.placement = router.rebook(answer.placement, num_pooled, now_s)
@@ -326,7 +326,7 @@ class _Simulation:
         ticket.router.first_token(ticket.placement, now_s)
         ttft_s = now_s - ticket.placement.lease.begun_s
         self._others.answered(ticket, ttft_s, now_s)
-        self._let_go(ticket, now_s)
+        self._release_prompt(ticket, now_s)
         self._events.plan(now_s, Kind.TURN, partial(self._release, ticket.router))
 
     def _finished(self, request: Request, now_s: float) -> None:
@@ -341,19 +341,19 @@ class _Simulation:
         self._events.plan(now_s, Kind.TURN, partial(self._release, ticket.router))
 
     def _go_on(self, turn: Turn, now_s: float) -> None:
-        """Plan the turns that come when this one is over."""
+        """Plan the turns that come after this one."""
         for following, at_s in self._turns.after(turn, now_s):
             self._events.plan(at_s, Kind.TURN, partial(self._arrive, following))
 
     def _reject(self, waiting: Waiting, limit: Limit, now_s: float) -> None:
-        """Answer as a router does to what would miss a limit; its session goes on."""
+        """Refuse a turn that would miss a limit, as a router does; its session goes on."""
         arrival: _Arrival = waiting.item
         self._fail(
             arrival.turn, arrival.at_s, now_s, 429, TOO_LATE if limit == "deadline" else TOO_SLOW
         )
 
     def _refuse(self, turn: Turn, now_s: float, why: str) -> None:
-        """Answer as an engine does to what it can never hold."""
+        """Refuse a turn that exceeds the cache, as an engine does."""
         self._fail(turn, now_s, now_s, 400, why)
 
     def _fail(self, turn: Turn, at_s: float, now_s: float, status: int, why: str) -> None:
@@ -362,7 +362,7 @@ class _Simulation:
 
 
 def _reads(setup: Setup) -> Reads | None:
-    """Make what is read over: the pool's links, or those between replicas; None: neither."""
+    """Make the links of the pool or between replicas; None: there are none."""
     pool, halves = setup.pool, setup.halves
     if pool is not None:
         speed, num_links = pool.speed, pool.num_links or max(1.0, len(setup.roles) / 2)

@@ -1,7 +1,7 @@
 """A simulated engine's events as a router receives them: in order, some time after they happened.
 
-Takes the place of `router.kv_events.stream` in front of the same index: the contract is known
-from the start, nothing is lost, and there is no wire. What is late is not applied before its time.
+It replaces `router.kv_events.stream` in front of the same index. The contract is known from the
+start, no batch is lost, and there is no wire.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class SimulatedStream(CandidateStream):
         self._pending: deque[tuple[float, list[Change]]] = deque()
 
     def send(self, changes: list[Change], due_s: float) -> None:
-        """Put changes on their way; `due_s` is not before that of any sent earlier."""
+        """Send changes; `due_s` is not before that of any sent earlier."""
         self._pending.append((due_s, changes))
 
     def catch_up(self, now_s: float) -> None:
-        """Apply what has arrived by now."""
+        """Apply the changes that have arrived by now."""
         pending = self._pending
         if not pending or pending[0][0] > now_s:
             return

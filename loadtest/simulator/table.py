@@ -1,4 +1,4 @@
-"""What simulations found, laid out for people and for programs."""
+"""The results of simulations as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def fleet_of(setup: Setup) -> str:
 
 
 def tables_of(results: Sequence[Simulated]) -> list[Table]:
-    """Lay results out, one row each: times (s, those between tokens ms), and what was computed.
+    """Lay results out, one row each: times, and the sources of tokens.
 
-    And, where replicas have roles, the two halves. Several tables, so that each fits into 80
-    columns.
+    A third table has the two halves if replicas have roles. Each table fits into 80 columns.
     """
     setup = results[0].setup
     times = _table(
@@ -111,7 +110,7 @@ def _table(columns: Sequence[str], *, title: str, caption: str) -> Table:
 
 
 def as_json(results: Sequence[Simulated]) -> bytes:
-    """Write results down without their turns: one object, by policy in the order simulated."""
+    """Write results without their turns: one object, by policy in the order simulated."""
     first = results[0]
     document: dict[str, Any] = {
         "schema": SCHEMA,

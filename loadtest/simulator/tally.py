@@ -1,4 +1,4 @@
-"""What a simulation counts as it goes: every turn's result and record, and the sums.
+"""The counts of a simulation: every turn's result, and the sums.
 
 What must not live here: when anything happens (simulation).
 """
@@ -23,9 +23,9 @@ class Tally:
     """The results of one simulation.
 
     Args:
-        workload: What is asked.
-        policy: Places it.
-        setup: Where.
+        workload: The turns.
+        policy: Places them.
+        setup: The fleet.
         engines: By number, as placements name them.
         advance: Called with 1 for each result.
     """

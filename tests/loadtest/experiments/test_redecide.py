@@ -117,8 +117,7 @@ def test_both_halves_are_decided_again(tmp_path: Path) -> None:
     assert found.what_if.agreement == 1.0
     assert found.what_if.num_decisions == len(made)
 
-    view = next(v for v in made[0].snapshot.replicas if v.id != made[0].decision.candidate)
-    other = replace(made[0].decision, candidate=view.id)
+    other = replace(made[0].decision, candidate=CandidateId("gone"))
     changed = replace(apart[0].prefill, decision=other)
     write(tmp_path / "a.jsonl", [replace(apart[0], prefill=changed)])
     with pytest.raises(RecordsError, match=r"prefill.decision.candidate"):
