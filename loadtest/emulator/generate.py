@@ -85,7 +85,7 @@ class Generate:
         rank = self._rank(request, api)
         prompts = await self._reader.prompts(asked.body, api)
         for prompt in prompts:
-            self._reader.check_length(prompt, asked.params, asked.body)
+            self._reader.check_length(prompt, asked.params)
         choices: list[Choice] = []
         start_s = replica.clock()
         is_whole = False

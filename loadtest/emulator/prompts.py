@@ -14,7 +14,7 @@ from loadtest.emulator.wire import (
     Api,
     ApiError,
     GenerationParams,
-    invalid_type,
+    invalid_field,
     invalid_value,
     unknown_model,
 )
@@ -59,9 +59,9 @@ class PromptReader:
         """
         messages = body.get("messages")
         if messages is None:
-            raise invalid_type("missing", "messages", "Field required", body)
+            raise invalid_field("messages", "Field required")
         if not isinstance(messages, list):
-            raise invalid_type("list_type", "messages", "Input should be a valid list", messages)
+            raise invalid_field("messages", "Input should be a valid list")
         reused = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
         if reused is not None:
             return self._ids(reused)
@@ -89,32 +89,23 @@ class PromptReader:
             return Prompt([*self._prefix, *prompt.ids])
         return prompt
 
-    def check_length(
-        self, prompt: Prompt, params: GenerationParams, body: Mapping[str, Any]
-    ) -> None:
+    def check_length(self, prompt: Prompt, params: GenerationParams) -> None:
         """Refuse a prompt that exceeds the model's length.
 
         Raises:
             ApiError: It does.
         """
-        longest = self._replica.max_model_len
+        longest, count = self._replica.max_model_len, len(prompt.ids)
         if params.max_tokens is not None and params.max_tokens > longest:
             raise invalid_value(
-                f"max_tokens={params.max_tokens} cannot be greater than max_model_len={longest}. "
-                "Please request fewer output tokens.",
+                f"max_tokens={params.max_tokens} cannot be greater than max_model_len={longest}.",
                 "max_tokens",
                 params.max_tokens,
             )
-        count = len(prompt.ids)
         if count > longest:
-            # vLLM stops tokenizing a text one token beyond the limit and says so.
-            is_text = bool(prompt.segments)
-            count = longest + 1 if is_text else count
-            qualifier = "at least " if count == longest + 1 else ""
             raise invalid_value(
                 f"This model's maximum context length is {longest} tokens. However, your prompt "
-                f"contains {qualifier}{count} input tokens, which exceeds this limit even without "
-                "any output tokens. Please reduce the length of the input prompt.",
+                f"contains {count} input tokens. Please reduce the length of the input prompt.",
                 "input_tokens",
                 count,
             )

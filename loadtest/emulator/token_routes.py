@@ -13,8 +13,7 @@ from loadtest.emulator.replica import Replica
 from loadtest.emulator.wire import (
     Api,
     answer_id,
-    invalid_type,
-    missing_fields,
+    invalid_field,
     parse_body,
     parse_generation,
 )
@@ -50,7 +49,7 @@ class TokenRoutes:
         elif isinstance(body.get("prompt"), str):
             prompt = await self._reader.text(body, str(body["prompt"]))
         else:
-            raise missing_fields(["prompt", "messages"], body)
+            raise invalid_field("prompt", "Field required")
         strings = self._replica.tokenizer.token_strings(prompt.ids)
         return _json(
             {
@@ -65,7 +64,7 @@ class TokenRoutes:
         body = await _body(request)
         tokens = body.get("tokens")
         if not isinstance(tokens, list):
-            raise invalid_type("missing", "tokens", "Field required", body)
+            raise invalid_field("tokens", "Field required")
         return _json({"prompt": self._replica.tokenizer.decode(tokens)})
 
     async def _rendered(self, request: web.BaseRequest, api: Api) -> list[dict[str, Any]]:

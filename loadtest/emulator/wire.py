@@ -42,29 +42,11 @@ def invalid_value(message: str, param: str, value: Any = None) -> ApiError:
     return ApiError(400, f"{message} ({detail})", param=param)
 
 
-def invalid_type(kind: str, field: str, message: str, given: Any) -> ApiError:
-    """Return the error of a missing or mistyped field, as the request models have it."""
-    shown = f"<dict of {len(given)} items>" if isinstance(given, dict) else given
-    detail = {"type": kind, "loc": f"body.{field}", "msg": message, "input": shown}
-    return ApiError(
-        400, f"1 validation error:\n  {detail}", type="Bad Request", param=f"body.{field}"
-    )
-
-
-def missing_fields(fields: list[str], body: Mapping[str, Any]) -> ApiError:
-    """Return the error of a body that has none of several alternative fields."""
-    given = f"<dict of {len(body)} items>"
-    details = [
-        {"type": "missing", "loc": f"body.{field}", "msg": "Field required", "input": given}
-        for field in fields
-    ]
-    lines = "\n".join(f"  {detail}" for detail in details)
-    return ApiError(
-        400,
-        f"{len(fields)} validation errors:\n{lines}",
-        type="Bad Request",
-        param=f"body.{fields[0]}",
-    )
+def invalid_field(field: str, message: str) -> ApiError:
+    """Return the error of a missing or mistyped field; '': the whole body."""
+    place = f"body.{field}" if field else "body"
+    text = f"1 validation error:\n  {place}: {message}"
+    return ApiError(400, text, type="Bad Request", param=place)
 
 
 def unknown_model(name: str, served: list[str]) -> ApiError:
@@ -83,35 +65,13 @@ def parse_body(raw: bytes, content_type: str) -> dict[str, Any]:
         ApiError: Not declared as JSON, not JSON, or no object.
     """
     if content_type.split(";", 1)[0].strip().lower() != "application/json":
-        raise ApiError(
-            400,
-            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
-            type="Bad Request",
-        )
+        raise invalid_field("", "Unsupported Media Type: Only 'application/json' is allowed")
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as exc:
-        detail = {
-            "type": "json_invalid",
-            "loc": f"body.{exc.pos}",
-            "msg": "JSON decode error",
-            "input": "<dict of 0 items>",
-            "ctx": {"error": exc.msg},
-        }
-        raise ApiError(
-            400,
-            f"1 validation error:\n  {detail}",
-            type="Bad Request",
-            param=f"body.{exc.pos}",
-        ) from exc
+        raise invalid_field(str(exc.pos), f"JSON decode error: {exc.msg}") from exc
     if not isinstance(body, dict):
-        raise ApiError(
-            400,
-            "1 validation error:\n  {'type': 'model_attributes_type', 'loc': 'body', "
-            "'msg': 'Input should be a valid dictionary or object to extract fields from'}",
-            type="Bad Request",
-            param="body",
-        )
+        raise invalid_field("", "Input should be a valid dictionary or object")
     return body
 
 
@@ -150,11 +110,7 @@ def parse_generation(body: Mapping[str, Any], api: Api) -> GenerationParams:
         )
     temperature = body.get("temperature")
     if isinstance(temperature, int | float) and temperature < 0:
-        raise invalid_value(
-            f"temperature must be non-negative, got {float(temperature)}.",
-            "temperature",
-            float(temperature),
-        )
+        raise invalid_value("temperature must be non-negative.", "temperature", temperature)
     stream = body.get("stream") is True
     options = body.get("stream_options") or {}
     if options and not stream:
@@ -192,14 +148,9 @@ def parse_generation(body: Mapping[str, Any], api: Api) -> GenerationParams:
 
 def _integer(body: Mapping[str, Any], name: str) -> int | None:
     value = body.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+    if value is None or type(value) is int:
         return value
-    raise invalid_type(
-        "int_parsing",
-        name,
-        "Input should be a valid integer, unable to parse string as an integer",
-        value,
-    )
+    raise invalid_field(name, "Input should be a valid integer")
 
 
 class Usage(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,21 @@ from loadtest.workload import Workload
 from policies import Policy
 
 _COUNT = click.IntRange(min=1)
-_POSITIVE = click.FloatRange(min=0.0, min_open=True)
+
+
+class _Positive(click.FloatRange):
+    """A finite number above 0."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return float(number)
+
+
+_POSITIVE = _Positive(min=0.0, min_open=True)
 _SETUP = Setup()
 
 
@@ -69,7 +83,6 @@ _SETUP = Setup()
     metavar="K",
     help="A shared pool: reading a token takes 1/K of the time to prefill it.",
 )
-@click.option("--no-pool", is_flag=True, help="Without a shared pool, the default.")
 @click.option(
     "--pool-links",
     type=_POSITIVE,
@@ -157,7 +170,7 @@ def simulate(
 
 _OWN = (
     "replicas", "prefill", "decode", "transfer_speed", "blocks", "engine",
-    "max_num_batched_tokens", "max_num_seqs", "pool_speed", "no_pool", "pool_links",
+    "max_num_batched_tokens", "max_num_seqs", "pool_speed", "pool_links",
     "pool_blocks", "load", "own_pace", "loop", "no_decode", "event_lag",
     "routers", "note_lag", "slo_ttft", "slo_tbt",
 )  # fmt: skip
@@ -172,8 +185,6 @@ def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
     """
     pool = None
     if given["pool_speed"] is not None:
-        if given["no_pool"]:
-            raise click.UsageError("--pool-speed and --no-pool contradict each other")
         pool = PoolSetup(
             speed=given["pool_speed"],
             num_links=given["pool_links"],
@@ -182,17 +193,6 @@ def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
     elif given["pool_links"] is not None or given["pool_blocks"] is not None:
         raise click.UsageError("--pool-links and --pool-blocks only with --pool-speed")
     halves = _halves(given)
-    for name in (
-        "transfer_speed",
-        "load",
-        "event_lag",
-        "slo_ttft",
-        "slo_tbt",
-        "pool_speed",
-        "pool_links",
-    ):
-        if given[name] is not None and not math.isfinite(given[name]):
-            raise click.UsageError(f"--{name.replace('_', '-')} is {given[name]}: not a number")
     if given["max_num_seqs"] > given["max_num_batched_tokens"]:
         raise click.UsageError("--max-num-seqs is above --max-num-batched-tokens")
     loop = given["loop"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -122,27 +122,14 @@ def as_json(results: Sequence[Simulated]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
+_FIGURES: Final = (
+    "summary", "tbt_mean_s", "tbt_tail_p90_s", "num_good", "goodput", "local_ratio", "pool_ratio",
+    "busy_ratio", "imbalance", "num_mispredicted", "num_pool_stored", "num_pool_evicted",
+    "apart_ratio", "num_moved_tokens", "prefill_mean_s", "decode_busy_ratio", "decode_imbalance",
+    "decode_batch", "span_s", "replicas",
+)  # fmt: skip
+
+
 def _result(simulated: Simulated) -> dict[str, Any]:
-    return {
-        "label": simulated.run.info.label,
-        "summary": simulated.summary,
-        "tbt_mean_s": simulated.tbt_mean_s,
-        "tbt_tail_p90_s": simulated.tbt_tail_p90_s,
-        "num_good": simulated.num_good,
-        "goodput": simulated.goodput,
-        "local_ratio": simulated.local_ratio,
-        "pool_ratio": simulated.pool_ratio,
-        "busy_ratio": simulated.busy_ratio,
-        "imbalance": simulated.imbalance,
-        "num_mispredicted": simulated.num_mispredicted,
-        "num_pool_stored": simulated.num_pool_stored,
-        "num_pool_evicted": simulated.num_pool_evicted,
-        "apart_ratio": simulated.apart_ratio,
-        "num_moved_tokens": simulated.num_moved_tokens,
-        "prefill_mean_s": simulated.prefill_mean_s,
-        "decode_busy_ratio": simulated.decode_busy_ratio,
-        "decode_imbalance": simulated.decode_imbalance,
-        "decode_batch": simulated.decode_batch,
-        "span_s": simulated.span_s,
-        "replicas": simulated.replicas,
-    }
+    figures = {name: getattr(simulated, name) for name in _FIGURES}
+    return {"label": simulated.run.info.label, **figures}
