@@ -1,11 +1,11 @@
 """One answer: new tokens are sent as they come, or all at once at the end.
 
-    AnswerWriter    the bytes of an answer in one API's shapes; chats and completions: ChunkAnswer,
-                    the others: messages.MessageWriter, responses.ResponseWriter
+    AnswerWriter    the bytes of an answer in one API's shapes: chunks.ChunkAnswer,
+                    messages.MessageWriter, responses.ResponseWriter
     send_stream     the events, each time something new is computed
     send_whole      the answer, once all of it is computed
 
-What must not live here: the JSON shapes (wire, messages, responses), what the model says (replies).
+What must not live here: the JSON shapes, what the model says (replies).
 """
 
 from __future__ import annotations
@@ -17,23 +17,14 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
+from loadtest.emulator.chunks import ChunkAnswer
 from loadtest.emulator.faults import Fault, generation_error, hang_up
 from loadtest.emulator.generation import Generation
 from loadtest.emulator.messages import MessageWriter
 from loadtest.emulator.replies import Reply
 from loadtest.emulator.responses import Asked, ResponseWriter
 from loadtest.emulator.tokens import Prompt
-from loadtest.emulator.wire import (
-    DONE,
-    Api,
-    ApiError,
-    ChunkWriter,
-    GenerationParams,
-    Head,
-    Usage,
-    answer,
-    usage_chunk,
-)
+from loadtest.emulator.wire import Api, ApiError, GenerationParams, Head, Usage
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 # Source: vLLM 0.32 entrypoints/serve/utils/sse_keep_alive.py
@@ -89,59 +80,6 @@ class AnswerWriter(Protocol):
         """Write an answer that is not streamed."""
 
 
-class ChunkAnswer:
-    """An answer of the chat or the completion route: one or more choices.
-
-    Args:
-        prompts: The ids of each choice's prompt; None: the client does not ask for them.
-    """
-
-    def __init__(
-        self,
-        head: Head,
-        params: GenerationParams,
-        replies: Sequence[Reply],
-        prompts: Sequence[list[int]] | None,
-    ) -> None:
-        self._head = head
-        self._has_usage = params.include_usage
-        self._replies = list(replies)
-        self._prompts = prompts
-        self._chunks = [
-            ChunkWriter(
-                head,
-                index,
-                reply,
-                returns_ids=params.return_token_ids,
-                usage_follows=params.include_usage,
-            )
-            for index, reply in enumerate(replies)
-        ]
-
-    def start(self) -> bytes:
-        return b""
-
-    def failure(self, error: ApiError) -> bytes:
-        # As vLLM does it: the role first, then the error, and the end.
-        opening = self._chunks[0].role(None, None) if self._head.api == "chat" else b""
-        return opening + b"data: " + error.body + b"\n\n" + DONE
-
-    def tokens(self, index: int, start: int, stop: int, usage: Usage | None) -> bytes:
-        chunks = self._chunks[index]
-        prompt_ids = self._prompts[index] if self._prompts is not None and start == 0 else None
-        opening = b""
-        if self._head.api == "chat" and start == 0:
-            opening = chunks.role(usage.before_any() if usage is not None else None, prompt_ids)
-        return opening + chunks.tokens(start, stop, usage, prompt_ids)
-
-    def end(self, usage: Usage) -> bytes:
-        return usage_chunk(self._head, usage) + DONE if self._has_usage else DONE
-
-    def whole(self, usage: Usage) -> bytes:
-        prompt_ids = self._prompts[0] if self._prompts is not None else None
-        return answer(self._head, self._replies, usage, prompt_ids=prompt_ids)
-
-
 def writer_of(
     head: Head, params: GenerationParams, choices: Sequence[Choice], asked: Asked | None
 ) -> AnswerWriter:
@@ -151,8 +89,8 @@ def writer_of(
         return ResponseWriter(head, asked, first.reply)
     if head.api == "messages":
         return MessageWriter(head, first.reply, len(first.prompt.ids))
-    prompts = [choice.prompt.ids for choice in choices] if params.return_token_ids else None
-    return ChunkAnswer(head, params, [choice.reply for choice in choices], prompts)
+    replies = [choice.reply for choice in choices]
+    return ChunkAnswer(head, params, replies, [choice.prompt.ids for choice in choices])
 
 
 async def send_stream(

@@ -80,14 +80,11 @@ def usage_fields(usage: Usage) -> dict[str, int]:
 class MessageWriter:
     """Writes an answer, see answers.AnswerWriter."""
 
-    __slots__ = ("_block", "_head", "_num_arguments", "_num_prompt_tokens", "_reply")
-
     def __init__(self, head: Head, reply: Reply, num_prompt_tokens: int) -> None:
         self._head = head
         self._num_prompt_tokens = num_prompt_tokens
         self._reply = reply
         self._block: str | None = None  # the open block's type
-        self._num_arguments = 0
 
     def start(self) -> bytes:
         return b""  # `message_start` comes with the first tokens
@@ -109,9 +106,8 @@ class MessageWriter:
         block: dict[str, Any] = {"type": "text", "text": self._reply.text()}
         if self._reply.tool_call is not None:
             call = self._reply.tool_call
-            arguments = call.arguments[: self._reply.arguments_until(len(self._reply.ids))]
             try:
-                given = orjson.loads(arguments)
+                given = orjson.loads(self._reply.arguments())
             except orjson.JSONDecodeError:
                 given = {}
             block = {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
@@ -144,10 +140,7 @@ class MessageWriter:
         if stop >= call.start:
             block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
             events += self._open(block)
-        known = self._reply.arguments_until(stop)
-        if known > self._num_arguments:
-            part = call.arguments[self._num_arguments : known]
-            self._num_arguments = known
+        if part := self._reply.arguments(start, stop):
             events += self._delta({"type": "input_json_delta", "partial_json": part})
         return events
 

@@ -45,15 +45,19 @@ class Reply(Struct, frozen=True, kw_only=True):
         """Join the texts of tokens [start, stop); '' where the reply is a tool call."""
         return "" if self.tool_call is not None else "".join(self.texts[start:stop])
 
-    def arguments_until(self, num_tokens: int) -> int:
+    def arguments(self, start: int = 0, stop: int | None = None) -> str:
+        """Return the part of the tool call's arguments that tokens [start, stop) say."""
+        assert self.tool_call is not None
+        end = len(self.ids) if stop is None else stop
+        return self.tool_call.arguments[self._num_known(start) : self._num_known(end)]
+
+    def _num_known(self, num_tokens: int) -> int:
         """Count the characters of the tool call's arguments known after `num_tokens`."""
         assert self.tool_call is not None
-        spoken = max(num_tokens - self.tool_call.start, 0)
+        call, num_left = self.tool_call, len(self.ids) - self.tool_call.start
         if num_tokens >= len(self.ids) - (self.finish_reason == "tool_calls"):
-            return len(self.tool_call.arguments)
-        return (
-            len(self.tool_call.arguments) * spoken // max(len(self.ids) - self.tool_call.start, 1)
-        )
+            return len(call.arguments)
+        return len(call.arguments) * max(num_tokens - call.start, 0) // max(num_left, 1)
 
 
 class ReplyRules(Struct, frozen=True, kw_only=True):

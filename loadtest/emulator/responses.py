@@ -82,14 +82,11 @@ def _text(message: Mapping[str, Any]) -> str:
 class ResponseWriter:
     """Writes an answer, see answers.AnswerWriter; `response` is the answer so far."""
 
-    __slots__ = ("_asked", "_head", "_item", "_num_arguments", "_number", "_reply", "response")
-
     def __init__(self, head: Head, asked: Asked, reply: Reply) -> None:
         self._head = head
         self._asked = asked
         self._reply = reply
         self._item: dict[str, Any] | None = None  # that has begun
-        self._num_arguments = 0
         self._number = 0
         self.response = self._response("in_progress", [], None)
 
@@ -106,10 +103,7 @@ class ResponseWriter:
             text = self._reply.text(start, stop)
             return self._open() + self._delta("output_text", text) if text else b""
         events = self._open() if stop >= call.start else b""
-        known = self._reply.arguments_until(stop)
-        if known > self._num_arguments:
-            part = call.arguments[self._num_arguments : known]
-            self._num_arguments = known
+        if part := self._reply.arguments(start, stop):
             events += self._delta("function_call_arguments", part)
         return events
 
@@ -163,7 +157,7 @@ class ResponseWriter:
         call = self._reply.tool_call
         if call is not None:
             return {
-                "arguments": call.arguments[: self._reply.arguments_until(len(self._reply.ids))],
+                "arguments": self._reply.arguments(),
                 "call_id": call.id,
                 "name": call.name,
                 "type": "function_call",

@@ -1,6 +1,5 @@
-"""The engine's HTTP shapes: requests in, answers, streams and errors out.
+"""The engine's HTTP shapes that all its routes share: requests, errors, usage.
 
-What must live here: field names, their order, messages of errors. What must not: sockets, state.
 Source: answers of vLLM 0.32.0 to the same requests (field by field), vllm/entrypoints/openai.
 """
 
@@ -14,11 +13,8 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.emulator.replies import Reply
-
 VERSION: Final = "0.32.0"
 FINGERPRINT: Final = f"vllm-{VERSION}-emulated"
-DONE: Final = b"data: [DONE]\n\n"
 
 Api = Literal["chat", "completion", "messages", "responses"]
 
@@ -206,169 +202,3 @@ def answer_id(request_id: str | None, api: Api) -> str:
         return f"resp_{uuid.uuid4().hex}"
     id = request_id or uuid.uuid4().hex[:16]
     return f"{'cmpl' if api == 'completion' else 'chatcmpl'}-{id}"
-
-
-def answer(
-    head: Head,
-    replies: list[Reply],
-    usage: Usage,
-    *,
-    prompt_ids: list[int] | None = None,
-) -> bytes:
-    """Write the whole answer; `prompt_ids` if token ids were asked for."""
-    is_chat = head.api == "chat"
-    choices = [
-        _whole_choice(head.api, index, reply, prompt_ids) for index, reply in enumerate(replies)
-    ]
-    prompt = {"prompt_logprobs": None, "prompt_token_ids": prompt_ids, "prompt_text": None}
-    return orjson.dumps(
-        {
-            "id": head.id,
-            "object": "chat.completion" if is_chat else "text_completion",
-            "created": head.created,
-            "model": head.model,
-            "choices": choices,
-            "service_tier": None,
-            "system_fingerprint": FINGERPRINT,
-            "usage": usage.full(),
-            **(prompt if is_chat else {}),
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": None,
-        }
-    )
-
-
-def _whole_choice(
-    api: Api, index: int, reply: Reply, prompt_ids: list[int] | None
-) -> dict[str, Any]:
-    is_chat = api == "chat"
-    content = {"message": _message(reply)} if is_chat else {"text": reply.text()}
-    prompt = {"prompt_logprobs": None, "prompt_token_ids": prompt_ids}
-    return {
-        "index": index,
-        **content,
-        "logprobs": None,
-        "finish_reason": reply.finish_reason,
-        "stop_reason": reply.stop_reason,
-        "token_ids": reply.ids if prompt_ids is not None else None,
-        **({} if is_chat else prompt),
-        "routed_experts": None,
-    }
-
-
-def _message(reply: Reply) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text()}
-    message |= dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
-    if reply.tool_call is not None:
-        call = reply.tool_call
-        arguments = call.arguments[: reply.arguments_until(len(reply.ids))]
-        function = {"name": call.name, "arguments": arguments}
-        message["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
-    return message | {"reasoning": None}
-
-
-class ChunkWriter:
-    """Writes one choice of a stream, chunk by chunk.
-
-    Args:
-        returns_ids: Whether chunks have token ids.
-        usage_follows: Whether a chunk with the usage comes after the last one.
-    """
-
-    def __init__(
-        self, head: Head, index: int, reply: Reply, *, returns_ids: bool, usage_follows: bool
-    ) -> None:
-        self._head = head
-        self._is_chat = head.api == "chat"
-        self._index = index
-        self._reply = reply
-        self._returns_ids = returns_ids
-        self._usage_follows = usage_follows
-        self._is_named = False  # the function of a tool call
-        self._num_arguments = 0
-
-    def role(self, usage: Usage | None, prompt_ids: list[int] | None) -> bytes:
-        """Open a chat choice; `usage` with continuous usage stats, with nothing generated yet."""
-        choice = {
-            "index": self._index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
-        prompt = {"prompt_token_ids": prompt_ids, "prompt_text": None}
-        return _chunk(self._head, [choice], **self._usage(usage), **prompt)
-
-    def tokens(
-        self, start: int, stop: int, usage: Usage | None, prompt_ids: list[int] | None = None
-    ) -> bytes:
-        """Write tokens [start, stop) of the reply, the end with the last of them.
-
-        A completion's first chunk has the `prompt_ids`.
-        """
-        ends = stop == len(self._reply.ids)
-        ids = self._reply.ids[start:stop] if self._returns_ids else None
-        contents = self._contents(start, stop, ends)
-        chunks = []
-        for number, content in enumerate(contents, start=1):
-            is_last = ends and number == len(contents)
-            choice: dict[str, Any] = {"index": self._index, **content, "logprobs": None}
-            choice["finish_reason"] = self._reply.finish_reason if is_last else None
-            if is_last or not self._is_chat:
-                choice["stop_reason"] = self._reply.stop_reason if is_last else None
-            if not self._is_chat:
-                choice["prompt_token_ids"] = prompt_ids
-            more = self._usage(usage)
-            if is_last and not self._usage_follows:
-                more["system_fingerprint"] = FINGERPRINT
-            chunks.append(_chunk(self._head, [choice | {"token_ids": ids}], **more))
-        return b"".join(chunks)
-
-    def _usage(self, usage: Usage | None) -> dict[str, Any]:
-        if usage is None:
-            return {}
-        details = {"completion_tokens_details": None} if self._is_chat else {}
-        return {"usage": usage.counts() | details}
-
-    def _contents(self, start: int, stop: int, ends: bool) -> list[dict[str, Any]]:
-        """Write the deltas or the text of tokens [start, stop); none: nothing to send yet."""
-        if not self._is_chat:
-            return [{"text": self._reply.text(start, stop)}]
-        if self._reply.tool_call is None:
-            return [{"delta": {"content": self._reply.text(start, stop)}}]
-        calls = self._tool_deltas(stop)
-        deltas = [{"delta": {"content": None, "tool_calls": [call]}} for call in calls]
-        return [*deltas, {"delta": {}}] if ends else deltas
-
-    def _tool_deltas(self, stop: int) -> list[dict[str, Any]]:
-        """Write the call's name once all of it is out, then its arguments as they grow."""
-        call = self._reply.tool_call
-        assert call is not None
-        deltas: list[dict[str, Any]] = []
-        if not self._is_named and stop >= call.start:
-            self._is_named = True
-            function = {"name": call.name}
-            deltas.append({"id": call.id, "type": "function", "index": 0, "function": function})
-        known = self._reply.arguments_until(stop)
-        if known > self._num_arguments:
-            arguments = call.arguments[self._num_arguments : known]
-            deltas.append({"index": 0, "function": {"arguments": arguments}})
-            self._num_arguments = known
-        return deltas
-
-
-def usage_chunk(head: Head, usage: Usage) -> bytes:
-    """Write the chunk that `include_usage` asks for."""
-    return _chunk(head, [], usage=usage.last_chunk(), system_fingerprint=FINGERPRINT)
-
-
-def _chunk(head: Head, choices: list[dict[str, Any]], **more: Any) -> bytes:
-    kind = "chat.completion.chunk" if head.api == "chat" else "text_completion"
-    chunk = {
-        "id": head.id,
-        "object": kind,
-        "created": head.created,
-        "model": head.model,
-        "choices": choices,
-    }
-    return b"data: %b\n\n" % orjson.dumps(chunk | more)

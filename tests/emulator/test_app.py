@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -445,17 +444,6 @@ async def test_the_least_loaded_rank_is_taken() -> None:
                 loads = [rank.load for rank in replica.replica.ranks]
 
     assert loads == [1, 1]
-
-
-async def test_a_long_new_prompt_is_tokenized_off_the_loop(http: httpx.AsyncClient) -> None:
-    """The answer is the same, and the loop is free meanwhile."""
-    body = {"messages": [{"role": "user", "content": "hello " * 6000}]}
-
-    async with asyncio.TaskGroup() as group:
-        long = group.create_task(http.post("/tokenize", json=body))
-        group.create_task(http.get("/health"))
-
-    assert long.result().json()["count"] > 6000
 
 
 async def test_without_prefix_caching_nothing_is_reused() -> None:

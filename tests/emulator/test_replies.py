@@ -112,8 +112,8 @@ def test_a_tool_call_fits_its_schema() -> None:
         f'<tool_call>\n{{"name": "f", "arguments": {reply.tool_call.arguments}}}\n</tool_call>'
     )
     assert reply.text() == ""
-    assert reply.arguments_until(0) == 0
-    assert reply.arguments_until(len(reply.ids)) == len(reply.tool_call.arguments)
+    parts = [reply.arguments(number, number + 1) for number in range(len(reply.ids))]
+    assert "".join(parts) == reply.arguments() == reply.tool_call.arguments
 
 
 def test_a_tool_call_can_be_cut_by_its_length() -> None:

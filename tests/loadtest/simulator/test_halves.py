@@ -102,7 +102,7 @@ def test_a_prefill_replica_keeps_blocks_until_they_are_read() -> None:
 
 
 def test_decoding_is_not_held_up_by_others_prompts() -> None:
-    """The longest tenth of times between tokens is a step's, where on one replica it is a chunk."""
+    """The longest tenth of inter-token latencies is a step's; on one replica it is a chunk."""
     asked = [
         turn(0, 0.0, (1,), num_output_tokens=201),
         *(turn(n, 0.2 + 0.1 * n, tuple(range(10 * n, 10 * n + 8))) for n in range(1, 5)),
@@ -163,43 +163,6 @@ def test_a_request_waits_for_the_replica_that_computes_its_prompt() -> None:
         assert len(found.run.turns) == 20
         assert (max(shown) > 4) is (queue is None)
     assert max(shown) == 2
-
-
-def test_a_deadline_counts_the_prompts_queue() -> None:
-    """What would wait too long at the prefill replicas is refused when it comes."""
-    given = [
-        replace(turn(n, 0.001 * n, tuple(range(20 * n, 20 * n + 10))), deadline_s=2.0)
-        for n in range(30)
-    ]
-
-    found = simulate(workload(*given), create("kv_aware"), replace(SPLIT, queue=QueueRules()))
-
-    answered = [t for t in found.run.turns if t.status == 200]
-    assert 4 <= len(answered) < 15  # two replicas, some 0.5 s for each prompt
-    assert all((t.ttft_s or 0.0) < 2.5 for t in answered)
-
-
-def test_answers_wait_until_they_are_quick_enough() -> None:
-    """Once engines have shown how fast they decode: then no more begin at once than may."""
-    given = [
-        turn(n, 0.2 * n, tuple(range(20 * n, 20 * n + 3)), num_output_tokens=400)
-        for n in range(300)
-    ]
-    times = TimeModel(base_ms=5.0, ms_per_prefill_token=0.01, ms_per_decode=1.0)
-
-    def late(limit_ms: float | None) -> list[float]:
-        setup = replace(SPLIT, time_model=times, queue=QueueRules(tbt_ms=limit_ms, max_wait_s=20.0))
-        found = simulate(workload(*given), create("kv_aware"), setup)
-        answered = [t for t in found.run.turns if t.status == 200]
-        refused = [t for t in found.run.turns if t.status != 200]
-        assert {t.error_message for t in refused} <= {"too slow"}
-        assert len(answered) >= 100
-        assert bool(refused) is (limit_ms is not None)
-        return sorted(t.tbt_mean_s or 0.0 for t in answered if t.start_s > 27.0)
-
-    free, held = late(None), late(12.0)
-    assert free[len(free) // 2] > 0.013
-    assert held[-1] < 0.013
 
 
 def test_a_half_needs_the_other() -> None:
