@@ -21,8 +21,8 @@ from loadtest.engine_model import scheduler
 from loadtest.engine_model.blocks import Blocks
 from loadtest.engine_model.pool import BlockPool
 from loadtest.engine_model.scheduler import Scheduler, SchedulerStats, Step
-from loadtest.engine_model.time_model import TimeModel
 from loadtest.simulator.reads import Reads
+from loadtest.simulator.setup import Setup
 from router.contracts import BlockKey
 from router.replicas.fleet import EngineLoad
 
@@ -85,46 +85,49 @@ class Engine:
     in between may bring `end_s` forward.
 
     Args:
-        number: Which replica of the fleet it is; names it to `reads`.
+        setup: The fleet.
+        number: Which replica of it this is.
+        block_size: Tokens in a block.
         pool: None: there is no shared pool.
         reads: From the pool, or from other replicas. None: there is neither.
-        saves: Whether it writes prompts to the pool. vLLM's `kv_consumer` does not.
         on_first_token, on_finish: Called with the request and the time, in the order of the batch.
+
+    Raises:
+        ValueError: The batch is larger than the token budget of a step.
     """
 
     def __init__(
         self,
-        blocks: Blocks,
-        time_model: TimeModel,
-        *,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
+        setup: Setup,
+        number: int,
+        block_size: int,
+        pool: BlockPool | None,
+        reads: Reads | None,
         on_first_token: Callable[[Request, float], None],
         on_finish: Callable[[Request, float], None],
-        number: int = 0,
-        pool: BlockPool | None = None,
-        reads: Reads | None = None,
-        saves: bool = True,
     ) -> None:
-        if max_num_seqs > max_num_batched_tokens:
+        max_num_seqs, max_num_tokens = setup.max_num_seqs, setup.max_num_batched_tokens
+        if max_num_seqs > max_num_tokens:
             raise ValueError(
-                f"max_num_seqs {max_num_seqs} is above max_num_batched_tokens "
-                f"{max_num_batched_tokens}: a batch of decodes must fit into one step"
+                f"max_num_seqs {max_num_seqs} is above max_num_batched_tokens {max_num_tokens}: "
+                "a batch of decodes must fit into one step"
             )
+        saves = setup.roles[number][1] != "decode"  # vLLM's `kv_consumer` does not
+        blocks = Blocks(setup.cache_blocks(block_size) + 1, block_size)
         self.number = number
         self.blocks = blocks
         self.end_s: float | None = None  # of the steps under way; None: idle
         self.first_step_s = 0.0  # when the first of them ends: its events come then
         self.busy_s = 0.0
         self.prefill_s = 0.0  # of this, steps with a prefill in them
-        self._time_model = time_model
+        self._time_model = setup.times
         self._on_first_token = on_first_token
         self._on_finish = on_finish
         self._saved_to = pool if saves else None
         self._loader = _Loader(number, blocks.block_size, pool, reads) if reads else None
         self._scheduler = Scheduler(
             blocks,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_batched_tokens=max_num_tokens,
             max_num_seqs=max_num_seqs,
             loader=self._loader,
         )

@@ -14,7 +14,6 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.engine_model.blocks import Blocks
 from loadtest.engine_model.pool import BlockPool
 from loadtest.simulator.engine import Engine, Request
 from loadtest.simulator.events import Events, Kind
@@ -112,22 +111,15 @@ class _Simulation:
         self._events.run()
         return self._tally.outcome(label, self._stretch, self._pool)
 
-    # -- setting up --------------------------------------------------------------------------
-
     def _engine(self, number: int) -> Engine:
-        setup = self._setup
-        role = setup.roles[number][1]
         return Engine(
-            Blocks(setup.cache_blocks(self._size) + 1, self._size),
-            setup.times,
-            max_num_batched_tokens=setup.max_num_batched_tokens,
-            max_num_seqs=setup.max_num_seqs,
-            on_first_token=self._first_token,
-            on_finish=self._finished,
-            number=number,
-            pool=self._pool,
-            reads=self._reads,
-            saves=role != "decode",
+            self._setup,
+            number,
+            self._size,
+            self._pool,
+            self._reads,
+            self._first_token,
+            self._finished,
         )
 
     def _new_key(self) -> BlockKey:
@@ -146,8 +138,6 @@ class _Simulation:
             router.note_load(engine.number, engine.load(now_s))
             at_s = now_s + _READ_METRICS_S
             self._events.plan(at_s, Kind.METRICS, partial(self._read_metrics, router, engine))
-
-    # -- what happens ------------------------------------------------------------------------
 
     def _arrive(self, turn: Turn, now_s: float) -> None:
         num_tokens, num_out = max(1, turn.num_input_tokens), self._num_out(turn)

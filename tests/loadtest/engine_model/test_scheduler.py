@@ -12,6 +12,7 @@ from msgspec import Struct
 from loadtest.engine_model.blocks import Blocks
 from loadtest.engine_model.scheduler import Request, Scheduler, Step
 from loadtest.engine_model.time_model import TimeModel
+from loadtest.simulator import Setup
 from loadtest.simulator import engine as simulated
 from tests.effort import examples
 
@@ -261,16 +262,17 @@ def stepped(asked: Sequence[Asked], num_blocks: int, budget: int, seats: int) ->
 
 def leapt(asked: Sequence[Asked], num_blocks: int, budget: int, seats: int) -> Outcome:
     """As many steps at once as possible, as the simulator does."""
-    blocks = Blocks(num_blocks, SIZE)
+    setup = Setup(
+        num_replicas=1,
+        num_blocks=num_blocks - 1,
+        time_model=TIME,
+        max_num_batched_tokens=budget,
+        max_num_seqs=seats,
+    )
     requests = requests_of(asked)
     end_s = dict.fromkeys(requests, 0.0)
     engine = simulated.Engine(
-        blocks,
-        TIME,
-        max_num_batched_tokens=budget,
-        max_num_seqs=seats,
-        on_first_token=lambda made, now_s: None,
-        on_finish=end_s.__setitem__,
+        setup, 0, SIZE, None, None, lambda made, now_s: None, end_s.__setitem__
     )
     arrivals = [(one.arrival_s, made) for one, made in zip(asked, requests, strict=True)][::-1]
     while arrivals or engine.end_s is not None:
@@ -283,7 +285,7 @@ def leapt(asked: Sequence[Asked], num_blocks: int, budget: int, seats: int) -> O
             assert engine.end_s is not None
             engine.complete(engine.end_s)
     assert engine.is_empty
-    return outcome(requests, list(end_s.values()), blocks, engine)
+    return outcome(requests, list(end_s.values()), engine.blocks, engine)
 
 
 def outcome(
