@@ -245,7 +245,9 @@ class Scheduler:
         while index < len(running) and budget > 0:
             request = running[index]
             computed = request.num_computed_tokens
-            num_tokens = min(request.num_tokens - computed, budget)
+            num_tokens = request.num_tokens - computed
+            if num_tokens > budget:
+                num_tokens = budget
             is_decode = num_tokens == 1 and computed >= request.num_prompt_tokens
             # A decode in the middle of a block needs no block and completes none.
             in_block = 0 < computed % size < size - 1 and not lookahead
@@ -265,10 +267,8 @@ class Scheduler:
             if is_decode:
                 num_decodes += 1
                 num_context += computed
-                if num_steps > 1 and computed + 1 == request.num_tokens:
-                    left = request.num_reply_tokens - request.num_output_tokens
-                    within = (computed + 1) % size
-                    num_steps = min(num_steps, left, size - within if within else 1)
+                if num_steps > 1:
+                    num_steps = min(num_steps, self._num_equal_steps(request))
             else:
                 num_steps = 1
                 _add_prefill(step, computed, num_tokens)
@@ -277,6 +277,15 @@ class Scheduler:
         step.work.num_decode_context_tokens = num_context
         step.num_steps = num_steps
         return budget, preempted
+
+    def _num_equal_steps(self, request: Request) -> int:
+        """Count the steps from this one on in which a decode neither ends nor needs a block."""
+        if request.num_computed_tokens + 1 < request.num_tokens:
+            return 1  # it was preempted, and is still catching up
+        size = self._blocks.block_size
+        within = request.num_tokens % size  # tokens in the last block after this step
+        num_left = request.num_reply_tokens - request.num_output_tokens
+        return min(num_left, size - within if within else 1)
 
     def _schedule_waiting(self, step: Step, budget: int, now_s: float) -> None:
         blocks = self._blocks
