@@ -53,24 +53,29 @@ _SETUP = Setup()
 @click.option(
     "--replicas",
     type=click.IntRange(min=0),
-    help="That compute whole requests.  "
-    f"[default: {_SETUP.num_replicas}; beside --prefill and --decode none]",
+    help="Replicas that compute whole requests.  "
+    f"[default: {_SETUP.num_replicas}; 0 with --prefill and --decode]",
 )
 @click.option("--prefill", type=_COUNT, metavar="N", help="Replicas that compute prompts only.")
-@click.option("--decode", type=_COUNT, metavar="N", help="Replicas that answer what those compute.")
+@click.option(
+    "--decode",
+    type=_COUNT,
+    metavar="N",
+    help="Replicas that answer, from prompts computed by the others.",
+)
 @click.option(
     "--transfer-speed",
     type=_POSITIVE,
     metavar="K",
-    help="Without a pool: a decode replica reads a token from a prefill replica in 1/K of the time "
-    "to prefill it.  [default: 20]",
+    help="Without a pool: reading a token from a prefill replica takes 1/K of the time to prefill "
+    "it.  [default: 20]",
 )
 @click.option("--blocks", type=_COUNT, help="One replica's cache, in blocks.  [default: 3M tokens]")
 @click.option(
     "--join-blocks",
     type=_COUNT,
     default=1,
-    help="Make one block of so many: faster where the workload's are small, hits rounded down.",
+    help="Join so many blocks of the workload to one: faster, hits are rounded down.",
 )
 @click.option(
     "--engine", type=click.Choice(list(PRESETS)), default=_SETUP.engine, help="Time model."
@@ -81,59 +86,65 @@ _SETUP = Setup()
     "--pool-speed",
     type=_POSITIVE,
     metavar="K",
-    help="A shared pool: reading a token takes 1/K of the time to prefill it.",
+    help="Use a shared pool: reading a token takes 1/K of the time to prefill it.",
 )
 @click.option(
     "--pool-links",
     type=_POSITIVE,
     metavar="N",
-    help="So many replicas read at full speed at once, more share it.  [default: half of them]",
+    help="Replicas that read at full speed at once; more share it.  [default: half of them]",
 )
-@click.option("--pool-blocks", type=_COUNT, help="Its capacity.  [default: unlimited]")
+@click.option("--pool-blocks", type=_COUNT, help="Capacity of the pool.  [default: unlimited]")
 @click.option(
     "--load",
     type=_POSITIVE,
     default=_SETUP.load,
-    help="Offered work over what the fleet could do without any cache; sets the pace.",
+    help="Offered work divided by the fleet's capacity, both without any cache.",
 )
-@click.option("--own-pace", is_flag=True, help="Keep the workload's arrival times, whatever load.")
+@click.option(
+    "--own-pace", is_flag=True, help="Keep the workload's arrival times; --load is ignored."
+)
 @click.option(
     "--loop",
     type=click.Choice(["auto", "open", "closed"]),
     default="auto",
-    help="Turns come at their times, or after those they wait for; auto: traces open, made ones "
-    "closed.",
+    help="Turns come at their times (open), or after the turns they wait for (closed); auto: "
+    "traces open, generated workloads closed.",
 )
-@click.option("--no-decode", is_flag=True, help="Every reply is one token: prefill instances.")
+@click.option(
+    "--no-decode", is_flag=True, help="Every reply is one token, as on prefill instances."
+)
 @click.option(
     "--event-lag",
     type=click.FloatRange(min=0.0),
     default=1000 * _SETUP.event_lag_s,
     metavar="MS",
-    help="From a step's end until the router has its KV events.",
+    help="Time from a step's end until the router has its KV events.",
 )
-@click.option("--routers", type=_COUNT, default=1, help="That share the traffic by chance.")
+@click.option(
+    "--routers", type=_COUNT, default=1, help="Routers; each request goes to one of them at random."
+)
 @click.option(
     "--note-lag",
     type=click.FloatRange(min=0.0),
     default=0.0,
     metavar="MS",
-    help="Until the other routers know of a request; inf: never.",
+    help="Time until the other routers know of a request; inf: never.",
 )
 @click.option(
-    "--slo-ttft", type=_POSITIVE, default=_SETUP.slo_ttft_s, metavar="S", help="For goodput."
+    "--slo-ttft", type=_POSITIVE, default=_SETUP.slo_ttft_s, metavar="S", help="Limit for goodput."
 )
 @click.option(
     "--slo-tbt",
     type=_POSITIVE,
     default=1000 * _SETUP.slo_tbt_s,
     metavar="MS",
-    help="For goodput: highest mean of the longest tenth of a turn's inter-token latencies.",
+    help="Limit for goodput: mean of the longest tenth of a turn's inter-token latencies.",
 )
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write the figures there.")  # fmt: skip
+              help="Write the figures to this file.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path),
-              help="Write every turn there, one run file for each policy.")  # fmt: skip
+              help="Write every turn to this directory, one run file for each policy.")  # fmt: skip
 def simulate(
     policies: Sequence[str],
     seed: int,
@@ -144,8 +155,8 @@ def simulate(
 ) -> None:
     """Simulate a workload under every policy.
 
-    Policies, index and fleet are the live router's own objects; engines are the emulator's.
-    Nothing is random but what --seed draws.
+    Policies, index and fleet are the live router's own code. Engines are the emulator's, in
+    virtual time. Two runs with the same --seed are equal.
     """
     given = {name: options.pop(name) for name in _OWN}
     try:
@@ -177,11 +188,11 @@ _OWN = (
 
 
 def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
-    """Put the fleet together.
+    """Make the setup of options.
 
     Raises:
         click.UsageError: Options contradict each other.
-        ValueError: A number is none.
+        ValueError: A number is too small.
     """
     pool = None
     if given["pool_speed"] is not None:
@@ -248,7 +259,7 @@ def _halves(given: dict[str, Any]) -> Halves | None:
 def _simulate_all(
     workload: Workload, chosen: Sequence[tuple[str, Policy]], setup: Setup
 ) -> tuple[list[Simulated], bool]:
-    """Simulate one policy after the other; after Ctrl-C those that are done, and False."""
+    """Simulate all policies; after Ctrl-C return the finished ones, and False."""
     results: list[Simulated] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
