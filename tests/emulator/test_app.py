@@ -301,17 +301,6 @@ async def test_small_routes(http: httpx.AsyncClient, replica: Emulator) -> None:
     assert 'vllm:inter_token_latency_seconds_count{engine="0",model_name="tiny"} 2.0' in metrics
 
 
-async def test_reset_forgets_the_cache(http: httpx.AsyncClient) -> None:
-    """After a reset the same prompt is computed again."""
-    body = {"messages": HELLO, "max_tokens": 1}
-    await http.post(CHAT, json=body)
-
-    assert (await http.post("/reset_prefix_cache")).json() == {"success": True}
-
-    usage = (await http.post(CHAT, json=body)).json()["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
-
-
 async def test_request_ids_go_through_or_are_made(http: httpx.AsyncClient) -> None:
     """The client's id is in the header and the answer's id, streaming or not."""
     headers = {"X-Request-Id": "abc"}

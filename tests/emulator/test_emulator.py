@@ -64,16 +64,6 @@ async def test_a_status_on_command(session: aiohttp.ClientSession, kind: str, st
     assert (await ask(session))["usage"]["completion_tokens"] == 8
 
 
-async def test_death_before_the_first_byte(session: aiohttp.ClientSession) -> None:
-    """The connection breaks without an answer."""
-    await arm(session, {"kind": "die_before", "count": 1})
-
-    with pytest.raises(aiohttp.ClientConnectionError):
-        await ask(session)
-
-    await ask(session)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_death_after_the_first_byte(
     replica: Emulator, session: aiohttp.ClientSession, stream: bool

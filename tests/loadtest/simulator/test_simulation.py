@@ -233,21 +233,6 @@ def test_siblings_join_the_one_that_computes_their_prefix() -> None:
     assert sum(t.num_cached_tokens or 0 for t in found.run.turns) == 5 * 59 * SIZE
 
 
-def test_routers_that_send_no_notes_pile_up() -> None:
-    """Three routers that know only their own requests are less even than one that knows all."""
-    given = conversations(60, 1)
-    fleet = replace(SMALL, load=3.0, num_blocks=400)
-
-    one = simulate(given, create("least_loaded"), fleet)
-    informed = simulate(given, create("least_loaded"), replace(fleet, num_routers=3))
-    alone = simulate(
-        given, create("least_loaded"), replace(fleet, num_routers=3, note_lag_s=math.inf)
-    )
-
-    assert informed.summary.ttft_mean_s < alone.summary.ttft_mean_s
-    assert informed.summary.ttft_mean_s == pytest.approx(one.summary.ttft_mean_s, rel=0.25)
-
-
 def test_goodput_counts_turns_within_both_limits() -> None:
     """A first token too late, or a tail too long, is not good."""
     asked = [turn(0, 0.0, (1,)), turn(1, 10.0, tuple(range(2, 100)))]
