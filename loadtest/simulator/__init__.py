@@ -6,6 +6,7 @@
     turns, events   when each turn comes; what happens next
     simulation      the steps of a turn
     router, stream  one live router's objects, and its view of an engine's cache
+    place           decisions, and what they book: the seam to `router.request`
     other_routers   what routers learn of one another
     engine, reads   a replica in virtual time (`loadtest.engine_model`); its reads from the pool
     ticket, tally, outcome

@@ -19,8 +19,9 @@ from loadtest.simulator.engine import Engine, Request
 from loadtest.simulator.events import Events, Kind
 from loadtest.simulator.other_routers import OtherRouters
 from loadtest.simulator.outcome import Simulated
+from loadtest.simulator.place import Ask, Plan
 from loadtest.simulator.reads import Reads
-from loadtest.simulator.router import Ask, Choice, Router
+from loadtest.simulator.router import Router
 from loadtest.simulator.setup import Setup, stretch
 from loadtest.simulator.tally import Tally
 from loadtest.simulator.ticket import Ticket, ticket_of
@@ -30,7 +31,7 @@ from policies.hashing import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.contracts import KEY_MASK, BlockKey
-from router.replicas.ledger import NOTHING, InFront
+from router.replicas.ledger import InFront
 from router.scheduling.queue import Limit
 from router.scheduling.waiting import Waiting
 
@@ -79,7 +80,7 @@ class _Arrival(Struct):
     ask: Ask
     num_out: int
     at_s: float
-    choice: Choice | None = None  # the last one, while it waits
+    plan: Plan | None = None  # the last one, while it waits
 
 
 class _Simulation:
@@ -95,7 +96,9 @@ class _Simulation:
         self._pool = None if setup.pool is None else BlockPool(setup.pool.capacity_blocks)
         self._reads = _reads(setup)
         self._engines = [self._engine(number) for number in range(len(setup.roles))]
-        self._routers = [Router(policy, setup, self._size) for _ in range(setup.num_routers)]
+        self._routers = [
+            Router(policy, setup, self._size, self._pool) for _ in range(setup.num_routers)
+        ]
         self._events = Events()
         self._others = OtherRouters(self._routers, setup.note_lag_s, self._events)
         self._turns = Turns(workload, setup, self._stretch)
@@ -155,8 +158,7 @@ class _Simulation:
         router = routers[0] if len(routers) == 1 else self._dice.choice(routers)
         arrival = _Arrival(turn, ask, num_out, now_s)
         if router.queue is None:
-            choice = self._choose(router, ask, now_s)
-            self._send(router, arrival, choice, now_s)
+            self._send(router, arrival, router.plan(ask, now_s), now_s)
         else:
             waiting = Waiting(
                 arrival,
@@ -168,25 +170,14 @@ class _Simulation:
             )
             router.queue.add(waiting)
             if router.queue.has_limits(waiting):
-                choice = self._choose(router, ask, now_s)
-                waiting.answers_at = choice.candidate.id
-                outlook = router.queue.expect(waiting, choice.prompt, now_s)
+                plan = router.plan(ask, now_s)
+                waiting.answers_at = plan.candidate.id
+                outlook = router.queue.expect(waiting, plan.prompt, now_s)
                 if outlook is not None and outlook.spare_ms < 0.0:
                     router.queue.remove(waiting)
                     self._reject(waiting, outlook.limit, now_s)
                     return
             self._release(router, now_s)
-
-    def _choose(
-        self, router: Router, ask: Ask, now_s: float, in_front_ms: InFront = NOTHING
-    ) -> Choice:
-        return router.choose(ask, self._num_pooled(ask), now_s, in_front_ms)
-
-    def _num_pooled(self, ask: Ask) -> int | None:
-        """Count the leading blocks that the pool has; None: there is no pool."""
-        if self._pool is None:
-            return None
-        return self._pool.match(ask.keys[: (ask.num_tokens - 1) // self._size])
 
     def _release(self, router: Router, now_s: float) -> None:
         """Send turns that may go; look at the others when a turn ends, and at intervals."""
@@ -194,16 +185,15 @@ class _Simulation:
         if queue is None or not queue:
             return
 
-        def choose(waiting: Waiting, in_front_ms: InFront) -> Choice:
-            ask = waiting.item.ask
-            choice = waiting.item.choice = self._choose(router, ask, now_s, in_front_ms)
-            waiting.answers_at = choice.candidate.id
-            return choice.prompt
+        def look(waiting: Waiting, in_front_ms: InFront) -> Plan:
+            plan = waiting.item.plan = router.plan(waiting.item.ask, now_s, in_front_ms)
+            waiting.answers_at = plan.candidate.id
+            return plan.prompt
 
         queue.release(
             now_s,
-            choose,
-            lambda waiting, *_: self._send(router, waiting.item, waiting.item.choice, now_s),
+            look,
+            lambda waiting, *_: self._send(router, waiting.item, waiting.item.plan, now_s),
             lambda waiting, limit, _: self._reject(waiting, limit, now_s),
         )
         if queue and router not in self._looked_at:
@@ -214,12 +204,12 @@ class _Simulation:
         self._looked_at.discard(router)
         self._release(router, now_s)
 
-    def _send(self, router: Router, arrival: _Arrival, choice: Choice, now_s: float) -> None:
+    def _send(self, router: Router, arrival: _Arrival, plan: Plan, now_s: float) -> None:
         ticket = Ticket(
             turn=arrival.turn,
             arrival_s=arrival.at_s,
             num_out=arrival.num_out,
-            placement=router.place(choice, now_s),
+            placement=router.place.commit(plan, now_s),
             router=router,
         )
         prefill = ticket.placement.prefill
@@ -232,7 +222,7 @@ class _Simulation:
     def _request(self, ticket: Ticket, now_s: float) -> None:
         """Send a turn, or its prompt, to its engine."""
         placement = ticket.placement
-        ask = placement.choice.ask
+        ask = placement.plan.ask
         engine = self._engines[placement.replica]
         num_blocks = (ask.num_tokens + ticket.num_out) // self._size
         keys = [*ask.keys, *(self._new_key() for _ in range(num_blocks - len(ask.keys)))]
@@ -304,16 +294,15 @@ class _Simulation:
 
     def _prefilled(self, request: Request, answer: Ticket, now_s: float) -> None:
         """Have a turn answered after its prompt was computed."""
-        router, num_pooled = answer.router, self._num_pooled(answer.placement.choice.ask)
         answer.prompt = request
-        answer.placement = router.rebook(answer.placement, num_pooled, now_s)
+        answer.placement = answer.router.rebook(answer.placement, now_s)
         self._others.ended(answer, now_s)
         self._others.began(answer, now_s)
         self._request(answer, now_s)
 
     def _first_token(self, request: Request, now_s: float) -> None:
         ticket = ticket_of(request)
-        ticket.router.first_token(ticket.placement, now_s)
+        ticket.router.place.first_token(ticket.placement, now_s)
         ttft_s = now_s - ticket.placement.lease.begun_s
         self._others.answered(ticket, ttft_s, now_s)
         self._release_prompt(ticket, now_s)
@@ -321,7 +310,7 @@ class _Simulation:
 
     def _finished(self, request: Request, now_s: float) -> None:
         ticket = ticket_of(request)
-        ticket.router.end(ticket.placement, now_s)
+        ticket.router.place.end(ticket.placement, now_s)
         self._others.ended(ticket, now_s)
         if ticket.answer is not None:
             self._prefilled(request, ticket.answer, now_s)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from loadtest.simulator.engine import Request
-from loadtest.simulator.router import Placement, Router
+from loadtest.simulator.place import Placement
+from loadtest.simulator.router import Router
 from loadtest.workload import Turn
 from router.index.cache_view import Claim
 from router.replicas.ledger import Lease
