@@ -35,7 +35,6 @@ from loadtest.runner.stack import child_environment, redis_binary
 NUM_GPU_BLOCKS: Final = 600
 BODY_BYTES: Final = 1024 * 1024  # the routers' limit
 REPLY_SEED: Final = 1
-REPLY: Final = "greedy"  # replies are known beforehand
 FIRST_BYTE_S: Final = 8.0
 
 _START_S: Final = 60.0
@@ -286,7 +285,6 @@ class Stack:
     def _emulate(self, flags: Sequence[str]) -> list[str]:
         argv = [sys.executable, "-m", "loadtest.emulator", *flags]
         argv += ["--num-gpu-blocks", str(NUM_GPU_BLOCKS), "--seed", str(REPLY_SEED)]
-        argv += ["--reply", REPLY]
         # 8 ms a token: an answer takes a fifth of a second, there is time to interfere.
         argv += ["--preset", "instant", "--base-ms", "8", "--ms-per-prefill-token", "0.03"]
         return argv

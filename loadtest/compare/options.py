@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from loadtest.compare.setting import Place
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 from loadtest.runner.parameters import POSITIVE, sending_options
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from policies.view import CandidateId
 from router.api.sessions import session_hash
 from router.records.outcome import Outcome

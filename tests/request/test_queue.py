@@ -16,7 +16,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from policies import Decision, Snapshot
 from policies.cost import KvAware
 from policies.view import CandidateId, ReplicaView

@@ -12,7 +12,7 @@ from loadtest.compare.report import make_report
 from loadtest.compare.setting import Setting
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 from loadtest.generated import Agents
 from loadtest.results import TurnResult
 from loadtest.runner import ReplayOptions
