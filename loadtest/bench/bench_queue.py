@@ -1,9 +1,8 @@
-"""A release of the router's queue with 10,000 requests waiting, its core alone.
+"""A release of the router's queue with 10,000 requests waiting, without the decision itself.
 
-Eight candidates, as many sessions as requests, prompts of 100 to 50,000 tokens, all looked at
-before. A release sends what fits: at one candidate a lease has just ended, so its window is open
-for one more; the other seven are full. Placing a request is the decision's own figure, and takes no
-time here. Each release is one sample, in CPU time.
+There are eight candidates, as many sessions as requests, and prompts of 100 to 50,000 tokens that
+were all placed before. The window of one candidate has just opened, the other seven are full. Each
+release is one sample, in CPU time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from loadtest.bench.setting import Setting
 from policies.view import CandidateCost, CandidateId, ReplicaView
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
-from router.replicas.ledger import InFront
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.queue import Limit, Queue
 from router.scheduling.waiting import QueueRules, Waiting
@@ -29,6 +27,7 @@ _NUM_WAITING: Final = 10_000
 _NUM_CANDIDATES: Final = 8
 _CAPACITY: Final = 1_000_000
 _EVERY_S: Final = 0.01
+_QUEUE_MS: Final = 1_000.0  # work at each candidate: enough for a full window
 
 
 def run(setting: Setting) -> list[Line]:
@@ -56,7 +55,7 @@ class _Chosen(Struct, frozen=True):
 
 
 class _Candidates(Fleet):
-    """Of as many tokens each, and with no time to spare."""
+    """Replicas with caches of one size, and without idle time."""
 
     def __init__(self, num_ahead: Mapping[CandidateId, int]) -> None:
         super().__init__()
@@ -70,7 +69,7 @@ class _Candidates(Fleet):
 
 
 class Releases:
-    """A queue that stays as long as it is: who goes is followed by another."""
+    """A queue of constant length: each request that is sent is replaced."""
 
     def __init__(self, num_waiting: int) -> None:
         self._dice = random.Random(7)
@@ -80,17 +79,18 @@ class Releases:
         self._now_s = 1_000.0
         self.num_sent = 0
         self.queue: Queue[_Chosen] = Queue(
-            QueueRules(max_wait_s=1e9, ready_ms=0.0),
+            QueueRules(max_wait_s=1e9),
             self._working_sets,
             _Candidates(self._num_ahead),
+            lambda waiting, choice: True,
         )
         for _ in range(num_waiting):
             self._add()
-        for _ in range(2 * num_waiting // 8):  # until each has been looked at
+        for _ in range(2 * num_waiting // 8):  # until each was placed once
             self.release()
 
     def release(self) -> float:
-        """Have a candidate get room for one more; return the time in µs."""
+        """Open the window of a candidate and release; return the time in µs."""
         self._now_s += _EVERY_S
         open_one = self._dice.choice(self._ids)
         self._num_ahead[open_one] = 1
@@ -107,10 +107,15 @@ class Releases:
         wants = self._dice.choice(self._ids)
         self.queue.add(Waiting(wants, session, num_tokens, self._now_s))
 
-    def _choose(self, waiting: Waiting, in_front_ms: InFront) -> _Chosen:
+    def _choose(self, waiting: Waiting) -> _Chosen:
         candidate = waiting.item
         return _Chosen(
-            ReplicaView(id=candidate, num_waiting=self._num_ahead[candidate], cost=PRIOR)
+            ReplicaView(
+                id=candidate,
+                num_waiting=self._num_ahead[candidate],
+                queue_ms=_QUEUE_MS,
+                cost=PRIOR,
+            )
         )
 
     def _send(self, waiting: Waiting, choice: _Chosen, why: str) -> None:

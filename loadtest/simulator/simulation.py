@@ -31,7 +31,6 @@ from policies.hashing import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.contracts import KEY_MASK, BlockKey
-from router.replicas.ledger import NOTHING, InFront
 from router.scheduling.queue import Limit
 from router.scheduling.waiting import Waiting
 
@@ -178,20 +177,16 @@ class _Simulation:
                 deadline_s=None if turn.deadline_s is None else now_s + turn.deadline_s,
             )
             router.queue.add(waiting)
-            if router.queue.has_limits(waiting):
+            if waiting.deadline_s is not None:
                 choice = self._choose(router, ask, now_s)
-                waiting.answers_at = choice.candidate.id
-                outlook = router.queue.expect(waiting, choice.prompt, now_s)
-                if outlook is not None and outlook.spare_ms < 0.0:
+                if router.queue.expect(waiting, choice.prompt, now_s).spare_ms < 0.0:
                     router.queue.remove(waiting)
-                    self._reject(waiting, outlook.limit, now_s)
+                    self._reject(waiting, "deadline", now_s)
                     return
             self._release(router, now_s)
 
-    def _choose(
-        self, router: Router, ask: Ask, now_s: float, in_front_ms: InFront = NOTHING
-    ) -> Choice:
-        return router.choose(ask, self._num_pooled(ask), now_s, in_front_ms)
+    def _choose(self, router: Router, ask: Ask, now_s: float) -> Choice:
+        return router.choose(ask, self._num_pooled(ask), now_s)
 
     def _num_pooled(self, ask: Ask) -> int | None:
         """Count the leading blocks that the pool has; None: there is no pool."""
@@ -205,9 +200,8 @@ class _Simulation:
         if queue is None or not queue:
             return
 
-        def choose(waiting: Waiting, in_front_ms: InFront) -> Choice:
-            ask = waiting.item.ask
-            choice = waiting.item.choice = self._choose(router, ask, now_s, in_front_ms)
+        def choose(waiting: Waiting) -> Choice:
+            choice = waiting.item.choice = self._choose(router, waiting.item.ask, now_s)
             waiting.answers_at = choice.candidate.id
             return choice.prompt
 

@@ -25,7 +25,6 @@ from router.config import QueueConfig
 from router.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
-from router.replicas.ledger import NOTHING, InFront
 from router.replicas.recent import RecentRate
 from router.request.admit import Admission
 from router.request.decide import Decider
@@ -42,6 +41,9 @@ LOOK_S: Final = 0.05
 
 _PACE_S: Final = (30.0, 1e-3)  # at which requests leave: time constant, and least to judge by
 _MAX_RETRY_AFTER_S: Final = 60.0
+
+MAX_WAITING: Final = 10_000
+"""Requests in the queue; others get 429."""
 
 
 class _Seat(Struct):
@@ -75,21 +77,9 @@ class WaitingRoom:
         self._admission = admission
         self._metrics = metrics
         self._rules = QueueRules(
-            window=config.window,
-            ready_ms=config.ready_ms,
-            fill=config.fill,
-            patience=config.patience,
-            max_wait_s=config.max_wait_s,
-            batch_max_wait_s=config.batch_max_wait_s,
-            quantum_s=config.quantum_s,
-            tbt_ms=config.tbt_ms,
+            fill=config.fill, max_wait_s=config.max_wait_s, tbt_ms=config.tbt_ms
         )
-        self._queue: Queue[Choice] = Queue(
-            self._rules,
-            fleet.working_sets,
-            fleet,
-            self._has_room,
-        )
+        self._queue: Queue[Choice] = Queue(self._rules, fleet.working_sets, fleet, self._has_blocks)
         self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
         self._timer: asyncio.TimerHandle | None = None
         self._next: asyncio.Handle | None = None
@@ -130,12 +120,11 @@ class WaitingRoom:
         Raises:
             BadRequest: a header makes no sense.
         """
-        headers, config = job.inbound.headers, self._config
+        headers, default_s = job.inbound.headers, self._config.deadline_s
         job.service_class = class_of(headers, job.tenant)
-        is_batch = job.service_class == BATCH
-        default_s = config.batch_deadline_s if is_batch else config.deadline_s
         job.deadline_ms = deadline_ms_of(headers)
-        if job.deadline_ms is None and default_s is not None:
+        is_interactive = job.service_class == INTERACTIVE
+        if job.deadline_ms is None and default_s is not None and is_interactive:
             job.deadline_ms = 1e3 * default_s
 
     async def place(self, job: Job, on_left: Callable[[Job, Choice | None], None]) -> Placement:
@@ -161,7 +150,7 @@ class WaitingRoom:
             if placement is not None:
                 self._observe(job, "released", 0.0)
                 return placement
-        if len(self._queue) >= self._config.max_requests:
+        if len(self._queue) >= MAX_WAITING:
             if not self._displace(job, now_s):
                 self._refused(job, "full")
                 self._observe(job, "refused", 0.0)
@@ -169,7 +158,7 @@ class WaitingRoom:
         seat: _Seat = waiting.item
         self._queue.add(waiting)
         try:
-            if self._queue.has_limits(waiting):
+            if waiting.deadline_s is not None:
                 self._expect(waiting, now_s)
             if self._next is None:  # else it comes at once
                 self._release()
@@ -191,7 +180,6 @@ class WaitingRoom:
         """
         now_s, prompt = monotonic(), choice.prompt
         asked = self._waiting(job, now_s)
-        asked.is_spent = self._queue.is_spent(asked.tenant, asked.priority)
         asked.answers_at = choice.candidate.id
         return (
             self._queue.judge(asked, prompt, now_s),
@@ -216,18 +204,18 @@ class WaitingRoom:
         )
 
     def _at_once(self, job: Job, waiting: Waiting, now_s: float) -> Placement | None:
-        """Book a request that comes while none waits; None: it has to wait, or has limits.
+        """Book a request that comes while none waits; None: it has to wait, or has a deadline.
 
         As mostly: it needs no place in the queue, nor a turn of the loop.
 
         Raises:
             RouterError: as `place`.
         """
-        if self._queue.has_limits(waiting):
+        if waiting.deadline_s is not None:
             return None
         choice = self._decider.decide(job)
         waiting.answers_at = choice.candidate.id
-        verdict = self._queue.pass_by(waiting, choice.prompt, now_s)
+        verdict = self._queue.start(waiting, choice.prompt, now_s)
         if not verdict.goes:
             return None
         return self._book(job, waiting, choice, verdict.why, now_s)
@@ -243,6 +231,8 @@ class WaitingRoom:
         job.waited_ms = (now_s - waiting.since_s) * 1e3
         job.released = why
         job.waited_for = waiting.held_by
+        if self._rules.tbt_ms is not None:
+            job.expected_tbt_ms = self._queue.tbt_ms(waiting, choice.prompt, now_s)
         placement = self._admission.admit(job, choice)
         self._decider.count(job)
         self._pace.add(now_s)
@@ -254,8 +244,7 @@ class WaitingRoom:
         queue = job.assigned.queue if job.assigned is not None else None
         if queue is None:
             return None
-        own = {"window": queue.window, "fill": queue.fill, "patience": queue.patience}
-        return replace(self._rules, **{key: each for key, each in own.items() if each is not None})
+        return None if queue.fill is None else replace(self._rules, fill=queue.fill)
 
     # Releases
 
@@ -284,20 +273,20 @@ class WaitingRoom:
             if self._queue:
                 self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._release)
 
-    def _choose(self, waiting: Waiting, in_front_ms: InFront = NOTHING) -> Choice | None:
+    def _choose(self, waiting: Waiting) -> Choice | None:
         """Choose where a request goes; return where its prompt is computed, for which it waits."""
         seat: _Seat = waiting.item
         if seat.placed.done():
             return None
         try:
-            seat.choice = self._decider.decide(seat.job, in_front_ms)
+            seat.choice = self._decider.decide(seat.job)
         except Exception as exc:
             _fail(seat, exc)
             return None
         waiting.answers_at = seat.choice.candidate.id
         return seat.choice.prompt
 
-    def _has_room(self, waiting: Waiting, choice: Choice) -> bool:
+    def _has_blocks(self, waiting: Waiting, choice: Choice) -> bool:
         seat: _Seat = waiting.item
         return self._decider.has_room(seat.job, choice)
 
@@ -308,14 +297,12 @@ class WaitingRoom:
             self._queue.remove(waiting)  # it has failed
             return
         outlook = self._queue.expect(waiting, choice, now_s)
-        if outlook is None:
-            return
         job: Job = waiting.item.job
         if job.deadline_ms is not None:
             job.expected_ttft_ms = 1e3 * (now_s - job.inbound.arrived_s) + outlook.ttft_ms
         if outlook.spare_ms < 0.0:
             self._queue.remove(waiting)
-            self._refuse(waiting, outlook.limit, -outlook.spare_ms)
+            self._refuse(waiting, "deadline", -outlook.spare_ms)
 
     def _refuse(self, waiting: Waiting, limit: Limit, excess_ms: float) -> None:
         """Refuse a request that would miss a limit by so much."""
@@ -330,8 +317,6 @@ class WaitingRoom:
         seat: _Seat = waiting.item
         job, now_s = seat.job, monotonic()
         assert seat.choice is not None
-        if self._rules.tbt_ms is not None:
-            job.expected_tbt_ms = self._queue.tbt_ms(waiting, choice, now_s)
         try:
             placement = self._book(job, waiting, seat.choice, why, now_s)
         except Exception as exc:
@@ -357,7 +342,7 @@ class WaitingRoom:
 
     def _displace(self, job: Job, now_s: float) -> bool:
         """Refuse a request to make place for one that goes before it; False: none waits."""
-        displaced = self._queue.refused_for(
+        displaced = self._queue.displaced(
             is_batch=job.service_class == BATCH, priority=_priority(job.tenant)
         )
         if displaced is None:

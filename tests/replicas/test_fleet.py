@@ -56,17 +56,6 @@ def test_a_request_goes_its_way() -> None:
     assert fleet.is_idle("b")
 
 
-def test_what_waits_in_a_router_counts_as_an_engines_queue() -> None:
-    """For the request behind it alone: nothing of it stays."""
-    fleet = fleet_of("a", "b")
-    candidates = fleet.candidates("m", 0.0)
-    send(fleet, CandidateId("a"), 0.0)
-
-    behind = fleet.views(candidates, {}, 0.0, {CandidateId("a"): 400.0, CandidateId("x"): 1.0})
-    assert [view.queue_ms for view in behind] == [500.0, 0.0]
-    assert [view.queue_ms for view in fleet.views(candidates, {}, 0.0)] == [100.0, 0.0]
-
-
 def test_offers_the_models_replicas_in_order() -> None:
     """Each model has its own replicas; None asks for any; ranks are candidates."""
     fleet = Fleet(order=("c", "a"))
@@ -527,29 +516,6 @@ def test_free_kv_is_what_no_request_in_flight_uses() -> None:
     assert view_of(fleet, 30.0).num_free_tokens == 1200
     fleet.end(second, 31.0, Outcome.OK)
     assert view_of(fleet, 31.0).num_free_tokens == 1600
-
-
-def test_answers_end_as_often_as_they_run_over_how_long_they_take() -> None:
-    """Of all replicas of its role and model; unknown until one has ended. None when idle."""
-    fleet, one = decoder()
-    fleet.add(replace(one, name="b", url="http://b"))
-    fleet.add(replace(one, name="c", url="http://c", role="both"))
-    assert fleet.ends_per_s(A) == 0.0
-    for name in ("a", "b", "c"):
-        lease = fleet.admit(
-            CandidateId(name), Booking(num_uncached_tokens=1, num_cached_tokens=0), 0.0
-        )
-        fleet.first_token(lease, 1.0)
-        fleet.end(lease, 3.0, Outcome.OK)
-        for _ in range(3):
-            lease = fleet.admit(
-                CandidateId(name), Booking(num_uncached_tokens=1, num_cached_tokens=0), 3.0
-            )
-            fleet.first_token(lease, 4.0)
-
-    assert fleet.ends_per_s(A) == pytest.approx(3 / 2.0 + 3 / 2.0)
-    assert fleet.ends_per_s(CandidateId("gone")) == 0.0
-    assert fleet.tbt_ms(CandidateId("gone"), 1, 5.0) is None
 
 
 def test_the_time_between_tokens_is_learned_from_readings_of_replicas_that_decode() -> None:
