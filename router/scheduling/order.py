@@ -8,14 +8,14 @@ wait for room in a cache go behind the others, in order of arrival: so none of t
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from policies.view import CandidateId
 from router.scheduling.shares import Shares
-from router.scheduling.waiting import Place, QueueRules, Waiting, step_of
+from router.scheduling.waiting import Place, QueueRules, Waiting
 
 QUANTUM_MS: Final = 5_000.0
 """Compute after which waiting tenants of weight 1 take turns."""
@@ -32,7 +32,7 @@ class LineKey(NamedTuple):
 class Order:
     """The requests in the queue, in one sorted line for each `LineKey`."""
 
-    __slots__ = ("_keys", "_late", "_lines", "_num_changes", "_num_there", "_requests", "_rules",
+    __slots__ = ("_in_time", "_keys", "_lines", "_num_changes", "_num_there", "_requests", "_rules",
                  "_shares", "_tenants")  # fmt: skip
 
     def __init__(self, rules: QueueRules) -> None:
@@ -40,7 +40,7 @@ class Order:
         self._requests: dict[int, Waiting] = {}  # by number
         self._keys: dict[int, LineKey] = {}  # line of each request
         self._lines: dict[LineKey, list[Place]] = {}  # none is empty
-        self._late: list[tuple[float, int]] = []  # heap: when a request has waited the maximum
+        self._in_time = {is_batch: OrderedDict[int, Waiting]() for is_batch in (False, True)}
         self._num_there: Counter[tuple[CandidateId | None, bool]] = Counter()  # by batch or not
         self._shares: dict[int, Shares] = {}  # by priority: tenants of one priority take turns
         self._tenants: dict[int, Counter[str]] = {}  # by priority: waiting requests of each tenant
@@ -80,41 +80,45 @@ class Order:
     def add(self, waiting: Waiting, number: int, *, is_home: bool) -> None:
         """Add a request that no candidate was chosen for yet."""
         is_spent = self.is_spent(waiting.tenant, waiting.priority)
-        waiting.place = Place(True, waiting.level, is_spent, False, 0, number)
+        waiting.place = Place(True, waiting.level, is_spent, False, 0.0, number)
         self._requests[number] = waiting
         self._tenants.setdefault(waiting.priority, Counter())[waiting.tenant] += 1
-        late_s = waiting.since_s + self._rules.longest_wait_s(is_batch=waiting.is_batch)
-        heappush(self._late, (late_s, number))
+        self._in_time[waiting.is_batch][number] = waiting
         self._join(waiting, LineKey(None, waiting.level, is_home))
 
     def remove(self, waiting: Waiting) -> None:
         """Remove a request."""
         self._leave(waiting)
         del self._requests[waiting.place.number]
+        self._in_time[waiting.is_batch].pop(waiting.place.number, None)
         tenants = self._tenants[waiting.priority]
         tenants[waiting.tenant] -= 1
         if not tenants[waiting.tenant]:
             del tenants[waiting.tenant]
 
     def put(
-        self, waiting: Waiting, candidate: CandidateId, takes_ms: float, *, is_home: bool
+        self, waiting: Waiting, candidate: CandidateId, compute_ms: float, *, is_home: bool
     ) -> None:
         """Move a request to the line of the candidate that was chosen for it."""
         self._leave(waiting)
         if waiting.place.is_in_time:
             is_held = waiting.held_by == "room"
             waiting.place = waiting.place._replace(
-                is_held=is_held, step=0 if is_held else step_of(takes_ms)
+                is_held=is_held, compute_ms=0.0 if is_held else compute_ms
             )
-        waiting.takes_ms = takes_ms
+        waiting.compute_ms = compute_ms
         self._join(waiting, LineKey(candidate, waiting.level, is_home))
 
     def move_late(self, now_s: float) -> None:
         """Move requests that have waited for the maximum to the front."""
-        while self._late and self._late[0][0] <= now_s:
-            waiting = self._requests.get(heappop(self._late)[1])
-            if waiting is not None:
-                self._replace(waiting, Place(False, 0, False, False, 0, waiting.place.number))
+        for is_batch, in_time in self._in_time.items():
+            longest_s = self._rules.longest_wait_s(is_batch=is_batch)
+            while in_time:
+                number, waiting = next(iter(in_time.items()))
+                if now_s - waiting.since_s < longest_s:
+                    break
+                del in_time[number]
+                self._replace(waiting, Place(False, 0, False, False, 0.0, number))
 
     def charge(self, waiting: Waiting, compute_ms: float) -> None:
         """Take a sent request from its tenant's share; O(n) when a tenant's state changes."""
@@ -159,7 +163,7 @@ class Order:
     def ahead_ms(self, candidate: CandidateId, place: Place) -> float:
         """Sum the work that goes to a candidate before a place does; O(n)."""
         return sum(
-            self._requests[each.number].takes_ms
+            self._requests[each.number].compute_ms
             for key, line in self._lines.items()
             if key.candidate == candidate
             for each in line[: bisect_left(line, place)]

@@ -12,9 +12,9 @@ A request goes to the replica that its policy chooses at that moment, as soon as
    no room from interactive ones. A prompt that does not fit goes when the replica has been idle for
    the price of the prompt (`_idle_price_ms`), or when it has waited for the maximum.
 
-`router.scheduling.order` has the order. A request with a deadline is refused as soon as it cannot
-be met: on arrival if the work ahead takes too long, and when the time left is too short to compute
-it. An idle replica takes any request, because the prediction may be wrong.
+`router.scheduling.order` has the order. A request with a deadline is refused on arrival if the work
+ahead takes too long. Later it is refused when the time left is too short to compute it. An idle
+replica takes any request, because the prediction may be wrong.
 
 What must not be here: a clock, tasks, how a request is placed or sent. The router and the simulator
 use the same queue.
@@ -38,7 +38,6 @@ from router.scheduling.waiting import (
     Waiting,
     compute_ms,
     level_of,
-    step_of,
 )
 
 WINDOW: Final = 1
@@ -52,14 +51,13 @@ PACE_SHARE: Final = 0.5
 """Part of the work at a replica's own pace that is certain: it computes short prompts together."""
 
 IDLE_SOON_MS: Final = 60.0
-"""Work below which a replica gets a request that it has no free blocks for: it would be idle by the
-time the router learns that blocks are free and the request arrives."""
+"""Work below which a replica gets a request that it has no free blocks for. It would be idle before
+the router learns that blocks are free."""
 
 PATIENCE: Final = 0.5
 """Factor on the idle time after which a prompt that does not fit goes."""
 
 _NUM_TRIES: Final = 8  # requests of similar lines that are placed in vain before a release ends
-_NUM_GONE: Final = 64  # requests that cannot be placed, before a release ends
 
 Limit = Literal["deadline", "tbt"]
 
@@ -158,7 +156,7 @@ class Queue(Generic[C]):
             send: Takes a request that has left the queue, its candidate, and why it goes. Books it.
             refuse: Takes a request that has left the queue, the limit, and how late it would be, in
                 milliseconds.
-            has_time: Asked after each request that was sent.
+            has_time: Asked after each request that has left.
 
         Returns:
             False: there was no time to send all.
@@ -168,7 +166,6 @@ class Queue(Generic[C]):
         self._refuse_late(now_s, refuse)
         full: set[CandidateId | None] = set()
         num_tries: Counter[tuple[int, bool]] = Counter()
-        num_gone = 0
 
         def is_closed(line: LineKey) -> bool:
             return line.candidate in full or num_tries[line[1:]] >= _NUM_TRIES
@@ -177,9 +174,8 @@ class Queue(Generic[C]):
             choice = choose(waiting)
             if choice is None:
                 self.remove(waiting)
-                num_gone += 1
-                if num_gone >= _NUM_GONE:
-                    break
+                if not has_time():
+                    return False
                 continue
             verdict = self.judge(waiting, choice, now_s)
             if verdict.goes and choice.view.id in full:  # a request before it waits for blocks
@@ -322,17 +318,20 @@ class Queue(Generic[C]):
         if not choice.view.num_requests and self.judge(waiting, choice, now_s).goes:
             return outlook._replace(spare_ms=inf)
         if waiting.deadline_s is not None:
-            latest_s = waiting.deadline_s - 1e-3 * waiting.takes_ms
+            latest_s = waiting.deadline_s - 1e-3 * waiting.compute_ms
             heappush(self._latest_start, (latest_s, waiting.place.number))
+            if len(self._latest_start) > 2 * len(self) + 1_000:  # most of these have left
+                left = [each for each in self._latest_start if self._order.get(each[1])]
+                self._latest_start = sorted(left)  # a sorted list is a heap
         return outlook
 
     def outlook(self, waiting: Waiting, choice: C, now_s: float) -> Outlook:
         """Predict a request's first token behind all requests that go before it there. O(n)."""
-        takes_ms = compute_ms(choice, waiting.num_tokens)
+        own_ms = compute_ms(choice, waiting.num_tokens)
         place = waiting.place
         if not place.number:  # not in the queue
             is_spent = self._order.is_spent(waiting.tenant, waiting.priority)
-            place = place._replace(level=waiting.level, is_spent=is_spent, step=step_of(takes_ms),
+            place = place._replace(level=waiting.level, is_spent=is_spent, compute_ms=own_ms,
                                    number=self._num_added + 1)  # fmt: skip
         ttft_ms = self._order.ahead_ms(choice.view.id, place) + _ttft_ms(choice)
         if waiting.deadline_s is None:
@@ -359,9 +358,9 @@ class Queue(Generic[C]):
 
     def _put(self, waiting: Waiting, choice: C) -> None:
         """Move a request to the line of the candidate that was chosen."""
-        takes_ms = compute_ms(choice, waiting.num_tokens)
+        own_ms = compute_ms(choice, waiting.num_tokens)
         is_home = self._is_home(waiting, choice.view.id)
-        self._order.put(waiting, choice.view.id, takes_ms, is_home=is_home)
+        self._order.put(waiting, choice.view.id, own_ms, is_home=is_home)
 
     def _book(self, waiting: Waiting, choice: C, verdict: Verdict, now_s: float) -> None:
         """Take what a sent request uses from idle time and from its tenant's share."""

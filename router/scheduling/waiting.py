@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import log2
 from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -17,8 +16,6 @@ MAX_PRIORITY: Final = 1000
 
 BATCH_WAIT_RATIO: Final = 2.0
 """Maximum wait of a batch request, as a multiple of `QueueRules.max_wait_s`."""
-
-_STEPS: Final = 8  # in a factor of 2
 
 _BATCH_LEVEL: Final = 2 * MAX_PRIORITY + 1
 
@@ -86,7 +83,7 @@ class Place(NamedTuple):
     level: int  # see `level_of`
     is_spent: bool  # its tenant has used its share
     is_held: bool  # waits for room in a cache: in order of arrival, behind those that do not
-    step: int  # of the predicted time to compute the prompt; 0 if it is held
+    compute_ms: float  # predicted time to compute the prompt; 0.0 if it is held
     number: int  # order of arrival
 
 
@@ -104,8 +101,8 @@ class Waiting(Struct):
     deadline_s: float | None = None  # time by which its first token must come; None: any
     rules: QueueRules | None = None  # of its variant of an experiment; the order has none
     answers_at: CandidateId | None = None  # as last chosen, if another replica computes the prompt
-    place: Place = Place(True, 0, False, False, 0, 0)  # set by the queue
-    takes_ms: float = 0.0  # predicted time to compute the prompt, as last chosen
+    place: Place = Place(True, 0, False, False, 0.0, 0)  # set by the queue
+    compute_ms: float = 0.0  # predicted time to compute the prompt, as last chosen
     held_by: str | None = None  # what it waits for, as last judged: `Verdict.why`
 
     @property
@@ -128,8 +125,3 @@ def compute_ms(choice: Choice, num_tokens: int) -> float:
     num_held = max(view.num_gpu_tokens, view.num_cpu_tokens, choice.num_pooled_tokens or 0)
     cost = view.cost
     return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)
-
-
-def step_of(takes_ms: float) -> int:
-    """Return the step of a prompt's time. Prompts within 10 % go in order of arrival."""
-    return int(_STEPS * log2(takes_ms))

@@ -375,12 +375,12 @@ def test_the_shortest_prompt_goes_first_until_one_has_waited_for_the_maximum() -
     assert sent == ["cached", "at 2.0", "long", "longer"]
 
 
-def test_prompts_of_similar_length_go_in_order_of_arrival() -> None:
+def test_prompts_of_one_length_go_in_order_of_arrival() -> None:
     """Also if they were moved from another replica's line."""
     stage = Stage()
     for number, to in enumerate((A, B, A)):
         stage.num_waiting = {A: 2, B: 2}
-        stage.ask(f"n{number}", 103 - number, at_s=number / 10, to=to)
+        stage.ask(f"n{number}", 100, at_s=number / 10, to=to)
         stage.release(number / 10)
     stage.wants |= {"n0": B, "n2": B}
     for at_s in (1.0, 1.1, 1.2):
