@@ -19,6 +19,7 @@ from loadtest.bench.setting import Setting
 from policies.view import CandidateCost, CandidateId, ReplicaView
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
+from router.replicas.ledger import InFront
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.queue import Limit, Queue
 from router.scheduling.waiting import QueueRules, Waiting
@@ -107,7 +108,7 @@ class Releases:
         wants = self._dice.choice(self._ids)
         self.queue.add(Waiting(wants, session, num_tokens, self._now_s))
 
-    def _choose(self, waiting: Waiting) -> _Chosen:
+    def _choose(self, waiting: Waiting, in_front_ms: InFront) -> _Chosen:
         candidate = waiting.item
         return _Chosen(
             ReplicaView(

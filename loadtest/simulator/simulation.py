@@ -31,6 +31,7 @@ from policies.hashing import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.contracts import KEY_MASK, BlockKey
+from router.replicas.ledger import NOTHING, InFront
 from router.scheduling.queue import Limit
 from router.scheduling.waiting import Waiting
 
@@ -185,8 +186,10 @@ class _Simulation:
                     return
             self._release(router, now_s)
 
-    def _choose(self, router: Router, ask: Ask, now_s: float) -> Choice:
-        return router.choose(ask, self._num_pooled(ask), now_s)
+    def _choose(
+        self, router: Router, ask: Ask, now_s: float, in_front_ms: InFront = NOTHING
+    ) -> Choice:
+        return router.choose(ask, self._num_pooled(ask), now_s, in_front_ms)
 
     def _num_pooled(self, ask: Ask) -> int | None:
         """Count the leading blocks that the pool has; None: there is no pool."""
@@ -200,8 +203,9 @@ class _Simulation:
         if queue is None or not queue:
             return
 
-        def choose(waiting: Waiting) -> Choice:
-            choice = waiting.item.choice = self._choose(router, waiting.item.ask, now_s)
+        def choose(waiting: Waiting, in_front_ms: InFront) -> Choice:
+            ask = waiting.item.ask
+            choice = waiting.item.choice = self._choose(router, ask, now_s, in_front_ms)
             waiting.answers_at = choice.candidate.id
             return choice.prompt
 

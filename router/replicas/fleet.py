@@ -29,7 +29,7 @@ from router.replicas.cost_classes import CostClass, Speed
 from router.replicas.cost_fit import PRIOR, CostFit
 from router.replicas.eligibility import eligible
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
-from router.replicas.ledger import Booking, Lease
+from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.lengths import Lengths
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
 from router.replicas.signs import Signs
@@ -325,6 +325,7 @@ class Fleet:
         candidates: Sequence[Candidate],
         matches: Mapping[CandidateId, Match],
         now_s: float,
+        in_front_ms: InFront = NOTHING,
     ) -> tuple[ReplicaView, ...]:
         """Describe each candidate to the policy; shape (num_candidates,), same order.
 
@@ -332,9 +333,14 @@ class Fleet:
             candidates: As `candidates` returned them, with no state change in between.
             matches: Reusable leading tokens; candidates without any may be absent.
             now_s: Now.
+            in_front_ms: Compute that goes to a candidate before the request, not sent yet.
         """
         states, match_of = self._states, matches.get
-        return tuple([states[c.id].view(match_of(c.id, NO_MATCH), now_s) for c in candidates])
+        views = [states[c.id].view(match_of(c.id, NO_MATCH), now_s) for c in candidates]
+        if in_front_ms:
+            waits = in_front_ms.get
+            views = [replace(v, queue_ms=v.queue_ms + waits(v.id, 0.0)) for v in views]
+        return tuple(views)
 
     def admit(self, candidate: CandidateId, booking: Booking, now_s: float) -> Lease:
         """Book a request that is sent to `candidate`: by this router, or by another.

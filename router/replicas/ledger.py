@@ -15,7 +15,8 @@ kept in work (tokens, pairs), not in ms, so that a newly learned cost model coun
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,6 +36,12 @@ counted on: the engine hangs, or the request waits for something else."""
 
 BUSY_S = 60.0  # time constant of `busy`
 _PACE_DECAY = 0.95  # likewise of the pace, on the last 14 first tokens
+
+
+InFront = Mapping[CandidateId, float]
+"""Compute in ms that waits in a router for candidates, and goes there before a request."""
+
+NOTHING: Final[InFront] = {}
 
 
 class Foreign(Struct, frozen=True, kw_only=True, gc=False):

@@ -25,6 +25,7 @@ from router.config import QueueConfig
 from router.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
+from router.replicas.ledger import NOTHING, InFront
 from router.replicas.recent import RecentRate
 from router.request.admit import Admission
 from router.request.decide import Decider
@@ -273,13 +274,13 @@ class WaitingRoom:
             if self._queue:
                 self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._release)
 
-    def _choose(self, waiting: Waiting) -> Choice | None:
+    def _choose(self, waiting: Waiting, in_front_ms: InFront = NOTHING) -> Choice | None:
         """Choose where a request goes; return where its prompt is computed, for which it waits."""
         seat: _Seat = waiting.item
         if seat.placed.done():
             return None
         try:
-            seat.choice = self._decider.decide(seat.job)
+            seat.choice = self._decider.decide(seat.job, in_front_ms)
         except Exception as exc:
             _fail(seat, exc)
             return None

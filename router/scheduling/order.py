@@ -27,13 +27,14 @@ class LineKey(NamedTuple):
     candidate: CandidateId | None  # None: not chosen yet
     level: int
     is_home: bool  # their conversations live there
+    is_held: bool = False  # they wait for room in a cache
 
 
 class Order:
     """The requests in the queue, in one sorted line for each `LineKey`."""
 
     __slots__ = ("_in_time", "_keys", "_lines", "_num_changes", "_num_there", "_requests", "_rules",
-                 "_shares", "_tenants")  # fmt: skip
+                 "_shares", "_tenants", "_work_ms")  # fmt: skip
 
     def __init__(self, rules: QueueRules) -> None:
         self._rules = rules
@@ -41,6 +42,7 @@ class Order:
         self._keys: dict[int, LineKey] = {}  # line of each request
         self._lines: dict[LineKey, list[Place]] = {}  # none is empty
         self._in_time = {is_batch: OrderedDict[int, Waiting]() for is_batch in (False, True)}
+        self._work_ms: dict[CandidateId | None, float] = {}  # of all requests for a candidate
         self._num_there: Counter[tuple[CandidateId | None, bool]] = Counter()  # by batch or not
         self._shares: dict[int, Shares] = {}  # by priority: tenants of one priority take turns
         self._tenants: dict[int, Counter[str]] = {}  # by priority: waiting requests of each tenant
@@ -56,10 +58,23 @@ class Order:
         """Return a request by its number."""
         return self._requests.get(number)
 
-    def num_there(self, candidate: CandidateId, *, for_batch: bool) -> int:
+    def num_there(self, candidate: CandidateId | None, *, for_batch: bool) -> int:
         """Count the requests for a candidate; without batch requests unless `for_batch`."""
         num_batch = self._num_there[candidate, True] if for_batch else 0
         return self._num_there[candidate, False] + num_batch
+
+    def work_ms(self, candidate: CandidateId | None) -> float:
+        """Sum the compute of the requests for a candidate."""
+        return self._work_ms.get(candidate, 0.0)
+
+    def end_of(self, candidate: CandidateId | None) -> Waiting | None:
+        """Return the last request for a candidate, without those that wait for room."""
+        ends = [
+            line[-1]
+            for key, line in self._lines.items()
+            if key.candidate == candidate and not key.is_held
+        ]
+        return self._requests[max(ends).number] if ends else None
 
     @property
     def num_batch(self) -> int:
@@ -101,13 +116,13 @@ class Order:
     ) -> None:
         """Move a request to the line of the candidate that was chosen for it."""
         self._leave(waiting)
+        is_held = waiting.held_by == "room"
         if waiting.place.is_in_time:
-            is_held = waiting.held_by == "room"
             waiting.place = waiting.place._replace(
                 is_held=is_held, compute_ms=0.0 if is_held else compute_ms
             )
         waiting.compute_ms = compute_ms
-        self._join(waiting, LineKey(candidate, waiting.level, is_home))
+        self._join(waiting, LineKey(candidate, waiting.level, is_home, is_held))
 
     def move_late(self, now_s: float) -> None:
         """Move requests that have waited for the maximum to the front."""
@@ -179,6 +194,7 @@ class Order:
         self._keys[waiting.place.number] = key
         insort(self._lines.setdefault(key, []), waiting.place)
         self._num_there[key.candidate, waiting.is_batch] += 1
+        self._work_ms[key.candidate] = self.work_ms(key.candidate) + waiting.compute_ms
 
     def _leave(self, waiting: Waiting) -> LineKey:
         key = self._keys.pop(waiting.place.number)
@@ -187,4 +203,7 @@ class Order:
         if not line:
             del self._lines[key]
         self._num_there[key.candidate, waiting.is_batch] -= 1
+        self._work_ms[key.candidate] -= waiting.compute_ms
+        if not self.num_there(key.candidate, for_batch=True):
+            del self._work_ms[key.candidate]  # floats drift
         return key

@@ -29,6 +29,7 @@ from math import inf
 from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from policies.view import CandidateId
+from router.replicas.ledger import NOTHING, InFront
 from router.replicas.working_sets import WorkingSets
 from router.scheduling.order import LineKey, Order
 from router.scheduling.waiting import (
@@ -59,6 +60,8 @@ PATIENCE: Final = 0.5
 
 _NUM_TRIES: Final = 8  # requests of similar lines that are placed in vain before a release ends
 
+_NUM_MOVES: Final = 2  # ends of lines that are placed again in vain before a release ends
+
 Limit = Literal["deadline", "tbt"]
 
 
@@ -82,7 +85,7 @@ class Outlook(NamedTuple):
 
 
 C = TypeVar("C", bound=Choice)
-Choose = Callable[[Waiting], C | None]
+Choose = Callable[[Waiting, InFront], C | None]
 Send = Callable[[Waiting, C, str], None]
 Refuse = Callable[[Waiting, Limit, float], None]
 
@@ -152,7 +155,8 @@ class Queue(Generic[C]):
 
         Args:
             now_s: Now.
-            choose: Places a request on what is known now; None: it needs no place any more.
+            choose: Places a request, with the work that goes before it to each candidate; None: it
+                needs no place any more.
             send: Takes a request that has left the queue, its candidate, and why it goes. Books it.
             refuse: Takes a request that has left the queue, the limit, and how late it would be, in
                 milliseconds.
@@ -164,14 +168,14 @@ class Queue(Generic[C]):
         self._working_sets.expire(now_s)
         self._order.move_late(now_s)
         self._refuse_late(now_s, refuse)
-        full: set[CandidateId | None] = set()
-        num_tries: Counter[tuple[int, bool]] = Counter()
+        full: set[CandidateId] = set()
+        num_tries: Counter[tuple[int, bool, bool]] = Counter()
 
         def is_closed(line: LineKey) -> bool:
             return line.candidate in full or num_tries[line[1:]] >= _NUM_TRIES
 
         for line, waiting in self._order.walk(is_closed):
-            choice = choose(waiting)
+            choice = choose(waiting, NOTHING)
             if choice is None:
                 self.remove(waiting)
                 if not has_time():
@@ -201,7 +205,41 @@ class Queue(Generic[C]):
                 full.add(choice.view.id)
             else:
                 num_tries[line[1:]] += 1
+        self._spread(now_s, choose, send, full)
         return True
+
+    def _spread(
+        self, now_s: float, choose: Choose[C], send: Send[C], full: set[CandidateId]
+    ) -> None:
+        """Send requests at the ends of long lines to replicas that compute them sooner.
+
+        A policy sees the work inside replicas, not the lines in front of them. So all requests
+        with one prefix would wait for the replica that has it, while others are idle. A request
+        moves only to a replica that no other request waits for.
+        """
+        num_in_vain = 0
+        for candidate in sorted(full, key=self._order.work_ms, reverse=True):
+            while (waiting := self._order.end_of(candidate)) is not None:
+                in_front_ms = {each: self._order.work_ms(each) for each in full}
+                in_front_ms[candidate] -= waiting.compute_ms
+                if in_front_ms[candidate] <= 0.0:
+                    break
+                choice = choose(waiting, in_front_ms)
+                if choice is None:
+                    self._order.remove(waiting)
+                    continue
+                verdict, there = self.judge(waiting, choice, now_s), choice.view.id
+                is_free = there not in full and not self._order.num_there(there, for_batch=True)
+                if not is_free or verdict.why != "room" or not verdict.goes:
+                    num_in_vain += 1
+                    break
+                if self._late_ms(waiting, choice, now_s) > 0.0:
+                    break
+                self._order.remove(waiting)
+                self._book(waiting, choice, verdict, now_s)
+                send(waiting, choice, verdict.why)
+            if num_in_vain >= _NUM_MOVES:
+                return
 
     def start(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         """Send a request that has just come, while the queue is empty.

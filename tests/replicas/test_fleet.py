@@ -56,6 +56,17 @@ def test_a_request_goes_its_way() -> None:
     assert fleet.is_idle("b")
 
 
+def test_what_waits_in_a_router_counts_as_an_engines_queue() -> None:
+    """For the request behind it alone: nothing of it stays."""
+    fleet = fleet_of("a", "b")
+    candidates = fleet.candidates("m", 0.0)
+    send(fleet, CandidateId("a"), 0.0)
+
+    behind = fleet.views(candidates, {}, 0.0, {CandidateId("a"): 400.0, CandidateId("x"): 1.0})
+    assert [view.queue_ms for view in behind] == [500.0, 0.0]
+    assert [view.queue_ms for view in fleet.views(candidates, {}, 0.0)] == [100.0, 0.0]
+
+
 def test_offers_the_models_replicas_in_order() -> None:
     """Each model has its own replicas; None asks for any; ranks are candidates."""
     fleet = Fleet(order=("c", "a"))

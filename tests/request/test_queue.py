@@ -26,6 +26,7 @@ from router.experiments.definition import Arm, ArmQueue, Experiment
 from router.metrics import Metrics
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
+from router.replicas.ledger import NOTHING, InFront
 from router.request.service import DEADLINE_HEADER
 from router.request.wait import WaitingRoom
 from router.scheduling.queue import Queue
@@ -672,7 +673,7 @@ class Placing:
         self.released: list[Any] = []
         self.error: Exception | None = None
 
-    def decide(self, job: Any) -> Any:
+    def decide(self, job: Any, in_front_ms: InFront = NOTHING) -> Any:
         if self.error is not None:
             raise self.error
         return job.choice

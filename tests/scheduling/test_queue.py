@@ -11,6 +11,7 @@ from msgspec import Struct
 from policies import CandidateId, CostModel, ReplicaView
 from policies.cost import candidate_costs
 from policies.view import CandidateCost, RequestView, Snapshot
+from router.replicas.ledger import NOTHING, InFront
 from router.replicas.working_sets import WorkingSets
 from router.scheduling import order
 from router.scheduling.queue import IDLE_SOON_MS, PATIENCE, READY_MS, Limit, Outlook, Queue
@@ -48,6 +49,7 @@ class Stage:
         self.capacity: int | None = CAPACITY
         self.num_free = {A: CAPACITY, B: CAPACITY}  # tokens that no request uses
         self.wants: dict[str, CandidateId] = {}
+        self.bears_ms = inf  # work in front of a request that wants to go there
         self.cached: dict[str, int] = {}
         self.pooled: dict[str, int] = {}
         self.sent: list[str] = []
@@ -135,11 +137,13 @@ class Stage:
         scarcity = 1e-3 * num_tokens * num_fitting / self.sets.cycle_s
         return PATIENCE * num_tokens * scarcity**3
 
-    def choose(self, waiting: Waiting) -> Chosen | None:
+    def choose(self, waiting: Waiting, in_front_ms: InFront = NOTHING) -> Chosen | None:
         self.num_choices += 1
         to = self.wants.get(waiting.item)
         if to is None:
             return None
+        if in_front_ms.get(to, 0.0) > self.bears_ms:
+            to = B if to == A else A
         cached = self.cached[waiting.item]
         view = ReplicaView(id=to, num_gpu_tokens=cached, num_cpu_tokens=cached, cost=COST,
                            num_requests=self.num_requests[to], queue_ms=self.queue_ms[to],
@@ -223,6 +227,37 @@ def test_a_request_goes_without_free_blocks(
     stage.ask("large", 1_000)
 
     assert stage.release(waited_s) == ["large"]
+
+
+def test_the_end_of_a_long_line_goes_to_a_replica_that_computes_it_sooner() -> None:
+    """The policy sees the work in front of it; requests at the front of the line stay."""
+    stage = Stage()
+    stage.num_waiting = {A: 2, B: 2}
+    stage.bears_ms = 250.0
+    for number in range(6):
+        stage.ask(f"{number}", 100)
+    for _ in range(6):
+        assert stage.release() == []
+    stage.num_waiting[B] = -3
+
+    assert stage.release() == ["5", "4", "3"]
+    assert stage.num_waiting == {A: 2, B: 0}
+
+
+def test_a_moved_request_takes_no_turn_of_a_request_that_waits_there() -> None:
+    """It also needs room there, and idle time does not count as room."""
+    stage = Stage()
+    stage.num_waiting[A] = 2
+    stage.bears_ms = 0.0
+    for number in range(2):
+        stage.ask(f"{number}", 100)
+    stage.lives(7, B, CAPACITY)
+    stage.ask("without room", 900, session=8, to=B)
+    for at_s in (0.1, 0.2, 0.3):
+        assert stage.release(at_s) == []
+
+    stage.wants.pop("without room")  # its client leaves
+    assert stage.release(0.4) == ["1"]
 
 
 # -- room in the cache -----------------------------------------------------------------------
