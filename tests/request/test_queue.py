@@ -157,7 +157,7 @@ async def test_an_engine_gets_what_it_can_use_and_the_rest_waits(
         tasks, took_ms = [], []
         for number, name in enumerate("abcd"):
             begun_s = time.monotonic()
-            tasks.append(asking.ask(name))
+            tasks.append(asking.ask(name, 5 + 50 * number))
             await asking.waits(max(0, number - 1))
             await stage.until(lambda n=number: len(gate.arrived) == min(n + 1, 2))  # type: ignore[misc]
             took_ms.append(1e3 * (time.monotonic() - begun_s))
