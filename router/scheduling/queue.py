@@ -189,12 +189,11 @@ class Queue(Generic[C]):
             self._put(waiting, choice)
             if verdict.goes:
                 late_ms = self._late_ms(waiting, choice, now_s)
-                self._order.remove(waiting)
                 if late_ms > 0.0 and choice.view.num_requests:
+                    self._order.remove(waiting)
                     refuse(waiting, "deadline", late_ms)
                     continue
-                self._book(waiting, choice, verdict, now_s)
-                send(waiting, choice, verdict.why)
+                self._go(waiting, choice, verdict, now_s, send)
                 if not has_time():
                     return False
                 num_tries.clear()
@@ -218,7 +217,7 @@ class Queue(Generic[C]):
         moves only to a replica that no other request waits for.
         """
         num_in_vain = 0
-        for candidate in sorted(full, key=self._order.work_ms, reverse=True):
+        for candidate in sorted(full, key=lambda each: (-self._order.work_ms(each), each)):
             while (waiting := self._order.end_of(candidate)) is not None:
                 in_front_ms = {each: self._order.work_ms(each) for each in full}
                 in_front_ms[candidate] -= waiting.compute_ms
@@ -235,11 +234,17 @@ class Queue(Generic[C]):
                     break
                 if self._late_ms(waiting, choice, now_s) > 0.0:
                     break
-                self._order.remove(waiting)
-                self._book(waiting, choice, verdict, now_s)
-                send(waiting, choice, verdict.why)
+                self._go(waiting, choice, verdict, now_s, send)
             if num_in_vain >= _NUM_MOVES:
                 return
+
+    def _go(
+        self, waiting: Waiting, choice: C, verdict: Verdict, now_s: float, send: Send[C]
+    ) -> None:
+        """Take a request out of the queue and send it."""
+        self._order.remove(waiting)
+        self._book(waiting, choice, verdict, now_s)
+        send(waiting, choice, verdict.why)
 
     def start(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         """Send a request that has just come, while the queue is empty.
