@@ -38,7 +38,6 @@ SOURCES = (
 OLD = (
     "router/cluster/",
     "router/kv_events/",
-    "router/scheduling/",
 )
 """Where docstrings and comments are not checked yet."""
 
