@@ -84,23 +84,11 @@ def _binary() -> str:
     return str(Path(spec.origin).parent / "bin" / "redis-server")
 
 
-class _Writer:
-    """A store, and the running numbers of the streams it writes."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._numbers: dict[StreamId, int] = {}
-        self.store = store
-
-    async def write(self, blocks: list[tuple[StreamId, bytes]]) -> None:
-        """Store packed keys on gpu."""
-        stream_ids = {stream_id for stream_id, _ in blocks}
-        await self.store.hold([*stream_ids])
-        deltas = []
-        for stream_id, keys in blocks:
-            self._numbers[stream_id] = self._numbers.get(stream_id, 0) + 1
-            change = TierChange("gpu", keys)
-            deltas.append(Delta(stream_id, self._numbers[stream_id], changes=(change,)))
-        assert set(await self.store.write(deltas)) <= {Written.OK}
+async def _write(store: RedisStore, blocks: list[tuple[StreamId, bytes]]) -> None:
+    """Store packed keys on gpu."""
+    await store.hold([*{stream_id for stream_id, _ in blocks}])
+    deltas = [Delta(id_, changes=(TierChange("gpu", keys),)) for id_, keys in blocks]
+    assert set(await store.write(deltas)) <= {Written.OK}
 
 
 async def _opened(client: redis.Redis) -> RedisStore:
@@ -127,7 +115,7 @@ async def _written_in_s(client: redis.Redis, num_blocks: int, *, a_delta: int, s
     store = await _opened(client)
     deltas = _deltas(StreamId("r1#0"), num_blocks, a_delta, seed)
     start_s = time.perf_counter()
-    await _Writer(store).write(deltas)
+    await _write(store, deltas)
     taken_s = time.perf_counter() - start_s
     await store.close()
     return taken_s
@@ -164,14 +152,12 @@ async def _single(setting: Setting, client: redis.Redis) -> list[Line]:
 async def _memory(setting: Setting, client: redis.Redis) -> list[Line]:
     """Grow the holders of the same blocks, 1, 2, 8; then load all of it."""
     store = await _opened(client)
-    writer = _Writer(store)
     num_blocks = setting.size(1_000_000, 8_192)
     before = client.info("memory")["used_memory"]
     lines = []
     for number in range(1, 9):
-        await writer.write(_deltas(StreamId(f"r{number}#0"), num_blocks, _BLOCKS_A_DELTA, 1))
+        await _write(store, _deltas(StreamId(f"r{number}#0"), num_blocks, _BLOCKS_A_DELTA, 1))
         if number in (1, 2, 8):
-            client.xtrim("{wr:default}:log", maxlen=0, approximate=False)
             grown = client.info("memory")["used_memory"] - before
             lines.append(
                 Line(
@@ -191,7 +177,8 @@ async def _loaded(store: RedisStore, num_blocks: int, num_holders: int) -> Line:
     start_s = time.perf_counter()
     num_found = 0
     longest_s = since_s = 0.0
-    async for part in (await store.snapshot()).slices():
+    stream_ids = [StreamId(f"r{number}#0") for number in range(1, num_holders + 1)]
+    async for part in (await store.snapshot(stream_ids)).slices():
         now_s = time.perf_counter()
         longest_s, since_s = max(longest_s, now_s - (since_s or now_s)), now_s
         num_found += sum(len(keys) for keys in part.values())
@@ -207,17 +194,16 @@ async def _loaded(store: RedisStore, num_blocks: int, num_holders: int) -> Line:
 
 async def _looked_up(setting: Setting, client: redis.Redis) -> list[Line]:
     store = await _opened(client)
-    writer = _Writer(store)
     lines = []
     for num_replicas in _REPLICAS:
         for num_tokens in _PROMPTS[:2] if setting.quick else _PROMPTS:
-            lines += await _look_up(setting, client, writer, num_tokens, num_replicas)
+            lines += await _look_up(setting, client, store, num_tokens, num_replicas)
     await store.close()
     return lines
 
 
 async def _look_up(
-    setting: Setting, client: redis.Redis, writer: _Writer, num_tokens: int, num_replicas: int
+    setting: Setting, client: redis.Redis, store: RedisStore, num_tokens: int, num_replicas: int
 ) -> list[Line]:
     rng = random.Random(num_tokens * num_replicas)
     stream_ids = [StreamId(f"r{number}#0") for number in range(num_replicas)]
@@ -226,19 +212,20 @@ async def _look_up(
     round_trip_us: list[float] = []
     for sample in range(setting.size(20, 2)):
         keys = _keys(num_blocks, rng.getrandbits(32) + sample)
-        await writer.write(
+        await _write(
+            store,
             [
                 (stream_id, part[at : at + _BLOCKS_A_DELTA].tobytes())
                 for stream_id in stream_ids
                 for part in (keys[: rng.randrange(1, num_blocks)],)
                 for at in range(0, len(part), _BLOCKS_A_DELTA)
-            ]
+            ],
         )
         chain = keys.tobytes()
         client.config_resetstat()
         for _ in range(10):
             start_s = time.perf_counter()
-            await writer.store.lookup(chain, [*stream_ids, _POOL])
+            await store.lookup(chain, [*stream_ids, _POOL])
             round_trip_us.append((time.perf_counter() - start_s) * 1e6)
         on_server_us.append(_server_us(client))
     what = f"look-up in Redis, {num_tokens:,} tokens, replicas: {num_replicas}"

@@ -1,8 +1,7 @@
 """Several routers as one: how soon a new one is warm, how old its picture of the others' load is.
 
 A Redis of its own on the same machine. Warm: from the first connection of a router that knows
-nothing until all that Redis has is in its index and it follows the log; four replicas, 1,000,000
-blocks in all, in a process of its own, and how long its loop was busy without a turn. Old: two
+nothing until all that Redis has is in its index; four replicas, 1,000,000 blocks in all, in a process of its own, and how long its loop was busy without a turn. Old: two
 router processes; one publishes 500 requests/s, each claiming 125 new blocks, answered and ended a
 little later; from the moment a request begins there until its lease is booked in the other.
 Nothing but sharing runs in these processes: no requests, no events.
@@ -95,7 +94,7 @@ def _warm(setting: Setting, url: str, num_blocks: int) -> list[Line]:
 
 
 async def _fill(url: str, num_blocks: int) -> None:
-    """Write what a router that leads four replicas would have written, and keep its leases."""
+    """Write what a router would have written of four replicas."""
     store = RedisStore(_config(url), router="leader", password=None)
     await store.open()
     stream_ids = [StreamId(f"{name}#0") for name in _names()]
@@ -109,7 +108,6 @@ async def _fill(url: str, num_blocks: int) -> None:
             [
                 Delta(
                     stream_id,
-                    number,
                     changes=(TierChange("gpu", stored=part.astype("<u8").tobytes()),),
                     position=Position(number, b"mark"),
                     status=status if number == 1 else None,
@@ -280,7 +278,6 @@ class _Router:
             ),
             pools=(),
             lease_s=3.0,
-            keeps_blocks=True,
         )
         for replica in _names():
             self.fleet.add(
@@ -303,15 +300,21 @@ class _Router:
         ]
 
     def follow(self, tg: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Follow the router that leads the replicas."""
+        """Start to follow the replicas, from what Redis has."""
         return [
-            tg.create_task(self.sharing.following.follow(self._source(name)), name=f"follow {name}")
+            tg.create_task(self._start(CandidateId(name)), name=f"follow {name}")
             for name in _names()
         ]
 
-    def _source(self, name: str) -> CandidateSource:
+    async def _start(self, candidate: CandidateId) -> None:
+        await _up(self)
+        self.caches.add(candidate, self._source(candidate).rank_stream())
+        writer = self.sharing.writer.add(StreamId(f"{candidate}#0"), candidate)
+        await self.sharing.following.start(writer)
+
+    def _source(self, name: CandidateId) -> CandidateSource:
         return CandidateSource(
-            CandidateId(name),
+            name,
             self.caches.index,
             url=f"http://{name}",
             endpoint=None,

@@ -22,7 +22,6 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from policies.view import CandidateId
 from router.cluster.candidate_names import CandidateNames
 from router.index.cache_view import CacheView, Claim
 from router.messages import (
@@ -36,8 +35,6 @@ from router.messages import (
     Note,
     OpenLease,
     SessionState,
-    StreamId,
-    Suspected,
     encode,
     pack_keys,
 )
@@ -85,7 +82,6 @@ class Outbox:
         self._open: dict[int, _Own] = {}
         self._last = 0
         self._notes: list[Note] = []
-        self._suspicions: dict[StreamId, Suspected] = {}  # one of a stream is enough
         self._told: deque[Lost | Cleared] = deque(maxlen=max_notes)
         self._num_bytes = 0
         self._is_lost = False
@@ -148,13 +144,6 @@ class Outbox:
         if self._open.pop(lease.number, None) is not None:
             self._put(Ended(lease.number, computed))
 
-    def suspected(self, candidate: CandidateId, reason: str) -> None:
-        """Ask a candidate's leader to read history anew: predictions turned out wrong."""
-        stream_id = self._names.stream_id_of(candidate)
-        if stream_id is not None:
-            self._suspicions[stream_id] = Suspected(stream_id, reason)
-            self.on_note(False)
-
     def tell(self, note: Lost | Cleared) -> None:
         """Put a note of a request that was lost into the outbox."""
         self._told.append(note)
@@ -173,10 +162,9 @@ class Outbox:
                 if own.is_answered:
                     self._notes.append(Answered(number))
             self._notes.append(Alive(tuple(self._open), self._last))
-        notes = (*self._notes, *self._suspicions.values(), *self._told)
+        notes = (*self._notes, *self._told)
         self._notes.clear()
         self._told.clear()
-        self._suspicions.clear()
         self._num_bytes = 0
         return notes
 

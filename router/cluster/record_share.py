@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from router.cluster.loops import FLUSH_S
+from router.cluster.index_writer import FLUSH_S
 from router.cluster.order_share import FULL_S
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers

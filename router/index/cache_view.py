@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policies.view import CandidateId
 from router.contracts import BlockKey, ExtraKeys, HashContract
@@ -172,14 +172,14 @@ class CacheView:
         Args:
             chain: The prompt's full blocks.
             candidates: The ones to look up.
-            found: Matches found elsewhere, of candidates whose blocks are not kept here.
+            found: Matches found in Redis, of candidates that are not known completely here.
             limit: Blocks that can be reused at most; None: all.
         """
         matches = self.index.match(chain, candidates, limit)
         if found:
             short = chain[:limit]
             for candidate in found.keys() & matches.keys():
-                held = _at_most(found[candidate], len(short))
+                held = _at_most(_longer(found[candidate], matches[candidate]), len(short))
                 matches[candidate] = self.index.prolonged(short, candidate, held)
         if self.index.last_blocks:
             self._drop_last(matches)
@@ -491,6 +491,11 @@ class CacheView:
 
 def _only(ratio: float) -> str:
     return f"only {ratio:.0%} of recent predictions were right"
+
+
+def _longer(one: BlockMatch, other: BlockMatch) -> BlockMatch:
+    """Return the longer match on each tier."""
+    return BlockMatch(*map(max, structs.astuple(one), structs.astuple(other)))
 
 
 def _at_most(found: BlockMatch, limit: int) -> BlockMatch:

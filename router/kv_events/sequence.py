@@ -17,8 +17,8 @@ batch. Marks are bytes that distinguish batches (their time stamp). There are tw
     n + k first                                the buffer has lost n          begin again at n + k
     ..., m, m + k                              a reply was dropped            replay again from m
 
-n may also be the last that another router applied, or this one earlier, if the index holds what was
-known then (`resume`): the proof is the same.
+n may also be the last batch that another router applied, if the index was given its blocks
+(`resume`): the proof is the same.
 
 A ROUTER drops replies beyond its high-water mark (1,000 by default, and an engine's buffer has
 10,000 batches), so the last line is not rare.
@@ -279,10 +279,6 @@ class History:
         if self._is_fresh or not self._marks:
             return None
         return Position(*self._marks[-1])
-
-    def has_seen(self, position: Position) -> bool:
-        """Return whether a batch is among the last that were applied."""
-        return not self._is_fresh and (position.sequence, position.mark) in self._marks
 
     # -- what is known -----------------------------------------------------------------------
 

@@ -121,13 +121,14 @@ class RankStream(CandidateStream):
     def position(self) -> Position | None:
         return self._history.position
 
-    def has_seen(self, position: Position) -> bool:
-        """Return whether a batch is among the last thousand that are in the index."""
-        return self._history.has_seen(position)
-
     @property
     def has_history(self) -> bool:
         return self._history.is_caught_up and not self._is_resuming
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the engine was reached, and all that it can replay was read."""
+        return self.has_history and (not self.is_blind or self._history.is_proven)
 
     @property
     def is_suspect(self) -> bool:
@@ -178,7 +179,6 @@ class RankStream(CandidateStream):
             is_verified=self._blocks.phase is not Phase.SEARCHING,
             is_suspect=self.is_suspect,
             lacks=self._lacks,
-            is_proven=not self._is_resuming,
             groups=self._blocks.groups,
             unknown=tuple(sorted(self.unknown)),
             removes_all_copies=self.removes_all_copies,
@@ -204,29 +204,32 @@ class RankStream(CandidateStream):
             return self._lost_reason
         return StreamReason.PARTIAL if self._is_partial else ""
 
-    # -- taking over -------------------------------------------------------------------------
+    # -- starting from known blocks ----------------------------------------------------------
 
     def resume(self, position: Position, status: StreamStatus, now_s: float) -> bool:
-        """Start on top of what the index holds: the state after the batch at `position`.
+        """Start from blocks that the index is given: those after the batch at `position`, or newer.
 
-        For a new stream, before it has a follower. A replay has to prove that the engine is the
-        one that wrote the batch (router.kv_events.sequence); if not, everything is forgotten. Until
-        then the state is DEGRADED and matches count: they are as old as the last leader is
-        dead. If the publisher cannot be reached they count for `BLIND_AFTER_S`.
+        For a new stream, before it has a follower. A replay must prove that the engine is the one
+        that wrote the batch (router.kv_events.sequence). If it is not, everything is forgotten.
+        Until then the state is DEGRADED and matches count; if the publisher cannot be reached they
+        count for `BLIND_AFTER_S`.
+
+        The blocks may contain batches of the replay. So a block that is stored once more counts
+        once: of a block stored twice meanwhile one copy is missed, which costs a computation.
 
         Args:
-            position: Of the stream that followed the engine up to now.
-            status: Its status there.
+            position: Of the blocks.
+            status: Of the stream that the blocks are from.
             now_s: Monotonic time.
 
         Returns:
-            False where it cannot be done, and the index was cleared: translated hashes (no other
-            router has the translation), a blind or suspect state.
+            False if the blocks are of no use: hashes that only the other stream can translate, or
+            a blind or suspect state.
         """
         if status.contract.algorithm == "warmroute" or status.state == "blind" or status.is_suspect:
-            self._begin_epoch()
             return False
         self._blocks.take_over(status)
+        self._blocks.counts_once = True
         self._history.resume(position)
         self._has_understood = True
         self._is_resuming = True
@@ -362,7 +365,7 @@ class RankStream(CandidateStream):
                 self._begin_epoch()
         history = self._history
         if self._is_resuming and history.is_proven and history.wanted is None:
-            self._is_resuming = False  # not by the first reply: the rest may clear everything
+            self._end_resuming()  # not by the first reply: the rest may clear everything
 
     def _begin_epoch(self) -> None:
         self._blocks.clear()
@@ -370,7 +373,10 @@ class RankStream(CandidateStream):
         self._is_partial = False
         self._lost_reason = None
         self._suspicion = None
-        self._is_resuming = False
+        self._end_resuming()
+
+    def _end_resuming(self) -> None:
+        self._is_resuming = self._blocks.counts_once = False
 
     def _apply(self, payload: bytes) -> None:
         """Apply the next batch; the one place where the index changes."""
