@@ -150,26 +150,27 @@ class TierChange(Struct, frozen=True, array_like=True):
     copies: tuple[tuple[BlockKey, int], ...] = ()  # held, in so many copies: n > 1, or 1 again
 
 
-class Delta(Struct, frozen=True):
+class Delta(Struct, frozen=True, kw_only=True):
     """What changed in one stream since the last delta.
 
-    `cleared`: forget the blocks on the gpu and cpu tier first. `position` tells the engine's last
-    batch in the blocks after this delta; None: as before, or after a clear none. Blocks may contain
-    later batches than the position says, never fewer.
+    After it the blocks contain all of the engine's batches up to `position`, and none behind
+    `newest`. The two differ while a large change is written in several deltas.
     """
 
     stream_id: StreamId
-    cleared: bool = False
+    cleared: bool = False  # the blocks on gpu and cpu tier are forgotten first
     changes: tuple[TierChange, ...] = ()
-    position: Position | None = None
+    position: Position | None = None  # None: as before; after a clear there is none
+    newest: Position | None = None  # None: as before
     status: StreamStatus | None = None  # None: as before
 
 
-class StreamHead(Struct, frozen=True):
-    """The state of one stream in Redis."""
+class StreamHead(Struct, frozen=True, kw_only=True):
+    """The state of one stream in Redis; see `Delta`."""
 
     position: Position | None
-    status: StreamStatus | None
+    newest: Position | None = None
+    status: StreamStatus | None = None
     writer: str | None = None  # the router that wrote last
 
 

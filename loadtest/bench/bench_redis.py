@@ -87,7 +87,7 @@ def _binary() -> str:
 async def _write(store: RedisStore, blocks: list[tuple[StreamId, bytes]]) -> None:
     """Store packed keys on gpu."""
     await store.hold([*{stream_id for stream_id, _ in blocks}])
-    deltas = [Delta(id_, changes=(TierChange("gpu", keys),)) for id_, keys in blocks]
+    deltas = [Delta(stream_id=id_, changes=(TierChange("gpu", keys),)) for id_, keys in blocks]
     assert set(await store.write(deltas)) <= {Written.OK}
 
 

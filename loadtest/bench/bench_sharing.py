@@ -1,7 +1,8 @@
 """Several routers as one: how soon a new one is warm, how old its picture of the others' load is.
 
 A Redis of its own on the same machine. Warm: from the first connection of a router that knows
-nothing until all that Redis has is in its index; four replicas, 1,000,000 blocks in all, in a process of its own, and how long its loop was busy without a turn. Old: two
+nothing until all that Redis has is in its index; four replicas, 1,000,000 blocks in all, in a
+process of its own, and how long its loop was busy without a turn. Old: two
 router processes; one publishes 500 requests/s, each claiming 125 new blocks, answered and ended a
 little later; from the moment a request begins there until its lease is booked in the other.
 Nothing but sharing runs in these processes: no requests, no events.
@@ -107,7 +108,7 @@ async def _fill(url: str, num_blocks: int) -> None:
         await store.write(
             [
                 Delta(
-                    stream_id,
+                    stream_id=stream_id,
                     changes=(TierChange("gpu", stored=part.astype("<u8").tobytes()),),
                     position=Position(number, b"mark"),
                     status=status if number == 1 else None,

@@ -79,7 +79,10 @@ class Following:
             return stream
         loaded = await self._loader.load(writer.stream_id)
         if loaded is not None:
-            if stream.resume(loaded.position, loaded.status, time.monotonic()):
+            is_usable = stream.resume(
+                loaded.position, loaded.status, time.monotonic(), newest=loaded.newest
+            )
+            if is_usable:
                 index.replace(candidate, loaded.staged)
                 writer.loaded(loaded.head)
             else:

@@ -123,7 +123,7 @@ class StreamWriter:
         delta, self.pending = self.pending, None
         assert delta is not None
         if delta.position is not None:
-            self._base = StreamHead(delta.position, None, self._router)
+            self._base = StreamHead(position=delta.position, writer=self._router)
         elif delta.cleared:
             self._base = None
         self._last_status = delta.status or self._last_status
@@ -136,7 +136,12 @@ class StreamWriter:
         removed = tuple(TierChange(c.tier, removed=c.removed) for c in delta.changes if c.removed)
         self.pending = None
         if removed or delta.cleared:
-            self.pending = Delta(self.stream_id, cleared=delta.cleared, changes=removed)
+            self.pending = Delta(
+                stream_id=self.stream_id,
+                cleared=delta.cleared,
+                changes=removed,
+                newest=delta.newest,
+            )
 
     def _continues(self, head: StreamHead | None) -> bool:
         """Return whether Redis has the base, or the pending delta after it."""
@@ -153,7 +158,7 @@ class StreamWriter:
         if self._contents is not None:
             change = next(self._contents, None)
             if change is not None:
-                return Delta(self.stream_id, changes=(change,))
+                return Delta(stream_id=self.stream_id, changes=(change,), newest=stream.position)
             self._contents = self._last_status = None  # a rewrite ends with status and position
         changes = self._index.take_changes(self.candidate, CHUNK_BLOCKS) or _UNCHANGED
         if changes.is_lost:
@@ -163,10 +168,11 @@ class StreamWriter:
         if changes is _UNCHANGED and status == self._last_status:
             return None
         return Delta(
-            self.stream_id,
+            stream_id=self.stream_id,
             cleared=changes.cleared,
             changes=changes.changes,
             position=stream.position if changes.is_whole else None,
+            newest=stream.position,
             status=status if status != self._last_status else None,
         )
 
@@ -175,7 +181,7 @@ class StreamWriter:
         self._base = None
         self._index.journal(self.candidate, True)
         self._contents = self._index.contents(self.candidate, CHUNK_BLOCKS)
-        self.pending = Delta(self.stream_id, cleared=True)
+        self.pending = Delta(stream_id=self.stream_id, cleared=True)
 
 
 class IndexWriter:

@@ -26,12 +26,13 @@ _SLICE_S: Final = 0.002
 
 
 class Loaded(Struct):
-    """A stream's blocks, at `position` or newer."""
+    """A stream's blocks: all batches up to `position`, and none behind `newest`."""
 
     head: StreamHead
     position: Position
     status: StreamStatus
     staged: StagedBlocks
+    newest: Position | None = None  # None: not known
 
 
 class _Wanted(Struct):
@@ -86,7 +87,9 @@ class SnapshotLoader:
         if not found:
             return
         num_blocks = await _stage(snapshot, found)
+        heads = await self._store.heads()
         for stream_id, loaded in found.items():
+            loaded.newest = heads[stream_id].newest if stream_id in heads else None
             self.num_loads += 1
             self._end(stream_id, loaded)
         seconds = round(time.monotonic() - started_s, 2)

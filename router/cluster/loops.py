@@ -33,7 +33,7 @@ _HURRY_S: Final = 0.05  # how soon the lease of a new stream is asked for
 
 
 class NoteReader:
-    """Reads the notes of other routers."""
+    """Reads the notes of other routers, and our own about pools: their order counts."""
 
     def __init__(
         self,
@@ -64,13 +64,14 @@ class NoteReader:
 
     def _apply(self, notes: Notes) -> None:
         self._peers.apply(notes, time.monotonic())
+        is_own = notes.router == self._peers.name
         for note in notes.notes:
             match note:
-                case Registered():
-                    self._on_registered()
                 case PoolChanged():
                     self._on_pool(note)
-                case Consumed():
+                case Registered() if not is_own:
+                    self._on_registered()
+                case Consumed() if not is_own:
                     self._on_consumed(notes.router, note, time.monotonic())
 
 

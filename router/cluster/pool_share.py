@@ -2,8 +2,7 @@
 
 One router holds the lease `pool` (`pool@NAME` if the pool has a name) and lists the master's keys.
 All routers learn: from the events of engines, from verification. Each writes what it learned, which
-needs no lease, and publishes it as notes. If two routers learn opposite things at the same moment,
-they differ until the next listing; a block is verified before it is fetched.
+needs no lease, and publishes it as notes. The last note about a block counts, our own included.
 
 A router that joins adds what Redis has to what it knows, and publishes what Redis lacks. The next
 listing removes what is stale.
@@ -108,7 +107,7 @@ class PoolShare:
         return deltas
 
     def apply(self, note: PoolChanged) -> None:
-        """Apply what another router learned."""
+        """Apply what a router learned."""
         own = pool_stream("", self._name)
         directory = self._pool.directories.get(note.stream_id.removeprefix(own))
         if directory is None or not note.stream_id.startswith(own):
@@ -119,4 +118,4 @@ class PoolShare:
             logger.warning("a note of the pool is not valid", extra={"stream": note.stream_id})
 
     def _delta(self, model: str, change: TierChange) -> Delta:
-        return Delta(pool_stream(model, self._name), changes=(change,))
+        return Delta(stream_id=pool_stream(model, self._name), changes=(change,))

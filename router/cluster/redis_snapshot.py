@@ -178,12 +178,13 @@ def read_heads(flat: Sequence[bytes]) -> tuple[dict[StreamId, StreamHead], int]:
     for name, writer in fields.items():
         if not name.startswith(b"w"):
             continue
-        position, status = fields.get(b"p" + name[1:]), fields.get(b"s" + name[1:])
+        position, newest, status = (fields.get(letter + name[1:]) for letter in (b"p", b"t", b"s"))
         try:
             if len(heads) >= MAX_STREAMS:
                 raise ValueError("too many streams")
             heads[StreamId(name[1:].decode())] = StreamHead(
                 position=decode_position(position) if position else None,
+                newest=decode_position(newest) if newest else None,
                 status=decode_status(status) if status else None,
                 writer=writer.decode(),
             )

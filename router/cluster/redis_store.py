@@ -6,7 +6,7 @@ All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
     b:XX          hash     65,536 buckets, by the low 2 bytes of a key: other 6 -> holders' bits
     holders       hash     bit -> "tier STREAM", empty: dead; and "tier STREAM" -> bit
     feeds         hash     heads of streams: wSTREAM who wrote last, pSTREAM position,
-                           sSTREAM status, aSTREAM abandoned since
+                           tSTREAM newest, sSTREAM status, aSTREAM abandoned since
     copies:BIT    hash     8-byte key -> copies, where there are several
     work          stream   r: the router, d: its notes
     lease:STREAM  string   which router writes the stream; expires
@@ -237,7 +237,7 @@ class RedisStore:
         return (await self.snapshot(())).work_id
 
     async def read_notes(self, after: str, *, block_s: float) -> tuple[list[Notes], str]:
-        """Wait for other routers' notes behind an id; return them, and the id of the last."""
+        """Wait for notes behind an id, our own among them; return them, and the id of the last."""
         wait: tuple[Word, ...] = ("BLOCK", max(1, round(block_s * 1000))) if block_s > 0 else ()
         reply = await self._connection.ask(
             *("XREAD", "COUNT", _READ_ENTRIES, *wait, "STREAMS", self._key("work"), after),
@@ -246,8 +246,6 @@ class RedisStore:
         notes: list[Notes] = []
         for id_, fields in _entries(reply):
             after = id_
-            if fields.get(b"r") == self._router.encode():
-                continue
             try:
                 notes.append(decode_notes(fields[b"d"]))
             except (ValueError, KeyError):

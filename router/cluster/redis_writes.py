@@ -1,8 +1,8 @@
 """Deltas as calls of the script that writes them.
 
 Redis serves nobody else during a script (1.7 us a block), so a large delta is written in parts.
-Removals come first, and the position with the last part: a reader that comes in between finds
-blocks newer than the position, which does no harm.
+Removals come first, and the position comes with the last part. A reader may come in between, and
+find blocks newer than the position.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def calls(
             int(is_fenced),
             int(delta.cleared and number == 1),
             encode(delta.position) if is_last and delta.position is not None else b"",
+            encode(delta.newest) if delta.newest is not None else b"",
             encode(delta.status) if is_last and delta.status is not None else b"",
             *(word for change in changes for word in _words(change)),
         )

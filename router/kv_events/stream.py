@@ -54,6 +54,7 @@ class RankStream(CandidateStream):
 
     __slots__ = (
         "_blocks",
+        "_counts_once_until",
         "_disconnected_s",
         "_has_understood",
         "_history",
@@ -102,6 +103,7 @@ class RankStream(CandidateStream):
         self._has_understood = False
         self._is_partial = False
         self._is_resuming = False  # what the engine did since is not all read yet
+        self._counts_once_until: int | None = None  # the newest batch in blocks that were given
         self._lost_reason: str | None = None  # what is missing until the next epoch
         self._suspicion: str | None = None
         self._disconnected_s: float | None = None
@@ -206,21 +208,29 @@ class RankStream(CandidateStream):
 
     # -- starting from known blocks ----------------------------------------------------------
 
-    def resume(self, position: Position, status: StreamStatus, now_s: float) -> bool:
-        """Start from blocks that the index is given: those after the batch at `position`, or newer.
+    def resume(
+        self,
+        position: Position,
+        status: StreamStatus,
+        now_s: float,
+        *,
+        newest: Position | None,
+    ) -> bool:
+        """Start from blocks that the index is given.
 
         For a new stream, before it has a follower. A replay must prove that the engine is the one
-        that wrote the batch (router.kv_events.sequence). If it is not, everything is forgotten.
-        Until then the state is DEGRADED and matches count; if the publisher cannot be reached they
-        count for `BLIND_AFTER_S`.
+        that wrote the batch at `position` (router.kv_events.sequence). If it is not, everything is
+        forgotten. Until then the state is DEGRADED and matches count; if the publisher cannot be
+        reached they count for `BLIND_AFTER_S`.
 
-        The blocks may contain batches of the replay. So a block that is stored once more counts
-        once: of a block stored twice meanwhile one copy is missed, which costs a computation.
+        The blocks may contain batches of the replay, up to `newest`. A block that these store once
+        more counts once. So a copy may be missed, which costs a computation at worst.
 
         Args:
-            position: Of the blocks.
+            position: The blocks contain all batches up to here.
             status: Of the stream that the blocks are from.
             now_s: Monotonic time.
+            newest: The blocks contain no batch behind this one; None: not known.
 
         Returns:
             False if the blocks are of no use: hashes that only the other stream can translate, or
@@ -229,10 +239,10 @@ class RankStream(CandidateStream):
         if status.contract.algorithm == "warmroute" or status.state == "blind" or status.is_suspect:
             return False
         self._blocks.take_over(status)
-        self._blocks.counts_once = True
         self._history.resume(position)
         self._has_understood = True
         self._is_resuming = True
+        self._counts_once_until = newest.sequence if newest is not None else None
         self._lost_reason = status.lacks or None
         self._disconnected_s = now_s
         return True
@@ -289,6 +299,7 @@ class RankStream(CandidateStream):
 
     def receive(self, sequence: int, payload: bytes) -> None:
         """Receive a live batch: apply it, ignore it, or want history first."""
+        self._blocks.counts_once = False
         self._act(self._history.live(sequence, _mark(payload)), payload)
 
     @property
@@ -302,6 +313,8 @@ class RankStream(CandidateStream):
 
     def replayed(self, sequence: int, payload: bytes) -> None:
         """Receive one reply, in order."""
+        until = self._counts_once_until
+        self._blocks.counts_once = self._is_resuming and (until is None or sequence <= until)
         self._act(self._history.reply(sequence, _mark(payload)), payload)
 
     def end_replay(self, *, is_complete: bool) -> None:
@@ -365,7 +378,7 @@ class RankStream(CandidateStream):
                 self._begin_epoch()
         history = self._history
         if self._is_resuming and history.is_proven and history.wanted is None:
-            self._end_resuming()  # not by the first reply: the rest may clear everything
+            self._is_resuming = False  # not by the first reply: the rest may clear everything
 
     def _begin_epoch(self) -> None:
         self._blocks.clear()
@@ -373,9 +386,6 @@ class RankStream(CandidateStream):
         self._is_partial = False
         self._lost_reason = None
         self._suspicion = None
-        self._end_resuming()
-
-    def _end_resuming(self) -> None:
         self._is_resuming = self._blocks.counts_once = False
 
     def _apply(self, payload: bytes) -> None:

@@ -534,7 +534,7 @@ async def test_a_full_redis_is_named_and_survived(start_redis: Start) -> None:
         assert 2 <= stages[0].log.count("redis is full") <= 2 * len(stages)
         redis.client.config_set("maxmemory", 0)
         await as_before(stages, engines)
-        assert "redis accepts writes again" in stages[0].log
+        await stages[0].until(lambda: "redis accepts writes again" in stages[0].log)
 
 
 def nothing_too_much(stage: Stage, engines: Sequence[Emulator]) -> bool:

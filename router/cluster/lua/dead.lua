@@ -35,7 +35,9 @@ for _, name in ipairs(call('HKEYS', heads)) do
           call('UNLINK', base .. 'copies:' .. held)
         end
       end
-      call('HDEL', heads, 'n' .. stream, 'p' .. stream, 's' .. stream, 'w' .. stream, 'a' .. stream)
+      for letter in string.gmatch('anpstw', '.') do
+        call('HDEL', heads, letter .. stream)
+      end
       num_forgotten = num_forgotten + 1
     end
   end

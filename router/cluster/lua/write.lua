@@ -3,11 +3,11 @@
 -- KEYS  meta
 -- ARGV  1 incarnation            2 router                    3 stream
 --       4 "1": the router must hold the stream's lease; "0" for a pool's stream
---       5 "1": cleared           6 position, or ""           7 status, or ""   ("": as before)
---       8.. of each change: tier, stored, removed, keys of copies, counts of copies ("2,3,1")
+--       5 "1": cleared           6 position, or ""           7 newest, or ""   ("": as before)
+--       8 status, or ""          9.. of each change: tier, stored, removed, keys of copies, counts of copies ("2,3,1")
 -- Gives {result, how many keys were skipped because something else lies there}
 local OK, FENCED, LOST = 0, 1, 2
-local FIRST, STEP = 8, 5
+local FIRST, STEP = 9, 5
 local call, pcall, sub, byte, char, rep =
   redis.call, redis.pcall, string.sub, string.byte, string.char, string.rep
 local band = bit.band
@@ -166,7 +166,10 @@ if is_fenced then
     call('HDEL', heads, 'p' .. stream)
   end
   if ARGV[7] ~= '' then
-    call('HSET', heads, 's' .. stream, ARGV[7])
+    call('HSET', heads, 't' .. stream, ARGV[7])
+  end
+  if ARGV[8] ~= '' then
+    call('HSET', heads, 's' .. stream, ARGV[8])
   end
 end
 return { OK, num_skipped }
