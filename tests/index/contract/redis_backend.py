@@ -81,6 +81,8 @@ class Node(Router):
         if self.link.is_up:
             await self.loader.load_wanted()
         await asyncio.gather(*starting)
+        for stream in self.direct.values():
+            stream.connected()
 
     async def connect(self) -> None:
         if not self.link.is_up:
