@@ -324,8 +324,7 @@ class RankStream(CandidateStream):
     # -- trust -------------------------------------------------------------------------------
 
     def mark_suspect(self, reason: str) -> None:
-        # Where there is no history to read, everything is forgotten at once. A second suspicion
-        # while it is being read does not begin it again: several routers may have the same one.
+        # A second suspicion does not start the reading again while it is under way.
         is_reading = self._suspicion is not None and self._history.wanted is not None
         if reason in (StreamReason.ALL_COPIES, StreamReason.EACH_COPY):
             self._blocks.removes_all_copies = reason == StreamReason.ALL_COPIES

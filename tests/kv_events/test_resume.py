@@ -320,7 +320,7 @@ def test_counters_claims_and_trust_survive_a_hand_over() -> None:
     engine.stream = engine.new_stream(counters=old.counters)
     position = old.position
     assert position is not None
-    engine.stream.resume(position, old.status(), now_s=0.0)
+    engine.stream.resume(position, old.status(), 0.0, newest=position)
     caches.hand_over(R1, engine.stream)
     engine.stream.connected()
     engine.replay()
@@ -333,7 +333,7 @@ def test_counters_claims_and_trust_survive_a_hand_over() -> None:
 
 
 def test_a_second_suspicion_does_not_begin_the_reading_again() -> None:
-    """Several routers may have the same one; once reading has begun, a new one counts."""
+    """Once reading has begun, a new reason counts."""
     engine = Engine(*said(1, 2))
     engine.stream.mark_suspect("wrong")
     engine.stream.begin_replay()
