@@ -23,7 +23,7 @@ from router.check.finding import Subject
 from router.cluster.redis_store import RedisStore
 from router.config import Config
 from router.index.candidate_stream import StreamReason
-from router.messages import KvGroup, ReplicaRecord
+from router.messages import SCHEMA, KvGroup, ReplicaRecord
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, chat, on_stage, words
 from tests.ports import free_port
@@ -542,7 +542,7 @@ async def test_redis_is_read_and_nothing_is_written(start_redis: Start) -> None:
 
 
 async def test_a_shared_redis_is_described(start_redis: Start) -> None:
-    """Routers and leaders of streams; replicas that operators added are looked at, too."""
+    """Routers and who writes each stream; replicas that operators added are looked at, too."""
     server = start_redis()
     async with Engines(2) as (one, other):
         await prompted(one)
@@ -558,7 +558,7 @@ async def test_a_shared_redis_is_described(start_redis: Start) -> None:
 
     assert wrong(report) == []
     assert report.redis is not None
-    assert report.redis.schema == "1"
+    assert report.redis.schema == str(SCHEMA)
     assert len(report.redis.routers) == 2
     streams = {stream.id: stream for stream in report.redis.feeds}
     assert streams.keys() == {f"{one.url}#0", "added#0"}  # type: ignore[comparison-overlap]

@@ -31,7 +31,9 @@ local stores = false
 for i = FIRST, #ARGV, STEP do
   stores = stores or ARGV[i + 1] ~= '' or ARGV[i + 3] ~= ''
 end
-if not stores then
+if stores then
+  call('HSETNX', meta, 'schema', '') -- it is there; a full Redis refuses this command
+else
   call('HDEL', meta, '')
 end
 
