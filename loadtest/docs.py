@@ -492,7 +492,7 @@ MAKERS: dict[str, Maker] = {
     "compare-checks": compare_checks,
     "floors": floors,
     "tested-versions": tested_versions,
-    "request": docstring("router/request/pipeline.py"),
+    "request": docstring("router/request/story.py"),
     "events": docstring("router/kv_events/follower.py"),
     "tasks": docstring("router/run.py"),
     "sharing": docstring("router/cluster/__init__.py"),

@@ -114,7 +114,7 @@ class RateLimited(ClientError):
 
 
 class QueueFull(ClientError):
-    """As many prompts wait as may; see router.request.wait."""
+    """As many prompts wait as may; see router.request.queue."""
 
     status = 429
     code = "queue_full"

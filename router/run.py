@@ -222,7 +222,7 @@ async def _sweep(router: Router) -> None:
     while True:
         await asyncio.sleep(_SWEEP_S)
         router.caches.expire_claims(time.monotonic())
-        router.pipeline.steps.observer.sweep(time.monotonic())
+        router.story.steps.recorder.sweep(time.monotonic())
         router.caches.index.sweep()
         router.sources.sweep()
         router.watches.sweep()

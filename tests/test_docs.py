@@ -418,8 +418,8 @@ def test_tables_are_complete() -> None:
     """What is listed by hand lists everything: policies, event kinds, outcomes, log fields."""
     listed = DOCUMENTS["docs/reference/metrics.md"] + DOCUMENTS["docs/reference/records.md"]
     kinds = [field.removeprefix("num_") for field in StreamCounters.__struct_fields__]
-    observe = (ROOT / "router/request/observe.py").read_text()
-    logged = set(re.findall(r'^ {16,20}"(\w+)":', observe, re.MULTILINE)) - {"fields"}
+    record = (ROOT / "router/request/record.py").read_text()
+    logged = set(re.findall(r'^ {8,20}"(\w+)":', record, re.MULTILINE)) - {"fields"}
 
     assert logged
     for name in (*kinds, *(outcome.value for outcome in Outcome), *logged):

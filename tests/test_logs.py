@@ -190,8 +190,8 @@ def test_lines_are_written_by_another_thread(
     before = (root.handlers[:], root.level, ours.level)
     try:
         listener = logs.start(level="info", as_json=False)
-        logging.getLogger("router.request.pipeline").info("routed", extra={"replica": "r1"})
-        logging.getLogger("router.request.pipeline").debug("hidden")
+        logging.getLogger("router.request.story").info("routed", extra={"replica": "r1"})
+        logging.getLogger("router.request.story").debug("hidden")
         listener.stop()
     finally:
         root.handlers[:] = before[0]

@@ -1,6 +1,6 @@
 """One simulated router: the live one's fleet, caches and sessions, and its way to a decision.
 
-What must live here: matching, deciding and observing as in `router.request.pipeline`, as far as
+What must live here: matching, deciding and observing as in `router.request.story`, as far as
 they concern placing. What must not: engines, the order of events. The objects are the router's
 own; only their inputs are simulated. The pool's contents are known exactly, as verification
 makes them live. Where replicas have roles, what is booked when is as in `router.request.prefill`.

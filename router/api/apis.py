@@ -18,7 +18,7 @@ from router.api.outline import Outline
 from router.api.usage import Usage
 from router.releases import V0_33, Release, is_at_least
 
-Prompt = ChatRequest | CompletionRequest
+Request = ChatRequest | CompletionRequest
 """What decides a request's prompt, whichever API it came by."""
 
 
@@ -46,8 +46,8 @@ class Api(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    parse: Callable[[Json], Prompt] | None = None
-    outlined: Callable[[Outline], Prompt] | None = None
+    parse: Callable[[Json], Request] | None = None
+    outlined: Callable[[Outline], Request] | None = None
     tokenize_body: Callable[[Json], dict[str, Any]] | None = None
     usage_of_body: Callable[[bytes], Usage | None] = usage.usage_of_body
     usage_of_stream: Callable[[bytes], Usage | None] = usage.usage_of_stream

@@ -1,7 +1,7 @@
 """Builds a router's parts, by subject; router.run runs them.
 
 parts      what is known, what connects to others, what is shared   `Parts`
-pipeline   the steps of a request                                   `build_pipeline`
+story      the steps of a request                                   `build_story`
 ports      the public port and the admin port                       `build_listeners`
 router     all of it                                                `Router`
 """

@@ -81,7 +81,7 @@ class Threads:
 
 
 class Parts:
-    """All but the pipeline and the ports; see `Router` for the arguments."""
+    """All but the steps of a request and the ports; see `Router` for the arguments."""
 
     def __init__(
         self, config: Config, *, redis_password: str | None, peer_name: str | None

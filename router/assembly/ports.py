@@ -52,9 +52,9 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
 def _data_app(router: Router) -> DataApp:
     config = router.config
     return DataApp(
-        pipeline=router.pipeline,
+        story=router.story,
         realtime=Realtime(
-            router.pipeline,
+            router.story,
             upstream=router.upstream,
             headers=RequestHeaders(router.engine_key, router.withheld),
             fleet=router.fleet,
@@ -83,7 +83,7 @@ def _admin_app(router: Router) -> AdminApp:
     control = Control(router.engine_api, router.registry, router.served_models, router.sleepers)
     token = read_secret(config.admin.token_file, "admin.token_file")
     return AdminApp(
-        explainer=Explainer(router.pipeline, router.caches, router.fleet),
+        explainer=Explainer(router.story, router.caches, router.fleet),
         registry=router.registry,
         watches=router.watches,
         experiments=router.experiments,

@@ -103,7 +103,7 @@ def apply(router: Router, config: Config) -> list[str]:
         router.watches.configure(config.replicas)
         router.engine_key.configure(config)
     if "policy.name" in changed or "policy.params" in changed:
-        router.pipeline.steps.decider.use(policy)
+        router.story.steps.place.use(policy)
     if "log.level" in changed:
         logging.getLogger("router").setLevel(config.log.level.upper())
     router.config = replace(old, replicas=config.replicas, policy=config.policy, log=config.log)

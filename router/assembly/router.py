@@ -1,9 +1,9 @@
-"""A whole router: its parts, and the pipeline that uses them."""
+"""A whole router: its parts, and the story of a request that uses them."""
 
 from __future__ import annotations
 
 from router.assembly.parts import Parts
-from router.assembly.pipeline import build_pipeline
+from router.assembly.story import build_story
 from router.config import Config
 from router.http.server import Listener
 
@@ -24,5 +24,5 @@ class Router(Parts):
         self, config: Config, *, redis_password: str | None = None, peer_name: str | None = None
     ) -> None:
         super().__init__(config, redis_password=redis_password, peer_name=peer_name)
-        self.pipeline = build_pipeline(self)
+        self.story = build_story(self)
         self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's

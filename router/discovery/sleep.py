@@ -14,7 +14,7 @@ cache it does not say there; it did, unless with `clear_cache=false`, in every `
 core.py). An order of our own admin port is known with its parameters, at once.
 
 From 0.33 on, one that is paused answers new requests with 503, and so does one that elastic EP
-scales or has retired. The first such answer counts as seen (router.request.forward). The next
+scales or has retired. The first such answer counts as seen (router.request.send). The next
 look at its metrics says when it goes on. Without metrics, requests try it again after some seconds.
 
 What a replica lost is dropped when that is seen; and again when it is awake and has not said so

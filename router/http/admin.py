@@ -51,7 +51,7 @@ from router.metrics import Metrics
 from router.replicas.deaths import Body, Deaths
 from router.replicas.registry import Registry
 from router.request.explain import Explainer
-from router.request.job import Inbound
+from router.request.results import Inbound
 from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)

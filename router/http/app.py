@@ -1,6 +1,6 @@
 """The data port: what clients talk to. Routes, bodies in, answers out, errors as JSON.
 
-No routing here: a request becomes an `Inbound`, which router.request.pipeline answers. The
+No routing here: a request becomes an `Inbound`, which router.request.story answers. The
 router's own pages are /healthz, /readyz, /metrics, /v1/models and its entries; router.api.routes
 says which routes go to engines.
 """
@@ -46,9 +46,9 @@ from router.http.guard import is_of_another_page
 from router.http.intake import HeldBody, Intake
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
-from router.request.job import Inbound
-from router.request.pipeline import Pipeline
 from router.request.realtime import Realtime
+from router.request.results import Inbound
+from router.request.story import Story
 from router.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class DataApp:
     def __init__(
         self,
         *,
-        pipeline: Pipeline,
+        story: Story,
         realtime: Realtime,
         fleet: Fleet,
         metrics: Metrics,
@@ -78,7 +78,7 @@ class DataApp:
         draining: Draining,
         tenants: Tenants | None,
     ) -> None:
-        self._pipeline = pipeline
+        self._story = story
         self._realtime = realtime
         self._fleet = fleet
         self._metrics = metrics
@@ -182,7 +182,7 @@ class DataApp:
         """
         inbound = await self._receive(exchange, route, held)
         await self._until_started()
-        await self._pipeline.route(inbound, exchange, exchange.request_id)
+        await self._story.serve(inbound, exchange, exchange.request_id)
 
     async def _connect(self, exchange: Exchange, route: Route, held: HeldBody) -> None:
         """Serve a WebSocket.

@@ -44,7 +44,7 @@ def request_ids() -> Iterator[str]:
 
 
 class Exchange:
-    """A request with its id and sender; the pipeline writes the answer to it.
+    """A request with its id and sender; the story writes the answer to it.
 
     Args:
         ids: Where its id is from, if the client has given it none.

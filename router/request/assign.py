@@ -14,18 +14,19 @@ from router.experiments.assignment import Assignment
 from router.experiments.runner import BEYOND, ExperimentRunner
 from router.records.record import AssignmentRecord
 from router.replicas.replica import Candidate
-from router.request.job import Job
+from router.request.results import Read
 
 
-def assign(experiments: ExperimentRunner, job: Job) -> Assignment | None:
-    """Find a prompt's arm; it keeps it, however often it is decided."""
-    if experiments.is_empty or job.prompt is None:
+def assign(experiments: ExperimentRunner, read: Read) -> Assignment | None:
+    """Find a prompt's variant; it keeps it, however often it is planned."""
+    if experiments.is_empty or read.request is None:
         return None
-    return experiments.assign(job.model or "", job.session_hash, time(), monotonic())
+    session_hash = read.session_hash
+    return experiments.assign(read.model or "", session_hash, time(), monotonic())
 
 
 def record_of(assignment: Assignment, *, is_beyond: bool) -> AssignmentRecord | None:
-    """Write down an assignment for the record; None: the request is in no arm."""
+    """Write down an assignment for the record; None: the request is in no variant."""
     if assignment.arm is None:
         return None
     not_counted = assignment.not_counted

@@ -11,12 +11,12 @@ import orjson
 from router.api.openai import CompletionRequest, tokenize_chat
 from router.discovery.engine_api import EngineApi
 from router.errors import BadRequest, RouterError, UpstreamError
-from router.request.job import Job
+from router.request.results import Read
 from router.tokens import NeedsEngine, Prompter
 
 logger = logging.getLogger(__name__)
 
-_MAX_BYTES: Final = 2 << 20  # of a body that is written anew for an engine
+_MAX_BYTES: Final = 2 << 20  # of a body that is written again for an engine
 
 EngineAddress = Callable[[str], tuple[str, str] | None]
 """Model -> name and base URL of a replica that may be asked; None: none is up."""
@@ -31,21 +31,21 @@ class EngineTokenizer:
         self._timeout_s = timeout_s
 
     async def ids_of(self, model: str, body: bytes) -> list[int] | None:
-        """Ask for the ids of a body that was made for it, likewise."""
+        """Ask for the ids of a body that was made for it, in the same way."""
         try:
             return await self._ask(model, body)
         except BadRequest as exc:
             _log_failure(model, exc)
             return None
 
-    async def ids(self, job: Job, prompter: Prompter) -> list[int] | None:
+    async def ids(self, read: Read, prompter: Prompter) -> list[int] | None:
         """Ask within a deadline; late or failing means unknown (None), never an error."""
-        if job.inbound.body is None or len(job.inbound.body) > _MAX_BYTES:
+        if read.inbound.body is None or len(read.inbound.body) > _MAX_BYTES:
             return None
-        if job.completion is not None and not _is_one_text(job.completion):
+        if read.completion is not None and not _is_one_text(read.completion):
             return None  # `/tokenize` takes one text
         try:
-            return await self._ask(job.model or "", orjson.dumps(_body(job, prompter)))
+            return await self._ask(read.model or "", orjson.dumps(_body(read, prompter)))
         except (BadRequest, orjson.JSONEncodeError):  # orjson writes 254 levels and reads 1,024
             return None  # forwarded, it will be refused in the engine's own words
         except NeedsEngine:  # what that route would have to be sent depends on the template
@@ -71,17 +71,17 @@ def _log_failure(model: str, error: RouterError) -> None:
     logger.warning("no engine tokenized", extra={"model": model, "reason": error.message})
 
 
-def _body(job: Job, prompter: Prompter) -> dict[str, Any]:
+def _body(read: Read, prompter: Prompter) -> dict[str, Any]:
     """Build what is asked.
 
     Raises:
         NeedsEngine: as `Prompter.adapted`.
     """
-    write = job.inbound.api.tokenize_body
+    write = read.inbound.api.tokenize_body
     if write is not None:
-        return write(orjson.loads(job.inbound.body or b""))
-    assert job.chat is not None
-    return tokenize_chat(prompter.adapted(job.chat))
+        return write(orjson.loads(read.inbound.body or b""))
+    assert read.chat is not None
+    return tokenize_chat(prompter.adapted(read.chat))
 
 
 def _is_one_text(request: CompletionRequest) -> bool:

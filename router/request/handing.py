@@ -18,7 +18,8 @@ import xxhash
 
 from router.api.openai import ChatRequest
 from router.metrics import Metrics
-from router.request.job import Job, Placement
+from router.request.plan import Placement
+from router.request.results import Prompt, Tries
 from router.request.tokenize import MaxTokens
 from router.tokens.hand_over import HandOver, Kind
 from router.upstream import Answer
@@ -39,49 +40,43 @@ class Handing:
         self._max_tokens = max_tokens
         self._metrics = metrics
 
-    async def hand_over(self, job: Job, placement: Placement) -> None:
-        """Put the ids into a request's body, if that is due.
+    async def body_with_ids(
+        self, prompt: Prompt, tries: Tries, placement: Placement
+    ) -> bytes | None:
+        """Return a request's body with its token ids. None: it goes as it came.
 
-        80,000 of them take 0.2 ms, where none was written before 0.6.
+        80,000 ids take 0.2 ms, where none was written before 0.6.
         """
-        job.handed = job.transfer  # that has the field, and no room for ids
-        job.is_handed_over = False
-        if job.transfer is not None:
-            return
-        if job.kind is None or job.way != "local" or job.tokens is None or job.tries:
-            return  # after a failure it goes as it came
-        longest = self._max_tokens(job.model or "")
-        if longest is not None and job.num_tokens > longest:
-            return
-        replica = placement.candidate.replica.name
+        kind, tokens, model = prompt.read.kind, prompt.tokens, prompt.model or ""
+        if kind is None or prompt.way != "local" or tokens is None or tries.records:
+            return None  # after a failure it goes as it came
+        longest = self._max_tokens(model)
+        if longest is not None and prompt.num_tokens > longest:
+            return None
         if not self._hand_over.is_due(
-            job.model or "", job.kind, replica, job.num_tokens, monotonic()
+            model, kind, placement.replica, prompt.num_tokens, monotonic()
         ):
-            return
-        steps = job.tokens.json()
+            return None
+        steps = tokens.json()
         try:
             while True:
                 next(steps)
                 await asyncio.sleep(0)
         except StopIteration as end:
             ids: bytes = end.value
-        job.handed = with_ids(job.inbound.body or b"", ids)
-        job.is_handed_over = job.handed is not None
-        if job.is_handed_over:
-            self._metrics.handed_over.labels(job.model or "").inc()
+        body = with_ids(prompt.inbound.body or b"", ids)
+        if body is not None:
+            self._metrics.handed_over.labels(model).inc()
+        return body
 
-    def is_refused(self, job: Job, answer: Answer) -> bool:
+    def is_refused(self, prompt: Prompt, answer: Answer) -> bool:
         """Return whether an engine refused the ids: the request is to be sent without them.
 
-        Also notes whether it failed on them.
+        Also records whether it failed on them.
         """
-        if not job.is_handed_over:
-            return False
-        model, now_s = job.model or "", monotonic()
+        model, now_s = prompt.model or "", monotonic()
         if answer.outcome_status == 400 and _FIELD in answer.readable:
             self._hand_over.suspend(model, "refused", now_s)
-            job.kind = None
-            job.is_handed_over = False
             return True
         self._hand_over.observe_attempt(model, now_s, failed=answer.outcome_status == 500)
         return False

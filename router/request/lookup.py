@@ -21,7 +21,7 @@ from router.index.cache_view import CacheView
 from router.messages import StreamId, pack_keys
 from router.metrics import Metrics
 from router.replicas.replica import Candidate
-from router.request.job import Job
+from router.request.results import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -48,23 +48,29 @@ class Lookup:
         self._is_up = is_up
         self._metrics = metrics
 
-    async def fill(self, job: Job, candidates: Sequence[Candidate]) -> None:
-        """Set the job's matches of incompletely known candidates, as far as Redis knows them."""
-        if job.tokens is None or not self._is_up():
-            return
+    async def find(
+        self, prompt: Prompt, candidates: Sequence[Candidate]
+    ) -> dict[CandidateId, BlockMatch]:
+        """Return the matches of incompletely known candidates, as far as Redis knows them."""
+        matches: dict[CandidateId, BlockMatch] = {}
+        if prompt.tokens is None or not self._is_up():
+            return matches
         for contract, candidate_of in self._by_contract(candidates).items():
             started_s = time.monotonic()
             try:
-                found = await self._store.lookup(pack_keys(job.keys(contract)), tuple(candidate_of))
+                found = await self._store.lookup(
+                    pack_keys(prompt.keys(contract)), tuple(candidate_of)
+                )
             except StoreError as exc:
                 self._metrics.lookups.labels(exc.code).inc()
-                return
+                break
             self._metrics.lookups.labels("ok").inc()
             self._metrics.lookup_seconds.observe(time.monotonic() - started_s)
-            job.found |= {
+            matches |= {
                 candidate: BlockMatch(found[id_, "gpu"], found[id_, "gpu"], found[id_, "cpu"])
                 for id_, candidate in candidate_of.items()
             }
+        return matches
 
     def _by_contract(
         self, candidates: Sequence[Candidate]

@@ -22,10 +22,11 @@ from router.index.block_index import NO_BLOCKS
 from router.index.cache_view import CacheView
 from router.replicas.fleet import NO_MATCH, Fleet, Match
 from router.replicas.replica import Candidate
-from router.request.job import Found, Job, PoolMatch
 from router.request.lookup import Lookup
-from router.request.turns import Turns
+from router.request.plan import Found, PoolMatch
+from router.request.results import Prompt
 from router.request.verify import PoolVerifier
+from router.turns import Turns
 
 _HEAVY_TOKENS: Final = 32_768  # hashing them takes 3 ms, and several times that where it is slow
 
@@ -54,44 +55,46 @@ class Matcher:
         turns: Turns,
     ) -> None:
         self._fleet = fleet
-        self._caches = caches
+        self.caches = caches
         self._lookup = lookup
-        self._pool = pool
+        self.pool = pool
         self._encoders = encoders
         self._first_blocks_tokens = first_blocks_tokens
         self._turns = turns
 
     # ---------------------------------------------------------------- what may wait
 
-    async def prepare(self, job: Job) -> None:
+    async def prepare(self, prompt: Prompt) -> Prompt:
         """Hash a long new prompt ahead, and ask Redis; whatever fails, the request goes on."""
-        if job.tokens is None:
-            return
-        if job.tokens.num_new_tokens > _HEAVY_TOKENS:
+        if prompt.tokens is None:
+            return prompt
+        if prompt.tokens.num_new_tokens > _HEAVY_TOKENS:
             with suppress(RouterError):  # no replica serves it: the decision says so
-                await self._hash_ahead(job, self._by_contract(job, self._candidates(job)))
+                await self._hash_ahead(prompt, self._by_contract(prompt, self._candidates(prompt)))
         if self._lookup is not None:
-            with suppress(RouterError):  # likewise
-                await self._lookup.fill(job, self._candidates(job))
+            with suppress(RouterError):  # the same
+                found = await self._lookup.find(prompt, self._candidates(prompt))
+                return replace(prompt, found=found)
+        return prompt
 
-    def _candidates(self, job: Job) -> Sequence[Candidate]:
+    def _candidates(self, prompt: Prompt) -> Sequence[Candidate]:
         """List the candidates for a request, or for its prompt.
 
         Raises:
             UnknownModel, NoReplicaAvailable: there are none.
         """
         now_s = monotonic()
-        candidates = self._fleet.candidates(job.model, now_s)
+        candidates = self._fleet.candidates(prompt.model, now_s)
         if self._fleet.is_split:
-            candidates = (*candidates, *self._fleet.prefillers(job.model, None, now_s))
-        return same_names(job, candidates)
+            candidates = (*candidates, *self._fleet.prefillers(prompt.model, None, now_s))
+        return same_names(prompt, candidates)
 
-    async def _hash_ahead(self, job: Job, contracts: Iterable[HashContract]) -> None:
+    async def _hash_ahead(self, prompt: Prompt, contracts: Iterable[HashContract]) -> None:
         """Hash a prompt's chain in steps, off the loop where they are long."""
-        assert job.tokens is not None
+        assert prompt.tokens is not None
         loop = asyncio.get_running_loop()
         for contract in contracts:
-            steps = job.tokens.hashing(contract, job.extra)
+            steps = prompt.tokens.hashing(contract, prompt.extra)
             try:
                 work = next(steps)
                 while True:
@@ -105,31 +108,31 @@ class Matcher:
 
     # ---------------------------------------------------------------- what may not
 
-    def match(self, job: Job, candidates: Sequence[Candidate]) -> Found:
+    def match(self, prompt: Prompt, candidates: Sequence[Candidate]) -> Found:
         """Count the leading prompt tokens that each candidate and the pool can spare an engine.
 
         None where an engine will not look into its cache, nor into the pool.
         """
-        if job.prompt is not None and not job.prompt.reads_cache:
-            first_blocks = self._first_blocks(job, candidates)
+        if prompt.read.request is not None and not prompt.read.request.reads_cache:
+            first_blocks = self._first_blocks(prompt, candidates)
             return Found(matches={}, pools={}, first_blocks_hash=first_blocks)
-        alike = same_names(job, candidates)
-        contracts = self._by_contract(job, alike)
-        matches = self._matches(job, contracts)
-        if job.inbound.api.ranks_since is not None:
-            anywhere = [each for each in candidates if not job.is_placed_at(each)]
+        same = same_names(prompt, candidates)
+        contracts = self._by_contract(prompt, same)
+        matches = self._matches(prompt, contracts)
+        if prompt.inbound.api.ranks_since is not None:
+            anywhere = [each for each in candidates if not prompt.is_placed_at(each)]
             matches = _of_any_rank(matches, anywhere)
         pools: dict[CandidateId, PoolMatch] = {}
-        if self._pool is not None and contracts:
-            pools = self._pool.match(job, alike, contracts, self._caches.index)
-            _add_pools(matches, pools, self._pool.reads)
+        if self.pool is not None and contracts:
+            pools = self.pool.match(prompt, same, contracts, self.caches.index)
+            _add_pools(matches, pools, self.pool.reads)
         return Found(
             matches=matches,
             pools=pools,
-            first_blocks_hash=self._first_blocks(job, candidates),
+            first_blocks_hash=self._first_blocks(prompt, candidates),
         )
 
-    def surviving(self, job: Job, candidate: Candidate, view: ReplicaView) -> ReplicaView:
+    def surviving(self, prompt: Prompt, candidate: Candidate, view: ReplicaView) -> ReplicaView:
         """Show of the chosen candidate what of its match is left when it comes to the request.
 
         And no more than what is whole: a match is found by bisecting.
@@ -137,76 +140,76 @@ class Matcher:
         Those in front of it evict the rest. Policies go by what is there now: without the queue
         they would move more conversations, and recompute a tenth more (docs/research/index.md).
         """
-        contract = self._caches.contract(view.id)
-        if job.tokens is None or contract is None or not view.num_gpu_tokens:
+        contract = self.caches.contract(view.id)
+        if prompt.tokens is None or contract is None or not view.num_gpu_tokens:
             return view
-        if not job.is_placed_at(candidate):
+        if not prompt.is_placed_at(candidate):
             return view
         num_blocks = view.num_gpu_tokens // contract.block_size
-        keys = job.keys(contract)
-        num_left = self._caches.surviving(keys, view.id, num_blocks)
-        if view.id not in job.found:  # its blocks are known here
-            num_left = min(num_left, self._caches.unbroken(keys, view.id, num_blocks))
+        keys = prompt.keys(contract)
+        num_left = self.caches.surviving(keys, view.id, num_blocks)
+        if view.id not in prompt.found:  # its blocks are known here
+            num_left = min(num_left, self.caches.unbroken(keys, view.id, num_blocks))
         if num_left == num_blocks:
             return view
         num_gpu = num_left * contract.block_size
-        has_cpu = self._caches.index.num_blocks(view.id, "cpu") > 0
+        has_cpu = self.caches.index.num_blocks(view.id, "cpu") > 0
         num_cpu = view.num_cpu_tokens if has_cpu else num_gpu
         return replace(view, num_gpu_tokens=num_gpu, num_cpu_tokens=num_cpu)
 
-    def has_room(self, job: Job, candidate: Candidate) -> bool:
+    def has_room(self, prompt: Prompt, candidate: Candidate) -> bool:
         """Return whether an engine could begin a prompt now, beside what it has."""
-        contract = self._caches.contract(candidate.id)
-        if job.tokens is None or contract is None or not job.is_placed_at(candidate):
+        contract = self.caches.contract(candidate.id)
+        if prompt.tokens is None or contract is None or not prompt.is_placed_at(candidate):
             return True
-        return self._caches.has_room(job.keys(contract), candidate.id, job.num_tokens)
+        return self.caches.has_room(prompt.keys(contract), candidate.id, prompt.num_tokens)
 
-    def _matches(self, job: Job, contracts: _ByContract) -> dict[CandidateId, Match]:
+    def _matches(self, prompt: Prompt, contracts: _ByContract) -> dict[CandidateId, Match]:
         """Count the leading prompt tokens each candidate can reuse, capped as the engine caps.
 
         The chain is computed once per contract.
         """
         matches: dict[CandidateId, Match] = {}
         for contract, ids in contracts.items():
-            keys, size = job.keys(contract), contract.block_size
+            keys, size = prompt.keys(contract), contract.block_size
             # The engine recomputes at least the last token, hence a whole block of a full hit.
-            reusable = (job.num_tokens - 1) // size
+            reusable = (prompt.num_tokens - 1) // size
             last, match = NO_BLOCKS, NO_MATCH
-            for cid, found in self._caches.match(keys, ids, job.found, reusable).items():
+            for cid, found in self.caches.match(keys, ids, prompt.found, reusable).items():
                 if found is not last:  # candidates that hold as much have the same one
                     last = found
                     match = Match(found.num_gpu_blocks * size, found.num_cpu_blocks * size)
                 matches[cid] = match
         return matches
 
-    def _by_contract(self, job: Job, candidates: Sequence[Candidate]) -> _ByContract:
+    def _by_contract(self, prompt: Prompt, candidates: Sequence[Candidate]) -> _ByContract:
         """Group candidates by how their blocks are named; those not known at all are left out.
 
         Empty where the tokens are not known.
         """
-        if job.tokens is None:
+        if prompt.tokens is None:
             return {}
-        return self._caches.by_contract([candidate.id for candidate in candidates])
+        return self.caches.by_contract([candidate.id for candidate in candidates])
 
-    def _first_blocks(self, job: Job, candidates: Sequence[Candidate]) -> int | None:
+    def _first_blocks(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:
         """Digest the prompt's first blocks: the key of the last of them, for it is chained."""
-        contract = self._caches.contract(candidates[0].id)
-        keys = job.keys(contract) if contract is not None else []
+        contract = self.caches.contract(candidates[0].id)
+        keys = prompt.keys(contract) if contract is not None else []
         if contract is None or not keys:
             return None
         num_blocks = max(1, self._first_blocks_tokens // contract.block_size)
         return keys[min(num_blocks, len(keys)) - 1]
 
 
-def same_names(job: Job, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+def same_names(prompt: Prompt, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     """Leave out candidates that have a request's adapter from another path.
 
     Digests include it, so nothing is known there of the blocks (vLLM 0.32 v1/core/kv_cache_utils.py
     `_gen_lora_extra_hash_keys`). It happens while an adapter is reloaded, one replica at a time.
     """
-    if job.extra.lora is None:
+    if prompt.extra.lora is None:
         return candidates
-    name, path = job.extra.lora
+    name, path = prompt.extra.lora
     return [each for each in candidates if each.replica.adapter_path(name) == path]
 
 

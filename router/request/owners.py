@@ -1,7 +1,7 @@
 """Owners: a request about a response goes to the replica that issued it.
 
-    find    when it is read: which replica that is, as this router or Redis knows
-    note    when an answer has begun: the id that it brings
+    find     when it is read: which replica that is, as this router or Redis knows
+    record   when an answer has begun: the id that it brings
 
 A request about an unknown response is placed like any other; where there are tenants it is refused,
 since the response may be another tenant's. Redis is asked within a deadline, and only for ids that
@@ -22,7 +22,8 @@ from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseKey, ResponseOwners, response_key
-from router.request.job import Job, Placement
+from router.request.plan import Placement
+from router.request.results import Read
 from router.upstream import Answer
 
 logger = logging.getLogger(__name__)
@@ -55,29 +56,28 @@ class Owners:
         self._is_up = is_up
         self._metrics = metrics
 
-    async def find(self, job: Job) -> None:
-        """Set the replica that a request has to go to, if it names a response.
+    async def find(self, read: Read) -> str | None:
+        """Return the replica that issued the response a request names. None: it may go to any.
 
         Raises:
             ResponseNotFound: that replica is gone; or the response is not known to be the tenant's.
         """
-        if job.response_id is None:
-            return
-        key = _key(job, job.response_id)
+        assert read.response_id is not None
+        key = _key(read, read.response_id)
         identity, where = self._known.get(key), "here"
         if identity is None:
             identity, where = await self._ask(key), "redis"
         if identity is None:
             self._metrics.responses_found.labels("unknown").inc()
-            if job.tenant is not None:
-                raise ResponseNotFound(job.response_id)
-            return
+            if read.tenant is not None:
+                raise ResponseNotFound(read.response_id)
+            return None
         entry = self._registry.of_identity(identity)
         if entry is None or not self._fleet.listens(entry.name, monotonic()):
             self._metrics.responses_found.labels("gone").inc()
-            raise ResponseNotFound(job.response_id)
+            raise ResponseNotFound(read.response_id)
         self._metrics.responses_found.labels(where).inc()
-        job.owner = entry.name
+        return entry.name
 
     async def _ask(self, key: ResponseKey) -> str | None:
         """Ask Redis; late or failing means unknown."""
@@ -92,15 +92,15 @@ class Owners:
             self._known.learn(key, identity)
         return identity
 
-    def note(self, job: Job, placement: Placement, answer: Answer) -> None:
+    def record(self, read: Read, placement: Placement, answer: Answer) -> None:
         """Remember which replica issued the response that an answer brings."""
-        if not job.is_kept or answer.status != _OK:
+        if answer.status != _OK:
             return
         response_id = issued_in(answer.readable, is_event_stream=answer.is_event_stream)
-        entry = self._registry.find(placement.candidate.replica.name)
+        entry = self._registry.find(placement.replica)
         if response_id is not None and entry is not None:
-            self._known.note(_key(job, response_id), entry.identity)
+            self._known.note(_key(read, response_id), entry.identity)
 
 
-def _key(job: Job, response_id: str) -> ResponseKey:
-    return response_key(response_id, job.tenant.name if job.tenant is not None else "")
+def _key(read: Read, response_id: str) -> ResponseKey:
+    return response_key(response_id, read.tenant.name if read.tenant is not None else "")

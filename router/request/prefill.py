@@ -1,17 +1,17 @@
 """Prefill: have a prompt computed elsewhere, then have its answer given where it is decoded.
 
-Only of a request that a replica of role decode answers. A prefill replica that fails is left for
-another one, once; whatever goes wrong then, or in another way, the decode replica computes the
-prompt itself: a failed prefill is no client's error. What is held at either
-replica is given back however it ends, and a client that leaves ends both at once.
+Only for requests that a replica of role decode answers. If a prefill replica fails, another one is
+asked, once. Whatever goes wrong after that, the decode replica computes the prompt itself: a failed
+prefill is no client's error. Both placements end however the request ends, and a client that leaves
+ends both at once.
 
-    store     the prompt, then, when the pool has it, the request as it came
-    nixl      the prompt; its answer's `kv_transfer_params` go with the request. In push mode
-              engines match the two by request id: both get one that no other request has, and what
-              has no id of ours (a response), or several (n > 1), is not sent on
-    mooncake  both at once, with one `transfer_id`: the decode replica waits for the other. If that
-              fails, or ends its prompt early, it would wait for 480 s: its try is cut, and it
-              computes the prompt
+    store     the prompt; then, when the pool has it, the request as it came
+    nixl      the prompt; the `kv_transfer_params` of its answer go with the request. In push mode
+              engines match both by request id, so both get an id that no other request has. A
+              response, or a request with several answers (n > 1), has no such id and is not sent on
+    mooncake  both at once, with one `transfer_id`: the decode replica waits for the other. If the
+              prefill fails or ends early, the decode replica would wait for 480 s. Its try is cut,
+              and it computes the prompt
 
 Source: vLLM 0.32.0, distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py
 (`update_state_after_alloc`, `request_finished`), nixl/pull_scheduler.py, nixl/push_worker.py
@@ -43,15 +43,13 @@ from router.errors import (
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.records.record import PrefillRecord
-from router.replicas.fleet import Fleet
-from router.request.admit import Admission
 from router.request.bootstraps import Bootstraps
-from router.request.decide import Decider
-from router.request.forward import Attempt, Forwarder
 from router.request.headers import RequestHeaders
-from router.request.job import Choice, Job, Placement
+from router.request.place import Place
+from router.request.plan import Placement, Plan
+from router.request.results import Prompt, Tries
 from router.request.retry import Retries
-from router.request.verify import PoolVerifier
+from router.request.send import NO_TRANSFER, Sender, Sent, Transfer
 from router.upstream import Upstream
 
 _MOST_BYTES: Final = 1024 * 1024  # of the answer to a prompt: one token
@@ -62,12 +60,12 @@ _ASK_EVERY: Final = 4  # looks: the master is asked; in between events may say s
 _LEFT: Final = frozenset(
     {UpstreamUnreachable.code, ConnectTimeout.code, UpstreamBroken.code, "bootstrap"}
 )
-"""How a prefill replica fails, besides 5xx, that another one would not: that is asked instead.
-Where it took too long, the decode replica has waited enough."""
+"""Failures of a prefill replica, besides 5xx, after which another one is asked. After a timeout
+none is: the decode replica has waited enough."""
 
 _UNREAD: Final = ("status_", "event_")
-"""How a decode replica fails that could not read what another one has computed, and others too: it
-is asked to compute it."""
+"""Failures of a decode replica that may come from a failed read of the other's blocks. It is asked
+to compute the prompt."""
 
 _MOONCAKE_ASK: Final[Mapping[str, Any]] = {"do_remote_decode": True, "do_remote_prefill": False}
 _NIXL_ASK: Final[Mapping[str, Any]] = {
@@ -87,13 +85,14 @@ class _Done(Struct, frozen=True, kw_only=True):
     num_cached_tokens: int | None = None
     is_capped: bool = False  # it ended for its length
     params: dict[str, Any] | None = None  # for the replica that decodes it
+    transfer: Transfer = NO_TRANSFER  # made of them
 
 
 class Prefill:
     """Sends requests whose prompt may be computed elsewhere.
 
     Args:
-        pool: None: nothing is known of the pool, so nothing of it is awaited.
+        pool: None: nothing is known of the pool, so the prompt is not awaited there.
     """
 
     def __init__(
@@ -102,75 +101,70 @@ class Prefill:
         *,
         upstream: Upstream,
         headers: RequestHeaders,
-        decider: Decider,
-        admission: Admission,
-        forwarder: Forwarder,
+        place: Place,
+        sender: Sender,
         retries: Retries,
-        fleet: Fleet,
         bootstraps: Bootstraps,
-        pool: PoolVerifier | None,
         metrics: Metrics,
     ) -> None:
         self._config = config
         self._upstream = upstream
         self._headers = headers
-        self._decider = decider
-        self._admission = admission
-        self._forwarder = forwarder
+        self._place = place
+        self._sender = sender
         self._retries = retries
-        self._fleet = fleet
         self._bootstraps = bootstraps
-        self._pool = pool
         self._metrics = metrics
 
-    async def send(self, job: Job, placement: Placement) -> Attempt:
+    async def send(self, prompt: Prompt, tries: Tries, placement: Placement) -> Sent:
         """Send one try: its prompt where that is planned, and the request itself.
 
         Raises:
             OutOfConnections: as `Upstream.open`.
         """
-        job.transfer = None
         record, prefill = _planned(placement), placement.prefill
-        attempt: Attempt | None = None
+        transfer, sent = NO_TRANSFER, None
         try:
             if prefill is not None:
-                record, attempt = await self._try(job, placement, prefill, record)
-                if attempt is None and self._retries.witness.refusal(job) is not None:
+                record, transfer, sent = await self._try(prompt, tries, placement, record)
+                if sent is None and self._retries.witness.refusal(tries) is not None:
                     return _gone(prefill)
-                again = self._again(job, placement, prefill, record) if attempt is None else None
-                if again is not None:
-                    self._note(job, record)
-                    prefill, record = again, _planned(placement)
-                    record, attempt = await self._try(job, placement, prefill, record)
-            if attempt is None and self._retries.witness.refusal(job) is not None:
-                assert prefill is not None  # it has died just now
-                return _gone(prefill)
-            if attempt is None:
-                attempt = await self._decode(job, placement, record)
+                if sent is None and self._begin_again(prompt, placement, record):
+                    self._record(tries, record)
+                    prefill, record = placement.prefill, _planned(placement)
+                    assert prefill is not None
+                    record, transfer, sent = await self._try(prompt, tries, placement, record)
+                    if sent is None and self._retries.witness.refusal(tries) is not None:
+                        return _gone(prefill)
+            if sent is None:
+                sent = await self._decode(prompt, tries, placement, record, transfer)
             if prefill is None or record.transfer == "store":
-                return attempt
-            if (attempt.failure or "").startswith(_UNREAD):
-                if attempt.answer is not None:
-                    attempt.answer.close()
-                self._forget(job, prefill)
-                record = replace(record, result="failed", why=attempt.failure or "")
-                attempt = await self._decode(job, placement, record)
-            return attempt
+                return sent
+            if (sent.failure or "").startswith(_UNREAD):
+                sent.close()
+                self._bootstraps.forget(prefill.replica)
+                record = replace(record, result="failed", why=sent.failure or "")
+                sent = await self._decode(prompt, tries, placement, record, NO_TRANSFER)
+            return sent
         finally:
-            job.transfer = job.engine_id = None  # an answer takes minutes
             if prefill is None or record.result != "local":  # else its client left before
-                self._note(job, record)
+                self._record(tries, record)
 
     async def _try(
-        self, job: Job, placement: Placement, prefill: Placement, record: PrefillRecord
-    ) -> tuple[PrefillRecord, Attempt | None]:
-        """Have a prompt computed elsewhere, and write down what came of it; as `_elsewhere`."""
-        begun_s = monotonic()
-        done, attempt = await self._elsewhere(job, placement, prefill)
+        self, prompt: Prompt, tries: Tries, placement: Placement, record: PrefillRecord
+    ) -> tuple[PrefillRecord, Transfer, Sent | None]:
+        """Have a prompt computed elsewhere.
+
+        Returns:
+            How that went, what goes with the request, and how that went if it was sent, too.
+        """
+        begun_s, prefill = monotonic(), placement.prefill
+        assert prefill is not None
+        done, sent = await self._elsewhere(prompt, tries, placement, prefill)
         if done.failure:
-            self._forget(job, prefill)
+            self._bootstraps.forget(prefill.replica)  # the engine there may be another process
             if done.failure == UpstreamBroken.code or done.failure.startswith("status_5"):
-                await self._retries.witness.lost(job, prefill, done.failure)
+                await self._retries.witness.lost(prompt, tries, prefill, done.failure)
         record = replace(
             record,
             result="failed" if done.failure else "remote",
@@ -178,116 +172,110 @@ class Prefill:
             ms=(monotonic() - begun_s) * 1000.0,
             num_reported_cached_tokens=done.num_cached_tokens,
         )
-        return record, attempt
+        return record, done.transfer, sent
 
-    def _again(
-        self, job: Job, placement: Placement, prefill: Placement, record: PrefillRecord
-    ) -> Placement | None:
-        """Book a prompt at another prefill replica than the one that failed; None: none may."""
-        may_help = record.why in _LEFT or record.why.startswith("status_5")
-        if record.result != "failed" or not may_help:
-            return None
-        if not self._retries.may_prefill_again(prefill, record.why):
-            return None
-        choice = self._decider.prefill_again(job, placement, prefill)
-        if choice is None:
-            return None
-        return self._admission.prefill_again(job, placement, choice)
+    def _begin_again(self, prompt: Prompt, placement: Placement, record: PrefillRecord) -> bool:
+        """Place a prompt at another prefill replica than the one that failed. False: none may."""
+        failed, may_help = placement.prefill, record.why in _LEFT
+        assert failed is not None
+        if record.result != "failed" or not (may_help or record.why.startswith("status_5")):
+            return False
+        if not self._retries.may_prefill_again(failed, record.why):
+            return False
+        plan = self._place.plan_prefill_again(prompt, placement, failed)
+        if plan is None:
+            return False
+        self._place.commit_prefill_again(prompt, placement, plan)
+        return True
 
-    def _note(self, job: Job, record: PrefillRecord) -> None:
-        """Note where a prompt was computed; of several tries, the last that went elsewhere."""
+    def _record(self, tries: Tries, record: PrefillRecord) -> None:
+        """Record where a prompt was computed; of several tries, the last that went elsewhere."""
         self._metrics.prefills.labels(record.result, record.why).inc()
         if record.ms is not None:
             self._metrics.prefill_seconds.labels(record.candidate).observe(record.ms / 1000.0)
-        if job.prefill is None or record.candidate is not None:
-            job.prefill = record
+        if tries.prefill is None or record.candidate is not None:
+            tries.prefill = record
 
-    def _forget(self, job: Job, prefill: Placement) -> None:
-        """Forget a transfer that failed: the engine there may be another process."""
-        job.transfer = job.engine_id = None
-        self._bootstraps.forget(prefill.candidate.replica.name)
-
-    async def _decode(self, job: Job, placement: Placement, record: PrefillRecord) -> Attempt:
+    async def _decode(
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        record: PrefillRecord,
+        transfer: Transfer,
+    ) -> Sent:
         """Send a request whose prompt is computed, or is to be where it is decoded."""
-        if placement.prefill is not None and not await self._go_on(job, placement, record):
-            name = placement.candidate.replica.name
+        if placement.prefill is not None and not await self._go_on(prompt, placement, record):
+            name = placement.replica
             error = UpstreamUnreachable(name, f"replica {name} was removed")
-            return Attempt(error=error, failure=error.code)
-        return await self._forwarder.send(job, placement)
+            return Sent(error=error, failure=error.code)
+        return await self._sender.send(prompt, tries, placement, transfer)
 
     async def _elsewhere(
-        self, job: Job, placement: Placement, prefill: Placement
-    ) -> tuple[_Done, Attempt | None]:
-        """Have a prompt computed elsewhere; with what came of the request, if that was sent, too.
+        self, prompt: Prompt, tries: Tries, placement: Placement, prefill: Placement
+    ) -> tuple[_Done, Sent | None]:
+        """Have a prompt computed elsewhere, and end that placement.
 
-        What the prefill replica holds of it is given back.
+        Returns:
+            How that went, and how the request went if it was sent, too.
         """
+        how, body = placement.candidate.replica.transfer, prompt.inbound.body or b""
         is_begun = False
         try:
-            match placement.candidate.replica.transfer:
-                case "store":
-                    params, engine_id = None, None
-                case "nixl":
-                    params, engine_id = _NIXL_ASK, None
-                    job.engine_id = f"{job.request_id}-{secrets.token_hex(8)}"
-                case "mooncake":
-                    try:
-                        engine_id = await self._bootstraps.engine_id(prefill.candidate)
-                    except UpstreamError:
-                        return _Done(failure="bootstrap"), None
-                    params = {**_MOONCAKE_ASK, "transfer_id": secrets.token_hex(16)}
-            try:
-                body = prefill_body(job.inbound.api.name, job.inbound.body or b"", params)
-                if engine_id is not None:
-                    assert params is not None
-                    job.transfer = decode_body(
-                        job.inbound.body or b"", _mooncake_params(prefill, engine_id, params)
-                    )
-            except BadRequest:
-                return _Done(failure="body"), None
+            params, transfer = None, NO_TRANSFER
+            if how == "nixl":
+                params = _NIXL_ASK
+                transfer = Transfer(engine_id=f"{prompt.read.request_id}-{secrets.token_hex(8)}")
+            elif how == "mooncake":
+                params = {**_MOONCAKE_ASK, "transfer_id": secrets.token_hex(16)}
+                engine_id = await self._bootstraps.engine_id(prefill.candidate)
+                asked = _mooncake_params(prefill, engine_id, params)
+                transfer = Transfer(body=decode_body(body, asked))
+            own_body = prefill_body(prompt.inbound.api.name, body, params)
             is_begun = True
+        except UpstreamError:
+            return _Done(failure="bootstrap"), None
+        except BadRequest:
+            return _Done(failure="body"), None
         finally:
             if not is_begun:
-                self._admission.release(prefill, Outcome.CLIENT_GONE)
-        if engine_id is not None:
-            return await self._at_once(job, placement, prefill, body)
-        done = await self._compute(job, prefill, body)
-        if done.failure is None and params is not None:
-            if done.params is None:
-                return replace(done, failure="no_transfer"), None
-            if done.params.get("transfer_mode") != "push":
-                job.engine_id = None
-            elif not _can_push(job):
-                return replace(done, failure="push"), None
-            try:
-                job.transfer = decode_body(job.inbound.body or b"", done.params)
-            except BadRequest:
-                return replace(done, failure="body"), None
-        return done, None
+                self._place.end(prefill, Outcome.CLIENT_GONE)
+        if how == "mooncake":
+            return await self._at_once(prompt, tries, placement, prefill, own_body, transfer)
+        done = await self._compute(prompt, prefill, own_body, transfer)
+        if done.failure is not None or how != "nixl":
+            return done, None
+        return _read_from(prompt, done, transfer), None
 
     async def _at_once(
-        self, job: Job, placement: Placement, prefill: Placement, body: bytes
-    ) -> tuple[_Done, Attempt | None]:
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        prefill: Placement,
+        body: bytes,
+        transfer: Transfer,
+    ) -> tuple[_Done, Sent | None]:
         """Send a prompt and its request at once; a failure of either cuts the other."""
         done: _Done | None = None
-        attempt: Attempt | None = None
+        sent: Sent | None = None
         shortage: OutOfConnections | None = None
 
         async def compute() -> None:
             nonlocal done
-            done = await self._compute(job, prefill, body)
+            done = await self._compute(prompt, prefill, body, NO_TRANSFER)
             if done.failure is None and not done.is_capped:
                 done = replace(done, failure="ended")
             if done.failure is not None:
                 decoding.cancel()
 
         async def decode() -> None:
-            nonlocal attempt, shortage
+            nonlocal sent, shortage
             try:
-                attempt = await self._forwarder.send(job, placement)
+                sent = await self._sender.send(prompt, tries, placement, transfer)
             except OutOfConnections as exc:
                 shortage = exc
-            if attempt is None or attempt.answer is None or attempt.answer.outcome_status != 200:
+            if sent is None or sent.answer is None or sent.answer.outcome_status != 200:
                 computing.cancel()
 
         try:
@@ -295,47 +283,49 @@ class Prefill:
                 computing = tg.create_task(compute(), name="prefill")
                 decoding = tg.create_task(decode(), name="decode")
         except BaseException:
-            if attempt is not None and attempt.answer is not None:
-                attempt.answer.close()
+            if sent is not None:
+                sent.close()
             raise
         finally:
             if done is None:  # cut, perhaps before it began
-                self._admission.release(prefill, Outcome.CLIENT_GONE)
+                self._place.end(prefill, Outcome.CLIENT_GONE)
         if shortage is not None:
             raise shortage
         if done is None:
             done = _Done(failure="cut")
-        elif done.failure is not None and attempt is not None:
-            if attempt.answer is not None:
-                attempt.answer.close()
-            attempt = None
-        return done, attempt
+        elif done.failure is not None and sent is not None:
+            sent.close()
+            sent = None
+        return done, sent
 
-    async def _go_on(self, job: Job, placement: Placement, record: PrefillRecord) -> bool:
-        """Book a request anew where it is decoded; False: that is gone."""
-        if not self._fleet.has(placement.candidate.id):
+    async def _go_on(self, prompt: Prompt, placement: Placement, record: PrefillRecord) -> bool:
+        """Book a request again where it is decoded. False: that replica is gone."""
+        if not self._place.has(placement):
             return False
-        choice = self._decider.look(job, placement)
+        plan = self._place.look(prompt, placement)
         if record.result == "remote" and record.transfer == "store":
-            choice = await self._stored(job, placement, choice)
-        if not self._fleet.has(placement.candidate.id):
+            plan = await self._stored(prompt, placement, plan)
+        if not self._place.has(placement):
             return False
         is_sent = record.result == "remote" and record.transfer != "store"
-        self._admission.rebook(job, placement, choice, is_sent=is_sent)
+        self._place.rebook(prompt, placement, plan, is_sent=is_sent)
         return True
 
-    async def _compute(self, job: Job, placement: Placement, body: bytes) -> _Done:
-        """Have a prompt computed, and give back what it holds there."""
+    async def _compute(
+        self, prompt: Prompt, placement: Placement, body: bytes, transfer: Transfer
+    ) -> _Done:
+        """Have a prompt computed, and end its placement."""
         replica = placement.candidate.replica
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         try:
-            headers = self._headers.of(job, placement)
-            headers.popall("Content-Encoding", None)
+            headers = self._headers.of(
+                prompt, placement, engine_id=transfer.engine_id, is_as_sent=False
+            )
             async with asyncio.timeout(self._config.timeout_s):
                 answer = await self._upstream.open(
                     replica.name,
-                    replica.url + job.inbound.target,
-                    method=job.inbound.method,
+                    replica.url + prompt.inbound.target,
+                    method=prompt.inbound.method,
                     headers=headers,
                     body=body,
                 )
@@ -356,44 +346,57 @@ class Prefill:
             outcome = Outcome.of_status(answer.status)
             if answer.status != 200:
                 return _Done(failure=f"status_{answer.status}")
-            self._admission.prefilled(placement)
+            self._place.first_token(placement, monotonic())
             body = answer.readable
-            usage = job.inbound.api.usage_of_body(body)
+            usage = prompt.inbound.api.usage_of_body(body)
             return _Done(
                 num_cached_tokens=usage.num_cached_tokens if usage is not None else None,
                 is_capped=is_capped(body),
                 params=transfer_params(body),
             )
         finally:
-            self._admission.release(placement, outcome)
+            self._place.end(placement, outcome)
 
-    async def _stored(self, job: Job, placement: Placement, choice: Choice) -> Choice:
+    async def _stored(self, prompt: Prompt, placement: Placement, plan: Plan) -> Plan:
         """Wait until a prompt that was computed is in the pool, but not for long.
 
         An engine answers before it has stored all of it.
         """
-        if self._pool is None:
-            return choice
+        pool = self._place.pool
+        if pool is None:
+            return plan
         until_s = monotonic() + self._config.store_wait_s
         num_looks = 0
-        while choice.pool is not None and choice.pool.num_blocks < len(choice.pool.chain):
+        while plan.pool is not None and plan.pool.num_blocks < len(plan.pool.chain):
             num_looks += 1
             if num_looks % _ASK_EVERY == 0:
-                await self._pool.ask_for_all(job, choice)
+                await pool.ask_for_all(prompt, plan)
             else:
                 await asyncio.sleep(_LOOK_S)
-            choice = self._decider.look(job, placement)
+            plan = self._place.look(prompt, placement)
             if monotonic() >= until_s:
                 break
-        return choice
+        return plan
 
 
-def _can_push(job: Job) -> bool:
-    """Return whether both halves of a request have one id at their engines, and the same.
+def _read_from(prompt: Prompt, done: _Done, transfer: Transfer) -> _Done:
+    """Add what goes with a request to how its prompt was computed over NIXL.
 
-    The Responses route makes ids of its own; of several answers each has another.
+    In push mode both halves need one id at their engines. The Responses route makes ids of its own,
+    and each of several answers has another.
     """
-    return job.inbound.api.name != "responses" and job.prompt is not None and job.prompt.n == 1
+    if done.params is None:
+        return replace(done, failure="no_transfer")
+    engine_id, request = None, prompt.read.request
+    if done.params.get("transfer_mode") == "push":
+        if prompt.inbound.api.name == "responses" or request is None or request.n != 1:
+            return replace(done, failure="push")
+        engine_id = transfer.engine_id
+    try:
+        body = decode_body(prompt.inbound.body or b"", done.params)
+    except BadRequest:
+        return replace(done, failure="body")
+    return replace(done, transfer=Transfer(body=body, engine_id=engine_id))
 
 
 def _mooncake_params(
@@ -408,16 +411,15 @@ def _mooncake_params(
     }
 
 
-def _gone(prefill: Placement) -> Attempt:
+def _gone(prefill: Placement) -> Sent:
     """Return how a request ends whose prompt has ended a replica again."""
-    name = prefill.candidate.replica.name
-    error = UpstreamBroken(name, f"replica {name} went down")
-    return Attempt(error=error, failure=error.code)
+    error = UpstreamBroken(prefill.replica, f"replica {prefill.replica} went down")
+    return Sent(error=error, failure=error.code)
 
 
 def _planned(placement: Placement) -> PrefillRecord:
     """Write down a plan, before anything of it has happened."""
-    plan, prefill = placement.plan, placement.prefill
+    plan, prefill = placement.plan.halves, placement.prefill
     assert plan is not None
     record = PrefillRecord(
         result="local",

@@ -15,10 +15,12 @@ import orjson
 from msgspec.structs import replace
 
 from router.api import forms
+from router.api.apis import APIS, Request
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import KnownMessages
 from router.api.model_names import named_model
 from router.api.not_json import why_not_json
+from router.api.openai import ChatRequest
 from router.api.outline import AT_ONCE_MS, LARGE_BYTES, SMALL_BYTES, Outline, costs_ms
 from router.api.outliner import Outliner
 from router.api.response_ids import CREATE, is_kept, named_in
@@ -30,17 +32,21 @@ from router.errors import BadRequest
 from router.replicas.fleet import Fleet
 from router.request import tenancy
 from router.request.handing import kind_of
-from router.request.job import Inbound, Job
+from router.request.results import Inbound, Read
+from router.request.service import keepalive_s_of
 
 
 class Reader:
-    """Turns requests into jobs, without holding up the loop for more than some 20 ms.
+    """Reads requests, without holding up the loop for more than some 20 ms.
 
     Args:
-        session_headers: Where a session id is looked for.
+        session_headers: Headers that may have a session id.
+        early_stream_s: How often a stream's client gets a comment before the first token, unless
+            it asks for another time. None: never.
     """
 
     __slots__ = (
+        "_early_stream_s",
         "_fleet",
         "_known",
         "_outliner",
@@ -55,34 +61,31 @@ class Reader:
         fleet: Fleet,
         withheld: Withheld,
         session_headers: Sequence[str],
+        early_stream_s: float | None = None,
     ) -> None:
+        self._early_stream_s = early_stream_s
         self._outliner = outliner
         self._known = KnownMessages()
         self._fleet = fleet
         self._withheld = withheld
         self._session_headers = session_headers
 
-    async def read(self, inbound: Inbound, request_id: str) -> Job:
+    async def read(self, inbound: Inbound, request_id: str) -> Read:
         """Read a request.
 
         Raises:
             BadRequest: the body has to be a JSON object and is none, or is nested too deep; a
                 prompt's body is empty, or a field of it is wrong.
             PayloadTooLarge, Overloaded: as `Outliner.outline`.
-            RouterError: as `tenancy.apply`.
+            RouterError: as `tenancy.salted`.
         """
         read = await self._parse(inbound)
         form_model = await _form_model(inbound) if read is None else None
-        return self._job(inbound, request_id, read, form_model)
+        return self._understood(inbound, request_id, read, form_model)
 
     def knows(self, model: str) -> bool:
         """Return whether a replica serves a model, as far as is known."""
         return self._fleet.model(model) is not None
-
-    def name_blocks(self, job: Job) -> None:
-        """Note the adapter that a prompt's blocks are named by."""
-        if job.prompt is not None:
-            job.extra = extra_keys(self._fleet, job.model or "", job.extra.cache_salt)
 
     async def _parse(self, inbound: Inbound) -> dict[str, Any] | Outline | None:
         """Parse a body. What an engine would read as JSON, but we do not, never gets to it."""
@@ -104,40 +107,24 @@ class Reader:
                 raise BadRequest(why_not_json(outline.wrong))
         return _whole(inbound)
 
-    def _job(
+    def _understood(
         self,
-        inbound: Inbound,
+        received: Inbound,
         request_id: str,
-        read: dict[str, Any] | Outline | None,
+        parsed: dict[str, Any] | Outline | None,
         form_model: str | None,
-    ) -> Job:
-        body: dict[str, Any] | None
-        if isinstance(read, Outline):
-            body = read.fields
-            self._withheld.check_outline(read)
+    ) -> Read:
+        """Say what routing needs of a parsed body."""
+        outline, body = (parsed, parsed.fields) if isinstance(parsed, Outline) else (None, parsed)
+        inbound = self._stripped(received, body, outline)
+        request, kind = _request(inbound, body, outline), None
+        if request is not None:
+            model: str | None = self._model_of(request.model)
+            streams, salt = request.stream, request.cache_salt or None
+            if isinstance(request, ChatRequest) and body is not None and not inbound.api.counts:
+                kind = kind_of(inbound.path, request, body)
         else:
-            body = read
-            if body is not None and inbound.body is not None:
-                stripped = self._withheld.strip(inbound.body, body)
-                if stripped is not inbound.body:
-                    inbound = replace(inbound, body=stripped)
-        job = Job(inbound=inbound, request_id=request_id, tries=[])
-        if isinstance(read, Outline):
-            job.outline = read
-            if inbound.api.outlined is not None:
-                job.set_prompt(inbound.api.outlined(read))
-        elif inbound.api.parse is not None:
-            job.set_prompt(inbound.api.parse(_required(body)))
-        prompt = job.prompt
-        if prompt is not None:
-            job.model = self._model_of(prompt.model)
-            job.streams = prompt.stream
-            job.extra = ExtraKeys(cache_salt=prompt.cache_salt or None)
-            self.name_blocks(job)
-            if job.chat is not None and body is not None and not inbound.api.counts:
-                job.kind = kind_of(inbound.path, job.chat, body)
-        else:
-            job.model = inbound.model or named_model(
+            model = inbound.model or named_model(
                 inbound.path,
                 inbound.target.partition("?")[2],
                 inbound.headers,
@@ -145,27 +132,62 @@ class Reader:
                 view=body,
                 reads_query=not inbound.needs_model,
             )
-            job.streams = body is not None and body.get("stream") is True
-        job.response_id = named_in(inbound.path, body)
-        job.is_kept = inbound.path == CREATE and body is not None and is_kept(body)
-        job.has_side_effects = has_side_effects(inbound.method, inbound.path, body)
-        tenancy.apply(job, body)
-        if job.model is None and inbound.needs_model:
-            job.model = self._model_of(None) or None
-        self._set_session(job, body)
-        return job
+            streams, salt = body is not None and body.get("stream") is True, None
+        inbound, tenant_salt = tenancy.salted(inbound, model, body)
+        if model is None and inbound.needs_model:
+            model = self._model_of(None) or None
+        keepalive_s = None
+        if streams and not inbound.api.counts:
+            keepalive_s = keepalive_s_of(inbound.headers)
+            if keepalive_s is None and inbound.api in APIS.values():
+                keepalive_s = self._early_stream_s
+        session, parent, is_named = self._session(inbound, model, body)
+        return Read(
+            inbound=inbound,
+            received=received,
+            request_id=request_id,
+            model=model,
+            streams=streams,
+            request=request,
+            outline=outline,
+            kind=kind,
+            salt=tenant_salt or salt,
+            keepalive_s=keepalive_s,
+            response_id=named_in(inbound.path, body),
+            is_kept=inbound.path == CREATE and body is not None and is_kept(body),
+            session_hash=session,
+            parent_session_hash=parent,
+            has_named_session=is_named,
+            has_side_effects=has_side_effects(inbound.method, inbound.path, body),
+        )
 
-    def _set_session(self, job: Job, body: dict[str, Any] | None) -> None:
-        inbound = job.inbound
+    def _stripped(
+        self, inbound: Inbound, body: dict[str, Any] | None, outline: Outline | None
+    ) -> Inbound:
+        """Drop fields that clients may not set.
+
+        Raises:
+            BadRequest: the body is only outlined, and has such a field.
+        """
+        if outline is not None:
+            self._withheld.check_outline(outline)
+        elif body is not None and inbound.body is not None:
+            stripped = self._withheld.strip(inbound.body, body)
+            if stripped is not inbound.body:
+                return replace(inbound, body=stripped)
+        return inbound
+
+    def _session(
+        self, inbound: Inbound, model: str | None, body: dict[str, Any] | None
+    ) -> tuple[int | None, int | None, bool]:
+        """Digest a session and its parent, and return whether the client named it."""
         session = session_of(inbound.headers, body, self._session_headers, inbound.path)
         if session is None:
-            return
-        owner = f"{job.tenant.name}\0" if job.tenant is not None else ""
-        model = f"{owner}{job.model or ''}"
-        job.session_hash = session_hash(session.name, model)
-        job.has_named_session = session.is_named
-        if session.parent is not None:
-            job.parent_session_hash = session_hash(session.parent, model)
+            return None, None, False
+        owner = f"{inbound.tenant.name}\0" if inbound.tenant is not None else ""
+        space = f"{owner}{model or ''}"
+        parent = session_hash(session.parent, space) if session.parent is not None else None
+        return session_hash(session.name, space), parent, session.is_named
 
     def _model_of(self, named: str | None) -> str:
         """Find the model of a request that names none: there must be only one.
@@ -182,6 +204,15 @@ class Reader:
         if len(bases) > 1:
             raise BadRequest(f"name a `model`: {', '.join(bases)}", param="model")
         return next(iter(bases), "")
+
+
+def _request(
+    inbound: Inbound, body: Mapping[str, Any] | None, outline: Outline | None
+) -> Request | None:
+    """Return what decides the prompt. None: the route is only passed through."""
+    if outline is not None:
+        return inbound.api.outlined(outline) if inbound.api.outlined is not None else None
+    return inbound.api.parse(_required(body)) if inbound.api.parse is not None else None
 
 
 def extra_keys(fleet: Fleet, model: str, salt: str | None) -> ExtraKeys:

@@ -44,9 +44,9 @@ from router.records.record import Try
 from router.replicas.fleet import Fleet
 from router.request import tenancy
 from router.request.headers import RequestHeaders, explained_headers
-from router.request.job import Inbound, Job, Placement
-from router.request.pipeline import Pipeline
-from router.request.retry import Failures
+from router.request.plan import Placement
+from router.request.results import Inbound, Prompt, Tries
+from router.request.story import Story
 from router.upstream import Upstream
 from router.upstream.socket import Frame, Socket
 
@@ -83,7 +83,8 @@ class Held(Protocol):
 class _Call(Struct, kw_only=True):
     """A connection to a replica, and what is held for it."""
 
-    job: Job
+    prompt: Prompt
+    tries: Tries
     placement: Placement
     engine: Socket
     held: Held
@@ -117,7 +118,7 @@ class Realtime:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        story: Story,
         *,
         upstream: Upstream,
         headers: RequestHeaders,
@@ -125,8 +126,8 @@ class Realtime:
         limits: LimitsConfig,
         metrics: Metrics,
     ) -> None:
-        self._pipeline = pipeline
-        self._steps = pipeline.steps
+        self._story = story
+        self._steps = story.steps
         self._upstream = upstream
         self._headers = headers
         self._fleet = fleet
@@ -177,49 +178,47 @@ class Realtime:
             RouterError: none takes it.
         """
         steps = self._steps
-        job = await self._pipeline.prepare(inbound, request_id)
-        if job.tenant is not None:
-            tenancy.check_model(job.tenant, job.model)
-        job.tokenized_s = monotonic()
+        prompt, tries = await self._story.prepare(inbound, request_id), Tries()
+        if prompt.tenant is not None:
+            tenancy.check_model(prompt.tenant, prompt.model)
         steps.retries.note_request()
-        failed: Failures = []
         while True:
-            placement = steps.admission.admit(job, steps.decider.decide(job))
-            steps.decider.count(job)
+            placement = steps.place.commit(prompt, tries, steps.place.plan(prompt, tries))
             try:
-                engine = await self._connect(job, placement)
+                engine = await self._connect(prompt, placement)
             except UpstreamError as exc:
                 refused = exc.answered if isinstance(exc, HandshakeRefused) else 500
                 if refused < 500:
-                    self._finish(job, placement, refused, Outcome.CLIENT_ERROR, None)
-                    raise _refusal(job, refused) from exc
+                    self._finish(prompt, tries, placement, refused, Outcome.CLIENT_ERROR, None)
+                    raise _refusal(prompt, refused) from exc
                 failure = f"status_{refused}" if isinstance(exc, HandshakeRefused) else exc.code
-                objection = steps.retries.judge(job, placement, failure, failed)
+                prompt, objection = steps.retries.judge(prompt, tries, placement, failure)
                 is_absent = isinstance(exc, UpstreamUnreachable)
                 outcome = Outcome.REPLICA_UNREACHABLE if is_absent else Outcome.REPLICA_FAILED
                 if objection is not None:
-                    self._finish(job, placement, exc.status, outcome, None)
+                    self._finish(prompt, tries, placement, exc.status, outcome, None)
                     if is_absent:
                         text = f"No replica can take a request now: {exc.message}."
                         raise NoReplicaAvailable(text) from exc
                     raise
-                steps.admission.release(placement, outcome)
-                await steps.retries.move_on(job, placement, failed)
+                steps.place.end(placement, outcome)
+                await steps.retries.move_on(prompt, tries, placement)
             except BaseException:
-                self._finish(job, placement, 499, Outcome.CLIENT_GONE, None)
+                self._finish(prompt, tries, placement, 499, Outcome.CLIENT_GONE, None)
                 raise
             else:
-                job.tries.append(Try(candidate=placement.candidate.id))
-                return _Call(job=job, placement=placement, engine=engine, held=held)
+                tries.records.append(Try(candidate=placement.candidate.id))
+                return _Call(
+                    prompt=prompt, tries=tries, placement=placement, engine=engine, held=held
+                )
 
-    async def _connect(self, job: Job, placement: Placement) -> Socket:
-        replica = placement.candidate.replica
-        headers = self._headers.of(job, placement)
+    async def _connect(self, prompt: Prompt, placement: Placement) -> Socket:
+        headers = self._headers.of(prompt, placement)
         for name in [name for name in headers if name.lower().startswith(_WEBSOCKET)]:
             headers.popall(name, None)  # our own handshake; a subprotocol may hold a key
         return await self._upstream.connect(
-            replica.name,
-            replica.url + job.inbound.target,
+            placement.replica,
+            placement.candidate.replica.url + prompt.inbound.target,
             headers=headers,
             max_bytes=self._limits.websocket_message_bytes,
         )
@@ -227,10 +226,10 @@ class Realtime:
     async def _upgraded(self, call: _Call, upgrade: Upgrade) -> Socket:
         """Upgrade a client whose replica is there."""
         try:
-            return await upgrade(explained_headers(call.job, call.placement))
+            return await upgrade(explained_headers(call.prompt, call.tries, call.placement))
         except BaseException:
             await call.engine.close(_GOING_AWAY)
-            self._finish(call.job, call.placement, 499, Outcome.CLIENT_GONE, None)
+            self._finish(call.prompt, call.tries, call.placement, 499, Outcome.CLIENT_GONE, None)
             raise
 
     async def _begin(
@@ -292,7 +291,7 @@ class Realtime:
             self._metrics.websocket_messages.labels("client").inc(len(said))
         except BaseException:
             await call.engine.close(_GOING_AWAY)
-            self._finish(call.job, call.placement, 499, Outcome.CLIENT_GONE, None)
+            self._finish(call.prompt, call.tries, call.placement, 499, Outcome.CLIENT_GONE, None)
             raise
 
     async def _refuse(self, client: Socket, code: str, close: int, message: str) -> None:
@@ -313,7 +312,7 @@ class Realtime:
             raise
         finally:
             self._metrics.websockets_ended.labels(ended_by).inc()
-            self._finish(call.job, call.placement, SWITCHED, outcome, call.usage)
+            self._finish(call.prompt, call.tries, call.placement, SWITCHED, outcome, call.usage)
 
     async def _until_end(self, client: Socket, call: _Call) -> _End:
         ends: list[_End] = []
@@ -332,7 +331,7 @@ class Realtime:
                 except Overloaded as error:
                     ends.append(_End("limit", Frame(None), error.message))
                     break
-                if by == "client" and (model := _forbidden(call.job, frame.data)) is not None:
+                if by == "client" and (model := _forbidden(call.prompt, frame.data)) is not None:
                     text = f"The model `{model}` does not exist."
                     await source.send(realtime.error_text(text, UnknownModel.code))
                     call.held.release(len(frame.data))
@@ -341,7 +340,7 @@ class Realtime:
                 if by == "replica" and (usage := realtime.usage_of(frame.data)) is not None:
                     call.note(usage)
                 if not await sink.send(frame.data):
-                    return  # the other way finds out how that ended, after what it still has
+                    return  # the other way learns how that ended, after what it still has
                 call.held.release(len(frame.data))
             for task in tasks:
                 if task is not asyncio.current_task():
@@ -360,20 +359,19 @@ class Realtime:
     # ---------------------------------------------------------------- 3 end
 
     def _finish(
-        self, job: Job, placement: Placement, status: int, outcome: Outcome, usage: Usage | None
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        status: int,
+        outcome: Outcome,
+        usage: Usage | None,
     ) -> None:
         """Give back what a connection holds, and record it."""
-        now_s = monotonic()
-        self._steps.admission.release(placement, outcome)
-        tenancy.settle(job, placement, status, usage, now_s)
-        self._steps.observer.finished(
-            job,
-            placement,
-            status=status,
-            outcome=outcome,
-            usage=usage,
-            first_s=None,
-            now_s=now_s,
+        self._steps.place.end(placement, outcome)
+        tenancy.settle(tries, placement, status, usage, monotonic())
+        self._steps.recorder.finished(
+            prompt, tries, placement, status=status, outcome=outcome, usage=usage
         )
 
 
@@ -405,15 +403,15 @@ async def _close(client: Socket, engine: Socket, end: _End) -> Outcome:
     return Outcome.REPLICA_FAILED if frame.code in _FAILURES else Outcome.OK
 
 
-def _forbidden(job: Job, data: str | bytes) -> str | None:
+def _forbidden(prompt: Prompt, data: str | bytes) -> str | None:
     """Return the model that a client's message names and its tenant may not use; None: none."""
-    if job.tenant is None or job.tenant.models is None:
+    if prompt.tenant is None or prompt.tenant.models is None:
         return None
     model = realtime.model_of(data, is_plain=False)
-    return model if model and not job.tenant.may_use(model) else None
+    return model if model and not prompt.tenant.may_use(model) else None
 
 
-def _refusal(job: Job, status: int) -> RouterError:
+def _refusal(prompt: Prompt, status: int) -> RouterError:
     """Say why an engine would not have a connection.
 
     vLLM 0.32 has the route only where its model can do it, and answers 403 elsewhere, as its server
@@ -422,5 +420,5 @@ def _refusal(job: Job, status: int) -> RouterError:
     if status == 401:
         return Unauthorized("the engine refused the key")
     return BadRequest(
-        f"`{job.model}` has no {realtime.PATH}: its engine answered {status}", param="model"
+        f"`{prompt.model}` has no {realtime.PATH}: its engine answered {status}", param="model"
     )

@@ -20,15 +20,16 @@ from router.api.opening import Begun, ends_with_error, opening_of
 from router.api.usage import TAIL_BYTES, Usage
 from router.errors import UpstreamError
 from router.metrics import Metrics
-from router.records.outcome import Outcome
-from router.request.admit import Admission
 from router.request.headers import answer_headers
-from router.request.job import Job, Placement
-from router.request.retry import Retries
+from router.request.place import Place
+from router.request.plan import Placement
+from router.request.results import Prompt, Tries
+from router.request.send import Sent
+from router.request.witness import Witness
 from router.upstream import Answer
 
 _LEFT: Final = (ConnectionError, asyncio.CancelledError)
-"""How it shows that a client has left. Some do with the last event, before the stream's end."""
+"""Errors if a client has left. Some leave with the last event, before the stream's end."""
 
 _MOST_TAIL_BYTES: Final = 4 * TAIL_BYTES
 
@@ -62,54 +63,56 @@ class Reply(Protocol):
 
 
 class Passage(Struct, kw_only=True):
-    """An answer that has begun.
+    """An answer that is passed on.
 
-    first_s: When its first token came, or what there is instead (`Answer.first_s`); None: not yet.
+    first_s: When its first token came, or what there is instead (`Answer.first_s`). None: not yet.
+    last_usage: Of a stream whose client left with its last event.
     """
 
-    job: Job
+    prompt: Prompt
+    tries: Tries
     placement: Placement
+    sent: Sent
     answer: Answer
     first_s: float | None
-    last_usage: Usage | None = None  # of a stream whose client left with its last event
-    is_released: bool = False  # what it holds of its replica has been given back
+    last_usage: Usage | None = None
 
 
 class Relay:
-    """Hands answers on."""
+    """Passes answers on."""
 
-    def __init__(self, *, retries: Retries, admission: Admission, metrics: Metrics) -> None:
-        self._retries = retries
-        self._admission = admission
+    def __init__(self, *, witness: Witness, place: Place, metrics: Metrics) -> None:
+        self._witness = witness
+        self._place = place
         self._metrics = metrics
 
-    async def pass_through(self, passage: Passage, reply: Reply) -> Usage | None:
-        """Relay the answer, and read its usage.
+    async def pass_on(self, passage: Passage, reply: Reply) -> Usage | None:
+        """Pass the answer on, and read its usage.
 
         Raises:
             UpstreamBroken, UpstreamTimeout: it broke off; a stream's client got an error event.
         """
-        job, answer = passage.job, passage.answer
-        headers = answer_headers(job, passage.placement, answer)
+        prompt, tries, placement = passage.prompt, passage.tries, passage.placement
+        answer, api = passage.answer, prompt.inbound.api
+        headers = answer_headers(prompt, tries, placement, answer)
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
-            if answer.status != 200 or job.prompt is None:
+            if answer.status != 200 or prompt.read.request is None:
                 return None
             # A short stream is here as a whole, too.
-            api = job.inbound.api
             read = api.usage_of_stream if answer.is_event_stream else api.usage_of_body
             return read(answer.readable)
         await reply.start(answer.status, headers)
         tail = bytearray(answer.first)
-        note = _noting(passage)
-        note(answer.first)
+        count = _counter(passage)
+        count(answer.first)
 
         def take(chunk: bytes) -> bool:
-            note(chunk)
+            count(chunk)
             is_taken = reply.put(chunk)
             if passage.first_s is None and opening_of(chunk) is Begun.CONTENT:
                 passage.first_s = answer.first_s = monotonic()
-                self._admission.answered(job, passage.placement, answer)
+                self._place.answered(prompt, placement, answer)
             tail.extend(chunk)
             if len(tail) > _MOST_TAIL_BYTES:  # now and then: each move costs time
                 del tail[:-TAIL_BYTES]
@@ -124,25 +127,19 @@ class Relay:
             if answer.is_event_stream:
                 self._metrics.broken_streams.labels(exc.code).inc()
                 with suppress(ConnectionError):  # the client may be gone as well
-                    await reply.write(error_event(exc, job.inbound.path))
+                    await reply.write(error_event(exc, prompt.inbound.path))
             raise
         except _LEFT:
-            if job.inbound.api.end in tail:
-                passage.last_usage = _usage_at_the_end(job, tail)
+            if api.end in tail:
+                passage.last_usage = _usage_at_the_end(prompt, tail)
             raise
         if answer.is_event_stream and ends_with_error(bytes(tail[-TAIL_BYTES:])):
-            await self._retries.witness.lost(job, passage.placement, "event_500", is_answered=True)
-        return _usage_at_the_end(job, tail)
-
-    def release(self, passage: Passage, outcome: Outcome) -> None:
-        """Give back what an answer holds, once."""
-        if not passage.is_released:
-            passage.is_released = True
-            self._admission.release(passage.placement, outcome)
+            await self._witness.lost(prompt, tries, placement, "event_500", is_answered=True)
+        return _usage_at_the_end(prompt, tail)
 
 
-def _noting(passage: Passage) -> Callable[[bytes], None]:
-    """Return what counts a stream's events, about one a token, for what it takes of a cache."""
+def _counter(passage: Passage) -> Callable[[bytes], None]:
+    """Return a counter of a stream's events, about one a token, that grow its place in a cache."""
     claim = passage.placement.claim
     use = claim.use if claim is not None else None
     if use is None or not passage.answer.is_event_stream:
@@ -155,7 +152,7 @@ def _ignore(chunk: bytes) -> None:
     """Count nothing."""
 
 
-def _usage_at_the_end(job: Job, tail: bytearray) -> Usage | None:
-    if job.prompt is None:
+def _usage_at_the_end(prompt: Prompt, tail: bytearray) -> Usage | None:
+    if prompt.read.request is None:
         return None
-    return job.inbound.api.usage_of_stream(bytes(tail[-TAIL_BYTES:]))
+    return prompt.inbound.api.usage_of_stream(bytes(tail[-TAIL_BYTES:]))

@@ -1,8 +1,9 @@
-"""Retries: whether a try that failed is followed by one more, and whose fault its failure is.
+"""Retries: whether a failed or overdue try is followed by another, and whose fault its failure is.
 
-Never twice to the same replica, never again for the client's own 4xx, and once more at most where
-a replica may have begun to work on it; once more than that, anywhere, where a read from the pool
-may have failed. A budget bounds the retries of all requests together.
+failed     never twice at the same replica, never for the client's own 4xx. At most once more if
+           a replica may have begun to work on it, and once more than that if a read from the
+           pool may have failed. A budget bounds the retries of all requests together
+overdue    a first token that is late is waited for, unless another replica would be sooner
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Sequence
 from time import monotonic
 from typing import Final
 
 from msgspec.structs import replace
 
+from policies.cost import candidate_costs
 from router.api.body_fields import with_fields
 from router.config import ForwardConfig
 from router.errors import (
@@ -30,11 +31,11 @@ from router.errors import (
 from router.metrics import Metrics
 from router.records.record import Try
 from router.replicas.fleet import Fleet
-from router.replicas.ledger import Lease
 from router.replicas.retry_budget import RetryBudget
-from router.request.decide import candidates_for
-from router.request.job import Job, Placement
+from router.request.place import Place
+from router.request.plan import Placement
 from router.request.read import extra_keys
+from router.request.results import Prompt, Tries
 from router.request.verify import PoolVerifier
 from router.request.witness import Witness
 
@@ -45,20 +46,20 @@ UNLOADED: Final = "adapter_unloaded"
 """A 404 of a replica that has unloaded the adapter; see router.discovery.served_models."""
 
 SET_ASIDE: Final = "set_aside"
-"""A 503 of a replica that is paused or scales; see router.request.forward."""
+"""A 503 of a replica that is paused or scales; see router.request.send."""
 
 NOT_PROCESSED: Final = _NOT_SENT | {"status_503", UNLOADED, SET_ASIDE}
 """Failures that say that nothing was computed: the request may move on any number of times."""
 
+_LOOK_AGAIN_S: Final = 1.0  # at an overdue request that was not left
+_FETCH_FLOOR_S: Final = 2.0  # no read from the pool is overdue before this time
+
 _POOL_MAY_FAIL: Final = frozenset({"status_500", "event_500"})
 """What vLLM makes of a read from the pool that failed."""
 
-Failures = list[tuple[Lease, str]]
-"""The tries of a request that failed, first one first, and how."""
-
 
 class Retries:
-    """Judges failed tries.
+    """Judges failed and overdue tries.
 
     Args:
         pool: None: there is no shared pool, so no failure can be its.
@@ -69,6 +70,7 @@ class Retries:
         config: ForwardConfig,
         *,
         fleet: Fleet,
+        place: Place,
         pool: PoolVerifier | None,
         witness: Witness,
         metrics: Metrics,
@@ -76,76 +78,82 @@ class Retries:
         self.witness = witness
         self._config = config
         self._fleet = fleet
+        self._place = place
         self._pool = pool
         self._metrics = metrics
         self._budget = RetryBudget(config.retry_ratio)
 
     def note_request(self) -> None:
-        """Count a request: the budget is a share of them."""
+        """Count a request: the budget is a share of all requests."""
         self._budget.note_request(monotonic())
 
-    def objection(self, job: Job, placement: Placement, failure: str) -> str | None:
-        """Return why a failed try may not be followed by one more elsewhere; None: it may."""
-        if self.witness.refusal(job) is not None:
+    def objection(
+        self, prompt: Prompt, tries: Tries, placement: Placement, failure: str
+    ) -> str | None:
+        """Return why a failed try may not be followed by one more elsewhere. None: it may."""
+        if self.witness.refusal(tries) is not None:
             return "kills"
         if failure not in _NOT_SENT:
-            if job.has_side_effects:
+            if prompt.read.has_side_effects:
                 return "side_effects"
-            if len(job.tried) >= self._config.max_tries:
+            if len(tries.replicas) >= self._config.max_tries:
                 return "max_tries"
             if failure not in NOT_PROCESSED and any(
-                t.failure is not None and t.failure not in NOT_PROCESSED for t in job.tries
+                each.failure is not None and each.failure not in NOT_PROCESSED
+                for each in tries.records
             ):
                 return "sent_twice"
         now_s = monotonic()
-        try:
-            candidates_for(self._fleet, job, now_s)
-        except RouterError:
+        if not self._has_candidate(prompt, tries):
             return "no_replica"
-        name, begun_s = placement.candidate.replica.name, placement.lease.begun_s
-        if failure in _NOT_SENT or self._budget.can_take(name, begun_s, now_s):
+        begun_s = placement.lease.begun_s
+        if failure in _NOT_SENT or self._budget.can_take(placement.replica, begun_s, now_s):
             return None
         return "budget"
 
-    def may_move_on(self, job: Job, placement: Placement) -> bool:
+    def may_move_on(self, prompt: Prompt, tries: Tries, placement: Placement) -> bool:
         """Return whether a try that gets no answer in time may be followed by one more."""
-        return self.objection(job, placement, UpstreamTimeout.code) is None
+        return self.objection(prompt, tries, placement, UpstreamTimeout.code) is None
 
     def judge(
-        self, job: Job, placement: Placement, failure: str | None, failed: Failures
-    ) -> str | None:
-        """Note how a try ended; return why no other may follow if it failed, None: one may.
+        self, prompt: Prompt, tries: Tries, placement: Placement, failure: str
+    ) -> tuple[Prompt, str | None]:
+        """Record a failed try, and say whether one more may follow.
 
-        `failed` is added to. A request that may go on without the pool is changed accordingly.
+        Returns:
+            The request as it is sent next, without the pool if that may have failed; and why it
+            may not be sent again. None: it may.
         """
-        objection = self.objection(job, placement, failure) if failure else None
-        if objection is not None and self._can_skip_pool(job, placement, failure):
-            objection = None if self._skip_pool(job) else objection
-        job.tries.append(Try(candidate=placement.candidate.id, failure=failure))
-        if failure is not None:
-            failed.append((placement.lease, failure))
-            self.excuse(job, failed, objection)
-            if placement.may_fetch and failure in _POOL_MAY_FAIL | {Overdue.code}:
-                assert self._pool is not None
-                self._pool.fetch_failed(placement.candidate.id, placement.lease.begun_s)
-        return objection
+        objection = self.objection(prompt, tries, placement, failure)
+        if objection is not None and self._can_skip_pool(prompt, tries, placement, failure):
+            without_pool = self._without_pool(prompt, tries)
+            if without_pool is not None:
+                prompt, objection = without_pool, None
+        tries.records.append(Try(candidate=placement.candidate.id, failure=failure))
+        tries.failed.append((placement.lease, failure))
+        self._excuse(tries, objection)
+        if placement.may_fetch and failure in _POOL_MAY_FAIL | {Overdue.code}:
+            assert self._pool is not None
+            self._pool.fetch_failed(placement.candidate.id, placement.lease.begun_s)
+        return prompt, objection
 
-    def excuse(self, job: Job, failed: Sequence[tuple[Lease, str]], objection: str | None) -> None:
+    def _excuse(self, tries: Tries, objection: str | None) -> None:
         """Decide whose fault the last failure is, and take back what an earlier one counted.
 
-        What fails at two replicas in the same way is the request's. Where no budget is left to
-        try another replica, nothing is proven: else a flood of such requests would still do it.
+        A request that fails at two replicas in the same way is at fault itself. If no budget is
+        left to try another replica, nothing is proven: else a flood of such requests would still
+        take replicas out.
         """
         if objection is not None:
             self._metrics.not_retried.labels(objection).inc()
-        failure, before = failed[-1][1], failed[:-1]
+        failure, before = tries.failed[-1][1], tries.failed[:-1]
         if failure in NOT_PROCESSED:
             return
         same = [other for other, its_failure in before if its_failure == failure]
         if same:
             self._fleet.absolve(same[-1], monotonic())
         if same or objection == "budget":
-            job.is_excused = True
+            tries.is_excused = True
             self._metrics.absolved.labels("same_elsewhere" if same else "unproven").inc()
 
     def may_prefill_again(self, prefill: Placement, failure: str) -> bool:
@@ -155,73 +163,138 @@ class Retries:
         """
         if failure in _NOT_SENT:
             return True
-        name, begun_s = prefill.candidate.replica.name, prefill.lease.begun_s
-        if not self._budget.can_take(name, begun_s, monotonic()):
+        if not self._budget.can_take(prefill.replica, prefill.lease.begun_s, monotonic()):
             return False
         self.take(prefill)
         return True
 
     def take(self, placement: Placement) -> None:
         """Take from the budget: what failed there is sent again."""
-        self._budget.take(placement.candidate.replica.name, placement.lease.begun_s, monotonic())
+        self._budget.take(placement.replica, placement.lease.begun_s, monotonic())
 
-    def may_go_without_pool(self, job: Job) -> bool:
-        """Make of a request one without the pool if that may still answer it; False: nothing may.
-
-        For one that may be sent again, and whose other replicas have gone out meanwhile.
-        """
-        return self._pool_may_have_failed(job) and self._skip_pool(job)
-
-    async def move_on(self, job: Job, placement: Placement, failed: Failures) -> None:
+    async def move_on(self, prompt: Prompt, tries: Tries, placement: Placement) -> None:
         """Leave a replica at which the last try failed, after a pause where that helps."""
-        name, failure = placement.candidate.replica.name, failed[-1][1]
+        name, failure = placement.replica, tries.failed[-1][1]
         self._metrics.failovers.labels(name, failure).inc()
         logger.warning(
             "retried on another replica before the first byte",
-            extra={"request": job.request_id, "replica": name, "reason": failure},
+            extra={"request": prompt.read.request_id, "replica": name, "reason": failure},
         )
         if failure in _NOT_SENT:
             return
         self.take(placement)
         if failure != Overdue.code:  # it waited enough
-            pause_s = self._config.retry_backoff_s * 2.0 ** (len(failed) - 1)
+            pause_s = self._config.retry_backoff_s * 2.0 ** (len(tries.failed) - 1)
             await asyncio.sleep(random.uniform(0.0, pause_s))
+
+    # ---------------------------------------------------------------- overdue
+
+    def overdue_s(self, placement: Placement) -> float | None:
+        """Return after how long a first token is overdue. None: never.
+
+        Sooner for a request that reads from the pool: such reads hang, for a minute over TCP.
+        """
+        config = self._config
+        if not config.overdue_ratio:
+            return None
+        floor_s = config.overdue_floor_s
+        if placement.may_fetch:
+            floor_s = min(floor_s, _FETCH_FLOOR_S)
+        return self._fleet.overdue_s(placement.lease, ratio=config.overdue_ratio, floor_s=floor_s)
+
+    def wait_s(self, prompt: Prompt, tries: Tries, placement: Placement) -> float | None:
+        """Return how long to wait on for an overdue first token. None: leave now.
+
+        Another replica must be predicted to be sooner than this one is late already. Then waiting
+        and leaving together cost at most twice the better of both. If requests wait there for half
+        as long as this one has waited, the fleet is loaded, and leaving would only add load.
+        """
+        self._suspect_read(placement)
+        objection = self.objection(prompt, tries, placement, Overdue.code)
+        if objection is not None:
+            self._metrics.overdue.labels(objection).inc()
+            return _LOOK_AGAIN_S
+        now_s = monotonic()
+        try:
+            plan = self._place.plan(prompt, tries)
+        except RouterError:
+            return _LOOK_AGAIN_S
+        costs = candidate_costs(plan.snapshot)
+        [ttft_ms] = [cost.ttft_ms for cost in costs if cost.id == plan.candidate.id]
+        waited_s = now_s - placement.lease.begun_s
+        late_ms = waited_s * 1000.0 - placement.lease.predicted_ms
+        is_late = self._fleet.longest_wait_s(plan.candidate.id, now_s) >= waited_s / 2
+        if is_late or ttft_ms >= late_ms:
+            self._metrics.overdue.labels("late_elsewhere").inc()
+            return _LOOK_AGAIN_S
+        self._metrics.overdue.labels("left").inc()
+        return None
+
+    def _suspect_read(self, placement: Placement) -> None:
+        """Suspect a candidate's reads from the pool, so that no other request counts on one.
+
+        Not if an older request waits there: that is a queue.
+        """
+        if self._pool is None or not placement.may_fetch:
+            return
+        lease, now_s = placement.lease, monotonic()
+        if self._fleet.longest_wait_s(lease.candidate, now_s) <= now_s - lease.begun_s:
+            self._pool.fetch_failed(lease.candidate, lease.begun_s)
 
     # ---------------------------------------------------------------- without the pool
 
-    def _can_skip_pool(self, job: Job, placement: Placement, failure: str | None) -> bool:
+    def without_pool(self, prompt: Prompt, tries: Tries) -> Prompt | None:
+        """Return a request as one without the pool, if that may still answer it.
+
+        For a request that may be sent again, and whose other replicas have gone out meanwhile.
+        """
+        if not self._pool_may_have_failed(prompt, tries):
+            return None
+        return self._without_pool(prompt, tries)
+
+    def _can_skip_pool(
+        self, prompt: Prompt, tries: Tries, placement: Placement, failure: str
+    ) -> bool:
         """Return whether a failure may be the pool's, and computing everything may help."""
-        if not self._pool_may_have_failed(job, failure):
+        if not self._pool_may_have_failed(prompt, tries, failure):
             return False
         if failure in _NOT_SENT:
             return True  # the failure before it, which may be the pool's, is counted
-        name, begun_s = placement.candidate.replica.name, placement.lease.begun_s
-        return self._budget.can_take(name, begun_s, monotonic())
+        return self._budget.can_take(placement.replica, placement.lease.begun_s, monotonic())
 
-    def _pool_may_have_failed(self, job: Job, failure: str | None = None) -> bool:
+    def _pool_may_have_failed(
+        self, prompt: Prompt, tries: Tries, failure: str | None = None
+    ) -> bool:
         """Return whether a try, or the last one's `failure`, may be a read that failed."""
-        if self._pool is None or job.prompt is None or job.skips_pool:
+        if self._pool is None or prompt.read.request is None or prompt.skips_pool:
             return False
-        return any(f in _POOL_MAY_FAIL for f in (failure, *(t.failure for t in job.tries)))
+        failures = (failure, *(each.failure for each in tries.records))
+        return any(each in _POOL_MAY_FAIL for each in failures)
 
-    def _skip_pool(self, job: Job) -> bool:
-        """Make of a request one that no cache has anything of; False if its body cannot be one.
+    def _without_pool(self, prompt: Prompt, tries: Tries) -> Prompt | None:
+        """Return a request of which no cache has anything. None: its body cannot be changed so.
 
         Until the master drops what a dead engine held (10 s), every replica that looks there finds
-        the objects and fails to read them (`kv_load_failure_policy: fail`). There is no field to
-        forbid a read; under a salt of its own a prompt's blocks have other names.
+        the objects and fails to read them (`kv_load_failure_policy: fail`). No field forbids a
+        read; under a salt of its own, a prompt's blocks have other names.
         """
-        salt = secrets.token_hex(8)
+        salt, read = secrets.token_hex(8), prompt.read
         try:
-            body = with_fields(job.inbound.body or b"{}", {"cache_salt": salt})
+            body = with_fields(read.inbound.body or b"{}", {"cache_salt": salt})
         except BadRequest:  # it has the field too often
-            return False
-        job.inbound = replace(job.inbound, body=body)
-        job.extra, job.chains, job.found = extra_keys(self._fleet, job.model or "", salt), {}, {}
-        job.skips_pool = job.is_excused = True
+            return None
+        read = replace(read, inbound=replace(read.inbound, body=body), salt=salt)
+        extra = extra_keys(self._fleet, prompt.model or "", salt)
+        tries.is_excused = True
         self._metrics.pool_skipped.inc()
+        if not self._has_candidate(prompt, tries):
+            tries.replicas.clear()
+        return replace(prompt, read=read, extra=extra, chains={}, found={}, skips_pool=True)
+
+    def _has_candidate(self, prompt: Prompt, tries: Tries) -> bool:
+        """Return whether another replica may get a request."""
         try:
-            candidates_for(self._fleet, job, monotonic())
+            self._place.candidates(prompt, tries, monotonic())
         except RouterError:
-            job.tried.clear()
+            return False
         return True

@@ -1,9 +1,9 @@
 """Shadow policies: what others would have done with the very snapshot a request was placed by.
 
-Asked when a request is over, from its record: nothing waits for them. What is waiting is worked
-off on the event loop in slices with pauses between, so that shadows take a fifth of its time at
-most, and one record at least each time (3 shadows, 64 replicas: 0.2 ms). Overflow rule: a record
-that finds the queue full is written without shadows, and counted.
+They are asked when a request is over, from its record: nothing waits for them. Records that wait
+are worked off on the event loop in slices with pauses between, at least one record each time (3
+shadows, 64 replicas: 0.2 ms). So shadows take a fifth of the loop's time at most. Overflow rule: a
+record that finds the queue full is written without shadows, and counted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Write = Callable[[DecisionRecord], None]
 def shadow_decisions(
     shadows: Sequence[tuple[str, Policy]], record: DecisionRecord
 ) -> tuple[tuple[ShadowDecision, ...], CandidateCost]:
-    """Ask policies, each with its label, about a record; and price the live choice alike.
+    """Ask policies, each with its label, about a record; and price the live choice in the same way.
 
     About its prompt, where that is placed apart.
     """

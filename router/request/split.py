@@ -5,21 +5,22 @@ Where both halves go otherwise is `router.replicas.halves`.
 
 from __future__ import annotations
 
-from router.request.job import Choice, Job
+from router.request.plan import Plan
+from router.request.results import Prompt, Tries
 
 
-def why_here(job: Job, choice: Choice) -> str | None:
+def why_here(prompt: Prompt, tries: Tries, plan: Plan) -> str | None:
     """Return why a prompt cannot be computed elsewhere; None: it can be."""
-    if job.completion is not None and len(job.completion.prompts) > 1:
+    if prompt.read.num_prompts > 1:
         return "batch"
-    if job.owner is not None:
+    if prompt.owner is not None:
         return "owned"  # only the replica that issued the response before has it
-    if job.outline is not None:
+    if prompt.read.outline is not None:
         return "body"  # too costly to be taken apart
-    if job.skips_pool:
+    if prompt.skips_pool:
         return "pool"
-    if job.prefill is not None and job.prefill.result == "failed":
+    if tries.prefill is not None and tries.prefill.result == "failed":
         return "failed"
-    if job.prefill is not None and choice.candidate.replica.transfer == "store":
+    if tries.prefill is not None and plan.candidate.replica.transfer == "store":
         return "done"  # a retry: the pool has it
     return None

@@ -1,11 +1,11 @@
 """A request as its tenant's: the models it may name, the cache it may use, what it is charged.
 
-    apply    when it is read: its model is allowed; its blocks get the tenant's salt
-    charge   when it is admitted: the uncached tokens it is expected to have, or 429
-    settle   at its end: what it really had
+    salted   when it is read: its model is allowed; its blocks get the tenant's salt
+    charge   when it is placed: the uncached tokens it is expected to have, or 429
+    settle   at its end: the uncached tokens it really had
 
-Without a tenant nothing happens. The salt goes into the body that engines get and into our own
-block hashes alike, so that what is known of caches stays exact.
+Without a tenant nothing happens. The salt goes into both the body that engines get and our own
+block hashes, so predictions stay exact.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from multidict import CIMultiDict
 from router.api.body_fields import with_fields
 from router.api.usage import Usage
 from router.errors import BadRequest, UnknownModel, UnsupportedBody
-from router.request.job import Choice, Job, Placement
-from router.tenants import Tenant
+from router.request.plan import Placement, Plan
+from router.request.results import Inbound, Prompt, Tries
+from router.tenants import Charge, Tenant
 
 _SALT: Final = "cache_salt"
 _BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens are not known
@@ -33,43 +34,47 @@ def owner_of(tenant: Tenant | None) -> str:
     return (tenant.salt or "") if tenant is not None else ""
 
 
-def apply(job: Job, body: Mapping[str, Any] | None) -> None:
+def salted(
+    inbound: Inbound, model: str | None, body: Mapping[str, Any] | None
+) -> tuple[Inbound, str | None]:
     """Hold a request to its tenant's models, and put the tenant's salt into its body.
 
     Args:
-        job: Its model is known.
+        inbound: The request.
+        model: The model that it names.
         body: As decoded; None: it is no JSON, or there is none.
+
+    Returns:
+        The request to forward, and the salt. None: it is not changed.
 
     Raises:
         UnknownModel: the model is not the tenant's.
         BadRequest: no model is named, or what is sent as `cache_salt` is none.
         UnsupportedBody: the body cannot be salted, so the engine's cache would be everybody's.
     """
-    tenant = job.tenant
-    if tenant is None or not job.inbound.body:
-        return
-    check_model(tenant, job.model)
-    if job.inbound.path.endswith(_NO_CACHE):
-        return
+    tenant = inbound.tenant
+    if tenant is None or not inbound.body:
+        return inbound, None
+    check_model(tenant, model)
+    if inbound.path.endswith(_NO_CACHE):
+        return inbound, None
     if body is None:
         if tenant.salt is None:
-            return
+            return inbound, None
         raise UnsupportedBody(
             "the body must be an uncompressed JSON object, because the tenant has its own cache"
         )
     salt = tenant.salted(body.get(_SALT))
     if salt is None:
-        return
-    job.inbound = replace(job.inbound, body=with_fields(job.inbound.body, {_SALT: salt}))
-    if job.prompt is not None:
-        job.extra = replace(job.extra, cache_salt=salt)
+        return inbound, None
+    return replace(inbound, body=with_fields(inbound.body, {_SALT: salt})), salt
 
 
 def check_model(tenant: Tenant, model: str | None) -> None:
     """Hold a request to its tenant's models.
 
     Raises:
-        UnknownModel, BadRequest: as `apply`.
+        UnknownModel, BadRequest: as `salted`.
     """
     if tenant.may_use(model):
         return
@@ -82,45 +87,46 @@ def check_model(tenant: Tenant, model: str | None) -> None:
     )
 
 
-def charge(job: Job, choice: Choice, now_s: float) -> None:
-    """Charge a request's tenant once for the uncached tokens of the first decision.
+def charge(prompt: Prompt, plan: Plan, now_s: float) -> Charge | None:
+    """Charge a request's tenant for the uncached tokens of a plan. None: it has no tenant.
 
     Raises:
-        RateLimited: there are not so many left this minute.
+        RateLimited: the tenant has not so many left this minute.
     """
-    if job.tenant is None or job.charge is not None:
-        return
-    if job.tokens is None:
-        num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
+    if prompt.tenant is None:
+        return None
+    if prompt.tokens is None:
+        num_tokens = len(prompt.inbound.body or b"") // _BYTES_PER_TOKEN
     else:
-        num_own = max(choice.view.num_gpu_tokens, choice.view.num_cpu_tokens)
-        num_tokens = max(job.num_tokens - num_own - choice.num_pool_tokens, 0)
-        num_tokens += job.num_more_tokens
-    job.charge = job.tenant.account.charge(num_tokens, now_s)
+        num_tokens = max(prompt.num_tokens - plan.num_own_tokens - plan.num_pool_tokens, 0)
+        num_tokens += prompt.num_more_tokens
+    return prompt.tenant.account.charge(num_tokens, now_s)
 
 
-def refund(job: Job, now_s: float) -> None:
+def refund(tries: Tries, now_s: float) -> None:
     """Take the charge back: no replica answered."""
-    if job.charge is not None:
-        job.charge.settle(0, now_s)
+    if tries.charge is not None:
+        tries.charge.settle(0, now_s)
 
 
-def settle(job: Job, placement: Placement, status: int, usage: Usage | None, now_s: float) -> None:
-    """Correct the charge by what the engine reported; what it refused costs nothing."""
-    if job.charge is None:
+def settle(
+    tries: Tries, placement: Placement, status: int, usage: Usage | None, now_s: float
+) -> None:
+    """Correct the charge by what the engine reported; a refused request costs nothing."""
+    if tries.charge is None:
         return
     if status >= 400:
-        job.charge.settle(0, now_s)
+        tries.charge.settle(0, now_s)
     elif usage is not None:
         num_cached = usage.num_cached_tokens
-        if job.prefill is not None and job.prefill.result == "remote":
-            num_cached = job.prefill.num_reported_cached_tokens or 0  # computed there
+        if tries.prefill is not None and tries.prefill.result == "remote":
+            num_cached = tries.prefill.num_reported_cached_tokens or 0  # computed there
         if num_cached is None:
             num_cached = placement.num_cached_tokens
-        job.charge.settle(max(usage.prompt_tokens - num_cached, 0), now_s)
+        tries.charge.settle(max(usage.prompt_tokens - num_cached, 0), now_s)
 
 
-def say_limits(headers: CIMultiDict[str], job: Job, now_s: float) -> None:
+def add_limits(headers: CIMultiDict[str], tenant: Tenant | None, now_s: float) -> None:
     """Add what is left of the tenant's limits to an answer's headers."""
-    if job.tenant is not None:
-        headers.update(job.tenant.account.headers(now_s))
+    if tenant is not None:
+        headers.update(tenant.account.headers(now_s))

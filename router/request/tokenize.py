@@ -27,8 +27,8 @@ from router.config import TokensConfig
 from router.errors import RouterError, TemplateFailed
 from router.metrics import Metrics
 from router.request.engine_tokens import EngineTokenizer
-from router.request.job import Job
 from router.request.media_tokens import MediaFinder, num_media_chars
+from router.request.results import Read, Tokenized
 from router.request.tenancy import owner_of
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.conversation import has_media, mark_media, media_items
@@ -86,120 +86,122 @@ class Tokenizer:
         self._max_tokens = max_tokens
         self._metrics = metrics
 
-    async def fill(self, job: Job) -> None:
-        """Set the job's tokens (None: unknown), their number (else an estimate) and their way.
+    async def find(self, read: Read) -> Tokenized:
+        """Find a prompt's tokens; an estimate of their number where they cannot be known.
 
         Raises:
             BadRequest: it surely does not fit the model.
             TemplateFailed: the chat template, proven to be the engine's, refuses the prompt.
         """
-        prompter = self._prompters.get(job.model) if job.model is not None else None
-        self._check_fits(job, prompter)
-        if prompter is not None and job.prompt is not None:
+        found = Tokenized()
+        prompter = self._prompters.get(read.model) if read.model is not None else None
+        self._check_fits(read, prompter)
+        if prompter is not None:
             try:
                 if prompter.trust.try_again(asyncio.get_running_loop().time()):
-                    logger.info("local tokens are tried again", extra={"model": job.model})
-                await self._find(job, prompter)
+                    logger.info("local tokens are tried again", extra={"model": read.model})
+                found = await self._find(read, prompter)
             except TemplateFailed:
                 if prompter.trust.num_matches:
                     raise
-                job.is_refused_here = True  # the engine may have been given another template
+                found = Tokenized(is_refused_here=True)  # the engine may have another template
             except RouterError:
                 raise
             except BaseException as exc:  # our bug or a library's: it costs a match, not a request
                 if not is_failure(exc):
                     raise
-                self._note_bug(job, exc)
-        self._metrics.tokenized.labels(job.way).inc()
-        if job.tokens is not None:
-            job.num_tokens = job.tokens.num_tokens + job.num_rest_tokens
-            if job.completion is not None:
-                job.num_more_tokens = _num_more_tokens(job.completion)
-        else:
-            job.num_tokens = len(job.inbound.body or b"") // _BYTES_PER_TOKEN
+                self._log_bug(read, exc)
+        self._metrics.tokenized.labels(found.way).inc()
+        if found.tokens is None:
+            return replace(found, num_tokens=len(read.inbound.body or b"") // _BYTES_PER_TOKEN)
+        return replace(
+            found,
+            num_tokens=found.tokens.num_tokens + found.num_rest_tokens,
+            num_more_tokens=_num_more_tokens(read.completion),
+        )
 
-    async def count(self, job: Job) -> None:
-        """Set how many tokens a chat has; None where an engine might count otherwise or refuse it.
+    async def count(self, read: Read) -> int | None:
+        """Count the tokens of a chat. None: an engine might count otherwise, or refuse it.
 
-        It is set only where engines have counted such requests as we do, and the model has not
-        been suspect since.
+        Counted only where engines have counted such requests as we do, and the model has not been
+        suspect since.
         """
-        prompter = self._prompters.get(job.model) if job.model is not None else None
-        chat = job.chat
+        prompter = self._prompters.get(read.model) if read.model is not None else None
+        chat = read.chat
         if prompter is None or chat is None or chat.model is None:
-            return
+            return None
         if chat.tool_choice is not None and not (chat.tool_choice == "auto" and chat.tools):
-            return  # a parser may refuse it, an engine leave out tools that must not be called
+            return None  # a parser may refuse it, an engine leave out tools that must not be called
         if (MESSAGES.name, chat.has_tool_choice) not in prompter.trust.proven:
-            return
+            return None
         try:
-            tokens = await self._locally(job, prompter)
-            job.num_counted_tokens = tokens.num_tokens if tokens is not None else None
+            tokens = await self._locally(read, prompter)
+            return tokens.num_tokens if tokens is not None else None
         except (NeedsEngine, RouterError):
-            return
-        except BaseException as exc:  # as in `fill`
+            return None
+        except BaseException as exc:  # as in `find`
             if not is_failure(exc):
                 raise
-            self._note_bug(job, exc)
+            self._log_bug(read, exc)
+            return None
 
-    async def _find(self, job: Job, prompter: Prompter) -> None:
-        """Set the tokens and their way.
+    async def _find(self, read: Read, prompter: Prompter) -> Tokenized:
+        """Find the tokens here, or else at an engine.
 
         Raises:
             TemplateFailed: our chat template refuses the prompt.
         """
-        way = "local"
+        chat = read.chat
+        is_media = chat is not None and has_media(chat.messages)
         try:
-            job.has_media = job.chat is not None and has_media(job.chat.messages)
-            if job.has_media:
-                job.tokens, way = await self._with_media(job, prompter)
-            else:
-                job.tokens = await self._locally(job, prompter)
+            if is_media:
+                return await self._with_media(read, prompter)
+            tokens = await self._locally(read, prompter)
+            return Tokenized(tokens=tokens, way="local") if tokens is not None else Tokenized()
         except NeedsEngine as exc:
             why = exc.detail if exc.reason == "field" else exc.reason
-            self._metrics.needs_engine.labels(job.inbound.api.name, why).inc()
+            self._metrics.needs_engine.labels(read.inbound.api.name, why).inc()
             may_ask = exc.reason not in ("field", "size")
-            if job.chat is not None and not prompter.asks_engine:
+            if chat is not None and not prompter.asks_engine:
                 may_ask = False
-            ids = await self._engine.ids(job, prompter) if may_ask else None
-            if ids is not None:
-                plan = prompter.plan_ids(ids, owner_of(job.tenant))
-                job.tokens = prompter.commit(plan, plan.encode())
-            way = "engine"
-        if job.tokens is not None:
-            job.way = way
+        ids = await self._engine.ids(read, prompter) if may_ask else None
+        if ids is None:
+            return Tokenized(has_media=is_media)
+        plan = prompter.plan_ids(ids, owner_of(read.tenant))
+        tokens = prompter.commit(plan, plan.encode())
+        return Tokenized(tokens=tokens, way="engine", has_media=is_media)
 
-    def _check_fits(self, job: Job, prompter: Prompter | None) -> None:
+    def _check_fits(self, read: Read, prompter: Prompter | None) -> None:
         """Refuse what is surely too long, before anything is made of it.
 
         Raises:
             BadRequest: it is.
         """
-        longest = self._max_tokens(job.model) if job.model is not None else None
-        if longest is None or job.prompt is None:
+        longest = self._max_tokens(read.model) if read.model is not None else None
+        if longest is None or read.request is None:
             return
-        outline = job.outline
-        sizes = sizes_of_outline(outline) if outline is not None else sizes_of(job.prompt)
+        outline = read.outline
+        sizes = sizes_of_outline(outline) if outline is not None else sizes_of(read.request)
         check_fits(sizes, longest, prompter.max_chars_per_token if prompter is not None else None)
 
-    async def _locally(self, job: Job, prompter: Prompter) -> Tokens | None:
-        longest = self._max_tokens(job.model or "")
-        is_cut = job.chat is not None and job.chat.truncates
+    async def _locally(self, read: Read, prompter: Prompter) -> Tokens | None:
+        longest = self._max_tokens(read.model or "")
+        is_cut = read.chat is not None and read.chat.truncates
         may_refuse = prompter.trust.num_matches > 0 and not is_cut
-        if job.chat is not None:
-            parts = await self._rendered(job, job.chat, prompter)
+        if read.chat is not None:
+            parts = await self._rendered(read, read.chat, prompter)
             num_chars, most = sum(map(len, parts)), prompter.max_chars_per_token
             may_refuse &= prompter.writes_text
             if longest is not None and most is not None and may_refuse:
                 check_text_fits(num_chars, longest, most)
             if num_chars > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
                 return None
-            plan = prompter.plan_rendered(job.chat, parts, owner=owner_of(job.tenant))
+            plan = prompter.plan_rendered(read.chat, parts, owner=owner_of(read.tenant))
         else:
-            assert job.completion is not None
-            if _num_chars(job.completion) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
+            assert read.completion is not None
+            if _num_chars(read.completion) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
                 return None
-            plan = prompter.plan_completion(job.completion, owner=owner_of(job.tenant))
+            plan = prompter.plan_completion(read.completion, owner=owner_of(read.tenant))
         encoded = await self._encoded(plan)
         num_tokens = plan.num_known_tokens + sum(map(len, encoded))
         # Its chain would be worth nothing; of one that is cut a token less is left.
@@ -216,7 +218,7 @@ class Tokenizer:
             return await self._off_loop(plan.encode)
         return plan.encode()
 
-    async def _with_media(self, job: Job, prompter: Prompter) -> tuple[Tokens, str]:
+    async def _with_media(self, read: Read, prompter: Prompter) -> Tokenized:
         """Make a prompt with images or sounds as far as they are known; of one with other media
         what is before their message. The rest is estimated.
 
@@ -225,15 +227,15 @@ class Tokenizer:
         """
         if prompter.media is not None:
             try:
-                return await self._with_items(job, prompter, prompter.media)
+                return await self._with_items(read, prompter, prompter.media)
             except NeedsEngine as exc:
                 if exc.reason != "multimodal":
                     raise
-        tokens = await self._before_media(job, prompter)
-        self._metrics.needs_engine.labels(job.inbound.api.name, "multimodal").inc()
-        return tokens, "prefix"
+        found = await self._before_media(read, prompter)
+        self._metrics.needs_engine.labels(read.inbound.api.name, "multimodal").inc()
+        return found
 
-    async def _before_media(self, job: Job, prompter: Prompter) -> Tokens:
+    async def _before_media(self, read: Read, prompter: Prompter) -> Tokenized:
         """Make what stands before the first message with media.
 
         No engine is asked: it would fetch and decode them, and once more for the request itself.
@@ -241,41 +243,43 @@ class Tokenizer:
         Raises:
             NeedsEngine: nothing of it can be made here.
         """
-        assert job.chat is not None
-        chat = replace(job.chat, messages=mark_media(job.chat.messages, _MEDIA_MARK))
+        assert read.chat is not None
+        chat = replace(read.chat, messages=mark_media(read.chat.messages, _MEDIA_MARK))
         try:
-            text = "".join(await self._rendered(job, chat, prompter))
+            text = "".join(await self._rendered(read, chat, prompter))
         except TemplateFailed as exc:
             raise NeedsEngine("multimodal", "template") from exc
         before, mark, behind = text.partition(_MEDIA_MARK)
         if not mark or len(text) > _MAX_TOKENS * _MAX_BYTES_PER_TOKEN:
             raise NeedsEngine("multimodal")
-        plan = prompter.plan_rendered(chat, [before], owner=owner_of(job.tenant))
+        plan = prompter.plan_rendered(chat, [before], owner=owner_of(read.tenant))
         tokens = prompter.commit(plan, await self._encoded(plan)).before_tail()
         if not tokens.num_tokens:
             raise NeedsEngine("multimodal")
         num_media = 1 + behind.count(_MEDIA_MARK)
-        job.num_head_tokens = job.num_named_tokens = tokens.num_tokens
-        job.num_rest_tokens = len(behind) // _BYTES_PER_TOKEN + num_media * _TOKENS_PER_ITEM
-        return tokens
+        return Tokenized(
+            tokens=tokens,
+            way="prefix",
+            num_rest_tokens=len(behind) // _BYTES_PER_TOKEN + num_media * _TOKENS_PER_ITEM,
+            num_head_tokens=tokens.num_tokens,
+            num_named_tokens=tokens.num_tokens,
+            has_media=True,
+        )
 
-    async def _with_items(
-        self, job: Job, prompter: Prompter, book: MediaBook
-    ) -> tuple[Tokens, str]:
+    async def _with_items(self, read: Read, prompter: Prompter, book: MediaBook) -> Tokenized:
         """Make a prompt with images or sounds as far as they are known; the rest is estimated.
 
         Raises:
             NeedsEngine: nothing of it can be made here.
         """
-        assert job.chat is not None
-        items: list[MediaItem] = media_items(job.chat.messages)
+        assert read.chat is not None
+        items: list[MediaItem] = media_items(read.chat.messages)
         if any(item.kind not in book.placeholders for item in items):
             raise NeedsEngine("multimodal", "kind")
-        job.has_named_media = any(item.uuid is not None for item in items)
-        chat = replace(job.chat, shows_media=True)
-        num_chars = len(job.inbound.body or b"") - num_media_chars(items)
+        chat = replace(read.chat, shows_media=True)
+        num_chars = len(read.inbound.body or b"") - num_media_chars(items)
         try:
-            text = "".join(await self._rendered(job, chat, prompter, num_chars))
+            text = "".join(await self._rendered(read, chat, prompter, num_chars))
         except TemplateFailed as exc:  # the engine will say so in its own words
             raise NeedsEngine("multimodal", "template") from exc
         texts, is_as_sent = book.split(text, [item.kind for item in items])
@@ -283,22 +287,29 @@ class Tokenizer:
             raise NeedsEngine("multimodal")
         known: list[KnownMedia] = []
         if is_as_sent:  # else a client wrote such a token itself
-            known = await self._media.find(job.model or "", prompter, items, owner_of(job.tenant))
-        plan = prompter.plan_media(chat, texts[: len(known) + 1], known, owner=owner_of(job.tenant))
+            known = await self._media.find(read.model or "", prompter, items, owner_of(read.tenant))
+        plan = prompter.plan_media(
+            chat, texts[: len(known) + 1], known, owner=owner_of(read.tenant)
+        )
         tokens = prompter.commit(plan, await self._encoded(plan))
-        job.num_head_tokens = tokens.num_before_media
-        job.num_named_tokens = _num_named_tokens(tokens, known)
+        found = Tokenized(
+            tokens=tokens,
+            way="media",
+            num_head_tokens=tokens.num_before_media,
+            num_named_tokens=_num_named_tokens(tokens, known),
+            has_media=True,
+            has_named_media=any(item.uuid is not None for item in items),
+        )
         num_unknown = len(texts) - 1 - len(known)
         if not num_unknown:
-            return tokens, "media"
-        rest = sum(map(len, texts[len(known) + 1 :])) // _BYTES_PER_TOKEN
-        job.num_rest_tokens = rest + num_unknown * _TOKENS_PER_ITEM
+            return found
         why = items[len(known)].kind
-        self._metrics.needs_engine.labels(job.inbound.api.name, why).inc()
-        return tokens, "prefix"
+        self._metrics.needs_engine.labels(read.inbound.api.name, why).inc()
+        rest = sum(map(len, texts[len(known) + 1 :])) // _BYTES_PER_TOKEN
+        return replace(found, way="prefix", num_rest_tokens=rest + num_unknown * _TOKENS_PER_ITEM)
 
     async def _rendered(
-        self, job: Job, chat: ChatRequest, prompter: Prompter, num_chars: int | None = None
+        self, read: Read, chat: ChatRequest, prompter: Prompter, num_chars: int | None = None
     ) -> Sequence[str]:
         """Render a chat in parts; what is large off the loop, and what is huge not at all.
 
@@ -308,23 +319,23 @@ class Tokenizer:
         num_items = chat.num_items
         if num_items > _MAX_ITEMS:
             raise NeedsEngine("size")
-        num_chars = len(job.inbound.body or b"") if num_chars is None else num_chars
+        num_chars = len(read.inbound.body or b"") if num_chars is None else num_chars
         if num_items > _HEAVY_ITEMS or num_chars > _HEAVY_BYTES:
             return await self._heavily(partial(prompter.render_parts, chat, apart=True))
         if num_items > prompter.max_inline_items:
-            owner = owner_of(job.tenant)
+            owner = owner_of(read.tenant)
             render = partial(prompter.render_parts, chat, owner=owner, apart=True)
             return await self._off_loop(render)
-        return prompter.render_parts(chat, owner=owner_of(job.tenant))
+        return prompter.render_parts(chat, owner=owner_of(read.tenant))
 
-    def _note_bug(self, job: Job, bug: BaseException) -> None:
+    def _log_bug(self, read: Read, bug: BaseException) -> None:
         """Log where it happened, but not what it says: that may quote the prompt."""
         where = traceback.extract_tb(bug.__traceback__, limit=-1)[0]
         logger.error(
             "prompt was not tokenized",
             extra={
-                "model": job.model,
-                "request": job.request_id,
+                "model": read.model,
+                "request": read.request_id,
                 "error": type(bug).__name__,
                 "where": f"{where.filename}:{where.lineno}",
             },
@@ -356,8 +367,10 @@ def _num_named_tokens(tokens: Tokens, items: Sequence[KnownMedia]) -> int:
     return tokens.num_tokens
 
 
-def _num_more_tokens(request: CompletionRequest) -> int:
+def _num_more_tokens(request: CompletionRequest | None) -> int:
     """Count the tokens of a batch's prompts behind the first; those of texts are estimated."""
+    if request is None:
+        return 0
     return sum(
         len(prompt) // _BYTES_PER_TOKEN if isinstance(prompt, str) else len(prompt)
         for prompt in request.prompts[1:]

@@ -1,11 +1,13 @@
-"""Verify: what the shared pool can add to a decision; looked up at once, verified where it matters.
+"""The shared pool's part in a decision: looked up at once, verified if the decision depends on it.
 
-The directory may be old: the master evicts without a word, and an engine reports what it stored
-with its next step, which an idle one has not taken. So where a decision would fetch, or could, for
-another candidate holds more, the master is asked about the very blocks: all of them if they are
-few, else the ones around the boundary and some between. One deadline for it all, waiting behind
-other requests' questions included; late means unknown, and the directory counts. A pool that has
-never evicted and has room is not asked about what is known to be there.
+The local directory of a pool may be old. The master evicts without saying so, and an engine reports
+stored blocks only with its next step. So the master is asked about the blocks that a plan would
+fetch, and about those that it could fetch because another candidate holds more. All blocks are
+asked for if they are few, else those around the boundary and some between.
+
+There is one deadline for it all, other requests' questions in front included. A late answer means
+unknown, and the directory counts. A pool that has never evicted and has room is not asked about
+blocks that are known to be there.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from router.pool.pools import Pool
 from router.pool.readers import PoolReaders
 from router.pool.suspects import PoolSuspects
 from router.replicas.replica import Candidate
-from router.request.job import Choice, Job, Placement, PoolMatch
+from router.request.plan import Placement, Plan, PoolMatch
+from router.request.results import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -53,21 +56,21 @@ class PoolVerifier:
 
     def match(
         self,
-        job: Job,
+        prompt: Prompt,
         candidates: Sequence[Candidate],
         contracts: Mapping[HashContract, Sequence[CandidateId]],
         index: BlockIndex,
     ) -> dict[CandidateId, PoolMatch]:
         """Find what each candidate's pool has in its layout.
 
-        Those are left out that are in no pool, or in one that is not counted on now, or whose
-        layout is not known, or that share its keys with replicas of another KV data type.
-        `index` knows the KV groups of a contract's candidates, and whether they drop the last block
-        of a hit: they do so of what the pool has, too, so a prompt's last token may end it (source:
-        MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0).
+        A candidate is left out if its pool is not counted on now or its layout is not known. So is
+        one that shares keys with replicas of another KV data type. `index` knows the KV groups of a
+        contract's candidates, and whether they drop the last block of a hit. They drop the last
+        block of a hit in the pool, too, so a prompt's last token may end it. Source:
+        MooncakeStoreWorker.lookup in the connector's store/worker.py, 0.32.0.
         """
         up = {name: pool.catalog for name, pool in self._pools.items() if pool.catalog.is_up}
-        if not up or job.tokens is None:
+        if not up or prompt.tokens is None:
             return {}
         model = candidates[0].replica.base_model
         pool_of = {candidate.id: candidate.replica.pool for candidate in candidates}
@@ -76,8 +79,8 @@ class PoolVerifier:
             if contract.algorithm == "warmroute":  # our own names: no engine's objects have them
                 continue
             drops_last = index.drops_last(ids[0])
-            num_reusable = job.num_tokens if drops_last else job.num_tokens - 1
-            chain = job.keys(contract)[: num_reusable // contract.block_size]
+            num_reusable = prompt.num_tokens if drops_last else prompt.num_tokens - 1
+            chain = prompt.keys(contract)[: num_reusable // contract.block_size]
             groups = index.groups_of(ids[0])
             num_dropped = int(drops_last and groups is None)
             by_directory: dict[tuple[str, str], PoolMatch] = {}
@@ -123,30 +126,40 @@ class PoolVerifier:
 
     # ---------------------------------------------------------------- verification
 
-    def due(self, choice: Choice) -> list[int]:
+    async def verified(self, prompt: Prompt, plan: Plan) -> bool:
+        """Ask whether the pool has what a plan would fetch. False: there was nothing to ask.
+
+        Also if it could fetch: the pool has probably been given what another candidate holds.
+        """
+        positions = self.due(plan)
+        if positions:
+            await self.verify(prompt, plan, positions)
+        return bool(positions)
+
+    def due(self, plan: Plan) -> list[int]:
         """List the blocks to ask the master about, for a choice that this could change.
 
         It could where the candidate would fetch, or where the pool has probably been given what
         another candidate holds, though nothing has said so yet.
         """
-        match = choice.pool
-        if match is None or not (choice.num_pool_tokens or choice.num_likely_tokens):
+        match = plan.pool
+        if match is None or not (plan.num_pool_tokens or plan.num_likely_tokens):
             return []
-        num_likely_blocks = min(choice.num_likely_blocks, len(match.chain))
+        num_likely_blocks = min(plan.num_likely_blocks, len(match.chain))
         if not (match.num_blocks or num_likely_blocks) or not self._config.verify_keys:
             return []
         if not self._pools[match.pool].questions.can_ask(time.monotonic()):
             return []
         return self._open_positions(match, match.num_blocks, num_likely_blocks)
 
-    async def verify(self, job: Job, choice: Choice, positions: Sequence[int]) -> None:
+    async def verify(self, prompt: Prompt, plan: Plan, positions: Sequence[int]) -> None:
         """Ask the master and correct the directory; never fails, never takes long."""
-        match = choice.pool
+        match = plan.pool
         assert match is not None
         started_s = time.monotonic()
         deadline_s = started_s + self._config.verify_timeout_s
         try:
-            num_blocks = await self._ask_until_known(job, choice, match, positions, deadline_s)
+            num_blocks = await self._ask_until_known(prompt, plan, match, positions, deadline_s)
         except PoolError as exc:
             result = "late" if isinstance(exc, PoolLate) else "failed"
         else:
@@ -154,19 +167,19 @@ class PoolVerifier:
         self._metrics.pool_verified.labels(match.pool, result).inc()
         self._metrics.pool_verify.observe(time.monotonic() - started_s)
 
-    async def ask_for_all(self, job: Job, choice: Choice) -> None:
+    async def ask_for_all(self, prompt: Prompt, plan: Plan) -> None:
         """Ask the master about a whole prompt that has just been stored; never fails."""
-        match = choice.pool
+        match = plan.pool
         if match is None or not self._pools[match.pool].questions.can_ask(time.monotonic()):
             return
         positions = self._open_positions(match, match.num_blocks, len(match.chain))
         if positions:
-            await self.verify(job, choice, positions)
+            await self.verify(prompt, plan, positions)
 
     async def _ask_until_known(
         self,
-        job: Job,
-        choice: Choice,
+        prompt: Prompt,
+        plan: Plan,
         match: PoolMatch,
         positions: Sequence[int],
         deadline_s: float,
@@ -185,7 +198,7 @@ class PoolVerifier:
         num_blocks = match.num_blocks
         for _ in range(_ROUNDS):
             asked.update(positions)
-            digests = job.digests(match.contract, positions)
+            digests = prompt.digests(match.contract, positions)
             names = {
                 match.chain[position]: pool.catalog.names(match.directory, digest)
                 for position, digest in zip(positions, digests, strict=True)
@@ -193,7 +206,7 @@ class PoolVerifier:
             await pool.questions.wait(pool.questions.ask(match.directory, names), deadline_s)
             num_blocks = pool.catalog.match(match.directory, match.chain, match.groups)
             num_blocks = max(0, num_blocks - match.num_dropped)
-            opened = self._open_positions(match, num_blocks, choice.num_likely_blocks)
+            opened = self._open_positions(match, num_blocks, plan.num_likely_blocks)
             positions = [position for position in opened if position not in asked]
             if not positions:
                 break

@@ -30,7 +30,8 @@ from router.records.outcome import Outcome
 from router.replicas.deaths import Body, Deaths
 from router.replicas.fleet import Fleet
 from router.replicas.health import ProbeFailure
-from router.request.job import Inbound, Job, Placement
+from router.request.plan import Placement
+from router.request.results import Inbound, Prompt, Tries
 from router.upstream import Upstream
 
 _LOOK_S: Final = 1.0  # for an answer to the probe; a replica that is gone refuses at once
@@ -68,51 +69,64 @@ class Witness:
             raise refused
         return body
 
-    def refusal(self, job: Job) -> RouterError | None:
+    def refusal(self, tries: Tries) -> RouterError | None:
         """Return why a request must not be sent once more; None: it may be."""
-        return self._refusal(job.digest) if job.digest is not None else None
+        return self._refusal(tries.digest) if tries.digest is not None else None
 
     async def lost(
-        self, job: Job, placement: Placement, failure: str, *, is_answered: bool = False
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        failure: str,
+        *,
+        is_answered: bool = False,
     ) -> None:
-        """Note that a try failed, and find out whether its replica went down.
+        """Record that a try failed, and learn whether its replica went down.
 
         Args:
+            prompt: The request.
+            tries: Its tries.
+            placement: The try that failed.
+            failure: How it failed.
             is_answered: Whether its client had got a part of the answer.
         """
-        if job.received is None or not job.received.body:
+        received = prompt.read.received
+        if not received.body:
             return
         replica, begun_s = placement.candidate.replica, placement.lease.begun_s
-        if job.digest is None:
-            job.digest = await _digest(job.received)
-        job.lost_lease = placement.lease.number
+        if tries.digest is None:
+            tries.digest = await _digest(received)
+        tries.lost_lease = placement.lease.number
         self._deaths.broke(
             replica.name,
-            job.digest,
+            tries.digest,
             is_answered=is_answered,
             begun_s=begun_s,
             now_s=monotonic(),
         )
         if failure not in _LATE:
             await self._look(replica.name, replica.url)
-        if self._deaths.num_deaths(job.digest) > 1:
+        if self._deaths.num_deaths(tries.digest) > 1:
             await asyncio.sleep(_HEAR_S)
 
-    def left(self, job: Job, placement: Placement) -> None:
+    def left(self, prompt: Prompt, tries: Tries, placement: Placement) -> None:
         """Note that a client left; a suspect if its replica is down, as one that hangs."""
-        received, name = job.received, placement.candidate.replica.name
-        if received is None or not received.body or not self._fleet.is_down(name):
+        received, name = prompt.read.received, placement.replica
+        if not received.body or not self._fleet.is_down(name):
             return
-        if job.digest is None:
-            job.digest = _digest_now(received)
+        if tries.digest is None:
+            tries.digest = _digest_now(received)
         begun_s = placement.lease.begun_s
-        self._deaths.broke(name, job.digest, is_answered=False, begun_s=begun_s, now_s=monotonic())
+        self._deaths.broke(
+            name, tries.digest, is_answered=False, begun_s=begun_s, now_s=monotonic()
+        )
 
-    def answered(self, job: Job, placement: Placement, outcome: Outcome) -> None:
+    def answered(self, tries: Tries, placement: Placement, outcome: Outcome) -> None:
         """Note how an answer ended: a request that was answered is no suspect."""
         is_answered = outcome in (Outcome.OK, Outcome.CLIENT_ERROR)
-        if is_answered and job.digest is not None and job.lost_lease != placement.lease.number:
-            self._deaths.clear(job.digest)
+        if is_answered and tries.digest is not None and tries.lost_lease != placement.lease.number:
+            self._deaths.clear(tries.digest)
 
     def _refusal(self, body: Body) -> RouterError | None:
         now_s = monotonic()

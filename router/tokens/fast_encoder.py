@@ -2,7 +2,7 @@
 
 vLLM itself can run on it (VLLM_USE_FASTOKENS: vllm/tokenizers/fastokens.py at 0.32.0). It is not
 believed: what loads is proven first (`proof`), and samples are encoded again by `tokenizers` while
-it serves (`request.token_audit`).
+it serves (`request.audit`).
 """
 
 from __future__ import annotations

@@ -85,11 +85,11 @@ async def test_what_goes_wrong_inside_is_logged_without_its_contents() -> None:
         raise ValueError(SECRET)
 
     async with Engines(1) as engines, on_stage(*engines) as stage:
-        decider = stage.router.pipeline.steps.decider
-        policy = decider._policy
-        decider._policy = type("Broken", (), {"name": "broken", "decide": breaks})()
+        place = stage.router.story.steps.place
+        policy = place._policy
+        place._policy = type("Broken", (), {"name": "broken", "decide": breaks})()
         reply = await stage.ask(chat(words(1)), headers={"X-Request-Id": "mine"})
-        decider._policy = policy
+        place._policy = policy
 
         assert reply.status == 500
         assert reply.error["type"] == "InternalServerError"

@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
-from router.request import block_evidence
+from router.request import audit
 from tests.check.test_run import checked, finding
 from tests.faults.stage import INSTANT, Stage, chat, on_stage, words
 from tests.tokens.splits import Side, model_with
@@ -197,7 +197,7 @@ async def test_a_content_format_is_named_by_flag_and_key(tmp_path: Path) -> None
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait long for blocks that never come."""
-    monkeypatch.setattr(block_evidence, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(audit, "_PATIENCE_S", 0.3)
 
 
 def played(number: int, num_words: int) -> str:

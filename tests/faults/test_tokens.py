@@ -149,7 +149,7 @@ async def test_a_sample_is_proven_beside_the_requests() -> None:
     async with Engines(1) as engines, on_stage(*engines, tokens__prove_ratio=1.0) as stage:
         prompter = stage.router.prompters.get("tiny")
         assert prompter is not None
-        audit = stage.router.pipeline.steps.observer._token_audit
+        audit = stage.router.story.steps.recorder._token_audit
         texts = [words(1)]
         for number in range(5):
             reply = await stage.ask(chat(*texts))

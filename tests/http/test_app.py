@@ -13,7 +13,7 @@ from aiohttp import web
 
 from loadtest.tiny_model import MODEL_DIR
 from router.api.sessions import session_hash
-from router.request.observe import Observer
+from router.request.record import Recorder
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     KEY,
@@ -67,7 +67,7 @@ async def test_a_failure_to_record_an_answer_costs_its_client_nothing(
         raise RuntimeError("a bug")
 
     async with FakeEngine() as engine, on_stage(engine) as stage:
-        monkeypatch.setattr(Observer, "finished", fail)
+        monkeypatch.setattr(Recorder, "finished", fail)
         for _ in range(2):
             reply = await stage.ask(chat("a"))
 

@@ -1,4 +1,4 @@
-"""router.request.wait in a whole router: who waits, who goes next, and how waiting ends."""
+"""router.request.queue in a whole router: who waits, who goes next, and how waiting ends."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from router.metrics import Metrics
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import NOTHING, InFront
+from router.request.queue import WaitingRoom
+from router.request.results import Tries
 from router.request.service import DEADLINE_HEADER
-from router.request.wait import WaitingRoom
 from router.scheduling.queue import Queue
 from tests.cli.test_commands import explain
 from tests.faults.fake_engine import FakeEngine
@@ -670,25 +671,22 @@ async def test_routers_share_windows(start_redis: Start) -> None:
 
 
 class Placing:
-    """A decider and an admission that do what a test says."""
+    """A place that does what a test says."""
 
     def __init__(self) -> None:
         self.released: list[Any] = []
         self.error: Exception | None = None
 
-    def decide(self, job: Any, in_front_ms: InFront = NOTHING) -> Any:
+    def plan(self, prompt: Any, tries: Tries, in_front_ms: InFront = NOTHING) -> Any:
         if self.error is not None:
             raise self.error
-        return job.choice
+        return prompt.plan
 
-    def admit(self, job: Any, choice: Any) -> str:
+    def commit(self, prompt: Any, tries: Tries, plan: Any) -> str:
         return "placement"
 
-    def has_room(self, job: Any, choice: Any) -> bool:
+    def has_room(self, prompt: Any, plan: Any) -> bool:
         return True
-
-    def count(self, job: Any) -> None:
-        pass
 
     def abandon(self, placement: str) -> None:
         self.released.append(placement)
@@ -706,25 +704,22 @@ def room_of(placing: Placing) -> WaitingRoom:
         QueueConfig(ready_ms=0.0),
         is_on=True,
         fleet=OneFull(),
-        decider=placing,  # type: ignore[arg-type]
-        admission=placing,  # type: ignore[arg-type]
+        place=placing,  # type: ignore[arg-type]
         metrics=Metrics(),
     )
 
 
-def a_job(num_waiting: int = 0) -> Any:
+def a_prompt(num_waiting: int = 0) -> Any:
     view = ReplicaView(id=CandidateId("r1"), cost=PRIOR, num_waiting=num_waiting)
-    choice = SimpleNamespace(
-        view=view, candidate=SimpleNamespace(id=view.id), num_pooled_tokens=None
+    plan = SimpleNamespace(
+        view=view, candidate=SimpleNamespace(id=view.id), num_pooled_tokens=None, prefill=None
     )
-    choice.prompt = choice
+    read = SimpleNamespace(session_hash=None, request="any")
     return SimpleNamespace(
-        session_hash=None,
+        read=read,
         num_tokens=10,
-        num_more_tokens=0,
-        choice=choice,
-        waited_ms=0.0,
-        released=None,
+        tokenized=SimpleNamespace(num_more_tokens=0),
+        plan=plan,
         service_class=None,
         tenant=None,
         assigned=None,
@@ -736,18 +731,18 @@ async def test_a_client_that_leaves_as_it_is_placed_gives_its_place_back() -> No
     """The lease was made, and must not stay."""
     placing, left = Placing(), []
     room = room_of(placing)
-    job = a_job(num_waiting=2)
+    prompt = a_prompt(num_waiting=2)
     async with asyncio.TaskGroup() as tg:
-        task = tg.create_task(room.place(job, lambda job, choice: left.append(job)))
+        task = tg.create_task(room.place(prompt, Tries(), left.append))
         await asyncio.sleep(0)
         assert room.num_waiting == 1
-        job.choice = a_job().choice
+        prompt.plan = a_prompt().plan
         room._release()
         assert room.num_waiting == 0
         task.cancel()
 
     assert placing.released == ["placement"]
-    assert left == [job]
+    assert left == [prompt.plan]
 
 
 @pytest.mark.parametrize("error", [NoReplicaAvailable("none"), ZeroDivisionError()])
@@ -757,10 +752,10 @@ async def test_an_error_is_the_one_requests_that_it_befalls(error: Exception) ->
     room = room_of(placing)
     placing.error = error
     with pytest.raises(type(error)):
-        await room.place(a_job(), lambda job, choice: None)
+        await room.place(a_prompt(), Tries(), lambda plan: None)
     placing.error = None
 
-    assert await room.place(a_job(), lambda job, choice: None) == "placement"
+    assert await room.place(a_prompt(), Tries(), lambda plan: None) == "placement"
     assert room.num_waiting == 0
 
 
@@ -772,7 +767,7 @@ async def test_an_error_while_a_request_waits_is_its_own(error: Exception) -> No
 
     async def fails() -> None:
         with pytest.raises((NoReplicaAvailable, RuntimeError)):
-            await room.place(a_job(num_waiting=2), lambda job, choice: None)
+            await room.place(a_prompt(num_waiting=2), Tries(), lambda plan: None)
 
     async with asyncio.TaskGroup() as tg:
         tg.create_task(fails())
@@ -788,22 +783,22 @@ async def test_an_error_in_a_release_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was placed before it is given back; who comes next is served."""
-    placing, job = Placing(), a_job(num_waiting=2)
+    placing, prompt = Placing(), a_prompt(num_waiting=2)
     room = room_of(placing)
     release = room._queue.release
 
     def fail(_: object, *args: Any) -> None:
-        job.choice = a_job().choice  # its window is open now
+        prompt.plan = a_prompt().plan  # its window is open now
         release(*args)
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
         patched.setattr(Queue, "release", fail)
         with pytest.raises(ZeroDivisionError):
-            await room.place(job, lambda job, choice: None)
+            await room.place(prompt, Tries(), lambda plan: None)
 
     assert (room.num_waiting, placing.released) == (0, ["placement"])
-    assert await room.place(a_job(), lambda job, choice: None) == "placement"
+    assert await room.place(a_prompt(), Tries(), lambda plan: None) == "placement"
 
 
 async def test_a_policy_that_goes_astray_fails_the_request_alone(

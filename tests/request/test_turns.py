@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from router.request import turns as module
-from router.request import wait
-from router.request.turns import Turns
+from router import turns as module
+from router.request import queue as queue_module
+from router.turns import Turns
 from tests.faults.stage import Engines, Stage, chat, on_stage, words
 
 
@@ -109,14 +109,14 @@ async def test_a_flood_is_read_placed_and_ended_one_by_one(
     """With no time in a turn it still goes on: a request or two at each step in each turn."""
     monkeypatch.setattr(module, "TURN_S", 0.0)
     monkeypatch.setattr(Turns.__init__, "__defaults__", (0.0,))
-    monkeypatch.setattr(wait, "TURN_S", 0.0)
+    monkeypatch.setattr(queue_module, "TURN_S", 0.0)
     async with Engines(2) as engines, on_stage(*engines, queue__mode=queue) as stage:
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
-        steps = stage.router.pipeline.steps
+        steps = stage.router.story.steps
         async with Loop() as loop:
-            read = _counted(loop, monkeypatch, type(steps.reader), "_job")
-            placed = _counted(loop, monkeypatch, type(steps.admission), "admit")
-            ended = _counted(loop, monkeypatch, type(steps.observer), "finished")
+            read = _counted(loop, monkeypatch, type(steps.reader), "_understood")
+            placed = _counted(loop, monkeypatch, type(steps.place), "commit")
+            ended = _counted(loop, monkeypatch, type(steps.recorder), "finished")
             await _flood(stage, 40)
 
     for in_turn in (read, placed, ended):

@@ -1,9 +1,10 @@
-"""Observe: what became of a request: counted, audited, recorded, said in one log line."""
+"""Record: count what became of a request, audit it, write its record and one log line."""
 
 from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from policies.naming import params_of
 from router.api.usage import Usage
@@ -13,16 +14,18 @@ from router.metrics import Metrics
 from router.records.log import DecisionLog
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
-from router.request.job import Choice, Job, Placement
+from router.request.audit import TokenAudit
+from router.request.plan import Placement, Plan
+from router.request.results import Prompt, Read, Tries
+from router.request.send import Sent
 from router.request.shadow import Shadows
-from router.request.token_audit import TokenAudit
 from router.request.verify import PoolVerifier
 
 logger = logging.getLogger(__name__)
 
 
-class Observer:
-    """Takes note of finished requests; never fails one."""
+class Recorder:
+    """Records finished requests; never fails one."""
 
     def __init__(
         self,
@@ -48,22 +51,27 @@ class Observer:
 
     def finished(
         self,
-        job: Job,
+        prompt: Prompt,
+        tries: Tries,
         placement: Placement,
         *,
         status: int,
         outcome: Outcome,
-        usage: Usage | None,
-        first_s: float | None,
-        now_s: float,
+        sent: Sent | None = None,
+        usage: Usage | None = None,
+        first_s: float | None = None,
     ) -> None:
-        """Note the end of a request that was placed; `first_s` None: no byte of an answer came."""
-        ttft_ms = None
-        if first_s is not None and job.streams and status == 200:
-            ttft_ms = (first_s - job.placed_s) * 1000
+        """Record the end of a request that was placed; `first_s` None: no byte of an answer came.
+
+        `sent` is None if it was never answered.
+        """
+        now_s, ttft_ms = time.monotonic(), None
+        if first_s is not None and prompt.read.streams and status == 200:
+            ttft_ms = (first_s - placement.placed_s) * 1000
         record = _record_of(
-            job,
-            placement,
+            prompt,
+            tries,
+            placement.plan,
             state=placement.state,
             status=status,
             outcome=outcome,
@@ -71,87 +79,75 @@ class Observer:
             usage=usage,
             predicted_ttft_ms=placement.predicted_ttft_ms,
             ttft_ms=ttft_ms,
-            router_s=job.placed_s - job.inbound.arrived_s,
+            placed_s=placement.placed_s,
             now_s=now_s,
         )
-        self._count(job, placement, record, first_s)
-        if job.assigned is not None:
+        self._count(prompt, tries, placement, record, first_s)
+        if prompt.assigned is not None:
             ttft_s = None
             if first_s is not None and record.ttft_ms is not None:
-                ttft_s = first_s - job.inbound.arrived_s
-            self._experiments.observe(job.assigned, record, ttft_s)
+                ttft_s = first_s - prompt.inbound.arrived_s
+            self._experiments.observe(prompt.assigned, record, ttft_s)
         if usage is not None:
-            self._audit(job, placement, usage)
-        assigned = record.assignment
-        logger.info(
-            "routed",
-            extra={
-                "fields": {
-                    "request": job.request_id,
-                    "client": job.inbound.client.address if job.inbound.client else None,
-                    "model": job.model,
-                    "tenant": record.tenant,
-                    "replica": placement.candidate.id,
-                    "arm": f"{assigned.experiment}/{assigned.arm}" if assigned else None,
-                    "why": placement.decision.reason,
-                    "prefill": job.prefill.where if job.prefill is not None else None,
-                    "tokens": job.num_tokens,
-                    "cached": placement.num_cached_tokens,
-                    "pool": placement.num_pool_tokens,
-                    "reported": record.num_reported_cached_tokens,
-                    "state": placement.state,
-                    "tries": len(job.tries),
-                    "status": status,
-                    "outcome": outcome.value,
-                    "router_ms": round(record.router_ms, 2),
-                    "waited_ms": round(record.waited_ms, 1),
-                    "waited_for": record.waited_for,
-                    "released": record.released,
-                    "ttft_ms": None if record.ttft_ms is None else round(record.ttft_ms, 1),
-                    "total_ms": round(record.total_ms, 1),
-                }
-            },
-        )
-        if job.prompt is not None:
+            self._audit(prompt, tries, placement, sent or Sent(), usage)
+        logger.info("routed", extra={"fields": _fields(prompt, tries, placement, record)})
+        if prompt.read.request is not None:
             self._shadows.put(record, self._write)
         else:
             self._write(record)
 
-    def left(self, job: Job, choice: Choice, *, status: int, now_s: float) -> None:
-        """Note a request whose client left while it waited; it was never sent to `choice`."""
-        record = _record_of_waiting(job, choice, self._caches, status=status, now_s=now_s)
-        if job.tenant is not None:
-            self._metrics.tenant_requests.labels(job.tenant.label, record.outcome).inc()
-            self._metrics.tenant_waits.labels(job.tenant.label).inc(job.waited_ms / 1000)
+    def left(self, prompt: Prompt, tries: Tries, plan: Plan, *, status: int) -> None:
+        """Record a request whose client left while it waited; it was never sent."""
+        now_s = time.monotonic()
+        num_cached_tokens = 0 if plan.is_guess else plan.num_own_tokens + plan.num_pool_tokens
+        record = _record_of(
+            prompt,
+            tries,
+            plan,
+            state=self._caches.state(plan.candidate.id),
+            status=status,
+            outcome=Outcome.CLIENT_GONE,
+            num_cached_tokens=num_cached_tokens,
+            usage=None,
+            predicted_ttft_ms=None,
+            ttft_ms=None,
+            placed_s=now_s,
+            now_s=now_s,
+        )
+        waited_ms, tenant = tries.wait.waited_ms, prompt.tenant
+        if tenant is not None:
+            self._metrics.tenant_requests.labels(tenant.label, record.outcome).inc()
+            self._metrics.tenant_waits.labels(tenant.label).inc(waited_ms / 1000)
+        client = prompt.inbound.client
         logger.info(
             "client left the queue",
             extra={
-                "request": job.request_id,
-                "client": job.inbound.client.address if job.inbound.client else None,
-                "model": job.model,
+                "request": prompt.read.request_id,
+                "client": client.address if client is not None else None,
+                "model": prompt.model,
                 "tenant": record.tenant,
-                "tokens": job.num_tokens,
-                "waited_ms": round(job.waited_ms, 1),
+                "tokens": prompt.num_tokens,
+                "waited_ms": round(waited_ms, 1),
             },
         )
         self._write(record)
 
     def sweep(self, now_s: float) -> None:
-        """Look for what is still to come of requests that were answered."""
+        """Look for block events of requests that were answered."""
         self._token_audit.sweep(now_s)
 
-    def counted(self, job: Job) -> None:
-        """Note a request that was answered with the number of its prompt's tokens."""
+    def counted(self, read: Read, num_tokens: int) -> None:
+        """Record a request that was answered with the number of its prompt's tokens."""
         self._metrics.counted.labels("router").inc()
-        client, tenant = job.inbound.client, job.tenant
+        client, tenant = read.inbound.client, read.tenant
         logger.info(
             "counted",
             extra={
-                "request": job.request_id,
+                "request": read.request_id,
                 "client": client.address if client is not None else None,
-                "model": job.model,
+                "model": read.model,
                 "tenant": tenant.name if tenant is not None else None,
-                "tokens": job.num_counted_tokens,
+                "tokens": num_tokens,
             },
         )
 
@@ -160,28 +156,32 @@ class Observer:
             self._decision_log.add(record)
 
     def _count(
-        self, job: Job, placement: Placement, record: DecisionRecord, first_s: float | None
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        record: DecisionRecord,
+        first_s: float | None,
     ) -> None:
-        name, arrived_s = placement.candidate.id, job.inbound.arrived_s
-        metrics, stages = self._of(name), self._stages
-        if job.tenant is not None:
-            label = job.tenant.label
+        name, arrived_s = placement.candidate.id, prompt.inbound.arrived_s
+        metrics, stages, waited_s = self._of(name), self._stages, tries.wait.waited_ms / 1000
+        if prompt.tenant is not None:
+            label = prompt.tenant.label
             self._metrics.tenant_requests.labels(label, record.outcome).inc()
-            self._metrics.tenant_tokens.labels(label, "prompt").inc(job.num_tokens)
-            if job.charge is not None:
-                self._metrics.tenant_tokens.labels(label, "uncached").inc(job.charge.num_tokens)
-            if job.waited_ms:
-                self._metrics.tenant_waits.labels(label).inc(job.waited_ms / 1000)
-        if job.inbound.api.counts:
+            self._metrics.tenant_tokens.labels(label, "prompt").inc(prompt.num_tokens)
+            if tries.charge is not None:
+                self._metrics.tenant_tokens.labels(label, "uncached").inc(tries.charge.num_tokens)
+            if waited_s:
+                self._metrics.tenant_waits.labels(label).inc(waited_s)
+        if prompt.inbound.api.counts:
             self._metrics.counted.labels("engine").inc()
-        self._metrics.requests.labels(job.inbound.api.name, name, record.outcome).inc()
+        self._metrics.requests.labels(prompt.inbound.api.name, name, record.outcome).inc()
         if first_s is not None:
             metrics.ttft.observe(first_s - arrived_s)
-        stages.tokenize.observe(job.tokenized_s - arrived_s)
-        waited_s = job.waited_ms / 1000
-        stages.place.observe(job.placed_s - job.tokenized_s - waited_s)
-        stages.total.observe(job.placed_s - arrived_s - waited_s)
-        metrics.prompt_tokens.inc(job.num_tokens)
+        stages.tokenize.observe(prompt.tokenized_s - arrived_s)
+        stages.place.observe(placement.placed_s - prompt.tokenized_s - waited_s)
+        stages.total.observe(placement.placed_s - arrived_s - waited_s)
+        metrics.prompt_tokens.inc(prompt.num_tokens)
         metrics.predicted_tokens.inc(placement.num_cached_tokens)
         metrics.cpu_tokens.inc(placement.num_cpu_tokens)
         metrics.pool_tokens.inc(placement.num_pool_tokens)
@@ -195,21 +195,23 @@ class Observer:
             metrics = self._by_candidate[candidate] = _CandidateMetrics(self._metrics, candidate)
         return metrics
 
-    def _audit(self, job: Job, placement: Placement, usage: Usage) -> None:
+    def _audit(
+        self, prompt: Prompt, tries: Tries, placement: Placement, sent: Sent, usage: Usage
+    ) -> None:
         """Compare what was predicted with what the engine reports."""
-        if job.completion is not None and len(job.completion.prompts) > 1:
+        if prompt.read.num_prompts > 1:
             return  # usage sums the prompts; only the first was predicted
-        self._token_audit.audit(job, placement, usage.prompt_tokens)
-        if job.prefill is not None and job.prefill.is_peer_to_peer:
+        self._token_audit.audit(prompt, placement, sent, usage.prompt_tokens)
+        if tries.prefill is not None and tries.prefill.is_peer_to_peer:
             return  # all of it came from elsewhere
         reported = usage.num_cached_tokens
-        if reported is None or not job.is_placed_at(placement.candidate):
+        if reported is None or not prompt.is_placed_at(placement.candidate):
             return
         name, error = placement.candidate.id, placement.num_cached_tokens - reported
         metrics = self._of(name)
-        if job.tokens is None:
+        if prompt.tokens is None:
             return
-        if placement.is_guess:
+        if placement.plan.is_guess:
             metrics.audit["partial"].inc()
             metrics.reported_tokens.inc(reported)
             return
@@ -221,8 +223,8 @@ class Observer:
                 result = "evicted"  # between decision and schedule: no fault of what we know
         contract = self._caches.contract(name)
         size = contract.block_size if contract is not None else 1
-        is_partial = self._token_audit.is_partial(job, placement, reported, size)
-        if is_partial or self._caches.is_unknown(name, job.extra):
+        is_partial = self._token_audit.is_partial(prompt, placement, reported, size)
+        if is_partial or self._caches.is_unknown(name, prompt.extra):
             metrics.audit["partial"].inc()
             metrics.reported_tokens.inc(reported)
             return
@@ -292,29 +294,41 @@ class _CandidateMetrics:
         }
 
 
-def _record_of_waiting(
-    job: Job, choice: Choice, caches: CacheView, *, status: int, now_s: float
-) -> DecisionRecord:
-    view = choice.view
-    num_own = max(view.num_gpu_tokens, view.num_cpu_tokens)
-    return _record_of(
-        job,
-        choice,
-        state=caches.state(choice.candidate.id),
-        status=status,
-        outcome=Outcome.CLIENT_GONE,
-        num_cached_tokens=0 if choice.is_guess else num_own + choice.num_pool_tokens,
-        usage=None,
-        predicted_ttft_ms=None,
-        ttft_ms=None,
-        router_s=now_s - job.inbound.arrived_s,
-        now_s=now_s,
-    )
+def _fields(
+    prompt: Prompt, tries: Tries, placement: Placement, record: DecisionRecord
+) -> dict[str, Any]:
+    """Return the fields of a request's log line."""
+    client, assigned = prompt.inbound.client, record.assignment
+    return {
+        "request": prompt.read.request_id,
+        "client": client.address if client is not None else None,
+        "model": prompt.model,
+        "tenant": record.tenant,
+        "replica": placement.candidate.id,
+        "arm": f"{assigned.experiment}/{assigned.arm}" if assigned else None,
+        "why": record.decision.reason,
+        "prefill": tries.prefill.where if tries.prefill is not None else None,
+        "tokens": prompt.num_tokens,
+        "cached": placement.num_cached_tokens,
+        "pool": placement.num_pool_tokens,
+        "reported": record.num_reported_cached_tokens,
+        "state": placement.state,
+        "tries": len(tries.records),
+        "status": record.status,
+        "outcome": record.outcome,
+        "router_ms": round(record.router_ms, 2),
+        "waited_ms": round(record.waited_ms, 1),
+        "waited_for": record.waited_for,
+        "released": record.released,
+        "ttft_ms": None if record.ttft_ms is None else round(record.ttft_ms, 1),
+        "total_ms": round(record.total_ms, 1),
+    }
 
 
 def _record_of(
-    job: Job,
-    chosen: Placement | Choice,
+    prompt: Prompt,
+    tries: Tries,
+    plan: Plan,
     *,
     state: str,
     status: int,
@@ -323,38 +337,38 @@ def _record_of(
     usage: Usage | None,
     predicted_ttft_ms: float | None,
     ttft_ms: float | None,
-    router_s: float,
+    placed_s: float,
     now_s: float,
 ) -> DecisionRecord:
-    arrived_s = job.inbound.arrived_s
+    arrived_s, wait = prompt.inbound.arrived_s, tries.wait
     return DecisionRecord(
-        request_id=job.request_id,
+        request_id=prompt.read.request_id,
         at=time.time(),
-        api=job.inbound.api.name,
-        model=job.model or "",
-        tenant=job.tenant.name if job.tenant is not None else None,
-        policy=chosen.policy.name,
-        policy_params=params_of(chosen.policy),
-        assignment=chosen.assignment,
+        api=prompt.inbound.api.name,
+        model=prompt.model or "",
+        tenant=prompt.tenant.name if prompt.tenant is not None else None,
+        policy=plan.policy.name,
+        policy_params=params_of(plan.policy),
+        assignment=plan.assignment,
         state=state,
-        snapshot=chosen.snapshot,
-        decision=chosen.decision,
-        prefill=job.prefill,
-        tries=tuple(job.tries),
+        snapshot=plan.snapshot,
+        decision=plan.decision,
+        prefill=tries.prefill,
+        tries=tuple(tries.records),
         outcome=outcome.value,
         status=status,
-        num_prompt_tokens=job.num_tokens,
+        num_prompt_tokens=prompt.num_tokens,
         num_predicted_cached_tokens=num_cached_tokens,
         num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
-        router_ms=router_s * 1000 - job.waited_ms,
-        service_class=job.service_class,
-        deadline_ms=job.deadline_ms,
-        expected_ttft_ms=job.expected_ttft_ms,
-        expected_tbt_ms=job.expected_tbt_ms,
-        waited_ms=job.waited_ms,
-        waited_for=job.waited_for,
-        released=job.released,
+        router_ms=(placed_s - arrived_s) * 1000 - wait.waited_ms,
+        service_class=prompt.service_class,
+        deadline_ms=prompt.deadline_ms,
+        expected_ttft_ms=wait.expected_ttft_ms,
+        expected_tbt_ms=wait.expected_tbt_ms,
+        waited_ms=wait.waited_ms,
+        waited_for=wait.held_by,
+        released=wait.released,
         predicted_ttft_ms=predicted_ttft_ms,
         ttft_ms=ttft_ms,
         total_ms=(now_s - arrived_s) * 1000,

@@ -1,4 +1,4 @@
-"""router.request.job: what a request keeps while its answer takes its time."""
+"""router.request.results: what a request keeps while its answer takes its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""router.request.observe: a record from which the decision can be made again, and audited."""
+"""router.request.record: a record from which the decision can be made again, and audited."""
 
 from __future__ import annotations
 

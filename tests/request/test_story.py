@@ -1,4 +1,4 @@
-"""router.request.pipeline in a whole router: who gets a request, what was predicted."""
+"""router.request.story in a whole router: who gets a request, what was predicted."""
 
 from __future__ import annotations
 

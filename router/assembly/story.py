@@ -12,164 +12,167 @@ from router.assembly.parts import Parts
 from router.config import PolicyConfig
 from router.errors import ConfigError, RouterError
 from router.replicas.fleet import Fleet
-from router.request.admit import Admission
+from router.request.audit import TokenAudit
 from router.request.bootstraps import Bootstraps
-from router.request.decide import Decider
 from router.request.engine_tokens import EngineTokenizer
-from router.request.forward import Forwarder
 from router.request.handing import Handing
 from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
 from router.request.match import Matcher
-from router.request.observe import Observer
-from router.request.overdue import Patience
 from router.request.owners import Owners
-from router.request.pipeline import Pipeline, Steps
+from router.request.place import Place
 from router.request.prefill import Prefill
+from router.request.prompt import Prompts
+from router.request.queue import WaitingRoom
 from router.request.read import Reader
+from router.request.record import Recorder
 from router.request.relay import Relay
 from router.request.retry import Retries
-from router.request.token_audit import TokenAudit
+from router.request.send import Sender
+from router.request.story import Steps, Story
 from router.request.tokenize import Tokenizer
-from router.request.turns import Turns
-from router.request.wait import WaitingRoom
 from router.request.witness import Witness
+from router.turns import Turns
 
 
-def build_pipeline(parts: Parts) -> Pipeline:
+def build_story(parts: Parts) -> Story:
     """Put the steps of a request together.
 
     Raises:
         ConfigError: the policy or one of its parameters is unknown.
     """
-    config, metrics, verifier = parts.config, parts.metrics, parts.verifier
-    turns = Turns()
-    tokenizer = Tokenizer(
-        config=config.tokens,
-        prompters=parts.prompters,
-        encoders=parts.threads.encode,
-        heavy=parts.threads.heavy,
-        engine=EngineTokenizer(
-            parts.engine_api,
-            partial(_least_busy, parts.fleet),
-            timeout_s=config.tokens.engine_timeout_s,
-        ),
-        max_tokens=parts.fleet.longest,
-        metrics=metrics,
-    )
+    config, metrics = parts.config, parts.metrics
+    turns, owners = Turns(), _owners(parts)
     matcher = Matcher(
         fleet=parts.fleet,
         caches=parts.caches,
         lookup=_lookup(parts),
-        pool=verifier,
+        pool=parts.verifier,
         encoders=parts.threads.encode,
         first_blocks_tokens=config.policy.first_blocks_tokens,
         turns=turns,
     )
-    decider = Decider(
+    place = Place(
         fleet=parts.fleet,
         matcher=matcher,
         sessions=parts.sessions,
         experiments=parts.experiments,
         policy=_policy(config.policy),
         seed=random.SystemRandom().getrandbits(63),
-    )
-    admission = Admission(
-        fleet=parts.fleet,
-        caches=parts.caches,
-        sessions=parts.sessions,
         outbox=parts.outbox,
-        pool=verifier,
         metrics=metrics,
     )
-    room = WaitingRoom(
+    queue = WaitingRoom(
         config.queue,
         is_on=config.queue.is_on(config.policy.name),
         fleet=parts.fleet,
-        decider=decider,
-        admission=admission,
+        place=place,
         metrics=metrics,
+    )
+    witness = Witness(
+        parts.deaths, fleet=parts.fleet, engine_api=parts.engine_api, upstream=parts.upstream
     )
     retries = Retries(
         config.forward,
         fleet=parts.fleet,
-        pool=verifier,
-        witness=Witness(
-            parts.deaths,
-            fleet=parts.fleet,
-            engine_api=parts.engine_api,
-            upstream=parts.upstream,
-        ),
+        place=place,
+        pool=parts.verifier,
+        witness=witness,
         metrics=metrics,
     )
     headers = RequestHeaders(parts.engine_key, parts.withheld)
-    forwarder = Forwarder(
+    sender = _sender(parts, headers=headers, retries=retries)
+    reader = Reader(
+        parts.threads.outliner,
+        fleet=parts.fleet,
+        withheld=parts.withheld,
+        session_headers=config.session.headers,
+        early_stream_s=config.forward.early_stream_s,
+    )
+    prompts = Prompts(
+        fleet=parts.fleet,
+        models=parts.served_models,
+        owners=owners,
+        tokenizer=_tokenizer(parts),
+        matcher=matcher,
+        place=place,
+        queue=queue,
+    )
+    prefill = Prefill(
+        config.prefill,
+        upstream=parts.upstream,
+        headers=headers,
+        place=place,
+        sender=sender,
+        retries=retries,
+        bootstraps=Bootstraps(parts.engine_api),
+        metrics=metrics,
+    )
+    return Story(
+        Steps(
+            turns=turns,
+            reader=reader,
+            prompts=prompts,
+            place=place,
+            queue=queue,
+            sender=sender,
+            prefill=prefill,
+            relay=Relay(witness=witness, place=place, metrics=metrics),
+            recorder=_recorder(parts),
+            owners=owners,
+            retries=retries,
+        )
+    )
+
+
+def _tokenizer(parts: Parts) -> Tokenizer:
+    config = parts.config.tokens
+    engine = EngineTokenizer(
+        parts.engine_api,
+        partial(_least_busy, parts.fleet),
+        timeout_s=config.engine_timeout_s,
+    )
+    return Tokenizer(
+        config=config,
+        prompters=parts.prompters,
+        encoders=parts.threads.encode,
+        heavy=parts.threads.heavy,
+        engine=engine,
+        max_tokens=parts.fleet.longest,
+        metrics=parts.metrics,
+    )
+
+
+def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sender:
+    return Sender(
         parts.upstream,
         models=parts.served_models,
         sleepers=parts.sleepers,
         headers=headers,
         retries=retries,
-        patience=Patience(
-            config.forward,
-            fleet=parts.fleet,
-            decider=decider,
-            retries=retries,
-            pool=verifier,
-            metrics=metrics,
-        ),
-        handing=Handing(parts.hand_over, max_tokens=parts.fleet.longest, metrics=metrics),
-        metrics=metrics,
+        handing=Handing(parts.hand_over, max_tokens=parts.fleet.longest, metrics=parts.metrics),
+        metrics=parts.metrics,
     )
-    steps = Steps(
-        turns=turns,
-        reader=Reader(
-            parts.threads.outliner,
-            fleet=parts.fleet,
-            withheld=parts.withheld,
-            session_headers=config.session.headers,
-        ),
-        models=parts.served_models,
-        owners=_owners(parts),
-        tokenizer=tokenizer,
-        matcher=matcher,
-        verifier=verifier,
-        decider=decider,
-        room=room,
-        admission=admission,
-        prefill=Prefill(
-            config.prefill,
-            upstream=parts.upstream,
-            headers=headers,
-            decider=decider,
-            admission=admission,
-            forwarder=forwarder,
-            retries=retries,
-            fleet=parts.fleet,
-            bootstraps=Bootstraps(parts.engine_api),
-            pool=verifier,
-            metrics=metrics,
-        ),
-        forwarder=forwarder,
-        retries=retries,
-        relay=Relay(retries=retries, admission=admission, metrics=metrics),
-        observer=Observer(
-            metrics=metrics,
-            caches=parts.caches,
-            token_audit=TokenAudit(
-                parts.prompters,
-                hand_over=parts.hand_over,
-                caches=parts.caches,
-                prove_ratio=config.tokens.prove_ratio,
-                encoders=parts.threads.encode,
-                metrics=metrics,
-            ),
-            pool=verifier,
-            decision_log=parts.decision_log,
-            experiments=parts.experiments,
-            shadows=parts.shadows,
-        ),
+
+
+def _recorder(parts: Parts) -> Recorder:
+    token_audit = TokenAudit(
+        parts.prompters,
+        hand_over=parts.hand_over,
+        caches=parts.caches,
+        prove_ratio=parts.config.tokens.prove_ratio,
+        encoders=parts.threads.encode,
+        metrics=parts.metrics,
     )
-    return Pipeline(steps, early_stream_s=config.forward.early_stream_s)
+    return Recorder(
+        metrics=parts.metrics,
+        caches=parts.caches,
+        token_audit=token_audit,
+        pool=parts.verifier,
+        decision_log=parts.decision_log,
+        experiments=parts.experiments,
+        shadows=parts.shadows,
+    )
 
 
 def _policy(config: PolicyConfig) -> Policy:

@@ -1,0 +1,434 @@
+"""Place a request: `plan` decides, `commit` puts the decision into effect, `end` takes it back.
+
+This is the only way to place a request: the story, the queue, prefill, overdue requests, `explain`
+and shadow policies use it.
+
+    plan     look up who holds the prompt, freeze all that is known, ask the policy; changes nothing
+    commit   count the request's load, claim the blocks it will compute, tell other routers
+    end      give all of that back, once, however the request ended
+
+All three are synchronous. Nothing changes between the look-up and the lease if `commit` directly
+follows `plan`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from time import monotonic
+
+from msgspec.structs import replace
+
+from policies.policy import Policy
+from policies.registry import create
+from policies.view import CandidateId, RequestView, Snapshot
+from router.cluster.outbox import Outbox
+from router.experiments.assignment import Assignment
+from router.experiments.runner import ExperimentRunner
+from router.metrics import Metrics
+from router.records.outcome import Outcome
+from router.records.record import AssignmentRecord
+from router.replicas.fleet import NO_MATCH, Fleet, Match
+from router.replicas.halves import choose_halves
+from router.replicas.ledger import NOTHING, Booking, InFront, Lease
+from router.replicas.replica import Candidate, Replica
+from router.replicas.sessions import Sessions, SessionView
+from router.request import tenancy
+from router.request.assign import assign, narrowed, own_of, record_of
+from router.request.match import Matcher
+from router.request.plan import Placement, Plan
+from router.request.results import Prompt, Read, Tries
+from router.request.split import why_here
+from router.scheduling.classes import BATCH
+from router.upstream import Answer
+
+
+class Place:
+    """Plans, commits and ends placements.
+
+    Args:
+        policy: Places prompts that are in no variant of an experiment.
+        seed: For the policies' draws; fixed for the process.
+        outbox: Tells other routers. None: there are none.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        matcher: Matcher,
+        sessions: Sessions,
+        experiments: ExperimentRunner,
+        policy: Policy,
+        seed: int,
+        outbox: Outbox | None,
+        metrics: Metrics,
+    ) -> None:
+        self._fleet = fleet
+        self._matcher = matcher
+        self._caches = matcher.caches
+        self.pool = matcher.pool
+        self._sessions = sessions
+        self._experiments = experiments
+        self._policy = policy
+        self._plain_policy = create("least_loaded", {})  # without a prompt nothing is cached
+        self._seed = seed
+        self._outbox = outbox
+        self._metrics = metrics
+        self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
+
+    def use(self, policy: Policy) -> None:
+        """Place prompts by another policy, from the next decision on."""
+        self._policy = policy
+
+    def assign(self, read: Read) -> Assignment | None:
+        """Give a prompt its variant of an experiment, which it keeps. None: it is in none."""
+        return assign(self._experiments, read)
+
+    # ---------------------------------------------------------------- plan
+
+    def candidates(self, prompt: Prompt, tries: Tries, now_s: float) -> Sequence[Candidate]:
+        """List the candidates that a request may go to now.
+
+        Raises:
+            UnknownModel, NoReplicaAvailable: there are none.
+        """
+        if prompt.owner is not None:
+            return self._fleet.candidates_at(
+                prompt.owner, prompt.model, now_s, exclude=tries.replicas
+            )
+        return self._fleet.candidates(
+            prompt.model, now_s, exclude=tries.replicas, num_tokens=prompt.num_needed_tokens
+        )
+
+    def plan(self, prompt: Prompt, tries: Tries, in_front_ms: InFront = NOTHING) -> Plan:
+        """Decide where a request goes, among the replicas that were not tried.
+
+        Args:
+            prompt: What to place.
+            tries: The request's tries so far.
+            in_front_ms: Work that waits in the queue and goes to candidates before the request.
+
+        Raises:
+            UnknownModel, NoReplicaAvailable: no replica serves the model, or none that does is up.
+        """
+        now_s = monotonic()
+        candidates = self.candidates(prompt, tries, now_s)
+        assigned, assignment = prompt.assigned, None
+        policy = self._policy if prompt.read.request is not None else self._plain_policy
+        if assigned is not None:
+            candidates, is_beyond = narrowed(assigned, candidates)
+            assignment = record_of(assigned, is_beyond=is_beyond)
+            policy = assigned.policy or policy
+        if self._fleet.is_split and prompt.read.request is not None:
+            plan, halves = choose_halves(
+                candidates,
+                lambda reader, at_s: self._prefillers(prompt, reader, at_s),
+                policy,
+                lambda some, by: self._choose(prompt, some, by, now_s, in_front_ms),
+                lambda plan: why_here(prompt, tries, plan),
+            )
+            return replace(plan, assignment=assignment, halves=halves)
+        return self._choose(prompt, candidates, policy, now_s, in_front_ms, assignment)
+
+    def look(self, prompt: Prompt, placement: Placement) -> Plan:
+        """Look again at the candidate of a request; the decision stays."""
+        plan = placement.plan
+        return self._choose(prompt, (plan.candidate,), plan.policy, monotonic())
+
+    def has(self, placement: Placement) -> bool:
+        """Return whether the candidate of a request is still there."""
+        return self._fleet.has(placement.candidate.id)
+
+    def has_room(self, prompt: Prompt, plan: Plan) -> bool:
+        """Return whether the engine chosen has blocks for a prompt beside what it has."""
+        return self._matcher.has_room(prompt, plan.candidate)
+
+    def plan_prefill_again(
+        self, prompt: Prompt, placement: Placement, failed: Placement
+    ) -> Plan | None:
+        """Plan where a prompt is computed that failed elsewhere. None: there is no other place.
+
+        By the policy that chose the first, among the other replicas.
+        """
+        now_s = monotonic()
+        others = [
+            candidate
+            for candidate in self._prefillers(prompt, placement.candidate.replica, now_s)
+            if candidate.replica.name != failed.replica
+        ]
+        return self._choose(prompt, others, failed.plan.policy, now_s) if others else None
+
+    def _prefillers(self, prompt: Prompt, reader: Replica, now_s: float) -> Sequence[Candidate]:
+        """List the candidates that may compute a prompt for a decode replica.
+
+        A variant's own or none: its decode replica can do without another variant's.
+        """
+        prefillers = self._fleet.prefillers(prompt.model, reader, now_s)
+        return prefillers if prompt.assigned is None else own_of(prompt.assigned, prefillers)
+
+    def _choose(
+        self,
+        prompt: Prompt,
+        candidates: Sequence[Candidate],
+        policy: Policy,
+        now_s: float,
+        in_front_ms: InFront = NOTHING,
+        assignment: AssignmentRecord | None = None,
+    ) -> Plan:
+        """Freeze what is known of candidates, and have a policy choose among them."""
+        read = prompt.read
+        found = self._matcher.match(prompt, candidates)
+        session = (
+            self._sessions.get(read.session_hash, now_s) if read.session_hash is not None else None
+        )
+        matches, home = found.matches, None
+        if session is not None and read.request is not None and not prompt.is_matchable:
+            matches, home = _with_last_turn(prompt, session, matches)
+        views = self._fleet.views(candidates, matches, now_s, in_front_ms)
+        sets = self._fleet.working_sets
+        sets.expire(now_s)
+        snapshot = Snapshot(
+            now_s=now_s,
+            number=self._num_decisions[prompt.model],
+            seed=self._seed,
+            request=RequestView(
+                num_tokens=prompt.num_tokens,
+                session_hash=read.session_hash,
+                parent_session_hash=read.parent_session_hash,
+                session_candidate=session.candidate if session is not None else None,
+                first_blocks_hash=found.first_blocks_hash,
+            ),
+            replicas=views,
+            num_sessions=sets.num_sessions([each.id for each in candidates], read.session_hash),
+            arrivals_per_s=sets.arrivals_per_s(now_s),
+        )
+        decision = policy.decide(snapshot)
+        index = next((i for i, c in enumerate(candidates) if c.id == decision.candidate), None)
+        if index is None:
+            raise RuntimeError(f"policy {policy.name!r} chose {decision.candidate!r}, not offered")
+        is_guess = prompt.tokens is None or decision.candidate == home
+        view = snapshot.replicas[index]
+        if not is_guess:
+            view = self._matcher.surviving(prompt, candidates[index], view)
+        return Plan(
+            candidate=candidates[index],
+            view=view,
+            decision=decision,
+            snapshot=snapshot,
+            policy=policy,
+            pools=found.pools,
+            assignment=assignment,
+            is_guess=is_guess,
+        )
+
+    # ---------------------------------------------------------------- commit
+
+    def commit(self, prompt: Prompt, tries: Tries, plan: Plan) -> Placement:
+        """Put a plan into effect: from here on the request's load and blocks count.
+
+        Raises:
+            RateLimited: its tenant has no tokens left this minute.
+        """
+        now_s = monotonic()
+        tries.charge = tries.charge or tenancy.charge(prompt, plan.prefill or plan, now_s)
+        prefill = None
+        if plan.prefill is not None:
+            prefill = self._begin(prompt, plan.prefill, _booking(prompt, plan.prefill), now_s)
+            booking = Booking(  # until its prompt is computed, it only has its place
+                num_uncached_tokens=0,
+                num_cached_tokens=prompt.num_tokens,
+                streams=False,
+                session_hash=prompt.read.session_hash,
+                is_batch=prompt.service_class == BATCH,
+            )
+        else:
+            booking = _booking(prompt, plan)
+        placement = self._begin(prompt, plan, booking, now_s, prefill)
+        read = prompt.read
+        if read.session_hash is not None and read.request is not None:
+            self._sessions.note(read.session_hash, plan.candidate.id, now_s)
+        tries.replicas.add(placement.replica)
+        self._num_decisions[prompt.model] += 1
+        return placement
+
+    def commit_prefill_again(self, prompt: Prompt, placement: Placement, plan: Plan) -> Placement:
+        """Have a prompt computed at another prefill replica: the first failed and was ended.
+
+        Its tenant has paid.
+        """
+        assert placement.plan.halves is not None
+        halves = replace(placement.plan.halves, choice=plan)
+        placement.plan = replace(placement.plan, halves=halves)
+        placement.prefill = self._begin(prompt, plan, _booking(prompt, plan), monotonic())
+        return placement.prefill
+
+    def rebook(
+        self, prompt: Prompt, placement: Placement, plan: Plan, *, is_sent: bool = False
+    ) -> None:
+        """Book a request again where it is: its prompt is computed elsewhere by now, or was not.
+
+        So its time there begins now, and its load is what is known now. `is_sent`: all of its
+        prompt comes from the replica that computed it.
+        """
+        now_s, old = monotonic(), placement.lease
+        self._fleet.end(old, now_s, Outcome.CLIENT_GONE)  # counts neither way
+        booking = _booking(prompt, plan)
+        if is_sent:
+            booking = booking.sent(plan.view.num_gpu_tokens)
+        placement.lease = self._fleet.admit(placement.candidate.id, booking, now_s)
+        if placement.claim is not None:
+            self._caches.release(placement.claim, computed=False, now_s=now_s)
+            placement.claim = None
+        if self._outbox is not None:
+            self._outbox.ended(old, computed=False)
+        self._claim(prompt, placement, plan)
+        _predict(placement, plan)
+
+    def _begin(
+        self,
+        prompt: Prompt,
+        plan: Plan,
+        booking: Booking,
+        now_s: float,
+        prefill: Placement | None = None,
+    ) -> Placement:
+        """Book a request, or its prompt alone, at a candidate."""
+        candidate = plan.candidate
+        placement = Placement(
+            plan=plan,
+            lease=self._fleet.admit(candidate.id, booking, now_s),
+            claim=None,
+            state=self._caches.state(candidate.id),
+            placed_s=now_s,
+            prefill=prefill,
+        )
+        self._claim(prompt, placement, plan, waits=prefill is not None)
+        self._metrics.decisions.labels(plan.policy.name, placement.state).inc()
+        _predict(placement, plan)
+        return placement
+
+    def _claim(
+        self, prompt: Prompt, placement: Placement, plan: Plan, *, waits: bool = False
+    ) -> None:
+        """Claim the blocks that a candidate will compute or read, and tell other routers.
+
+        `waits`: another replica has to compute the prompt first, so nothing is claimed yet.
+        """
+        candidate, num_held_blocks = plan.candidate, 0
+        contract = self._caches.contract(candidate.id)
+        if not waits and prompt.tokens and contract and prompt.is_placed_at(candidate):
+            keys = prompt.keys(contract)
+            num_held_blocks = plan.view.num_gpu_tokens // contract.block_size
+            placement.claim = self._caches.claim(
+                candidate.id, keys, min(num_held_blocks, len(keys)), prompt.num_tokens
+            )
+        if self._outbox is not None:
+            is_prefill = candidate.replica.role == "prefill"
+            self._outbox.began(
+                placement.lease,
+                claim=placement.claim,
+                num_held_blocks=num_held_blocks,
+                session_hash=None if is_prefill else prompt.read.session_hash,
+                has_named_session=prompt.read.has_named_session,
+            )
+        if self.pool is not None and plan.num_pool_tokens and not waits:
+            self.pool.begins_fetch(candidate.id)
+
+    # ---------------------------------------------------------------- first token, end
+
+    def answered(self, prompt: Prompt, placement: Placement, answer: Answer) -> None:
+        """Note the first token of an answer, if it has come."""
+        read = prompt.read
+        if answer.outcome_status != 200:
+            return
+        if read.request is not None and read.session_hash is not None:
+            candidate = placement.candidate.id
+            self._sessions.computed(read.session_hash, candidate, prompt.num_tokens)
+        # A batch's first token is that of one of its prompts.
+        if read.streams and read.num_prompts == 1 and answer.first_s is not None:
+            self.first_token(placement, answer.first_s)
+
+    def first_token(self, placement: Placement, at_s: float) -> None:
+        """Learn from the time of a first token."""
+        self._fleet.first_token(placement.lease, at_s)
+        if self._outbox is not None:
+            self._outbox.answered(placement.lease, at_s)
+        if self.pool is not None and placement.num_pool_tokens:
+            self.pool.fetched(placement.candidate.id, placement.lease.begun_s)
+
+    def end(self, placement: Placement, outcome: Outcome) -> None:
+        """Give back what a request holds, once: its load, and its claim on blocks."""
+        if placement.is_ended:
+            return
+        placement.is_ended = True
+        now_s, is_computed = monotonic(), outcome is Outcome.OK
+        self._fleet.end(placement.lease, now_s, outcome, jitter=random.random())
+        if self._outbox is not None:
+            self._outbox.ended(placement.lease, computed=is_computed)
+        if placement.claim is not None:
+            self._caches.release(placement.claim, computed=is_computed, now_s=now_s)
+
+    def abandon(self, placement: Placement) -> None:
+        """End a placement of which nothing is sent."""
+        for each in (placement, placement.prefill):
+            if each is not None:
+                self.end(each, Outcome.CLIENT_GONE)
+
+    def absolve(self, lease: Lease) -> None:
+        """Take back what a request's failure counted against its replica."""
+        self._fleet.absolve(lease, monotonic())
+
+
+def _booking(prompt: Prompt, plan: Plan) -> Booking:
+    """Return what a request adds to the load of the candidate that computes it."""
+    read, num_pool = prompt.read, plan.num_pool_tokens
+    is_prompt, is_prefill = read.request is not None, plan.candidate.replica.role == "prefill"
+    num_cached = plan.num_own_tokens + num_pool
+    num_uncached = 0
+    if is_prompt:
+        num_uncached = max(prompt.num_tokens - num_cached, 0) + prompt.num_more_tokens
+    # The whole answer of a prefill replica is its first token. A batch's time teaches nothing.
+    has_first_token = is_prefill or (read.streams and is_prompt and read.num_prompts == 1)
+    return Booking(
+        num_uncached_tokens=num_uncached,
+        num_cached_tokens=num_cached,
+        num_fetched_tokens=num_cached - plan.view.num_gpu_tokens,
+        is_from_pool=num_pool > 0,
+        num_disk_tokens=plan.num_disk_tokens if num_pool else 0,
+        streams=has_first_token,
+        session_hash=read.session_hash if is_prompt and not is_prefill else None,
+        is_batch=prompt.service_class == BATCH,
+        num_prompts=read.num_prompts,
+    )
+
+
+def _predict(placement: Placement, plan: Plan) -> None:
+    """Set what is predicted to be reused of a prompt; nothing, if that is a guess."""
+    num_gpu = plan.view.num_gpu_tokens
+    placement.num_gpu_tokens = 0 if plan.is_guess else num_gpu
+    placement.num_cpu_tokens = 0 if plan.is_guess else plan.num_own_tokens - num_gpu
+    placement.num_pool_tokens = plan.num_pool_tokens
+    placement.num_in_pool = plan.view.num_pool_tokens
+
+
+def _with_last_turn(
+    prompt: Prompt, session: SessionView, matches: dict[CandidateId, Match]
+) -> tuple[dict[CandidateId, Match], CandidateId | None]:
+    """Credit a session's last replica with its last prompt, if no more of this one is known.
+
+    A guess, for prompts with unnamed media and for models without a tokenizer.
+
+    Returns:
+        The matches, and the replica that was credited. None: more is known.
+    """
+    home = session.candidate
+    match = matches.get(home, NO_MATCH)
+    num_tokens = min(session.num_tokens, prompt.num_tokens - 1)
+    if num_tokens <= match.num_gpu_tokens:
+        return matches, None
+    credited = match._replace(
+        num_gpu_tokens=num_tokens, num_cpu_tokens=max(match.num_cpu_tokens, num_tokens)
+    )
+    return {**matches, home: credited}, home

@@ -1,0 +1,188 @@
+"""A decision about a request: before it takes effect (`Plan`), and after (`Placement`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from policies.cost import costs_of
+from policies.policy import Policy
+from policies.view import CandidateCost, CandidateId, Decision, ReplicaView, Snapshot
+from router.contracts import BlockKey, HashContract
+from router.index.cache_view import Claim
+from router.index.hit_length import KvLayout
+from router.records.record import AssignmentRecord
+from router.replicas.fleet import Match
+from router.replicas.halves import PrefillPlan
+from router.replicas.ledger import Lease
+from router.replicas.replica import Candidate
+
+
+class PoolMatch(Struct, frozen=True):
+    """What the shared pool has of one prompt, under one contract's names, in one layout.
+
+    Candidates that can read the same share one object.
+    """
+
+    pool: str  # its name
+    directory: str  # of the pool: has the model's name where that has one layout
+    contract: HashContract
+    chain: Sequence[BlockKey]  # what can be reused at most
+    groups: KvLayout | None  # the model's KV groups, where it has several
+    num_blocks: int
+    num_dropped: int = 0  # of the blocks there, engines drop: the last of each hit (EAGLE, MTP)
+    on_disk: Sequence[int] = ()  # of the blocks, the positions of those on SSD only
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.contract.block_size
+
+    def num_disk_tokens(self, num_gpu_tokens: int, num_cpu_tokens: int) -> int:
+        """Count the tokens on SSD only that a candidate would read, behind those on its GPU.
+
+        None if the pool has no more than the candidate itself, which then reads its own.
+        """
+        if not self.on_disk or self.num_tokens <= max(num_gpu_tokens, num_cpu_tokens):
+            return 0
+        size = self.contract.block_size
+        return sum(position * size >= num_gpu_tokens for position in self.on_disk) * size
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """What candidates and the shared pool have of one prompt."""
+
+    matches: dict[CandidateId, Match]
+    pools: Mapping[CandidateId, PoolMatch]  # of candidates in a pool that is counted on
+    first_blocks_hash: int | None  # None: not known
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """A decision that changed nothing yet."""
+
+    candidate: Candidate
+    view: ReplicaView
+    decision: Decision
+    snapshot: Snapshot
+    policy: Policy
+    pools: Mapping[CandidateId, PoolMatch]  # of candidates in a pool that is counted on
+    assignment: AssignmentRecord | None = None
+    halves: PrefillPlan[Plan] | None = None  # None: the candidate computes prompts, too
+    is_guess: bool = False  # what the candidate holds is not known from its blocks
+
+    def costs(self) -> tuple[CandidateCost, ...]:
+        return costs_of(self.decision, self.snapshot)
+
+    @property
+    def pool(self) -> PoolMatch | None:
+        """The content of the candidate's pool. None: it is in no pool that is counted on."""
+        return self.pools.get(self.candidate.id)
+
+    @property
+    def num_own_tokens(self) -> int:
+        """Count the leading tokens that the candidate holds itself, on its GPU or in CPU memory."""
+        return max(self.view.num_gpu_tokens, self.view.num_cpu_tokens)
+
+    @property
+    def num_pooled_tokens(self) -> int | None:
+        """Count the leading tokens in the pool, if the candidate reads it. None: no pool."""
+        pool = self.pool
+        return pool.num_tokens if pool is not None and self.view.reads_pool else None
+
+    @property
+    def prefill(self) -> Plan | None:
+        """The plan for the replica that computes the prompt. None: the candidate does."""
+        return self.halves.choice if self.halves is not None else None
+
+    @property
+    def num_pool_tokens(self) -> int:
+        """Count the tokens that the candidate would fetch from the pool, beyond its own."""
+        return max(0, (self.num_pooled_tokens or 0) - self.num_own_tokens)
+
+    @property
+    def num_disk_tokens(self) -> int:
+        """Count the tokens on SSD only among those that it would fetch."""
+        if self.pool is None or not self.view.reads_pool:
+            return 0
+        return self.pool.num_disk_tokens(self.view.num_gpu_tokens, self.view.num_cpu_tokens)
+
+    @property
+    def num_likely_tokens(self) -> int:
+        """Count the leading tokens that the pool has probably been given; 0 if that is no news.
+
+        They are on another candidate that shares the pool, and are more than what this candidate
+        holds and more than what the pool is known to have.
+        """
+        pool = self.pool
+        if pool is None or not self.view.reads_pool:
+            return 0
+        num_known = max(self.num_own_tokens, pool.num_tokens)
+        num_held = max(
+            view.num_gpu_tokens
+            for view in self.snapshot.replicas
+            if view.reads_pool and self.pools.get(view.id) is pool
+        )
+        return num_held if num_held > num_known else 0
+
+    @property
+    def num_likely_blocks(self) -> int:
+        """Count the same in whole blocks."""
+        return self.num_likely_tokens // self.pool.contract.block_size if self.pool else 0
+
+
+class Placement(Struct, kw_only=True):
+    """A decision in force, and what the request holds until `Place.end`.
+
+    plan: The decision. What is predicted may be newer: see `Place.rebook`.
+    num_gpu_tokens: Predicted to be reused from the GPU.
+    num_cpu_tokens: And beyond those, from the replica's own CPU memory.
+    num_pool_tokens: And beyond both, fetched from the shared pool.
+    num_in_pool: Leading tokens in the pool when it was placed. None: not known.
+    state: exact | degraded | blind.
+    prefill: Where its prompt is computed, if that is another replica.
+    """
+
+    plan: Plan
+    lease: Lease
+    claim: Claim | None
+    state: str
+    placed_s: float
+    num_gpu_tokens: int = 0
+    num_cpu_tokens: int = 0
+    num_pool_tokens: int = 0
+    num_in_pool: int | None = None
+    prefill: Placement | None = None
+    is_ended: bool = False
+
+    @property
+    def candidate(self) -> Candidate:
+        """Where the request goes."""
+        return self.plan.candidate
+
+    @property
+    def replica(self) -> str:
+        """Name the replica that it goes to."""
+        return self.plan.candidate.replica.name
+
+    @property
+    def predicted_ttft_ms(self) -> float:
+        """Predict the time from here to the first token, its prompt's elsewhere included."""
+        elsewhere = self.prefill.lease.predicted_ms if self.prefill is not None else 0.0
+        return elsewhere + self.lease.predicted_ms
+
+    @property
+    def had_others(self) -> bool:
+        """Whether there were other replicas to choose from; ranks of one are one."""
+        own = self.replica
+        return any(view.id.partition("#")[0] != own for view in self.plan.snapshot.replicas)
+
+    @property
+    def may_fetch(self) -> bool:
+        """Whether the engine will look for something in the pool, whatever was counted on."""
+        num_own = self.num_gpu_tokens + self.num_cpu_tokens
+        return (self.num_in_pool or 0) > num_own
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Count the prompt tokens predicted to be reused."""
+        return self.num_gpu_tokens + self.num_cpu_tokens + self.num_pool_tokens

@@ -1,0 +1,410 @@
+"""The queue: prompts stay in the router until a replica has room for them (`queue.mode`).
+
+`router.scheduling.queue` decides which prompt may go, and in what order. This module asks it when a
+request comes, when a candidate may have got room, and every `LOOK_S` while any request waits. Room
+comes with a first token, the end of a lease at any router, or a change of health. Plan and commit
+are one step within a release, so each release sees the ones before it.
+
+A request waits once. A retry does not wait, nor a request that only one replica can answer. A
+variant of an experiment may switch the queue on or off for its own requests.
+
+An error fails the one request that it concerns. No task runs: while nothing waits, nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic, perf_counter
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.config import QueueConfig
+from router.errors import DeadlineUnmet, QueueFull, TbtUnmet
+from router.experiments.assignment import Assignment
+from router.metrics import Metrics
+from router.replicas.fleet import Fleet
+from router.replicas.ledger import NOTHING, InFront
+from router.replicas.recent import RecentRate
+from router.request.place import Place
+from router.request.plan import Placement, Plan
+from router.request.results import Prompt, Read, Tries, Wait
+from router.request.service import class_of, deadline_ms_of
+from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass
+from router.scheduling.queue import Limit, Outlook, Queue, Verdict
+from router.scheduling.waiting import QueueRules, Waiting
+from router.tenants import Tenant
+from router.turns import TURN_S
+
+LOOK_S: Final = 0.05
+"""How often the queue is looked at if nothing else happens: time makes room, too."""
+
+_PACE_S: Final = (30.0, 1e-3)  # at which requests leave: time constant, and least to judge by
+_MAX_RETRY_AFTER_S: Final = 60.0
+
+
+class _Seat(Struct):
+    """One prompt that waits, and what will become of it."""
+
+    prompt: Prompt
+    tries: Tries
+    placed: asyncio.Future[Placement]
+    plan: Plan | None = None  # the last one
+
+
+class WaitingRoom:
+    """Where prompts wait; on a router's event loop.
+
+    Args:
+        is_on: Whether prompts wait, unless their variant of an experiment says otherwise.
+    """
+
+    def __init__(
+        self, config: QueueConfig, *, is_on: bool, fleet: Fleet, place: Place, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._is_on = is_on
+        self._place = place
+        self._metrics = metrics
+        self._rules = QueueRules(
+            window=config.window,
+            ready_ms=config.ready_ms,
+            fill=config.fill,
+            patience=config.patience,
+            max_wait_s=config.max_wait_s,
+            batch_max_wait_s=config.batch_max_wait_s,
+            quantum_s=config.quantum_s,
+            tbt_ms=config.tbt_ms,
+        )
+        self._queue: Queue[Plan] = Queue(
+            self._rules,
+            fleet.working_sets,
+            fleet,
+            self._has_room,
+        )
+        self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
+        self._timer: asyncio.TimerHandle | None = None
+        self._next: asyncio.Handle | None = None
+        fleet.on_change = self._wake
+        queue = self._queue
+        metrics.waiting.set_function(lambda: float(len(queue)))
+        metrics.class_waiting.labels(BATCH).set_function(lambda: float(queue.num_batch))
+        metrics.class_waiting.labels(INTERACTIVE).set_function(
+            lambda: float(len(queue) - queue.num_batch)
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Count requests that wait."""
+        return len(self._queue)
+
+    @property
+    def tbt_limit_ms(self) -> float | None:
+        """Return the limit on inter-token latency. None: there is none."""
+        return self._rules.tbt_ms
+
+    def is_on(self, read: Read, assigned: Assignment | None) -> bool:
+        """Return whether a prompt may have to wait: its variant says so, or else the router."""
+        if read.request is None:
+            return False
+        queue = assigned.queue if assigned is not None else None
+        return self._is_on if queue is None or queue.mode is None else queue.mode == "on"
+
+    def takes(self, prompt: Prompt, tries: Tries) -> bool:
+        """Return whether a request has to wait here before it is placed."""
+        if prompt.owner is not None or not self.is_on(prompt.read, prompt.assigned):
+            return False
+        return tries.wait.released is None and not tries.records
+
+    def service(
+        self, read: Read, assigned: Assignment | None
+    ) -> tuple[ServiceClass | None, float | None]:
+        """Return the class and the deadline in ms of a request. None: it never waits.
+
+        Raises:
+            BadRequest: a header makes no sense.
+        """
+        if not self.is_on(read, assigned):
+            return None, None
+        headers, config = read.inbound.headers, self._config
+        service_class = class_of(headers, read.tenant)
+        deadline_ms = deadline_ms_of(headers)
+        if deadline_ms is None:
+            is_batch = service_class == BATCH
+            default_s = config.batch_deadline_s if is_batch else config.deadline_s
+            deadline_ms = None if default_s is None else 1e3 * default_s
+        return service_class, deadline_ms
+
+    async def place(
+        self, prompt: Prompt, tries: Tries, on_left: Callable[[Plan | None], None]
+    ) -> Placement:
+        """Wait until a request may go, and place it. `tries.wait` says what became of it.
+
+        Args:
+            prompt: What to place.
+            tries: The request's tries.
+            on_left: Called with its last plan if its client leaves before it was placed.
+
+        Raises:
+            QueueFull: too many wait already, or too many came while it waited.
+            DeadlineUnmet, TbtUnmet: its first token would come too late, or its answer too slowly.
+            RouterError: as `Place.plan` and `Place.commit`.
+        """
+        now_s = monotonic()
+        waiting = self._waiting(prompt, tries, now_s)
+        if not self._queue:
+            try:
+                placement = self._at_once(waiting, now_s)
+            except Exception:
+                self._observe(prompt, "refused", 0.0)
+                raise
+            if placement is not None:
+                self._observe(prompt, "released", 0.0)
+                return placement
+        if len(self._queue) >= self._config.max_requests:
+            if not self._displace(prompt, now_s):
+                self._refused(prompt, "full")
+                self._observe(prompt, "refused", 0.0)
+                raise QueueFull(retry_after_s=self._retry_after_s(now_s))
+        seat: _Seat = waiting.item
+        self._queue.add(waiting)
+        try:
+            if self._queue.has_limits(waiting):
+                self._expect(waiting, now_s)
+            if self._next is None:  # else it comes at once
+                self._release()
+            placement = await seat.placed
+        except asyncio.CancelledError:
+            self._left(waiting, on_left)
+            raise
+        except Exception:
+            self._remove(waiting)
+            self._observe(prompt, "refused", monotonic() - now_s)
+            raise
+        self._observe(prompt, "released", tries.wait.waited_ms / 1e3)
+        return placement
+
+    def judge(self, prompt: Prompt, plan: Plan) -> tuple[Verdict, Outlook, float | None]:
+        """Return whether a request that comes now would be sent at once, where it was planned.
+
+        And its outlook, and its predicted inter-token latency in ms. None: not known.
+        """
+        now_s, computing = monotonic(), plan.prefill or plan
+        asked = self._waiting(prompt, Tries(), now_s)
+        asked.is_spent = self._queue.is_spent(asked.tenant, asked.priority)
+        asked.answers_at = plan.candidate.id
+        return (
+            self._queue.judge(asked, computing, now_s),
+            self._queue.outlook(asked, computing, now_s),
+            self._queue.tbt_ms(asked, computing, now_s),
+        )
+
+    def _waiting(self, prompt: Prompt, tries: Tries, now_s: float) -> Waiting:
+        """Return a request as one that waits from now on."""
+        tenant = prompt.tenant
+        return Waiting(
+            item=_Seat(prompt, tries, asyncio.get_running_loop().create_future()),
+            session=prompt.read.session_hash,
+            num_tokens=prompt.num_tokens + prompt.num_more_tokens,
+            since_s=now_s,
+            is_batch=prompt.service_class == BATCH,
+            tenant=tenant.name if tenant is not None else "",
+            weight=tenant.weight if tenant is not None else 1.0,
+            priority=_priority(tenant),
+            deadline_s=_deadline_s(prompt),
+            rules=self._rules_of(prompt),
+        )
+
+    def _at_once(self, waiting: Waiting, now_s: float) -> Placement | None:
+        """Place a request that comes while none waits. None: it has to wait, or has limits.
+
+        The usual case: it needs no place in the queue, nor a turn of the loop.
+
+        Raises:
+            RouterError: as `place`.
+        """
+        if self._queue.has_limits(waiting):
+            return None
+        seat: _Seat = waiting.item
+        plan = self._place.plan(seat.prompt, seat.tries)
+        waiting.answers_at = plan.candidate.id
+        verdict = self._queue.pass_by(waiting, plan.prefill or plan, now_s)
+        if not verdict.goes:
+            return None
+        return self._commit(waiting, plan, verdict.why, now_s)
+
+    def _commit(self, waiting: Waiting, plan: Plan, why: str, now_s: float) -> Placement:
+        """Place a request that may go, and record its wait.
+
+        Raises:
+            RouterError: as `Place.commit`.
+        """
+        seat: _Seat = waiting.item
+        tries = seat.tries
+        tries.wait = replace(
+            tries.wait,
+            waited_ms=(now_s - waiting.since_s) * 1e3,
+            held_by=waiting.held_by,
+            released=why,
+        )
+        placement = self._place.commit(seat.prompt, tries, plan)
+        self._pace.add(now_s)
+        self._metrics.released.labels(why).inc()
+        return placement
+
+    def _rules_of(self, prompt: Prompt) -> QueueRules | None:
+        """Return the rules of a request's variant. None: the configuration's."""
+        queue = prompt.assigned.queue if prompt.assigned is not None else None
+        if queue is None:
+            return None
+        own = {"window": queue.window, "fill": queue.fill, "patience": queue.patience}
+        return replace(self._rules, **{key: each for key, each in own.items() if each is not None})
+
+    # Releases
+
+    def _wake(self) -> None:
+        """Have a release soon: one for all that happens until then."""
+        if self._queue and self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._release)
+
+    def _release(self) -> None:
+        """Send all requests that may go, and look again in a while at the others."""
+        for handle in (self._next, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._next = self._timer = None
+        until_s = perf_counter() + TURN_S
+
+        def has_time() -> bool:
+            return perf_counter() < until_s
+
+        try:
+            if not self._queue.release(
+                monotonic(), self._choose, self._send, self._refuse, has_time
+            ):
+                self._wake()
+        finally:
+            if self._queue:
+                self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._release)
+
+    def _choose(self, waiting: Waiting, in_front_ms: InFront = NOTHING) -> Plan | None:
+        """Plan where a request goes; return the plan for its prompt. None: it is over."""
+        seat: _Seat = waiting.item
+        if seat.placed.done():
+            return None
+        try:
+            seat.plan = self._place.plan(seat.prompt, seat.tries, in_front_ms)
+        except Exception as exc:
+            _fail(seat, exc)
+            return None
+        waiting.answers_at = seat.plan.candidate.id
+        return seat.plan.prefill or seat.plan
+
+    def _has_room(self, waiting: Waiting, plan: Plan) -> bool:
+        seat: _Seat = waiting.item
+        return self._place.has_room(seat.prompt, plan)
+
+    def _expect(self, waiting: Waiting, now_s: float) -> None:
+        """Refuse a request that has just come if its limits cannot be kept."""
+        plan = self._choose(waiting)
+        if plan is None:
+            self._queue.remove(waiting)  # it has failed
+            return
+        outlook = self._queue.expect(waiting, plan, now_s)
+        if outlook is None:
+            return
+        seat: _Seat = waiting.item
+        if seat.prompt.deadline_ms is not None:
+            since_arrival_ms = 1e3 * (now_s - seat.prompt.inbound.arrived_s)
+            seat.tries.wait = Wait(expected_ttft_ms=since_arrival_ms + outlook.ttft_ms)
+        if outlook.spare_ms < 0.0:
+            self._queue.remove(waiting)
+            self._refuse(waiting, outlook.limit, -outlook.spare_ms)
+
+    def _refuse(self, waiting: Waiting, limit: Limit, excess_ms: float) -> None:
+        """Refuse a request that would miss a limit by so much."""
+        seat: _Seat = waiting.item
+        if not seat.placed.done():
+            self._refused(seat.prompt, limit)
+            retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, excess_ms / 1e3))
+            error = DeadlineUnmet if limit == "deadline" else TbtUnmet
+            seat.placed.set_exception(error(retry_after_s=retry_after_s))
+
+    def _send(self, waiting: Waiting, plan: Plan, why: str) -> None:
+        seat: _Seat = waiting.item
+        now_s = monotonic()
+        assert seat.plan is not None
+        if self._rules.tbt_ms is not None:
+            tbt_ms = self._queue.tbt_ms(waiting, plan, now_s)
+            seat.tries.wait = replace(seat.tries.wait, expected_tbt_ms=tbt_ms)
+        try:
+            placement = self._commit(waiting, seat.plan, why, now_s)
+        except Exception as exc:
+            _fail(seat, exc)
+            return
+        seat.placed.set_result(placement)
+
+    def _left(self, waiting: Waiting, on_left: Callable[[Plan | None], None]) -> None:
+        """Remove a request whose client has left, or which this router's end cuts."""
+        seat: _Seat = waiting.item
+        self._remove(waiting)
+        waited_ms = (monotonic() - waiting.since_s) * 1e3
+        seat.tries.wait = replace(seat.tries.wait, waited_ms=waited_ms)
+        self._observe(seat.prompt, "client_gone", waited_ms / 1e3)
+        on_left(seat.plan)
+
+    def _remove(self, waiting: Waiting) -> None:
+        """Remove a request; end its placement if it was placed and will not be sent."""
+        self._queue.remove(waiting)
+        placed = waiting.item.placed
+        if placed.done() and not placed.cancelled() and placed.exception() is None:
+            self._place.abandon(placed.result())
+
+    def _displace(self, prompt: Prompt, now_s: float) -> bool:
+        """Refuse a request to make place for one that goes before it. False: none waits."""
+        displaced = self._queue.refused_for(
+            is_batch=prompt.service_class == BATCH, priority=_priority(prompt.tenant)
+        )
+        if displaced is None:
+            return False
+        retry_after_s = self._retry_after_s(now_s)
+        self._queue.remove(displaced)
+        seat: _Seat = displaced.item
+        if not seat.placed.done():
+            self._refused(seat.prompt, "displaced")
+            seat.placed.set_exception(QueueFull(retry_after_s=retry_after_s))
+        return True
+
+    def _observe(self, prompt: Prompt, end: str, waited_s: float) -> None:
+        self._metrics.waits.labels(end).observe(waited_s)
+        if prompt.service_class is not None:
+            self._metrics.class_waits.labels(prompt.service_class, end).observe(waited_s)
+
+    def _refused(self, prompt: Prompt, reason: str) -> None:
+        self._metrics.queue_refused.labels(prompt.service_class or INTERACTIVE, reason).inc()
+
+    def _retry_after_s(self, now_s: float) -> float:
+        """Return after how long the queue of now will be empty, at the recent pace."""
+        per_s = self._pace.at(now_s)
+        if per_s <= 0.0:
+            return _MAX_RETRY_AFTER_S
+        return min(_MAX_RETRY_AFTER_S, max(1.0, len(self._queue) / per_s))
+
+
+def _fail(seat: _Seat, error: Exception) -> None:
+    """Fail the one request that an error concerns."""
+    if isinstance(error, StopIteration):  # cannot be set on a future
+        error = RuntimeError(type(error).__name__)
+    seat.placed.set_exception(error)
+
+
+def _priority(tenant: Tenant | None) -> int:
+    return tenant.priority if tenant is not None else 0
+
+
+def _deadline_s(prompt: Prompt) -> float | None:
+    if prompt.deadline_ms is None:
+        return None
+    return prompt.inbound.arrived_s + prompt.deadline_ms / 1e3

@@ -1,0 +1,244 @@
+"""Send: one try, from its headers to as much of the answer as another replica may still replace.
+
+That is a whole answer, or the beginning of a stream: until something was generated, another replica
+can answer instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from time import monotonic
+from typing import Final
+
+from msgspec import Struct
+
+from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
+from router.api.opening import Begun, Opening
+from router.discovery.served_models import ServedModels
+from router.discovery.sleep import Sleepers
+from router.errors import Overdue, UpstreamError, UpstreamUnreachable
+from router.metrics import Metrics
+from router.records.outcome import Outcome
+from router.request.handing import Handing
+from router.request.headers import RequestHeaders
+from router.request.plan import Placement
+from router.request.results import Inbound, Prompt, Tries
+from router.request.retry import SET_ASIDE, UNLOADED, Retries
+from router.tokens.hand_over import Kind
+from router.upstream import Answer, Upstream
+
+logger = logging.getLogger(__name__)
+
+RETRYABLE: Final = frozenset({500, 502, 503, 504})
+"""An engine's own failures, worth one more replica. 500: Mooncake's connector answers it when a
+pool object vanished between look-up and fetch (kv_load_failure_policy `fail`)."""
+
+_SET_ASIDE: Final = (
+    b"Generation is paused.",
+    b"The model is currently scaling.",
+    b"This data-parallel rank has been retired",
+)
+"""What a 503 says of a replica that is well, and computes nothing for now: paused, or changed by
+elastic EP, which leaves /health at 200. Source: `_reject_add_while_paused` in v1/engine/core.py and
+entrypoints/serve/elastic_ep/middleware.py of vLLM 0.33.0."""
+
+_SMALL_ANSWER: Final = 1024 * 1024
+_MAX_HELD_BYTES: Final = 4 * 1024 * 1024
+
+
+class Transfer(Struct, frozen=True, kw_only=True):
+    """What the two halves of a request have in common, if another replica computes its prompt.
+
+    body: With the parameters of the transfer. None: as it came.
+    engine_id: The request's name at engines that match both halves by it. None: its own.
+    """
+
+    body: bytes | None = None
+    engine_id: str | None = None
+
+
+NO_TRANSFER: Final = Transfer()
+
+
+class Sent(Struct, frozen=True, kw_only=True):
+    """How one try ended: an answer that has begun, or an error. A failure may be either.
+
+    kind: How the prompt was made, as evidence for handing ids over. None: it is no evidence.
+    has_ids: The engine was handed the prompt's token ids.
+    """
+
+    answer: Answer | None = None
+    error: UpstreamError | None = None
+    failure: str | None = None  # None: it did not fail
+    kind: Kind | None = None
+    has_ids: bool = False
+
+    def outcome(self, placement: Placement) -> Outcome:
+        """Return how a failed try ended, seen from its replica."""
+        if self.failure in (UNLOADED, SET_ASIDE):
+            return Outcome.CLIENT_ERROR
+        if isinstance(self.error, Overdue):
+            return Outcome.POOL_OVERDUE if placement.may_fetch else Outcome.OVERDUE
+        is_refused = isinstance(self.error, UpstreamUnreachable)
+        return Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
+
+    def close(self) -> None:
+        """Close the connection of an answer that is not passed on."""
+        if self.answer is not None:
+            self.answer.close()
+
+
+class Sender:
+    """Sends requests to replicas."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        models: ServedModels,
+        sleepers: Sleepers,
+        headers: RequestHeaders,
+        retries: Retries,
+        handing: Handing,
+        metrics: Metrics,
+    ) -> None:
+        self._upstream = upstream
+        self._models = models
+        self._sleepers = sleepers
+        self._headers = headers
+        self._retries = retries
+        self._handing = handing
+        self._metrics = metrics
+        self._compress: set[str] = set()  # replicas that answered compressed
+
+    async def send(
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        transfer: Transfer = NO_TRANSFER,
+    ) -> Sent:
+        """Send one try.
+
+        Raises:
+            OutOfConnections: as `Upstream.open`.
+        """
+        body, kind = transfer.body, prompt.read.kind
+        if body is None:
+            body = await self._handing.body_with_ids(prompt, tries, placement)
+        has_ids = body is not None and transfer.body is None
+        try:
+            answer = await self._ask(prompt, tries, placement, body, transfer.engine_id)
+            if has_ids and self._handing.is_refused(prompt, answer):
+                answer.close()
+                has_ids, kind = False, None
+                answer = await self._ask(prompt, tries, placement, None, transfer.engine_id)
+        except UpstreamError as exc:
+            return Sent(error=exc, failure=exc.code)
+        failure = await self._failure(prompt, placement, answer)
+        return Sent(answer=answer, failure=failure, kind=kind, has_ids=has_ids)
+
+    async def _failure(self, prompt: Prompt, placement: Placement, answer: Answer) -> str | None:
+        """Return in what way an answer is a failure of its replica. None: it is none."""
+        status = answer.outcome_status
+        if answer.status == 404 and await self._is_unloaded(prompt, placement):
+            return UNLOADED
+        if status not in RETRYABLE:
+            return None
+        if status == 503 and any(text in answer.first for text in _SET_ASIDE):
+            self._sleepers.set_aside(placement.replica, monotonic())
+            return SET_ASIDE
+        return f"{'status' if answer.error_status is None else 'event'}_{status}"
+
+    async def _is_unloaded(self, prompt: Prompt, placement: Placement) -> bool:
+        """Return whether a replica has unloaded the adapter that it was asked for."""
+        name, model = placement.replica, prompt.model
+        if model is None or placement.candidate.replica.adapter_path(model) is None:
+            return False
+        return not await self._models.has(name, model)
+
+    async def _ask(
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        body: bytes | None,
+        engine_id: str | None,
+    ) -> Answer:
+        """Open an answer, and keep as much of it here as may be replaced.
+
+        `body`: None: the client's own.
+        """
+        is_as_sent = body is None
+        if body is None:
+            body, is_as_sent = _client_body(prompt.inbound)
+        overdue_s = self._retries.overdue_s(placement)
+        wait_s = partial(self._retries.wait_s, prompt, tries, placement)
+        answer = await self._upstream.open(
+            placement.replica,
+            placement.candidate.replica.url + prompt.inbound.target,
+            method=prompt.inbound.method,
+            headers=self._headers.of(prompt, placement, engine_id=engine_id, is_as_sent=is_as_sent),
+            body=body,
+            may_move_on=partial(self._retries.may_move_on, prompt, tries, placement),
+            may_resend=not prompt.read.has_side_effects,
+            patience=wait_s if overdue_s else None,
+            patience_s=overdue_s or 0.0,
+            hold=partial(self._hold, prompt),
+        )
+        if answer.error_status is not None:
+            name, status = placement.replica, str(answer.error_status)
+            self._metrics.first_event_errors.labels(name, status).inc()
+        if answer.is_encoded:
+            self._note_encoded(placement.replica)
+        try:
+            if answer.is_encoded and answer.streams:  # not read, so not held either
+                answer.first_s = None if prompt.inbound.api.starts_early else monotonic()
+            elif not answer.is_event_stream:
+                await answer.gather(_SMALL_ANSWER)
+                answer.first_s = monotonic()
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    def _note_encoded(self, replica: str) -> None:
+        """Log, once for each replica, that what answers there compresses without being asked."""
+        if replica not in self._compress:
+            self._compress.add(replica)
+            hint = "streams are not read: no usage, and no other replica after the first byte"
+            logger.warning("answers come compressed", extra={"replica": replica, "hint": hint})
+
+    async def _hold(self, prompt: Prompt, answer: Answer) -> None:
+        """Keep a stream's beginning here until something was generated, or generating failed."""
+        if not answer.is_event_stream:
+            return
+        answer.first_s = begun_s = monotonic()
+        if answer.status != 200:
+            return
+        api, read = prompt.inbound.api, prompt.read
+        # A client that gets comments meanwhile can wait for the first token.
+        gets_comments = read.keepalive_s is not None and not read.has_side_effects
+        is_patient = api.starts_early and gets_comments
+        until_s = None if is_patient else begun_s + api.hold_s
+        opening, most = Opening(), MAX_OPENING_BYTES + api.repeats * len(prompt.inbound.body or b"")
+        while (said := opening.read(answer.first)) is Begun.NOT_YET:
+            if answer.complete or len(answer.first) >= min(most, _MAX_HELD_BYTES):
+                break
+            if not await answer.read_on(None if until_s is None else until_s - monotonic()):
+                break
+        if api.starts_early:
+            answer.first_s = None if said is Begun.NOT_YET else monotonic()
+        if isinstance(said, int):
+            answer.error_status = said
+
+
+def _client_body(inbound: Inbound) -> tuple[bytes | None, bool]:
+    """Return the body to forward, and whether it is as its Content-Encoding says.
+
+    Compressed as it came, unless a field of it had to change.
+    """
+    if inbound.as_sent is not None and inbound.body is inbound.as_sent.view:
+        return inbound.as_sent.body, True
+    return inbound.body, inbound.as_sent is None

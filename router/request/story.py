@@ -1,0 +1,297 @@
+"""The story of a request, from its first byte to its record.
+
+    1 read      bytes -> model, session, what decides the prompt           read.py
+    2 prompt    its token ids, computing only new text; its block keys     prompt.py, tokenize.py
+    3 place     plan: look up who holds the prompt, ask the policy          place.py, match.py
+                queue: wait until a replica has room                        queue.py
+                commit: its load and its blocks count from here on
+    4 send      bytes through; another replica if one fails in time         send.py, retry.py
+                where prompts are computed apart, have that done first      prefill.py
+    5 relay     the answer, byte for byte, to its end                       relay.py
+    6 record    first token, usage, audit, decision record                  record.py
+
+Between look-up and commit nothing is awaited, so nothing changes. What a request holds (load, claim
+on blocks) is given back by `Place.end`, however the request ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Final
+
+from msgspec import Struct
+
+from router.api.anthropic import counted_body
+from router.api.usage import Usage
+from router.errors import (
+    ConnectTimeout,
+    NoReplicaAvailable,
+    OutOfConnections,
+    ResponseNotFound,
+    RouterError,
+    UpstreamError,
+    UpstreamUnreachable,
+)
+from router.records.outcome import Outcome
+from router.records.record import Try
+from router.request import tenancy
+from router.request.headers import counted_headers
+from router.request.owners import Owners
+from router.request.place import Place
+from router.request.plan import Placement, Plan
+from router.request.prefill import Prefill
+from router.request.prompt import Prompts
+from router.request.queue import WaitingRoom
+from router.request.read import Reader
+from router.request.record import Recorder
+from router.request.relay import Passage, Relay, Reply
+from router.request.results import Inbound, Prompt, Tries
+from router.request.retry import NOT_PROCESSED, Retries
+from router.request.send import Sender, Sent
+from router.turns import Turns
+
+CLIENT_LEFT: Final = 499
+"""Status in records for a client that did not wait (nginx's number; no client is sent it)."""
+
+
+class Steps(Struct, frozen=True, kw_only=True):
+    """The steps of a request, in their order; and what several of them use."""
+
+    turns: Turns
+    reader: Reader
+    prompts: Prompts
+    place: Place
+    queue: WaitingRoom
+    sender: Sender
+    prefill: Prefill
+    relay: Relay
+    recorder: Recorder
+    owners: Owners
+    retries: Retries
+
+
+class Story:
+    """Serves requests. Each step keeps its own state; this keeps none."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self._ends = Turns()  # of their own: no answer waits behind requests that have just come
+
+    async def serve(self, inbound: Inbound, reply: Reply, request_id: str) -> None:
+        """Answer one request.
+
+        Raises:
+            RouterError: the caller answers in the API's own shape, if nothing was sent yet.
+        """
+        steps = self.steps
+        tries = Tries(digest=await steps.retries.witness.check(inbound))
+        await steps.turns.take()
+        read = await steps.reader.read(inbound, request_id)
+        if inbound.api.counts:
+            num_tokens = await steps.prompts.count(read)
+            if num_tokens is not None:
+                await reply.send(200, counted_headers(read), counted_body(num_tokens), is_own=True)
+                steps.recorder.counted(read, num_tokens)
+                return
+        prompt = await steps.prompts.of(read)
+        del read  # its content is large, and an answer takes minutes
+        if prompt.read.keepalive_s is None:
+            await self._answer(prompt, tries, reply)
+            return
+        error: Exception | None = None
+        async with asyncio.TaskGroup() as tg:
+            comments = tg.create_task(reply.keep_alive(prompt.read.keepalive_s), name="comments")
+            try:
+                await self._answer(prompt, tries, reply)
+            except (RouterError, ConnectionError) as exc:
+                error = exc
+            finally:
+                comments.cancel()
+        if error is not None:
+            raise error
+
+    async def prepare(self, inbound: Inbound, request_id: str) -> Prompt:
+        """Find all that placing a request needs to know: for a dry run, or a WebSocket.
+
+        Raises:
+            RouterError: it is refused.
+        """
+        await self.steps.turns.take()
+        return await self.steps.prompts.of(await self.steps.reader.read(inbound, request_id))
+
+    async def _answer(self, prompt: Prompt, tries: Tries, reply: Reply) -> None:
+        """Have a request answered, and pass its answer on.
+
+        Raises:
+            RouterError: there is no answer, or it broke off.
+        """
+        steps = self.steps
+        try:
+            passage = await self._sent(prompt, tries)
+        except RouterError:
+            tenancy.refund(tries, monotonic())
+            raise
+        placement, answer = passage.placement, passage.answer
+        steps.place.answered(passage.prompt, placement, answer)
+        if prompt.read.is_kept:
+            steps.owners.record(prompt.read, placement, answer)
+        outcome = Outcome.CLIENT_GONE  # unless it gets to the end
+        usage: Usage | None = None
+        try:
+            usage = await steps.relay.pass_on(passage, reply)
+            outcome = Outcome.of_status(answer.outcome_status)
+            await self._ends.take()
+        except UpstreamError as exc:
+            outcome = Outcome.REPLICA_FAILED
+            witness = steps.retries.witness
+            await witness.lost(prompt, tries, placement, exc.code, is_answered=True)
+            raise
+        finally:
+            if passage.last_usage is not None:
+                usage = passage.last_usage
+                outcome = Outcome.of_status(answer.outcome_status)
+            self._finish(passage, outcome, usage)
+
+    async def _sent(self, prompt: Prompt, tries: Tries) -> Passage:
+        """Place and send a request; leave a replica that fails before an answer's first byte.
+
+        See `retry` for the failures that another try may follow. The last try's answer is the
+        client's, even if it is an error.
+
+        Raises:
+            RouterError: there is no answer.
+        """
+        steps = self.steps
+        steps.retries.note_request()
+        while True:
+            await steps.turns.take()
+            try:
+                placement = await self._placed(prompt, tries)
+            except NoReplicaAvailable:
+                without_pool = steps.retries.without_pool(prompt, tries)
+                if without_pool is None:
+                    raise
+                prompt = without_pool
+                continue
+            sent, tried = await self._try(prompt, tries, placement), prompt
+            objection = refused = None
+            if sent.failure is None:
+                tries.records.append(Try(candidate=placement.candidate.id))
+            else:
+                prompt, objection = steps.retries.judge(prompt, tries, placement, sent.failure)
+                if objection is not None:
+                    refused = steps.retries.witness.refusal(tries)
+            is_last = sent.failure is None or objection is not None
+            if sent.answer is not None and is_last and refused is None:
+                return Passage(
+                    prompt=tried,
+                    tries=tries,
+                    placement=placement,
+                    sent=sent,
+                    answer=sent.answer,
+                    first_s=sent.answer.first_s,
+                )
+            outcome = sent.outcome(placement)
+            steps.place.end(placement, outcome)
+            if tries.is_excused:
+                steps.place.absolve(placement.lease)
+            sent.close()
+            if objection is not None:
+                last = refused or _last_word(prompt, sent.error)
+                steps.recorder.finished(
+                    prompt, tries, placement, status=last.status, outcome=outcome
+                )
+                raise last from sent.error
+            await steps.retries.move_on(prompt, tries, placement)
+
+    async def plan(self, prompt: Prompt, tries: Tries) -> Plan:
+        """Plan where a request goes; have what it would fetch from the pool verified first.
+
+        Raises:
+            UnknownModel, NoReplicaAvailable: no replica serves the model, or none that does is up.
+        """
+        place = self.steps.place
+        plan = place.plan(prompt, tries)
+        if place.pool is not None and await place.pool.verified(prompt, plan):
+            return place.plan(prompt, tries)
+        return plan
+
+    async def _placed(self, prompt: Prompt, tries: Tries) -> Placement:
+        """Place a request: at once, or when a replica has room.
+
+        Raises:
+            RouterError: as `Place.plan`, `Place.commit` and `WaitingRoom.place`.
+        """
+        steps = self.steps
+        if not steps.queue.takes(prompt, tries):
+            return steps.place.commit(prompt, tries, await self.plan(prompt, tries))
+        if steps.place.pool is not None:
+            await steps.place.pool.verified(prompt, steps.place.plan(prompt, tries))
+        return await steps.queue.place(
+            prompt, tries, on_left=lambda plan: self._left(prompt, tries, plan)
+        )
+
+    def _left(self, prompt: Prompt, tries: Tries, plan: Plan | None) -> None:
+        """Record a request whose client left while it waited, if it is known where it would go."""
+        tenancy.refund(tries, monotonic())
+        if plan is not None:
+            self.steps.recorder.left(prompt, tries, plan, status=CLIENT_LEFT)
+
+    async def _try(self, prompt: Prompt, tries: Tries, placement: Placement) -> Sent:
+        """Send a request once; if it ends here, record that."""
+        steps, witness = self.steps, self.steps.retries.witness
+        sent: Sent | None = None
+        try:
+            if placement.plan.halves is not None:
+                sent = await steps.prefill.send(prompt, tries, placement)
+            else:
+                sent = await steps.sender.send(prompt, tries, placement)
+            if sent.failure is not None and sent.failure not in NOT_PROCESSED:
+                await witness.lost(prompt, tries, placement, sent.failure)
+            return sent
+        except BaseException as exc:  # the client left while we waited, or we can send nothing
+            is_ours = isinstance(exc, OutOfConnections)
+            if not is_ours:
+                witness.left(prompt, tries, placement)
+            if sent is not None:
+                sent.close()
+            outcome = Outcome.ROUTER_FAILED if is_ours else Outcome.CLIENT_GONE
+            steps.place.end(placement, outcome)
+            status = exc.status if isinstance(exc, OutOfConnections) else CLIENT_LEFT
+            steps.recorder.finished(prompt, tries, placement, status=status, outcome=outcome)
+            raise
+
+    def _finish(self, passage: Passage, outcome: Outcome, usage: Usage | None) -> None:
+        """Give back what a request holds, and record it."""
+        steps, tries, placement = self.steps, passage.tries, passage.placement
+        status = passage.answer.status
+        passage.answer.close()
+        steps.retries.witness.answered(tries, placement, outcome)
+        steps.place.end(placement, outcome)
+        if tries.is_excused:
+            steps.place.absolve(placement.lease)
+        tenancy.settle(tries, placement, status, usage, monotonic())
+        steps.recorder.finished(
+            passage.prompt,
+            tries,
+            placement,
+            status=status,
+            outcome=outcome,
+            sent=passage.sent,
+            usage=usage,
+            first_s=passage.first_s,
+        )
+
+
+def _last_word(prompt: Prompt, error: UpstreamError | None) -> RouterError:
+    """Return the error for the client. If nothing listens, it says that the client may come back.
+
+    But the response that a replica had issued will not.
+    """
+    assert error is not None  # an answer is passed on
+    if not isinstance(error, UpstreamUnreachable | ConnectTimeout):
+        return error
+    if prompt.owner is not None and prompt.read.response_id is not None:
+        return ResponseNotFound(prompt.read.response_id)
+    return NoReplicaAvailable(f"No replica can take a request now: {error.message}.")
