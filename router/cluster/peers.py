@@ -6,9 +6,9 @@
     alive      a heartbeat              ends what was lost on the way
     left       it has ended             ends what it had left open
 
-Each note changes the same fleet, caches and sessions that our own requests do. What must not live
-here: how and when notes travel (redis_store, loops), our own (outbox). A note may be late, lost or
-arrive twice: see router.cluster.lease_tracker.
+Each note changes the same fleet, caches and sessions that our own requests change. A note may be
+late, lost or received twice: see router.cluster.lease_tracker. How notes travel is in redis_store
+and loops, our own notes are in outbox.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ class Peers:
                     pass  # for others: see router.cluster.loops
 
     def join(self, loads: Mapping[str, bytes], now_s: float) -> None:
-        """Take over what other routers have in flight; again where `wanted` says so.
+        """Take over what other routers have in flight.
 
-        Each may be older or newer than the notes that follow.
+        Each load may be older or newer than the notes that follow.
         """
         joined: list[tuple[_Peer, Load]] = []
         for router, packed in loads.items():

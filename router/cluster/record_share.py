@@ -1,4 +1,4 @@
-"""What is kept of requests for other routers, and for a router that starts: sessions, responses."""
+"""Stores sessions and responses, for other routers and for a router that starts."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 """The way to Redis: which server has the data, a few connections there, deadlines.
 
-What must live here: TLS, passwords, Sentinel, Cluster, pipelines of raw commands. What must not:
-keys and what they hold (redis_store), which error means what (redis_errors), what a server says of
-itself (redis_server).
+Part of this module: TLS, passwords, Sentinel, Cluster, pipelines of raw commands. Elsewhere: keys
+(redis_store), the meaning of errors (redis_errors), a server's description (redis_server).
 
-All keys of a namespace share one hash tag, so in a Cluster they lie on one node: it is looked for
-and then spoken to like any other server. Every operation ends by its deadline; a connection that
-was left in the middle of a reply is cut, never used again.
+All keys of a namespace share one hash tag, so in a Cluster they are on one node. That node is then
+used like any other server. Every operation ends by its deadline. A connection that was left in the
+middle of a reply is cut, never used again.
 """
 
 from __future__ import annotations
@@ -114,10 +113,9 @@ class RedisConnection:
         return named
 
     async def close(self) -> None:
-        """Cut the connections; the next operation looks for the server anew.
+        """Cut the connections; the next operation looks for the server again.
 
-        One that is in use is cut by its user in the end: redis-py's connections cannot be pulled
-        from under a reader.
+        A connection in use is cut when its operation ends.
         """
         pool, self._pool = self._pool, None
         if pool is not None:

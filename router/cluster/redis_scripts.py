@@ -1,9 +1,8 @@
 """The scripts that run in Redis, and how they are called.
 
-They lie in `lua/`, each with its arguments at the top. All of them get one key, `…:meta`, and make
-the others from it: the hash tag keeps every key of a namespace in one slot. They run on Redis 6.2
-and 7 and on Valkey; what they read of the clock or at random they only use in effects, which is
-what Redis replicates since version 5.
+The scripts are in `lua/`, each with its arguments at the top. All of them get one key, `…:meta`,
+and derive the others: the hash tag keeps every key of a namespace in one slot. They run on Redis
+6.2 and 7 and on Valkey. Scripts may read the clock, because Redis replicates their effects.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ ALL: Final = (
 
 
 class Scripts:
-    """Calls scripts on one namespace; loads them again where Redis has forgotten them."""
+    """Calls scripts on one namespace; loads them again if Redis has forgotten them."""
 
     def __init__(self, connection: RedisConnection, meta: str) -> None:
         self._connection = connection

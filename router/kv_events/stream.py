@@ -25,8 +25,9 @@ from router.kv_events.wire import decode
 from router.messages import Position, StreamStatus
 
 REREAD_S: Final = (1.0, 300.0)
-"""First and last pause before history is read again after a batch that was not understood: the
-engine may have it in one piece, and once its buffer has lost it, the rest is right."""
+"""First and longest pause before history is read again after a batch that was not understood.
+
+The engine may have it in one piece. Once its buffer has lost the batch, the rest is right."""
 
 BLIND_AFTER_S: Final = 60.0
 """Without a publisher for so long the candidate's blocks do not count any more."""
