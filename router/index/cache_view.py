@@ -179,7 +179,11 @@ class CacheView:
         if found:
             short = chain[:limit]
             for candidate in found.keys() & matches.keys():
-                held = _at_most(_longer(found[candidate], matches[candidate]), len(short))
+                best = found[candidate]
+                stream = self._streams.get(candidate)
+                if not best.num_cpu_blocks or (stream is not None and not stream.is_blind):
+                    best = _longer(best, matches[candidate])  # a guess does not know evictions
+                held = _at_most(best, len(short))
                 matches[candidate] = self.index.prolonged(short, candidate, held)
         if self.index.last_blocks:
             self._drop_last(matches)
