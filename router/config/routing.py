@@ -133,7 +133,8 @@ class IndexConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     mode: Annotated[
         Literal["local", "redis"],
         Meta(
-            description="where requests are matched: in the local index, or in Redis",
+            description="where requests are matched: in the local index, or also in Redis for "
+            "replicas whose cache this router does not know completely",
         ),
     ] = "local"
 

@@ -711,14 +711,13 @@ def a_prompt(num_waiting: int = 0) -> Any:
     plan = SimpleNamespace(
         view=view, candidate=SimpleNamespace(id=view.id), num_pooled_tokens=None, prefill=None
     )
-    read = SimpleNamespace(session_hash=None, request="any")
+    read = SimpleNamespace(session_hash=None, request="any", tenant=None)
     return SimpleNamespace(
         read=read,
         num_tokens=10,
         num_more_tokens=0,
         plan=plan,
         service_class=None,
-        tenant=None,
         assigned=None,
         deadline_ms=None,
     )
