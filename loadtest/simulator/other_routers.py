@@ -25,7 +25,7 @@ class OtherRouters:
         """Tell all routers but the ticket's own that it was sent."""
         if len(self._routers) == 1 or math.isinf(self._lag_s):
             return
-        note = ticket.router.note_of(ticket.placement)
+        note = ticket.router.note_of(ticket.placed, ticket.placement)
         ticket.elsewhere = [
             Elsewhere(router) for router in self._routers if router is not ticket.router
         ]

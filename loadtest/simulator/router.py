@@ -6,24 +6,28 @@ notes of other routers. What must not live here: decisions (place), engines, the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from loadtest.engine_model.pool import BlockPool
-from loadtest.simulator.place import Ask, Place, Placement, Plan
+from loadtest.simulator.place import make_place
 from loadtest.simulator.setup import Setup
 from loadtest.simulator.stream import SimulatedStream
 from policies.policy import Policy
 from policies.view import CandidateId
-from router.contracts import HashContract
+from router.contracts import BlockKey, HashContract
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.index.claim import Claim
+from router.records.outcome import Outcome
 from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Replica, ServedModel
+from router.request.plan import Placement, Plan
+from router.request.results import Prompt, Tries
 from router.scheduling.queue import Queue
 
 _EXPIRE_EVERY_S = 1.0  # as router.run does
@@ -34,7 +38,7 @@ _PEERS: Final = "nixl"
 class Note(Struct, frozen=True, gc=False):
     """A placement as other routers learn of it: `router.messages.Began`."""
 
-    ask: Ask
+    keys: Sequence[BlockKey]
     candidate: CandidateId
     booking: Booking
     num_held_blocks: int | None  # None: it claims no blocks
@@ -50,16 +54,12 @@ class Router:
         self._fleet = Fleet()
         self._index = BlockIndex()
         self._caches = CacheView(self._index)
-        self._expire_s = 0.0
+        self._expire_s = self._now_s = 0.0
+        self._contract = HashContract(algorithm="warmroute", block_size=block_size)
         self.streams = [self._add(setup, number) for number in range(len(setup.roles))]
-        self.place = Place(
-            policy,
-            setup,
-            block_size,
-            self._fleet,
-            self._caches,
-            {stream.candidate: number for number, stream in enumerate(self.streams)},
-            pool,
+        self._numbers = {stream.candidate: n for n, stream in enumerate(self.streams)}
+        self._place = make_place(
+            policy, setup, self._fleet, self._caches, pool, lambda: self._now_s
         )
         self.queue: Queue[Plan] | None = None
         if setup.queue is not None:
@@ -67,7 +67,7 @@ class Router:
                 setup.queue,
                 self._fleet.conversations,
                 self._fleet,
-                lambda _, plan: self.place.has_room(plan),
+                lambda waiting, plan: self._place.has_room(waiting.item.prompt, plan),
             )
 
     def _add(self, setup: Setup, number: int) -> SimulatedStream:
@@ -88,27 +88,52 @@ class Router:
         stream = SimulatedStream(
             CandidateId(name),
             self._index,
-            contract=HashContract(algorithm="warmroute", block_size=self._block_size),
+            contract=self._contract,
             capacity_blocks=num_blocks + 1,  # the null block among them
         )
         self._caches.add(stream.candidate, stream)
         return stream
 
-    def plan(self, ask: Ask, now_s: float, in_front_ms: InFront = NOTHING) -> Plan:
+    def number_of(self, placement: Placement) -> int:
+        """Return the number of the replica that a request goes to."""
+        return self._numbers[placement.lease.candidate]
+
+    def keys_of(self, prompt: Prompt) -> Sequence[BlockKey]:
+        """Return the keys of a prompt's full blocks."""
+        return prompt.keys(self._contract)
+
+    def plan(self, prompt: Prompt, now_s: float, in_front_ms: InFront = NOTHING) -> Plan:
         """Decide where a request goes now."""
         self._catch_up(now_s)
-        return self.place.plan(ask, now_s, in_front_ms)
+        return self._place.plan(prompt, Tries(), in_front_ms)
 
-    def rebook(self, placement: Placement, now_s: float) -> Placement:
+    def commit(self, prompt: Prompt, plan: Plan, now_s: float) -> Placement:
+        """Put a plan into effect: from here on the request's load and blocks count."""
+        self._now_s = now_s
+        return self._place.commit(prompt, Tries(), plan)
+
+    def rebook(self, prompt: Prompt, placement: Placement, now_s: float) -> None:
         """Book a request again at its decode replica: its prompt is computed by now."""
         self._catch_up(now_s)
-        return self.place.rebook(placement, now_s)
+        is_sent = placement.candidate.replica.transfer != "store"
+        plan = self._place.look(prompt, placement)
+        self._place.rebook(prompt, placement, plan, is_sent=is_sent)
+
+    def first_token(self, placement: Placement, now_s: float) -> None:
+        """Record a first token, and learn from its time."""
+        self._place.first_token(placement, now_s)
+
+    def end(self, placement: Placement, now_s: float) -> None:
+        """Release a request's load and claims."""
+        self._now_s = now_s
+        self._place.end(placement, Outcome.OK)
 
     def note_load(self, number: int, load: EngineLoad) -> None:
         """Record a reading of an engine's metrics."""
         self._fleet.note_engine_load(self.streams[number].candidate, load)
 
     def _catch_up(self, now_s: float) -> None:
+        self._now_s = now_s
         for stream in self.streams:
             stream.catch_up(now_s)
         if now_s >= self._expire_s:
@@ -117,13 +142,13 @@ class Router:
 
     # -- other routers' requests ---------------------------------------------------------------
 
-    def note_of(self, placement: Placement) -> Note:
+    def note_of(self, prompt: Prompt, placement: Placement) -> Note:
         """Return what other routers learn of a placement."""
         lease, num_held_blocks = placement.lease, None
         if placement.claim is not None:
-            num_held_blocks = placement.num_gpu_tokens // self._block_size
+            num_held_blocks = placement.predicted.num_gpu_tokens // self._block_size
         return Note(
-            ask=placement.plan.ask,
+            keys=self.keys_of(prompt),
             candidate=lease.candidate,
             booking=replace(lease.booking, is_ours=False),
             num_held_blocks=num_held_blocks,
@@ -133,7 +158,7 @@ class Router:
         """Book a request of another router, as `router.cluster.peers` does."""
         lease, claim = self._fleet.admit(note.candidate, note.booking, now_s), None
         if note.num_held_blocks is not None:
-            claim = self._caches.claim(note.candidate, note.ask.keys, note.num_held_blocks)
+            claim = self._caches.claim(note.candidate, note.keys, note.num_held_blocks)
         return lease, claim
 
     def answered_elsewhere(self, lease: Lease, ttft_s: float, now_s: float) -> None:

@@ -19,7 +19,7 @@ from loadtest.simulator.engine import Engine, Request
 from loadtest.simulator.events import Events, Kind
 from loadtest.simulator.other_routers import OtherRouters
 from loadtest.simulator.outcome import Simulated
-from loadtest.simulator.place import Ask, Plan
+from loadtest.simulator.place import prompt_of
 from loadtest.simulator.reads import Reads
 from loadtest.simulator.router import Router
 from loadtest.simulator.setup import Setup, stretch
@@ -32,6 +32,8 @@ from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.contracts import KEY_MASK, BlockKey
 from router.replicas.ledger import InFront
+from router.request.plan import Plan
+from router.request.results import Prompt
 from router.scheduling.queue import Limit
 from router.scheduling.waiting import Waiting
 
@@ -77,7 +79,7 @@ class _Arrival(Struct):
     """One turn to place."""
 
     turn: Turn
-    ask: Ask
+    prompt: Prompt
     num_out: int
     at_s: float
     plan: Plan | None = None  # the last one, while it waits
@@ -153,16 +155,17 @@ class _Simulation:
         num_full = num_tokens // self._size
         keys = [self._keys[hash_id] for hash_id in turn.hash_ids[:num_full]]
         session = session_hash(turn.session_id, self._setup.model)
-        ask = Ask(keys, num_tokens, session, turn.is_batch)
+        model = self._setup.model
+        prompt = prompt_of(keys, num_tokens, session, model, is_batch=turn.is_batch)
         routers = self._routers
         router = routers[0] if len(routers) == 1 else self._dice.choice(routers)
-        arrival = _Arrival(turn, ask, num_out, now_s)
+        arrival = _Arrival(turn, prompt, num_out, now_s)
         if router.queue is None:
-            self._send(router, arrival, router.plan(ask, now_s), now_s)
+            self._send(router, arrival, router.plan(prompt, now_s), now_s)
         else:
             waiting = Waiting(
                 arrival,
-                ask.session_hash,
+                session,
                 num_tokens,
                 now_s,
                 is_batch=turn.is_batch,
@@ -170,9 +173,9 @@ class _Simulation:
             )
             router.queue.add(waiting)
             if waiting.deadline_s is not None:
-                plan = router.plan(ask, now_s)
+                plan = router.plan(prompt, now_s)
                 waiting.answers_at = plan.candidate.id
-                if router.queue.expect(waiting, plan.prompt, now_s).spare_ms < 0.0:
+                if router.queue.expect(waiting, plan.prefill or plan, now_s).spare_ms < 0.0:
                     router.queue.remove(waiting)
                     self._reject(waiting, "deadline", now_s)
                     return
@@ -185,9 +188,9 @@ class _Simulation:
             return
 
         def look(waiting: Waiting, in_front_ms: InFront) -> Plan:
-            plan = waiting.item.plan = router.plan(waiting.item.ask, now_s, in_front_ms)
+            plan = waiting.item.plan = router.plan(waiting.item.prompt, now_s, in_front_ms)
             waiting.answers_at = plan.candidate.id
-            return plan.prompt
+            return plan.prefill or plan
 
         queue.release(
             now_s,
@@ -206,9 +209,10 @@ class _Simulation:
     def _send(self, router: Router, arrival: _Arrival, plan: Plan, now_s: float) -> None:
         ticket = Ticket(
             turn=arrival.turn,
+            placed=arrival.prompt,
             arrival_s=arrival.at_s,
             num_out=arrival.num_out,
-            placement=router.place.commit(plan, now_s),
+            placement=router.commit(arrival.prompt, plan, now_s),
             router=router,
         )
         prefill = ticket.placement.prefill
@@ -221,14 +225,15 @@ class _Simulation:
     def _request(self, ticket: Ticket, now_s: float) -> None:
         """Send a turn, or its prompt, to its engine."""
         placement = ticket.placement
-        ask = placement.plan.ask
-        engine = self._engines[placement.replica]
-        num_blocks = (ask.num_tokens + ticket.num_out) // self._size
-        keys = [*ask.keys, *(self._new_key() for _ in range(num_blocks - len(ask.keys)))]
+        num_tokens = ticket.placed.num_tokens
+        engine = self._engines[ticket.router.number_of(placement)]
+        num_blocks = (num_tokens + ticket.num_out) // self._size
+        keys = list(ticket.router.keys_of(ticket.placed))
+        keys += [self._new_key() for _ in range(num_blocks - len(keys))]
         moves_by_peers = self._setup.moves_by_peers
         is_sent = moves_by_peers and ticket.prompt is not None
         request = Request(
-            keys, ask.num_tokens, ticket.num_out, ticket, ask.num_tokens - 1 if is_sent else 0
+            keys, num_tokens, ticket.num_out, ticket, num_tokens - 1 if is_sent else 0
         )
         request.keeps_blocks = moves_by_peers and ticket.answer is not None
         if self._setup.to_engine_s:
@@ -287,21 +292,21 @@ class _Simulation:
     def _release_prompt(self, ticket: Ticket, now_s: float) -> None:
         """Free the blocks that a prefill replica keeps of a prompt: they were read."""
         if ticket.prompt is not None and ticket.prompt.keeps_blocks:
-            engine = self._engines[ticket_of(ticket.prompt).placement.replica]
+            engine = self._engines[ticket.router.number_of(ticket_of(ticket.prompt).placement)]
             engine.release(ticket.prompt, now_s)
             self._plan_engine(engine, now_s)
 
     def _prefilled(self, request: Request, answer: Ticket, now_s: float) -> None:
         """Have a turn answered after its prompt was computed."""
         answer.prompt = request
-        answer.placement = answer.router.rebook(answer.placement, now_s)
         self._others.ended(answer, now_s)
+        answer.router.rebook(answer.placed, answer.placement, now_s)
         self._others.began(answer, now_s)
         self._request(answer, now_s)
 
     def _first_token(self, request: Request, now_s: float) -> None:
         ticket = ticket_of(request)
-        ticket.router.place.first_token(ticket.placement, now_s)
+        ticket.router.first_token(ticket.placement, now_s)
         ttft_s = now_s - ticket.placement.lease.begun_s
         self._others.answered(ticket, ttft_s, now_s)
         self._release_prompt(ticket, now_s)
@@ -309,7 +314,7 @@ class _Simulation:
 
     def _finished(self, request: Request, now_s: float) -> None:
         ticket = ticket_of(request)
-        ticket.router.place.end(ticket.placement, now_s)
+        ticket.router.end(ticket.placement, now_s)
         self._others.ended(ticket, now_s)
         if ticket.answer is not None:
             self._prefilled(request, ticket.answer, now_s)

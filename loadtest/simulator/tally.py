@@ -63,7 +63,7 @@ class Tally:
         num_local = prompt.num_cached_tokens - prompt.num_pooled_tokens
         self._num_local_tokens += num_local
         self._num_pool_tokens += prompt.num_pooled_tokens
-        num_predicted = placement.num_gpu_tokens + placement.num_pool_tokens
+        num_predicted = placement.predicted.num_cached_tokens
         self._num_mispredicted += num_predicted != prompt.num_cached_tokens
         tbt = between_tokens(request)
         assert request.first_token_s is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from loadtest.simulator.engine import Request
-from loadtest.simulator.place import Placement
 from loadtest.simulator.router import Router
 from loadtest.workload import Turn
 from router.index.claim import Claim
 from router.replicas.ledger import Lease
+from router.request.plan import Placement
+from router.request.results import Prompt
 
 
 class Elsewhere(Struct):
@@ -23,11 +24,13 @@ class Elsewhere(Struct):
 class Ticket(Struct):
     """One turn in the fleet, or its prompt alone.
 
+    `placed`: The turn as the router places it.
     `answer`: The turn that waits for this prompt at a decode replica.
     `prompt`: The request that computed this turn's prompt at a prefill replica.
     """
 
     turn: Turn
+    placed: Prompt
     arrival_s: float
     num_out: int
     placement: Placement

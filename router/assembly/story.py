@@ -12,6 +12,7 @@ from router.assembly.parts import Parts
 from router.config import PolicyConfig
 from router.errors import ConfigError, RouterError
 from router.replicas.fleet import Fleet
+from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
 from router.request.bootstraps import Bootstraps
 from router.request.engine_tokens import EngineTokenizer
@@ -44,13 +45,7 @@ def build_story(parts: Parts) -> Story:
     config, metrics = parts.config, parts.metrics
     turns, owners = Turns(), _owners(parts)
     matcher = Matcher(
-        fleet=parts.fleet,
-        caches=parts.caches,
-        lookup=_lookup(parts),
-        pool=parts.verifier,
-        encoders=parts.threads.encode,
-        first_blocks_tokens=config.policy.first_blocks_tokens,
-        turns=turns,
+        parts.caches, pool=parts.verifier, first_blocks_tokens=config.policy.first_blocks_tokens
     )
     place = Place(
         fleet=parts.fleet,
@@ -92,7 +87,13 @@ def build_story(parts: Parts) -> Story:
         models=parts.served_models,
         owners=owners,
         tokenizer=_tokenizer(parts),
-        matcher=matcher,
+        ahead=Ahead(
+            fleet=parts.fleet,
+            caches=parts.caches,
+            lookup=_lookup(parts),
+            encoders=parts.threads.encode,
+            turns=turns,
+        ),
         place=place,
         queue=queue,
     )

@@ -1,34 +1,18 @@
-"""Match: how much of a prompt each candidate holds, and how much the shared pool.
-
-`prepare` does what may wait: it hashes a long prompt in steps, and asks Redis where the index is
-looked up there. `match` is synchronous: nothing changes between it and the lease.
-"""
+"""Match: how much of a prompt each candidate holds, and how much the shared pool."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import suppress
-from time import monotonic
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from policies.view import NOTHING_HELD, CandidateId, Holding, ReplicaView
 from router.contracts import HashContract
-from router.errors import RouterError
 from router.index.block_index import NO_BLOCKS
 from router.index.cache_view import CacheView
-from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate
-from router.request.lookup import Lookup
-from router.request.plan import Found, PoolMatch
+from router.request.plan import Found, PoolMatch, Pools
 from router.request.results import Prompt
-from router.request.verify import PoolVerifier
-from router.turns import Turns
-
-_HEAVY_TOKENS: Final = 32_768  # hashing them takes 3 ms, and several times that where it is slow
 
 _ByContract = dict[HashContract, list[CandidateId]]
 
@@ -37,76 +21,14 @@ class Matcher:
     """Finds what candidates and the pool have of a prompt.
 
     Args:
-        lookup: The index in Redis; None: the local one is complete.
         pool: None: there is no shared pool.
-        encoders: Where a long chain is hashed.
         first_blocks_tokens: The first tokens of a prompt that policies may go by.
     """
 
-    def __init__(
-        self,
-        *,
-        fleet: Fleet,
-        caches: CacheView,
-        lookup: Lookup | None,
-        pool: PoolVerifier | None,
-        encoders: Executor,
-        first_blocks_tokens: int,
-        turns: Turns,
-    ) -> None:
-        self._fleet = fleet
+    def __init__(self, caches: CacheView, *, pool: Pools | None, first_blocks_tokens: int) -> None:
         self.caches = caches
-        self._lookup = lookup
         self.pool = pool
-        self._encoders = encoders
         self._first_blocks_tokens = first_blocks_tokens
-        self._turns = turns
-
-    # ---------------------------------------------------------------- what may wait
-
-    async def prepare(self, prompt: Prompt) -> Prompt:
-        """Hash a long new prompt ahead, and ask Redis; whatever fails, the request goes on."""
-        if prompt.tokens is None:
-            return prompt
-        if prompt.tokens.num_new_tokens > _HEAVY_TOKENS:
-            with suppress(RouterError):  # no replica serves it: the decision says so
-                await self._hash_ahead(prompt, self._by_contract(prompt, self._candidates(prompt)))
-        if self._lookup is not None:
-            with suppress(RouterError):  # the same
-                found = await self._lookup.find(prompt, self._candidates(prompt))
-                return replace(prompt, found=found)
-        return prompt
-
-    def _candidates(self, prompt: Prompt) -> Sequence[Candidate]:
-        """List the candidates for a request, or for its prompt.
-
-        Raises:
-            UnknownModel, NoReplicaAvailable: there are none.
-        """
-        now_s = monotonic()
-        candidates = self._fleet.candidates(prompt.read.model, now_s)
-        if self._fleet.is_split:
-            candidates = (*candidates, *self._fleet.prefillers(prompt.read.model, None, now_s))
-        return same_names(prompt, candidates)
-
-    async def _hash_ahead(self, prompt: Prompt, contracts: Iterable[HashContract]) -> None:
-        """Hash a prompt's chain in steps, off the loop where they are long."""
-        assert prompt.tokens is not None
-        loop = asyncio.get_running_loop()
-        for contract in contracts:
-            steps = prompt.tokens.hashing(contract, prompt.extra)
-            try:
-                work = next(steps)
-                while True:
-                    if work is None:
-                        await self._turns.take()
-                        work = next(steps)
-                    else:
-                        work = steps.send(await loop.run_in_executor(self._encoders, work))
-            except StopIteration:
-                pass
-
-    # ---------------------------------------------------------------- what may not
 
     def match(self, prompt: Prompt, candidates: Sequence[Candidate]) -> Found:
         """Count the leading prompt tokens that each candidate and the pool can spare an engine.

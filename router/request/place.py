@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic, time
 
 from msgspec.structs import replace
@@ -50,6 +50,7 @@ class Place:
         policy: Places prompts that are in no variant of an experiment.
         seed: For the policies' draws; fixed for the process.
         outbox: Tells other routers. None: there are none.
+        clock: Monotonic seconds; the simulator has its own.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Place:
         seed: int,
         outbox: Outbox | None,
         metrics: Metrics,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        self._clock = clock
         self._fleet = fleet
         self._matcher = matcher
         self._caches = matcher.caches
@@ -116,7 +119,7 @@ class Place:
         Raises:
             UnknownModel, NoReplicaAvailable: no replica serves the model, or none that does is up.
         """
-        now_s = monotonic()
+        now_s = self._clock()
         candidates = self.candidates(prompt, tries, now_s)
         policy = self._policy if prompt.read.request is not None else self._plain_policy
         assignment = None
@@ -136,7 +139,7 @@ class Place:
     def look(self, prompt: Prompt, placement: Placement) -> Plan:
         """Look again at the candidate of a request; the decision stays."""
         plan = placement.plan
-        return self._choose(prompt, (plan.candidate,), plan.policy, monotonic())
+        return self._choose(prompt, (plan.candidate,), plan.policy, self._clock())
 
     def has(self, placement: Placement) -> bool:
         """Return whether the candidate of a request is still there."""
@@ -153,7 +156,7 @@ class Place:
 
         By the policy that chose the first, among the other replicas.
         """
-        now_s, reader = monotonic(), placement.candidate.replica
+        now_s, reader = self._clock(), placement.candidate.replica
         others = [
             candidate
             for candidate in self._fleet.prefillers(prompt.read.model, reader, now_s)
@@ -225,7 +228,7 @@ class Place:
         Raises:
             RateLimited: its tenant has no tokens left this minute.
         """
-        now_s = monotonic()
+        now_s = self._clock()
         tries.charge = tries.charge or tenancy.charge(prompt, plan.prefill or plan, now_s)
         prefill = None
         if plan.prefill is not None:
@@ -252,7 +255,7 @@ class Place:
         assert placement.plan.halves is not None
         halves = replace(placement.plan.halves, choice=plan)
         placement.plan = replace(placement.plan, halves=halves)
-        placement.prefill = self._begin(prompt, plan, _booking(prompt, plan), monotonic())
+        placement.prefill = self._begin(prompt, plan, _booking(prompt, plan), self._clock())
         return placement.prefill
 
     def rebook(
@@ -263,7 +266,7 @@ class Place:
         So its time there begins now, and its load is what is known now. `is_sent`: all of its
         prompt comes from the replica that computed it.
         """
-        now_s, old = monotonic(), placement.lease
+        now_s, old = self._clock(), placement.lease
         self._fleet.end(old, now_s, Outcome.CLIENT_GONE)  # counts neither way
         booking = _booking(prompt, plan)
         if is_sent:
@@ -354,7 +357,7 @@ class Place:
         if placement.is_ended:
             return
         placement.is_ended = True
-        now_s, is_computed = monotonic(), outcome is Outcome.OK
+        now_s, is_computed = self._clock(), outcome is Outcome.OK
         self._fleet.end(placement.lease, now_s, outcome, jitter=random.random())
         if self._outbox is not None:
             self._outbox.ended(placement.lease, computed=is_computed)
@@ -369,7 +372,7 @@ class Place:
 
     def absolve(self, lease: Lease) -> None:
         """Take back what a request's failure counted against its replica."""
-        self._fleet.absolve(lease, monotonic())
+        self._fleet.absolve(lease, self._clock())
 
 
 def _booking(prompt: Prompt, plan: Plan) -> Booking:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -10,12 +11,14 @@ from policies.cost import costs_of
 from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Decision, Holding, ReplicaView, Snapshot
 from router.contracts import BlockKey, HashContract
+from router.index.block_index import BlockIndex
 from router.index.claim import Claim
 from router.index.hit_length import KvLayout
 from router.records.record import AssignmentRecord
 from router.replicas.halves import PrefillPlan
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
+from router.request.results import Prompt
 
 
 class PoolMatch(Struct, frozen=True):
@@ -46,6 +49,34 @@ class PoolMatch(Struct, frozen=True):
             return 0
         size = self.contract.block_size
         return sum(position * size >= num_gpu_tokens for position in self.on_disk) * size
+
+
+class Pools(Protocol):
+    """What the shared pools have of prompts."""
+
+    def match(
+        self,
+        prompt: Prompt,
+        candidates: Sequence[Candidate],
+        contracts: Mapping[HashContract, Sequence[CandidateId]],
+        index: BlockIndex,
+    ) -> dict[CandidateId, PoolMatch]:
+        """Find the content of each candidate's pool; without candidates of no pool."""
+
+    def reads(self, candidate: CandidateId) -> bool:
+        """Return whether a candidate can be counted on to fetch what it lacks."""
+
+    def begins_fetch(self, candidate: CandidateId) -> None:
+        """Record that a request is sent that is counted on to fetch."""
+
+    def fetched(self, candidate: CandidateId, begun_s: float) -> None:
+        """Record that a request that had to fetch got its first token."""
+
+    async def verified(self, prompt: Prompt, plan: Plan) -> bool:
+        """Ask whether the pool has what a plan would fetch. False: there was nothing to ask."""
+
+    async def ask_for_all(self, prompt: Prompt, plan: Plan) -> None:
+        """Ask about a whole prompt that has just been stored; never fails."""
 
 
 class Found(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from msgspec.structs import asdict, replace
 
 from router.discovery.served_models import ServedModels
 from router.replicas.fleet import Fleet
-from router.request.match import Matcher
+from router.request.ahead import Ahead
 from router.request.owners import Owners
 from router.request.place import Place
 from router.request.queue import WaitingRoom
@@ -27,7 +27,7 @@ class Prompts:
         models: ServedModels,
         owners: Owners,
         tokenizer: Tokenizer,
-        matcher: Matcher,
+        ahead: Ahead,
         place: Place,
         queue: WaitingRoom,
     ) -> None:
@@ -35,7 +35,7 @@ class Prompts:
         self._models = models
         self._owners = owners
         self._tokenizer = tokenizer
-        self._matcher = matcher
+        self._ahead = ahead
         self._place = place
         self._queue = queue
 
@@ -67,7 +67,9 @@ class Prompts:
             service_class=service_class,
             deadline_ms=deadline_ms,
         )
-        return replace(await self._matcher.prepare(prompt), tokenized_s=monotonic())
+        if self._ahead.is_due(prompt):
+            prompt = await self._ahead.prepare(prompt)
+        return replace(prompt, tokenized_s=monotonic())
 
     async def _look_for_model(self, read: Read) -> None:
         """Ask replicas whether they serve a model that none is known to serve."""
