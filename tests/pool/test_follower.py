@@ -143,7 +143,7 @@ async def test_an_emptied_pool_is_listed_at_once(caplog: pytest.LogCaptureFixtur
         rig.master.pool.put(names(1, 2, 3))
         await rig.step()
         assert rig.held(1, 2, 3) == 3
-        rig.master.pool.remove_all()
+        rig.master.pool.clear()
         rig.master.pool.put(names(2))
         await rig.step(after_s=0.001)
 

@@ -96,6 +96,7 @@ async def test_a_replica_that_is_paused_gets_no_requests_until_it_goes_on() -> N
     async with pooled(**QUICK) as (stage, _, engines):
         one, _ = engines
         await ask(stage, engines, words(1))
+        await named(stage)
         held = stage.router.caches.index.num_blocks(R1, "gpu")
         await order(f"{one.url}/pause?mode=keep&clear_cache=false")
         await stage.until(lambda: is_paused(stage))
