@@ -75,11 +75,10 @@ class Tally:
     def figures(self) -> str:
         """Write the figures in one line of at most 80 columns (longer with errors)."""
         times = [f"p{100 * s:.0f} {duration(percentile(self._ttfts, s))}" for s in _SHARES]
-        parts = [
-            f"TTFT {' '.join(times)}",
-            f"hit {ratio(self.hit_ratio)}",
-            f"late p99 {duration(percentile(self._lates, 0.99))}",
-        ]
+        parts = [f"TTFT {' '.join(times)}", f"hit {ratio(self.hit_ratio)}"]
+        late_s = percentile(self._lates, 0.99)
+        if late_s:  # never in virtual time
+            parts.append(f"late p99 {duration(late_s)}")
         if self.num_sent > self.num_done:
             parts.append(f"{self.num_sent - self.num_done} in flight")
         if self.errors:
