@@ -50,7 +50,7 @@ def test_figures_leave_out_warm_up_and_failures() -> None:
     assert filled().figures() == (
         "TTFT p50 700 ms p90 2 s p99 2 s  hit 60.0%  late p99 2 ms  1 in flight  FAILED timeout 1"
     )
-    assert Tally("kv_aware", 10).figures().count(" -") == 5
+    assert Tally("kv_aware", 10).figures().count(" -") == 4
 
 
 def test_turns_may_be_counted_before_their_results_come() -> None:
