@@ -51,6 +51,7 @@ class Foreign(Struct, frozen=True, kw_only=True, gc=False):
     num_requests: int = 0
     num_waiting: int = 0
     num_queued_tokens: int = 0
+    until_s: float = 0.0  # the reading is too old from then on
 
 
 NO_FOREIGN = Foreign()

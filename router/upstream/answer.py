@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 import aiohttp
+from multidict import CIMultiDictProxy
 
 from router.api.encodings import decoded, is_encoded
 from router.api.keep_alives import KeepAlives
@@ -25,7 +26,6 @@ class Answer:
 
     A stream is silent while nothing but keep-alive comments comes.
 
-    is_event_stream: Whether its body is server-sent events that can be read.
     streams: Whether its body is server-sent events, readable or not.
     is_encoded: Its body is compressed, although that was not asked for: passed on as it comes.
     """
@@ -44,10 +44,7 @@ class Answer:
         "error_status",
         "first",
         "first_s",
-        "headers",
         "is_encoded",
-        "is_event_stream",
-        "status",
         "streams",
     )
 
@@ -69,16 +66,28 @@ class Answer:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._waits_since_s: float | None = None  # None: no one waits for the next bytes
         self._pouring: _Pouring | None = None  # takes what has come; None: a task does
-        self.status = response.status
-        self.headers = response.headers
         self.first = first
         self.first_s: float | None = None  # of the first token or byte, by the caller's clock
         self.error_status: int | None = None  # of a stream whose first event is an error
         kind = response.headers.get("Content-Type", "").partition(";")[0]
         self.is_encoded = is_encoded(response.headers)
         self.streams = kind.strip().lower() == "text/event-stream"
-        self.is_event_stream = self.streams and not self.is_encoded
         self._keep_alives = KeepAlives() if self.is_event_stream else None
+
+    @property
+    def status(self) -> int:
+        """The status line's code."""
+        return self._response.status
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """The headers as the replica sent them."""
+        return self._response.headers
+
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether the body is server-sent events that can be read."""
+        return self.streams and not self.is_encoded
 
     @property
     def outcome_status(self) -> int:
