@@ -8,12 +8,20 @@ from router.api.clients import Clients
 from router.api.routes import Routes
 from router.assembly.router import Router
 from router.config.secrets import read_secret
+from router.http.access import Access, Origins
 from router.http.adapters import Adapters
 from router.http.admin import AdminApp
+from router.http.admin_routes import (
+    EngineRoutes,
+    ExperimentRoutes,
+    ExplainRoute,
+    ReplicaRoutes,
+)
 from router.http.app import DataApp
 from router.http.control import Control
-from router.http.cors import Origins
 from router.http.guard import Guard
+from router.http.intake import Intake
+from router.http.pages import Pages
 from router.http.server import Listener
 from router.http.sockets import room_for_connections
 from router.request.explain import Explainer
@@ -51,6 +59,16 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
 
 def _data_app(router: Router) -> DataApp:
     config = router.config
+    access = Access(
+        routes=Routes(config.forward.routes),
+        clients=Clients(
+            details=config.listen.detail_headers,
+            trusted=config.listen.trusted,
+            proxies=config.forward.trusted_proxies,
+        ),
+        origins=Origins(config.listen.allowed_origins),
+        tenants=router.tenants,
+    )
     return DataApp(
         story=router.story,
         realtime=Realtime(
@@ -60,20 +78,18 @@ def _data_app(router: Router) -> DataApp:
             limits=config.limits,
             metrics=router.metrics,
         ),
-        fleet=router.fleet,
-        metrics=router.metrics,
-        limits=config.limits,
-        routes=Routes(config.forward.routes),
-        clients=Clients(
-            details=config.listen.detail_headers,
-            trusted=config.listen.trusted,
-            proxies=config.forward.trusted_proxies,
+        pages=Pages(
+            access=access,
+            fleet=router.fleet,
+            readiness=router.readiness,
+            draining=router.draining,
+            metrics=router.metrics,
         ),
-        origins=Origins(config.listen.allowed_origins),
-        withheld=router.withheld,
+        intake=Intake(config.limits, router.withheld, router.metrics),
+        access=access,
         readiness=router.readiness,
         draining=router.draining,
-        tenants=router.tenants,
+        metrics=router.metrics,
     )
 
 
@@ -82,16 +98,13 @@ def _admin_app(router: Router) -> AdminApp:
     control = Control(router.engine_api, router.registry, router.served_models, router.sleepers)
     token = read_secret(config.admin.token_file, "admin.token_file")
     return AdminApp(
-        explainer=Explainer(router.story, router.caches, router.fleet),
-        watches=router.watches,
-        experiments=router.experiments,
-        status=router.status,
-        config=config,
-        in_force=lambda: router.config,
+        [
+            ReplicaRoutes(router.watches, router.status, router.deaths),
+            ExperimentRoutes(router.experiments),
+            ExplainRoute(Explainer(router.story, router.caches, router.fleet), router.tenants),
+            EngineRoutes(control, Adapters(control, router.registry, router.fleet)),
+        ],
         guard=Guard(token, config.admin.hosts),
-        control=control,
-        adapters=Adapters(control, router.registry, router.fleet),
-        tenants=router.tenants,
         metrics=router.metrics,
-        deaths=router.deaths,
+        in_force=lambda: router.config,
     )

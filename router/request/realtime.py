@@ -93,6 +93,7 @@ class Realtime:
         self._upstream = upstream
         self._headers = headers
         self._limits = limits
+        self.max_message_bytes = limits.websocket_message_bytes
         self._metrics = metrics
         self._num_open = 0
 

@@ -144,8 +144,7 @@ class Upstream:
     ) -> Answer:
         """Send one request and wait for the first bytes of its answer.
 
-        Keep-alive comments of a stream, and white space before another body, do not count. If a
-        kept connection turns out to be closed, the request is sent on a new one.
+        Keep-alives do not count. If a kept connection is closed, a new one is used.
 
         Args:
             url: Absolute, already encoded; sent as it is.
@@ -169,9 +168,8 @@ class Upstream:
         answer: Answer | None = None
         try:
             async with wait.deadline:
-                response, first = await self._send(
-                    (url, method, headers, body), wait, may_resend=may_resend
-                )
+                request = (url, method, headers, body)
+                response, first = await self._send(request, wait, may_resend=may_resend)
                 answer = Answer(
                     replica, response, first, self._config.idle_timeout_s, signs, self._closed
                 )
