@@ -98,56 +98,49 @@ class OriginRefused(ClientError):
     type = "PermissionDeniedError"
 
 
-class RateLimited(ClientError):
+class RetryLater(ClientError):
+    """The request is fine, but not now: the answer has Retry-After."""
+
+    status = 429
+    type = "RateLimitError"
+    text: ClassVar[str]  # never a prediction: that would say what is cached
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, *, retry_after_s: float) -> None:
+        super().__init__(self.text)
+        self.retry_after_s = retry_after_s
+
+
+class RateLimited(RetryLater):
     """A tenant has used up a limit; `headers` give what is left of each."""
 
-    status = 429
     code = "rate_limit_exceeded"
-    type = "RateLimitError"
 
-    def __init__(
-        self, message: str, *, retry_after_s: float, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, retry_after_s: float, headers: Mapping[str, str]) -> None:
+        ClientError.__init__(self, message)
         self.retry_after_s = retry_after_s
-        self.headers = headers or {}
+        self.headers = headers
 
 
-class QueueFull(ClientError):
-    """As many prompts wait as may; see router.request.queue."""
+class QueueFull(RetryLater):
+    """The queue is at its limit; see router.request.queue."""
 
-    status = 429
     code = "queue_full"
-    type = "RateLimitError"
-
-    def __init__(self, *, retry_after_s: float) -> None:
-        super().__init__("Too many requests are waiting; try again later.")
-        self.retry_after_s = retry_after_s
+    text = "Too many requests are waiting; try again later."
 
 
-class DeadlineUnmet(ClientError):
+class DeadlineUnmet(RetryLater):
     """A first token is predicted to come too late; see router.scheduling.queue."""
 
-    status = 429
     code = "deadline_unmet"
-    type = "RateLimitError"
-
-    def __init__(self, *, retry_after_s: float) -> None:
-        # No prediction in it: that would say what is cached.
-        super().__init__("The first token would come after the deadline; try again later.")
-        self.retry_after_s = retry_after_s
+    text = "The first token would come after the deadline; try again later."
 
 
-class TbtUnmet(ClientError):
+class TbtUnmet(RetryLater):
     """Answers are slower than they may be, and stay so; see router.scheduling.queue."""
 
-    status = 429
     code = "tbt_unmet"
-    type = "RateLimitError"
-
-    def __init__(self, *, retry_after_s: float) -> None:
-        super().__init__("The answer would be too slow; try again later.")
-        self.retry_after_s = retry_after_s
+    text = "The answer would be too slow; try again later."
 
 
 class UnsupportedBody(ClientError):
@@ -158,10 +151,13 @@ class UnsupportedBody(ClientError):
     type = "UnsupportedMediaTypeError"
 
 
-class UnknownModel(ClientError):
+class NotFound(ClientError):
     status = 404
-    code = "model_not_found"
     type = "NotFoundError"
+
+
+class UnknownModel(NotFound):
+    code = "model_not_found"
 
 
 class PayloadTooLarge(ClientError):
@@ -201,11 +197,8 @@ class RequestKills(ClientError):
     type = "request_kills_replicas"
 
     def __init__(self, *, num_replicas: int, left_s: float) -> None:
-        which = (
-            "A replica went down twice"
-            if num_replicas == 1
-            else (f"{num_replicas} replicas went down")
-        )
+        is_one = num_replicas == 1
+        which = "A replica went down twice" if is_one else f"{num_replicas} replicas went down"
         super().__init__(
             f"{which} while processing this request, so it is refused for another "
             f"{math.ceil(left_s)} s. Change the request, or ask the router's operator to allow it "
@@ -213,12 +206,10 @@ class RequestKills(ClientError):
         )
 
 
-class UnknownRoute(ClientError):
+class UnknownRoute(NotFound):
     """The public port does not serve it."""
 
-    status = 404
     code = "unknown_route"
-    type = "NotFoundError"
 
 
 class ResponseNotFound(ClientError):
@@ -254,12 +245,10 @@ class AdminRefused(ClientError):
         self.status = status  # type: ignore[misc]  # one class: no caller needs to know which
 
 
-class UnknownReplica(ClientError):
+class UnknownReplica(NotFound):
     """An order names a replica that does not exist."""
 
-    status = 404
     code = "unknown_replica"
-    type = "NotFoundError"
 
 
 class ReplicaConflict(ClientError):
@@ -270,12 +259,10 @@ class ReplicaConflict(ClientError):
     type = "ConflictError"
 
 
-class UnknownExperiment(ClientError):
+class UnknownExperiment(NotFound):
     """An order names an experiment that does not exist."""
 
-    status = 404
     code = "unknown_experiment"
-    type = "NotFoundError"
 
 
 class ExperimentConflict(ClientError):

@@ -18,7 +18,6 @@ from router.api import forms
 from router.api.apis import APIS, Request
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import KnownMessages
-from router.api.model_names import named_model
 from router.api.not_json import why_not_json
 from router.api.openai import ChatRequest
 from router.api.outline import (
@@ -31,8 +30,8 @@ from router.api.outline import (
     make_outline,
 )
 from router.api.response_ids import CREATE, is_kept, named_in
+from router.api.routes import has_side_effects, named_model
 from router.api.sessions import session_hash, session_of
-from router.api.side_effects import has_side_effects
 from router.api.withheld import Withheld
 from router.contracts import NO_EXTRA, ExtraKeys
 from router.errors import BadRequest, PayloadTooLarge

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from multidict import CIMultiDict
 
 from router.api import realtime
-from router.api.model_names import named_model
+from router.api.routes import named_model
 from router.config import LimitsConfig
 from router.errors import (
     BadRequest,

@@ -14,7 +14,7 @@ leaves, as soon as two things hold there:
    the cache; of those that have outgrown it the last that came waits. For an interactive one those
    of class batch take none of it; they wait for all interactive ones. Or there is compute to spare:
    a prompt that does not fit goes when its engine has been idle for as long as its price since the
-   last one that went so (`router.replicas.idle_time`). The price is what it takes to compute, times
+   last one that went so (`router.replicas.ledger`). The price is what it takes to compute, times
    the prompts that wait there (for an interactive one, interactive ones), times the cube of how
    scarce compute is, times `patience`.
    Scarcity is how long the engine would take to compute anew all conversations that its cache has
