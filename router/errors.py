@@ -12,7 +12,6 @@ RouterError                    status  code
 │   ├── TbtUnmet                429    tbt_unmet                (Retry-After)
 │   ├── UnsupportedBody         415    unsupported_media_type   (tenants)
 │   ├── PayloadTooLarge         413    payload_too_large
-│   ├── ExpectationFailed       417    expectation_failed
 │   ├── HeadersTooLarge         431    headers_too_large
 │   ├── TemplateFailed          400    chat_template_error
 │   ├── UnsupportedEncoding     415    unsupported_encoding
@@ -55,7 +54,6 @@ Raised anywhere, turned into an API's own JSON in router.http alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
@@ -103,23 +101,20 @@ class RetryLater(ClientError):
 
     status = 429
     type = "RateLimitError"
-    text: ClassVar[str]  # never a prediction: that would say what is cached
-    headers: Mapping[str, str] = {}
+    text: ClassVar[str] = ""  # never a prediction: that would say what is cached
 
-    def __init__(self, *, retry_after_s: float) -> None:
-        super().__init__(self.text)
+    def __init__(
+        self, message: str = "", *, retry_after_s: float, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message or self.text)
         self.retry_after_s = retry_after_s
+        self.headers = headers or {}
 
 
 class RateLimited(RetryLater):
     """A tenant has used up a limit; `headers` give what is left of each."""
 
     code = "rate_limit_exceeded"
-
-    def __init__(self, message: str, *, retry_after_s: float, headers: Mapping[str, str]) -> None:
-        ClientError.__init__(self, message)
-        self.retry_after_s = retry_after_s
-        self.headers = headers
 
 
 class QueueFull(RetryLater):
@@ -165,11 +160,6 @@ class PayloadTooLarge(ClientError):
     code = "payload_too_large"
 
 
-class ExpectationFailed(ClientError):
-    status = 417
-    code = "expectation_failed"
-
-
 class HeadersTooLarge(ClientError):
     status = 431
     code = "headers_too_large"
@@ -195,15 +185,6 @@ class RequestKills(ClientError):
     status = 422
     code = "request_kills_replicas"
     type = "request_kills_replicas"
-
-    def __init__(self, *, num_replicas: int, left_s: float) -> None:
-        is_one = num_replicas == 1
-        which = "A replica went down twice" if is_one else f"{num_replicas} replicas went down"
-        super().__init__(
-            f"{which} while processing this request, so it is refused for another "
-            f"{math.ceil(left_s)} s. Change the request, or ask the router's operator to allow it "
-            "again."
-        )
 
 
 class UnknownRoute(NotFound):
@@ -414,10 +395,6 @@ class PoolLate(PoolError):
 class DiscoveryError(RouterError):
     """A source of replicas cannot be asked, or gives an answer that cannot be used."""
 
-    code = "discovery_error"
-
 
 class ConfigError(RouterError):
     """The configuration names something that does not exist or makes no sense."""
-
-    code = "config_error"

@@ -20,7 +20,6 @@ from router.discovery.readiness import Readiness
 from router.errors import (
     BadRequest,
     ClientError,
-    ExpectationFailed,
     MethodNotAllowed,
     OriginRefused,
     RouterError,
@@ -117,7 +116,7 @@ class DataApp:
         if request.method == "OPTIONS":
             return self._access.origins.preflight(request)
         if request.headers.get("Expect", "100-continue").lower() != "100-continue":
-            error = ExpectationFailed("Expect must be 100-continue", param="Expect")
+            error = BadRequest("Expect must be 100-continue", param="Expect")
             return error_answer(error, request.path)
         page = self._pages.find(request.path) if request.method in _READS else None
         if page is None:
