@@ -30,7 +30,7 @@ from policies.view import (
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView
-from router.index.claim import Claim
+from router.index.claims import Claim
 from router.records.outcome import Outcome
 from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.halves import DECODE, PrefillPlan, choose_halves
