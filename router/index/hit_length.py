@@ -26,13 +26,15 @@ apart (`salt_of`), so that one set of keys has all groups of a candidate.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Container, Sequence
+from itertools import compress, islice
 from math import lcm
-from typing import Final
+from typing import Final, NamedTuple, overload
 
 from router.contracts import KEY_MASK, BlockKey
 from router.index.last_block import Drop
-from router.index.prefix import Chain
+from router.index.prefix import Either, PrefixEnd, leading
 from router.messages import KvGroup
 
 FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
@@ -220,6 +222,70 @@ def _is_fine_grained(groups: Sequence[KvGroup], unit: int) -> bool:
     )
 
 
+class Chain:
+    """A prompt's units, with lookups that several candidates share."""
+
+    __slots__ = ("_ends", "_landmarks", "_rows", "keys")
+
+    def __init__(self, keys: Sequence[BlockKey]) -> None:
+        self.keys = keys  # first first
+        self._ends: dict[tuple[int, int], list[PrefixEnd]] = {}
+        self._landmarks: dict[tuple[int, int, int], _Landmarks] = {}
+        self._rows: dict[tuple[int, int, int, int], list[BlockKey]] = {}
+
+    def num_leading(self, held: Container[BlockKey], salt: int, size: int) -> int:
+        """Count the leading blocks of one group of full attention."""
+        keys = self.of_group(salt, size)
+        return leading(keys, held, self._ends.setdefault((salt, size), [])) if keys else 0
+
+    def of_group(self, salt: int, size: int) -> Sequence[BlockKey]:
+        """Return the keys of one group's blocks."""
+        return self.keys if not salt and size == 1 else _GroupChain(self.keys, salt, size)
+
+    def row(self, salt: int, size: int, start: int, end: int) -> list[BlockKey]:
+        """Return the keys of one group's blocks [start, end)."""
+        at = salt, size, start, end
+        if at not in self._rows:
+            self._rows[at] = self.of_group(salt, size)[start:end]  # type: ignore[assignment]
+        return self._rows[at]
+
+    def landmarks(self, salt: int, size: int, spacing: int) -> _Landmarks:
+        """Return every `spacing`-th block of one group, and the first one."""
+        at = salt, size, spacing
+        if at not in self._landmarks:
+            numbers = [*range(spacing, len(self.keys) // size + 1, spacing)]
+            if spacing > 1 and len(self.keys) >= size:
+                numbers.insert(0, 1)
+            self._landmarks[at] = _Landmarks(
+                numbers, [BlockKey(self.keys[number * size - 1] ^ salt) for number in numbers]
+            )
+        return self._landmarks[at]
+
+
+class _Landmarks(NamedTuple):
+    """Blocks by their number (the first is 1), and their keys: each row includes one of them."""
+
+    numbers: list[int]
+    keys: list[BlockKey]
+
+    def last(self, held: Container[BlockKey], limit: int) -> int:
+        """Return the last one up to number `limit` that is held; 0: none."""
+        num = bisect_right(self.numbers, limit)
+        tiers = held.tiers if isinstance(held, Either) else (held,)
+        # compress and map: a loop takes eight times as long
+        skip = len(self.keys) - num
+        return max(
+            next(
+                compress(
+                    islice(reversed(self.numbers), skip, None),
+                    map(tier.__contains__, islice(reversed(self.keys), skip, None)),
+                ),
+                0,
+            )
+            for tier in tiers
+        )
+
+
 # -- one rule each -----------------------------------------------------------------------------
 # Lengths are in units, and aligned where they are returned.
 
@@ -350,3 +416,26 @@ class _Mamba(_Kind):
 
     def _needed(self, length: int) -> range:
         return range(length, length + 1) if length else range(0)
+
+
+class _GroupChain(Sequence[BlockKey]):
+    """The keys of one group's blocks of a chain, computed on access."""
+
+    __slots__ = ("_chain", "_salt", "_size")
+
+    def __init__(self, chain: Sequence[BlockKey], salt: int, size: int) -> None:
+        self._chain = chain
+        self._salt = salt
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self._chain) // self._size
+
+    @overload
+    def __getitem__(self, position: int) -> BlockKey: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[BlockKey]: ...
+    def __getitem__(self, position: int | slice) -> BlockKey | list[BlockKey]:
+        if isinstance(position, slice):
+            return [self[at] for at in range(*position.indices(len(self)))]
+        return BlockKey(self._chain[(position + 1) * self._size - 1] ^ self._salt)

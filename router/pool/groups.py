@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from router.contracts import BlockKey
-from router.index.hit_length import FULL_ATTENTION, KvLayout
-from router.index.prefix import Chain
+from router.index.hit_length import FULL_ATTENTION, Chain, KvLayout
 from router.pool.directory import PoolDirectory
 
 
