@@ -11,12 +11,6 @@ from router.config.secrets import read_secret
 from router.http.access import Access, Origins
 from router.http.adapters import Adapters
 from router.http.admin import AdminApp
-from router.http.admin_routes import (
-    EngineRoutes,
-    ExperimentRoutes,
-    ExplainRoute,
-    ReplicaRoutes,
-)
 from router.http.app import DataApp
 from router.http.control import Control
 from router.http.guard import Guard
@@ -98,13 +92,16 @@ def _admin_app(router: Router) -> AdminApp:
     control = Control(router.engine_api, router.registry, router.served_models, router.sleepers)
     token = read_secret(config.admin.token_file, "admin.token_file")
     return AdminApp(
-        [
-            ReplicaRoutes(router.watches, router.status, router.deaths),
-            ExperimentRoutes(router.experiments),
-            ExplainRoute(Explainer(router.story, router.caches, router.fleet), router.tenants),
-            EngineRoutes(control, Adapters(control, router.registry, router.fleet)),
-        ],
-        guard=Guard(token, config.admin.hosts),
-        metrics=router.metrics,
+        explainer=Explainer(router.story, router.caches, router.fleet),
+        watches=router.watches,
+        experiments=router.experiments,
+        status=router.status,
+        config=config,
         in_force=lambda: router.config,
+        guard=Guard(token, config.admin.hosts),
+        control=control,
+        adapters=Adapters(control, router.registry, router.fleet),
+        tenants=router.tenants,
+        metrics=router.metrics,
+        deaths=router.deaths,
     )

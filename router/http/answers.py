@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import TracebackType
 
-import msgspec
 from aiohttp import web
 
 from router.api.failures import error_body, error_headers
@@ -41,12 +40,3 @@ def without_message(
 ) -> tuple[type[InternalError], InternalError, TracebackType | None]:
     """Return where an error happened, for a log: its message may quote the request."""
     return (InternalError, InternalError(type(error).__name__), error.__traceback__)
-
-
-def json_answer(value: object, *, status: int = 200) -> web.Response:
-    """Make an answer of the admin port."""
-    return web.Response(
-        status=status,
-        body=msgspec.json.encode(value, enc_hook=str),  # paths
-        content_type="application/json",
-    )
