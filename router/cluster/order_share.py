@@ -54,9 +54,9 @@ class OrderShare:
             await self.read()
 
     async def _store_all(self) -> None:
-        for identity, record in list(self._registry.orders.unsaved.items()):
+        for identity, record in list(self._registry.unsaved.items()):
             await self._store.records.put_replica(identity, record)
-            self._registry.orders.saved(identity, record)
+            self._registry.saved(identity, record)
             await self._store.publish((Registered(),))
         for name, state in list(self._experiments.unsaved.items()):
             await self._store.records.put_experiment(name, state)
@@ -72,6 +72,6 @@ class OrderShare:
                 self._experiments.unsaved.setdefault(name, state)
         stored = await self._store.records.replicas()
         self._apply_records(stored)
-        for identity, record in self._registry.orders.records.items():
+        for identity, record in self._registry.records.items():
             if identity not in stored:
-                self._registry.orders.unsaved.setdefault(identity, record)
+                self._registry.unsaved.setdefault(identity, record)

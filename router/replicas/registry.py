@@ -23,7 +23,8 @@ A record applies to the entry of its identity, else to the one at its address th
 An entry that follows from no input any more is *leaving*, until it is idle. If its address belongs
 to another identity now, it is another replica, and the old entry goes at once.
 
-Records are in router.replicas.orders.
+What was ordered here and is not stored yet is newer than what is read from the store. A record that
+is missing there changes nothing: a store that lost its data removes no replica.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ from router.config import AdminConfig, ReplicaConfig, check_pool, check_replica
 from router.config.hosts import HostRules
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
 from router.messages import ReplicaRecord
-from router.replicas.orders import Orders, record_of, replica_of
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -78,6 +78,7 @@ class _Wanted(Struct, frozen=True, kw_only=True):
 
 
 _ANY_ORDINARY_HOST = HostRules(AdminConfig().replica_hosts)
+_NO_ORDER = ReplicaRecord(url="")
 
 
 class Registry:
@@ -88,17 +89,8 @@ class Registry:
         pools: Names of the Mooncake pools that they may be in; "" is the only one.
     """
 
-    __slots__ = (
-        "_configured",
-        "_entries",
-        "_found",
-        "_hosts",
-        "_names",
-        "_numbers",
-        "_pools",
-        "not_entered",
-        "orders",
-    )
+    __slots__ = ("_configured", "_entries", "_found", "_hosts", "_names", "_numbers", "_pools",
+                 "_records", "not_entered", "unsaved")  # fmt: skip
 
     def __init__(
         self,
@@ -109,9 +101,10 @@ class Registry:
     ) -> None:
         self._hosts = hosts
         self._pools = pools
-        self.orders = Orders()
+        self.unsaved: dict[str, ReplicaRecord] = {}  # ordered here, not known to be stored
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, str] = {}  # identity -> name, also of those that left
+        self._records: dict[str, ReplicaRecord] = {}
         self._found: dict[str, dict[str, Found]] = {}  # source -> address -> what it found
         self.not_entered: dict[str, str] = {}  # address of what sources found -> why
         self._numbers = count(len(configured) + 1)
@@ -126,6 +119,11 @@ class Registry:
     def entries(self) -> tuple[Entry, ...]:
         """All replicas that should be there, those that are leaving included."""
         return tuple(self._entries.values())
+
+    @property
+    def records(self) -> Mapping[str, ReplicaRecord]:
+        """All orders by identity, given here or elsewhere: for a store that lost them."""
+        return self._records
 
     def find(self, name: str) -> Entry | None:
         """Find a replica by its local name."""
@@ -151,7 +149,7 @@ class Registry:
         identity = entry.identity if entry is not None else replica.identity
         if is_new:
             added = self._configured.get(identity, replica) if entry is None else entry.replica
-            self._order(identity, record_of(added))
+            self._order(identity, _record(added))
         found = self.of_identity(identity)
         assert found is not None
         return found, is_new
@@ -164,7 +162,7 @@ class Registry:
         """
         known = self._known(name)
         self._entries[name] = replace(known, draining=draining)
-        self._order_about(self._entries[name])
+        self._order(known.identity, _record_of(self._entries[name]))
         return self._entries[name]
 
     def remove(self, name: str) -> Entry:
@@ -180,18 +178,19 @@ class Registry:
                 f"{name!r} is found by {known.source}: drain it, or take it out there", param="name"
             )
         if known.source is None:
-            self._order_about(replace(known, leaving=True))
+            self._order(known.identity, _record_of(replace(known, leaving=True)))
         return self._entries[name]
 
     def forget(self, name: str) -> None:
         """Remove the entry of a replica that was leaving; the record of its removal stays."""
         entry = self._entries.pop(name, None)
-        if (
-            entry is not None
-            and entry.source is not None
-            and entry.identity not in self.orders.records
-        ):
+        if entry is not None and entry.source is not None and entry.identity not in self._records:
             self._names.pop(entry.identity, None)  # pods come under new names for ever
+
+    def saved(self, identity: str, record: ReplicaRecord) -> None:
+        """Learn that a record is stored; a newer one of that identity still is not."""
+        if self.unsaved.get(identity) == record:
+            del self.unsaved[identity]
 
     # -- other inputs ------------------------------------------------------------------------
 
@@ -208,7 +207,8 @@ class Registry:
         for i, replica in enumerate(replicas):
             self._check_name(f"replicas[{i}].name", replica, wanted)
         for identity in self._configured.keys() - wanted.keys():
-            self.orders.withdraw(identity)
+            if not self._records.get(identity, _NO_ORDER).removed:
+                self._records.pop(identity, None)
         self._configured = wanted
         return self._reconcile()
 
@@ -225,13 +225,11 @@ class Registry:
 
         Records that are refused are left out.
         """
-        self.orders.take(
-            {
-                identity: record
-                for identity, record in records.items()
-                if identity not in self.orders.unsaved and self.refused(identity, record) is None
-            }
-        )
+        self._records |= {
+            identity: record
+            for identity, record in records.items()
+            if identity not in self.unsaved and self.refused(identity, record) is None
+        }
         return tuple(self._entries[name] for name in self._reconcile() if name in self._entries)
 
     def refused(self, identity: str, record: ReplicaRecord) -> str | None:
@@ -239,7 +237,7 @@ class Registry:
 
         Writers of the store may add replicas on allowed hosts, but not break names.
         """
-        replica = replica_of(identity, record)
+        replica = _replica(identity, record)
         try:
             self._check(replica, is_found=record.discovered)
         except ConfigError as exc:
@@ -279,11 +277,14 @@ class Registry:
         """Return the replicas that should be there by identity; see the module's charter."""
         wanted: dict[str, _Wanted] = {}
         places: set[str] = set()
+        by_place = {place_of(r.url): r for r in self._records.values() if not r.discovered}
 
         def enter(identity: str, replica: ReplicaConfig, source: str | None, ready: bool) -> bool:
             """Enter a replica; return False if an order says that it is removed."""
             place = place_of(replica.url)
-            order = self.orders.about(identity, place, is_found=source is not None)
+            order = self._records.get(identity)
+            if order is None or (source is None and place_of(order.url) != place):
+                order = by_place.get(place, _NO_ORDER)
             if order.removed:
                 return False
             places.add(place)
@@ -294,10 +295,10 @@ class Registry:
 
         for identity, replica in self._configured.items():
             enter(identity, replica, None, True)
-        for identity, record in self.orders.records.items():
+        for identity, record in self._records.items():
             is_known = identity in self._configured or place_of(record.url) in places
             if not (is_known or record.discovered):
-                enter(identity, replica_of(identity, record), None, True)
+                enter(identity, _replica(identity, record), None, True)
         self.not_entered = {}
         for source, found in self._found.items():
             for url, one in found.items():
@@ -342,15 +343,8 @@ class Registry:
         return (f"r{number}" for number in self._numbers)
 
     def _order(self, identity: str, record: ReplicaRecord) -> None:
-        self.orders.give(identity, record)
+        self._records[identity] = self.unsaved[identity] = record
         self._reconcile()
-
-    def _order_about(self, entry: Entry) -> None:
-        is_found = entry.source is not None
-        record = record_of(
-            entry.replica, draining=entry.draining, removed=entry.leaving, found=is_found
-        )
-        self._order(entry.identity, record)
 
     # -- checks ------------------------------------------------------------------------------
 
@@ -425,3 +419,27 @@ class Registry:
                         "of its own",
                         param=field,
                     )
+
+
+_SHARED = ("url", "events", "replay", "role", "transfer", "hardware", "weight", "eagle", "pool",
+           "bootstrap")  # fmt: skip
+"""What a record says of a replica."""
+
+
+def _record(replica: ReplicaConfig) -> ReplicaRecord:
+    return ReplicaRecord(**{field: getattr(replica, field) for field in _SHARED})
+
+
+def _record_of(entry: Entry) -> ReplicaRecord:
+    """Write down what is ordered about an entry."""
+    return replace(
+        _record(entry.replica),
+        draining=entry.draining,
+        removed=entry.leaving,
+        discovered=entry.source is not None,
+    )
+
+
+def _replica(identity: str, record: ReplicaRecord) -> ReplicaConfig:
+    name = None if "://" in identity else identity
+    return ReplicaConfig(name=name, **{field: getattr(record, field) for field in _SHARED})

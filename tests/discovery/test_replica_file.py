@@ -150,7 +150,7 @@ async def test_routers_that_see_a_change_at_different_times_undo_nothing(
                 await stage.until(lambda stage=stage: stage.metric("warmroute_routers") == 2)  # type: ignore[misc]
             (name,) = (r.name for r in early.router.fleet.replicas if r.url == b.url)
             await early.admin(f"/admin/replicas/{name}/drain", {"draining": True})
-            await late.until(lambda: late.router.registry.orders.records)
+            await late.until(lambda: late.router.registry.records)
             assert urls(late) == {a.url}
 
             put(files[1], a.url, b.url)

@@ -197,19 +197,19 @@ async def test_an_order_reaches_all_routers() -> None:
         on_stage(engine) as a,
         on_stage("http://127.0.0.1:9", engine, ready=False) as b,
     ):
-        b.router.watches.apply(a.router.registry.orders.records)
+        b.router.watches.apply(a.router.registry.records)
         await a.ready()
         await add(a, added, name="east")
         await a.admin("/admin/replicas/r1/drain", {"draining": True})
         for _ in range(2):
-            b.router.watches.apply(a.router.registry.orders.records)
+            b.router.watches.apply(a.router.registry.records)
         await b.until(lambda: any(r.name == "east" for r in b.router.fleet.replicas))
         await b.ready()
         assert not b.router.watches.is_offered("r2")  # r1 there is r2 here
         assert (await b.ask(chat(words(1)))).replica == "east"
 
         await remove(a, "east")
-        b.router.watches.apply(a.router.registry.orders.records)
+        b.router.watches.apply(a.router.registry.records)
         await b.until(lambda: nothing_of(b, "east"))
         assert "replica ordered elsewhere" in b.log
 

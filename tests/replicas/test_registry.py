@@ -43,7 +43,7 @@ def test_configured_replicas_are_entered() -> None:
 
     assert names(subject) == {"r1": X, "east": Y}
     assert [entry.identity for entry in subject.entries] == [X, "east"]
-    assert (subject.orders.unsaved, subject.orders.records) == ({}, {})
+    assert (subject.unsaved, subject.records) == ({}, {})
 
 
 def test_added_replicas_get_names_that_were_never_used() -> None:
@@ -62,13 +62,13 @@ def test_added_replicas_get_names_that_were_never_used() -> None:
 def test_adding_again_changes_nothing() -> None:
     subject = registry(X)
     first = subject.add(named("east", Y))
-    subject.orders.saved("east", subject.orders.unsaved["east"])
+    subject.saved("east", subject.unsaved["east"])
 
     assert first == (subject.find("east"), True)
     assert subject.add(named("east", f"{Y}/")) == (subject.find("east"), False)
     assert subject.add(at(Y)) == (subject.find("east"), False)
     assert subject.add(at(X)) == (subject.find("r1"), False)
-    assert not subject.orders.unsaved
+    assert not subject.unsaved
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_replica_s_pool_is_one_of_those_there_are() -> None:
 
     with pytest.raises(ConfigError, match="pool: unknown pool 'south'; write east, west, or"):
         here.add(ReplicaConfig(url=Y, pool="south"))
-    (shared,) = Registry(pools=("west",)).apply(here.orders.records)
+    (shared,) = Registry(pools=("west",)).apply(here.records)
     assert shared.replica.pool == entry.replica.pool == "west"
-    assert there.apply(here.orders.records) == ()
+    assert there.apply(here.records) == ()
 
 
 def test_orders_about_unknown_replicas_are_refused() -> None:
@@ -150,15 +150,15 @@ def test_a_configured_replica_is_added_again_as_configured() -> None:
 def test_orders_wait_until_they_are_stored() -> None:
     subject = registry(X)
     subject.drain("r1", draining=True)
-    old = subject.orders.unsaved[X]
+    old = subject.unsaved[X]
     subject.drain("r1", draining=False)
-    subject.orders.saved(X, old)
-    assert subject.orders.unsaved == {X: ReplicaRecord(url=X)}
+    subject.saved(X, old)
+    assert subject.unsaved == {X: ReplicaRecord(url=X)}
 
-    subject.orders.saved(X, ReplicaRecord(url=X))
-    subject.orders.saved(X, ReplicaRecord(url=X))
-    assert subject.orders.unsaved == {}
-    assert subject.orders.records == {X: ReplicaRecord(url=X)}
+    subject.saved(X, ReplicaRecord(url=X))
+    subject.saved(X, ReplicaRecord(url=X))
+    assert subject.unsaved == {}
+    assert subject.records == {X: ReplicaRecord(url=X)}
 
 
 # -- orders given elsewhere ----------------------------------------------------------------------
@@ -170,33 +170,33 @@ def test_all_routers_follow_an_order_of_one() -> None:
     a.add(named("east", "http://e:1"))
     a.drain("r1", draining=True)
     a.remove("r2")
-    b.apply(a.orders.records)
+    b.apply(a.records)
 
     assert names(b) == {"r1": Y, "r2": X, "r3": Z, "east": "http://e:1"}
     assert offered(b) == ["r3", "east"]
     assert [entry.leaving for entry in b.entries] == [True, False, False, False]
-    assert b.apply(a.orders.records) == ()
-    assert b.orders.unsaved == {}
+    assert b.apply(a.records) == ()
+    assert b.unsaved == {}
 
 
 def test_a_missing_record_removes_no_replica() -> None:
     a, b = registry(), registry()
     a.add(at(Z))
-    b.apply(a.orders.records)
+    b.apply(a.records)
     b.apply({})
 
     assert names(b) == {"r1": Z}
-    assert b.orders.records == a.orders.records
+    assert b.records == a.records
 
 
 def test_a_removal_overrules_the_configuration() -> None:
     a = registry(X)
     a.remove("r1")
     late = registry(X, Y)
-    late.apply(a.orders.records)
+    late.apply(a.records)
 
     assert offered(late) == ["r2"]
-    assert registry(Y).apply(a.orders.records) == ()
+    assert registry(Y).apply(a.records) == ()
 
 
 def test_an_order_of_this_router_is_newer_than_a_stored_record() -> None:
@@ -205,7 +205,7 @@ def test_an_order_of_this_router_is_newer_than_a_stored_record() -> None:
     subject.apply({X: ReplicaRecord(url=X, draining=False)})
     assert offered(subject) == []
 
-    subject.orders.saved(X, subject.orders.unsaved[X])
+    subject.saved(X, subject.unsaved[X])
     subject.apply({X: ReplicaRecord(url=X, draining=False)})
     assert offered(subject) == ["r1"]
 
@@ -214,7 +214,7 @@ def test_a_name_may_move_to_another_address() -> None:
     moved = {"east": ReplicaRecord(url=Y, draining=True)}
     dynamic, configured = registry(), registry(named("east", X))
     dynamic.add(named("east", X))
-    dynamic.orders.saved("east", dynamic.orders.unsaved["east"])
+    dynamic.saved("east", dynamic.unsaved["east"])
     dynamic.apply(moved)
     configured.apply(moved)
 
@@ -257,7 +257,7 @@ def test_records_of_no_possible_replica_are_left_out(identity: str, record: Repl
     assert subject.refused(identity, record) is not None
     assert subject.apply({identity: record, Z: ReplicaRecord(url=Z)}) == subject.entries
     assert names(subject) == {"r1": Z}
-    assert identity not in subject.orders.records
+    assert identity not in subject.records
 
 
 def test_a_record_of_a_replica_where_none_may_be_is_not_followed() -> None:
@@ -279,7 +279,7 @@ def test_roles_travel_with_orders() -> None:
         )
     )
 
-    two.apply({added.identity: decode_record(encode(one.orders.records[added.identity]))})
+    two.apply({added.identity: decode_record(encode(one.records[added.identity]))})
     assert [entry.replica for entry in two.entries] == [added.replica]
 
 

@@ -50,11 +50,7 @@ def test_found_replicas_leave_no_record() -> None:
     subject.follow("dns", [])
     subject.forget("10.0.0.1-1")
 
-    assert (subject.orders.records, subject.orders.unsaved, subject.of_identity(X)) == (
-        {},
-        {},
-        None,
-    )
+    assert (subject.records, subject.unsaved, subject.of_identity(X)) == ({}, {}, None)
 
 
 def test_a_replica_of_several_sources_stays_until_the_last_drops_it() -> None:
@@ -122,7 +118,7 @@ def test_an_order_to_drain_holds_and_is_shared() -> None:
         subject.follow("k8s", [at(X, "vllm-0")])
     here.drain("vllm-0", draining=True)
     for subject in (there, late):
-        subject.apply(here.orders.records)
+        subject.apply(here.records)
     assert late.entries == ()  # it is the source's to say that it is there
     late.follow("k8s", [at(Y, "vllm-0")])
     for subject in (here, there):
@@ -131,7 +127,7 @@ def test_an_order_to_drain_holds_and_is_shared() -> None:
 
     here.drain("vllm-0", draining=False)
     for subject in (there, late):
-        subject.apply(here.orders.records)
+        subject.apply(here.records)
     assert [offered(s) for s in (here, there, late)] == [{"vllm-0": Y}] * 3
 
 
@@ -140,7 +136,7 @@ def test_an_order_to_drain_a_pod_does_not_reach_its_successor() -> None:
     here.follow("k8s", [at(X, "vllm-a")])
     here.drain("vllm-a", draining=True)
     there.follow("k8s", [at(X, "vllm-b")])
-    there.apply(here.orders.records)
+    there.apply(here.records)
 
     assert offered(there) == {"vllm-b": X}
 
@@ -151,7 +147,7 @@ def test_a_record_about_a_found_one_needs_no_admin_hosts() -> None:
         subject.follow("file", [Found(replica=ReplicaConfig(url="https://engine.example"))])
     (name,) = offered(here)
     here.drain(name, draining=True)
-    there.apply(here.orders.records)
+    there.apply(here.records)
 
     assert offered(there) == {}
 
@@ -168,7 +164,7 @@ def test_a_removal_ordered_elsewhere_is_followed() -> None:
     subject, other = Registry(), Registry([ReplicaConfig(url=X)])
     subject.follow("dns", [at(X)])
     other.remove("r1")
-    subject.apply(other.orders.records)
+    subject.apply(other.records)
     assert leaving(subject) == ["10.0.0.1-1"]
     subject.forget("10.0.0.1-1")
     subject.follow("dns", [at(X)])
