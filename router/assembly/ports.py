@@ -11,6 +11,13 @@ from router.config.secrets import read_secret
 from router.http.access import Access, Origins
 from router.http.adapters import Adapters
 from router.http.admin import AdminApp
+from router.http.admin_pages import (
+    EnginePages,
+    ExperimentPages,
+    ExplainPages,
+    ReplicaPages,
+    RouterPages,
+)
 from router.http.app import DataApp
 from router.http.control import Control
 from router.http.guard import Guard
@@ -92,16 +99,13 @@ def _admin_app(router: Router) -> AdminApp:
     control = Control(router.engine_api, router.registry, router.served_models, router.sleepers)
     token = read_secret(config.admin.token_file, "admin.token_file")
     return AdminApp(
-        explainer=Explainer(router.story, router.caches, router.fleet),
-        watches=router.watches,
-        experiments=router.experiments,
-        status=router.status,
-        config=config,
-        in_force=lambda: router.config,
+        [
+            ReplicaPages(router.watches, router.status),
+            ExperimentPages(router.experiments),
+            EnginePages(control, Adapters(control, router.registry, router.fleet)),
+            ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
+            RouterPages(router.metrics, router.deaths, lambda: router.config),
+        ],
         guard=Guard(token, config.admin.hosts),
-        control=control,
-        adapters=Adapters(control, router.registry, router.fleet),
-        tenants=router.tenants,
-        metrics=router.metrics,
-        deaths=router.deaths,
+        body_bytes=config.limits.body_bytes,
     )

@@ -29,7 +29,7 @@ from loadtest.emulator import replica as replica_module
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.engine_model.time_model import PRESETS, TimeModel
 from router import config
 from router.assembly import Router
 from router.contracts import BlockKey, block_key
@@ -391,13 +391,12 @@ async def on_stages(
 
 
 async def together(stages: Sequence[Stage], *engines: Emulator) -> None:
-    """Wait until state is shared, each engine is led by one router, and all know the same."""
+    """Wait until state is shared, one router writes each engine's blocks, and all know the same."""
     for stage in stages:
         num_streams = sum(len(engine.replica.ranks) for engine in engines)
 
         def is_shared(stage: Stage = stage, num_streams: int = num_streams) -> bool:
-            roles = list(stage.roles().values())
-            return len(roles) == num_streams and "direct" not in roles
+            return len(stage.roles()) == num_streams
 
         await stage.until(lambda stage=stage: stage.metric("warmroute_redis_up") == 1)  # type: ignore[misc]
         await stage.until(is_shared)
@@ -416,7 +415,7 @@ async def together(stages: Sequence[Stage], *engines: Emulator) -> None:
 def truth(engine: Emulator) -> list[set[BlockKey]]:
     """Read the blocks that each rank of an engine really has."""
     ranks = engine.replica.ranks
-    return [{block_key(d) for d in rank.engine.blocks.cached_digests()} for rank in ranks]
+    return [{block_key(d) for d in rank.engine.blocks.cached_keys()} for rank in ranks]
 
 
 def everything(redis: RedisServer) -> bytes:

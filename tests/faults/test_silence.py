@@ -10,7 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     SLOW,
@@ -571,7 +571,7 @@ async def test_a_stream_that_waits_in_the_queue_begins_early() -> None:
     """Before it is known where it goes."""
     async with (
         Engines(1, time_model=SLOW) as (engine,),
-        on_stage(engine, queue__mode="on", queue__window=1, forward__early_stream_s=0.1) as stage,
+        on_stage(engine, queue__mode="on", forward__early_stream_s=0.1) as stage,
         asyncio.TaskGroup() as tg,
     ):
         arm(engine, "slow", factor=20.0)

@@ -291,19 +291,6 @@ def test_a_view_is_kept_until_something_changes() -> None:
     assert shown(Holding(16, 16), 140.0).cost != first.cost
 
 
-def test_cache_pressure_rises_with_work_and_fades() -> None:
-    fleet = fleet_of("a")
-    candidates = fleet.candidates("m", 0.0)
-    (before,) = fleet.views(candidates, {}, 0.0)
-    send(fleet, "a", 0.0, tokens=600, fetched=200)
-    (after,) = fleet.views(candidates, {}, 0.0)
-    (later,) = fleet.views(candidates, {}, 600.0)
-
-    assert before.cache_pressure == 0.0
-    assert after.cache_pressure == pytest.approx(0.5)
-    assert later.cache_pressure == pytest.approx(0.5 * 2.718281828**-2)
-
-
 def test_busy_is_time_with_a_prefill_at_work() -> None:
     fleet = fleet_of("a")
     candidates = fleet.candidates("m", 0.0)
@@ -324,7 +311,7 @@ def test_other_routers_requests_count_as_ours() -> None:
     lease = fleet.admit(A, elsewhere(400), 0.0)
     assert fleet.has(A)
     (view,) = fleet.views(fleet.candidates("m", 0.0), {}, 0.0)
-    assert (view.num_requests, view.queue_ms, view.cache_pressure) == (1, 400.0, 0.25)
+    assert (view.num_requests, view.queue_ms) == (1, 400.0)
 
     fleet.first_token(lease, 0.5, 450.0)
     fleet.first_token(lease, 0.5, 450.0)
@@ -449,28 +436,6 @@ def test_free_kv_is_what_no_request_in_flight_uses() -> None:
     assert view_of(fleet, 30.0).num_free_tokens == 1200
     fleet.end(second, 31.0, Outcome.OK)
     assert view_of(fleet, 31.0).num_free_tokens == 1600
-
-
-def test_answers_end_as_often_as_they_run_over_how_long_they_take() -> None:
-    fleet, one = decoder()
-    fleet.add(replace(one, name="b", url="http://b"))
-    fleet.add(replace(one, name="c", url="http://c", role="both"))
-    assert fleet.ends_per_s(A) == 0.0
-    for name in ("a", "b", "c"):
-        lease = fleet.admit(
-            CandidateId(name), Booking(num_uncached_tokens=1, num_cached_tokens=0), 0.0
-        )
-        fleet.first_token(lease, 1.0)
-        fleet.end(lease, 3.0, Outcome.OK)
-        for _ in range(3):
-            lease = fleet.admit(
-                CandidateId(name), Booking(num_uncached_tokens=1, num_cached_tokens=0), 3.0
-            )
-            fleet.first_token(lease, 4.0)
-
-    assert fleet.ends_per_s(A) == pytest.approx(3 / 2.0 + 3 / 2.0)
-    assert fleet.ends_per_s(CandidateId("gone")) == 0.0
-    assert fleet.tbt_ms(CandidateId("gone"), 1, 5.0) is None
 
 
 def test_inter_token_latency_is_learned_from_readings_of_decode_replicas() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from tests.faults.stage import Engines, Json, chat, on_stage, words
 
-UNKNOWN: Json = {"tokens__tokenizer_modes": {"tiny": "harmony"}}
-"""A tokenizer mode without a template for this model: chats have no token ids here."""
+UNKNOWN: Json = {
+    "tokens__tokenizer_modes": {"tiny": "custom"},
+    "tokens__engine_timeout_s": 1e-6,
+}
+"""A tokenizer mode that the router does not know, and engines that tokenize too late."""
 
 
 async def test_a_session_stays_at_its_replica() -> None:
