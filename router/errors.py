@@ -12,7 +12,6 @@ RouterError                    status  code
 │   ├── TbtUnmet                429    tbt_unmet                (Retry-After)
 │   ├── UnsupportedBody         415    unsupported_media_type   (tenants)
 │   ├── PayloadTooLarge         413    payload_too_large
-│   ├── ExpectationFailed       417    expectation_failed
 │   ├── HeadersTooLarge         431    headers_too_large
 │   ├── TemplateFailed          400    chat_template_error
 │   ├── UnsupportedEncoding     415    unsupported_encoding
@@ -55,7 +54,6 @@ Raised anywhere, turned into an API's own JSON in router.http alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
@@ -98,56 +96,46 @@ class OriginRefused(ClientError):
     type = "PermissionDeniedError"
 
 
-class RateLimited(ClientError):
-    """A tenant has used up a limit; `headers` give what is left of each."""
+class RetryLater(ClientError):
+    """The request is fine, but not now: the answer has Retry-After."""
 
     status = 429
-    code = "rate_limit_exceeded"
     type = "RateLimitError"
+    text: ClassVar[str] = ""  # never a prediction: that would say what is cached
 
     def __init__(
-        self, message: str, *, retry_after_s: float, headers: Mapping[str, str] | None = None
+        self, message: str = "", *, retry_after_s: float, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(message or self.text)
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
 
 
-class QueueFull(ClientError):
-    """As many prompts wait as may; see router.request.queue."""
+class RateLimited(RetryLater):
+    """A tenant has used up a limit; `headers` give what is left of each."""
 
-    status = 429
+    code = "rate_limit_exceeded"
+
+
+class QueueFull(RetryLater):
+    """The queue is at its limit; see router.request.queue."""
+
     code = "queue_full"
-    type = "RateLimitError"
-
-    def __init__(self, *, retry_after_s: float) -> None:
-        super().__init__("Too many requests are waiting; try again later.")
-        self.retry_after_s = retry_after_s
+    text = "Too many requests are waiting; try again later."
 
 
-class DeadlineUnmet(ClientError):
+class DeadlineUnmet(RetryLater):
     """A first token is predicted to come too late; see router.scheduling.queue."""
 
-    status = 429
     code = "deadline_unmet"
-    type = "RateLimitError"
-
-    def __init__(self, *, retry_after_s: float) -> None:
-        # No prediction in it: that would say what is cached.
-        super().__init__("The first token would come after the deadline; try again later.")
-        self.retry_after_s = retry_after_s
+    text = "The first token would come after the deadline; try again later."
 
 
-class TbtUnmet(ClientError):
+class TbtUnmet(RetryLater):
     """Answers are slower than they may be, and stay so; see router.scheduling.queue."""
 
-    status = 429
     code = "tbt_unmet"
-    type = "RateLimitError"
-
-    def __init__(self, *, retry_after_s: float) -> None:
-        super().__init__("The answer would be too slow; try again later.")
-        self.retry_after_s = retry_after_s
+    text = "The answer would be too slow; try again later."
 
 
 class UnsupportedBody(ClientError):
@@ -158,20 +146,18 @@ class UnsupportedBody(ClientError):
     type = "UnsupportedMediaTypeError"
 
 
-class UnknownModel(ClientError):
+class NotFound(ClientError):
     status = 404
-    code = "model_not_found"
     type = "NotFoundError"
+
+
+class UnknownModel(NotFound):
+    code = "model_not_found"
 
 
 class PayloadTooLarge(ClientError):
     status = 413
     code = "payload_too_large"
-
-
-class ExpectationFailed(ClientError):
-    status = 417
-    code = "expectation_failed"
 
 
 class HeadersTooLarge(ClientError):
@@ -200,25 +186,11 @@ class RequestKills(ClientError):
     code = "request_kills_replicas"
     type = "request_kills_replicas"
 
-    def __init__(self, *, num_replicas: int, left_s: float) -> None:
-        which = (
-            "A replica went down twice"
-            if num_replicas == 1
-            else (f"{num_replicas} replicas went down")
-        )
-        super().__init__(
-            f"{which} while processing this request, so it is refused for another "
-            f"{math.ceil(left_s)} s. Change the request, or ask the router's operator to allow it "
-            "again."
-        )
 
-
-class UnknownRoute(ClientError):
+class UnknownRoute(NotFound):
     """The public port does not serve it."""
 
-    status = 404
     code = "unknown_route"
-    type = "NotFoundError"
 
 
 class ResponseNotFound(ClientError):
@@ -254,12 +226,10 @@ class AdminRefused(ClientError):
         self.status = status  # type: ignore[misc]  # one class: no caller needs to know which
 
 
-class UnknownReplica(ClientError):
+class UnknownReplica(NotFound):
     """An order names a replica that does not exist."""
 
-    status = 404
     code = "unknown_replica"
-    type = "NotFoundError"
 
 
 class ReplicaConflict(ClientError):
@@ -270,12 +240,10 @@ class ReplicaConflict(ClientError):
     type = "ConflictError"
 
 
-class UnknownExperiment(ClientError):
+class UnknownExperiment(NotFound):
     """An order names an experiment that does not exist."""
 
-    status = 404
     code = "unknown_experiment"
-    type = "NotFoundError"
 
 
 class ExperimentConflict(ClientError):
@@ -427,10 +395,6 @@ class PoolLate(PoolError):
 class DiscoveryError(RouterError):
     """A source of replicas cannot be asked, or gives an answer that cannot be used."""
 
-    code = "discovery_error"
-
 
 class ConfigError(RouterError):
     """The configuration names something that does not exist or makes no sense."""
-
-    code = "config_error"

@@ -12,7 +12,7 @@ from router.config import ReplicaConfig
 from router.contracts import BlockKey
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
-from router.index.claim import Claim
+from router.index.claims import Claim
 from router.kv_events.stream import RankStream
 from router.messages import Notes, decode_notes, encode
 from router.metrics import Metrics

@@ -19,11 +19,9 @@ from router.contracts import (
     Algorithm,
     ExtraKeys,
     HashContract,
-    StoredView,
     block_key,
-    find_contract,
-    obeys,
 )
+from router.kv_events.stored_view import StoredView, find_contract, obeys
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "hash_vectors.json").read_text())["vectors"]
 

@@ -21,7 +21,7 @@ from policies.view import CandidateId
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
-from router.index.claim import Claim
+from router.index.claims import Claim
 from router.records.outcome import Outcome
 from router.replicas.fleet import EngineLoad, Fleet
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease

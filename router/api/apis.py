@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.api import anthropic, openai, responses, responses_usage, usage
+from router.api import anthropic, engine_tokenize, openai, responses, responses_usage, usage
 from router.api.openai import ChatRequest, CompletionRequest, Json
 from router.api.outline import Outline
 from router.api.usage import Usage
@@ -78,14 +78,14 @@ CHAT: Final = Api(
     name="chat",
     parse=openai.parse_chat,
     empty={"messages": []},
-    tokenize_body=openai.tokenize_body,
+    tokenize_body=engine_tokenize.tokenize_body,
 )
 
 COMPLETIONS: Final = Api(
     name="completions",
     parse=openai.parse_completion,
     empty={"prompt": ""},
-    tokenize_body=openai.tokenize_body,
+    tokenize_body=engine_tokenize.tokenize_body,
 )
 
 MESSAGES: Final = Api(

@@ -12,16 +12,13 @@ from typing import Any
 import orjson
 
 from router.errors import (
-    DeadlineUnmet,
     MethodNotAllowed,
     NoReplicaAvailable,
     Overloaded,
-    QueueFull,
-    RateLimited,
     RequestKills,
+    RetryLater,
     RouterError,
     ShuttingDown,
-    TbtUnmet,
 )
 
 _ANTHROPIC_TYPES = {
@@ -94,12 +91,10 @@ def _event(body: bytes, path: str) -> bytes:
 
 def error_headers(error: RouterError) -> dict[str, str]:
     """Return the headers that belong to the answer."""
+    if isinstance(error, RetryLater):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}
     if isinstance(error, NoReplicaAvailable):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-    if isinstance(error, QueueFull | DeadlineUnmet | TbtUnmet):
-        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-    if isinstance(error, RateLimited):
-        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}
     if isinstance(error, MethodNotAllowed):
         return {"Allow": error.allowed}
     if isinstance(error, RequestKills):

@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from router.api.outline import LARGE_BYTES, costs_ms
 
-_MIN_BYTES: Final = 32 * 1024  # of a body; a smaller one is parsed in 40 us
+MIN_BYTES: Final = 32 * 1024  # of a body; a smaller one is parsed in 40 us
 _PIECE_BYTES: Final = 16 * 1024  # at least
 _MAX_BYTES: Final = 128 << 20  # estimated: a hundred conversations of 80,000 tokens
 _BYTES_PER_MS: Final = 300_000  # of memory, for what takes so long to parse
@@ -81,7 +81,7 @@ class KnownMessages:
 
         `owner`: What others sent is not found, since the time that it takes could be measured.
         """
-        if not _MIN_BYTES <= len(body) <= LARGE_BYTES:
+        if not MIN_BYTES <= len(body) <= LARGE_BYTES:
             return None
         style = next((each for each in _STYLES if each[0] in body), None)
         if style is None:

@@ -39,7 +39,7 @@ class Outline(Struct, frozen=True, kw_only=True):
     withheld: tuple[str, ...] = ()
 
 
-class _Sketch(Struct, kw_only=True):
+class _Sketch(Struct, frozen=True, kw_only=True):
     """The fields of interest as views into the body; an absent one is empty."""
 
     model: Raw = Raw()

@@ -27,7 +27,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from router.api.openai import ChatRequest, Json, tokenize_chat
+from router.api.engine_tokenize import tokenize_chat
+from router.api.openai import ChatRequest, Json
 from router.errors import BadRequest
 
 _Message = dict[str, Any]

@@ -14,8 +14,9 @@ end of a known path is removed, because FastAPI would answer 307 with the engine
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
@@ -218,3 +219,95 @@ def check_pattern(pattern: str) -> str | None:
         f"{pattern!r} is no route; write /path, /prefix/* or METHOD /path, without escapes that "
         "need not be, '//', '.', '..' and ';'"
     )
+
+
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # Source: RFC 9110 section 9.2.1
+
+# Source: vLLM 0.32 entrypoints/*/api_router.py, routes that compute and keep nothing.
+_COMPUTING: Final = frozenset(
+    {
+        "/classify",
+        "/cohere/v2/chat",
+        "/detokenize",
+        "/generative_scoring",
+        "/inference/v1/generate",
+        "/invocations",
+        "/pooling",
+        "/rerank",
+        "/score",
+        "/tokenize",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",
+        "/v1/chat/completions/derender",
+        "/v1/chat/completions/render",
+        "/v1/completions",
+        "/v1/completions/derender",
+        "/v1/completions/render",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/messages/render",
+        "/v1/rerank",
+        "/v1/responses",
+        "/v1/responses/render",
+        "/v1/score",
+        "/v2/embed",
+        "/v2/rerank",
+    }
+)
+
+
+def has_side_effects(method: str, path: str, body: Mapping[str, Any] | None) -> bool:
+    """Return whether sending the request twice may not be the same as sending it once.
+
+    Inference that keeps nothing gives the same answer, however often it is asked. Everything else
+    may change something (files, batches, adapters, stored responses), and a connection that broke
+    does not show whether it did.
+
+    A response that is computed in the background, or that was asked to be stored, stays where it
+    was computed.
+    """
+    if method in _SAFE_METHODS:
+        return False
+    if method != "POST" or path.rstrip("/") not in _COMPUTING:
+        return True
+    if path.rstrip("/") == "/v1/responses" and body is not None:
+        return body.get("background") is True or body.get("store") is True
+    return False
+
+
+_ADAPTER: Final = "X-Amzn-SageMaker-Adapter-Identifier"
+_MAX_QUERY_CHARS: Final = 4_096
+
+
+def named_model(
+    path: str,
+    query: str,
+    headers: Mapping[str, str],
+    *,
+    form_model: str | None,
+    view: Mapping[str, Any] | None,
+    reads_query: bool,
+) -> str | None:
+    """Find the model that a request names; None: it names none, or not clearly.
+
+    JSON has a `model`, a form a `model` part. On /invocations SageMaker's header goes before the
+    body. Routes that an operator added may have `?model=`: OpenAI's realtime calls.
+
+    Source: vLLM 0.32 entrypoints; model_hosting_container_standards/sagemaker/lora.
+
+    Args:
+        path, query: Its target.
+        headers: By any spelling.
+        form_model: Named by the body, which is a form.
+        view: The body decoded; None: it is no JSON object.
+        reads_query: Whether the route may take it from there.
+    """
+    if path == "/invocations" and (adapter := headers.get(_ADAPTER)):
+        return adapter
+    model = view.get("model") if view is not None else form_model
+    if model is None and reads_query and "model=" in query and len(query) <= _MAX_QUERY_CHARS:
+        model = dict(parse_qsl(query)).get("model")
+    return model if isinstance(model, str) and model else None

@@ -34,7 +34,7 @@ from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.discovery.sources import Sources
 from router.discovery.status import PoolStatus, Status, Waiting
-from router.discovery.watch import ReplicaWatch
+from router.discovery.watch import ReplicaWatch, WatchTools
 from router.discovery.watches import Watches
 from router.errors import ConfigError
 from router.experiments.runner import ExperimentRunner
@@ -235,10 +235,14 @@ class Parts:
         return ReplicaWatch(
             entry.name,
             entry.replica,
-            config=self.config,
-            engine_api=self.engine_api,
-            fleet=self.fleet,
-            waiting=self.waiting,
+            WatchTools(
+                config=self.config,
+                engine_api=self.engine_api,
+                fleet=self.fleet,
+                waiting=self.waiting,
+                models=self.model_watch,
+                probes=self.probes,
+            ),
             is_offered=lambda: self.watches.is_offered(entry.name),
             streams=RankStreams(
                 self.config,
@@ -248,9 +252,7 @@ class Parts:
                 sharing=self.sharing,
                 count_failure=self.count_failure,
             ),
-            models=self.model_watch,
             members=PoolMembers(self.pools, self.readers),
-            probes=self.probes,
         )
 
     def _build_cluster(self, redis_password: str | None, peer_name: str | None) -> None:

@@ -8,6 +8,7 @@ from router.api.clients import Clients
 from router.api.routes import Routes
 from router.assembly.router import Router
 from router.config.secrets import read_secret
+from router.http.access import Access, Origins
 from router.http.adapters import Adapters
 from router.http.admin import AdminApp
 from router.http.admin_pages import (
@@ -17,10 +18,11 @@ from router.http.admin_pages import (
     ReplicaPages,
     RouterPages,
 )
-from router.http.app import DataApp, Entrance
+from router.http.app import DataApp
 from router.http.control import Control
-from router.http.cors import Origins
 from router.http.guard import Guard
+from router.http.intake import Intake
+from router.http.pages import Pages
 from router.http.server import Listener
 from router.http.sockets import room_for_connections
 from router.request.explain import Explainer
@@ -58,6 +60,16 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
 
 def _data_app(router: Router) -> DataApp:
     config = router.config
+    access = Access(
+        routes=Routes(config.forward.routes),
+        clients=Clients(
+            details=config.listen.detail_headers,
+            trusted=config.listen.trusted,
+            proxies=config.forward.trusted_proxies,
+        ),
+        origins=Origins(config.listen.allowed_origins),
+        tenants=router.tenants,
+    )
     return DataApp(
         story=router.story,
         realtime=Realtime(
@@ -67,22 +79,18 @@ def _data_app(router: Router) -> DataApp:
             limits=config.limits,
             metrics=router.metrics,
         ),
-        fleet=router.fleet,
-        metrics=router.metrics,
-        limits=config.limits,
-        entrance=Entrance(
-            routes=Routes(config.forward.routes),
-            clients=Clients(
-                details=config.listen.detail_headers,
-                trusted=config.listen.trusted,
-                proxies=config.forward.trusted_proxies,
-            ),
-            origins=Origins(config.listen.allowed_origins),
-            withheld=router.withheld,
-            tenants=router.tenants,
+        pages=Pages(
+            access=access,
+            fleet=router.fleet,
+            readiness=router.readiness,
+            draining=router.draining,
+            metrics=router.metrics,
         ),
+        intake=Intake(config.limits, router.withheld, router.metrics),
+        access=access,
         readiness=router.readiness,
         draining=router.draining,
+        metrics=router.metrics,
     )
 
 

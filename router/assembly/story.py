@@ -42,85 +42,100 @@ def build_story(parts: Parts) -> Story:
     Raises:
         ConfigError: the policy or one of its parameters is unknown.
     """
-    config, metrics = parts.config, parts.metrics
     turns, owners = Turns(), _owners(parts)
-    matcher = Matcher(
-        parts.caches, pool=parts.verifier, first_blocks_tokens=config.policy.first_blocks_tokens
-    )
-    place = Place(
-        fleet=parts.fleet,
-        matcher=matcher,
-        experiments=parts.experiments,
-        policy=_policy(config.policy),
-        seed=random.SystemRandom().getrandbits(63),
-        outbox=parts.outbox,
-        metrics=metrics,
-    )
-    queue = WaitingRoom(
-        config.queue,
-        is_on=config.queue.is_on(config.policy.name),
-        fleet=parts.fleet,
-        place=place,
-        metrics=metrics,
-    )
+    place = _place(parts)
+    queue = _queue(parts, place)
     witness = Witness(
         parts.deaths, fleet=parts.fleet, engine_api=parts.engine_api, upstream=parts.upstream
     )
     retries = Retries(
-        config.forward,
+        parts.config.forward,
         fleet=parts.fleet,
         place=place,
         pool=parts.verifier,
         witness=witness,
-        metrics=metrics,
+        metrics=parts.metrics,
     )
     headers = RequestHeaders(parts.engine_key, parts.withheld)
     sender = _sender(parts, headers=headers, retries=retries)
-    reader = Reader(
-        fleet=parts.fleet,
-        withheld=parts.withheld,
-        session_headers=config.session.headers,
-        early_stream_s=config.forward.early_stream_s,
-    )
-    prompts = Prompts(
-        fleet=parts.fleet,
-        models=parts.served_models,
-        owners=owners,
-        tokenizer=_tokenizer(parts),
-        ahead=Ahead(
-            fleet=parts.fleet,
-            caches=parts.caches,
-            lookup=_lookup(parts),
-            encoders=parts.threads.encode,
-            turns=turns,
-        ),
-        place=place,
-        queue=queue,
-    )
-    prefill = Prefill(
-        config.prefill,
-        upstream=parts.upstream,
-        headers=headers,
-        place=place,
-        sender=sender,
-        retries=retries,
-        bootstraps=Bootstraps(parts.engine_api),
-        metrics=metrics,
-    )
     return Story(
         Steps(
             turns=turns,
-            reader=reader,
-            prompts=prompts,
+            reader=_reader(parts),
+            prompts=Prompts(
+                fleet=parts.fleet,
+                models=parts.served_models,
+                owners=owners,
+                tokenizer=_tokenizer(parts),
+                ahead=_ahead(parts, turns),
+                place=place,
+                queue=queue,
+            ),
             place=place,
             queue=queue,
             sender=sender,
-            prefill=prefill,
-            relay=Relay(witness=witness, place=place, metrics=metrics),
+            prefill=Prefill(
+                parts.config.prefill,
+                upstream=parts.upstream,
+                headers=headers,
+                place=place,
+                sender=sender,
+                retries=retries,
+                bootstraps=Bootstraps(parts.engine_api),
+                metrics=parts.metrics,
+            ),
+            relay=Relay(witness=witness, place=place, metrics=parts.metrics),
             recorder=_recorder(parts),
             owners=owners,
             retries=retries,
         )
+    )
+
+
+def _reader(parts: Parts) -> Reader:
+    return Reader(
+        fleet=parts.fleet,
+        withheld=parts.withheld,
+        session_headers=parts.config.session.headers,
+        early_stream_s=parts.config.forward.early_stream_s,
+    )
+
+
+def _ahead(parts: Parts, turns: Turns) -> Ahead:
+    return Ahead(
+        fleet=parts.fleet,
+        caches=parts.caches,
+        lookup=_lookup(parts),
+        encoders=parts.threads.encode,
+        turns=turns,
+    )
+
+
+def _place(parts: Parts) -> Place:
+    matcher = Matcher(
+        parts.caches,
+        pool=parts.verifier,
+        first_blocks_tokens=parts.config.policy.first_blocks_tokens,
+    )
+    return Place(
+        fleet=parts.fleet,
+        matcher=matcher,
+        experiments=parts.experiments,
+        policy=_policy(parts.config.policy),
+        seed=random.SystemRandom().getrandbits(63),
+        outbox=parts.outbox,
+        metrics=parts.metrics,
+    )
+
+
+def _queue(parts: Parts, place: Place) -> WaitingRoom:
+    config = parts.config
+    return WaitingRoom(
+        config.queue,
+        is_on=config.queue.is_on(config.policy.name),
+        fleet=parts.fleet,
+        place=place,
+        metrics=parts.metrics,
     )
 
 

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from router.cluster.candidate_names import CandidateNames
 from router.index.cache_view import CacheView
-from router.index.claim import Claim
+from router.index.claims import Claim
 from router.messages import (
     Alive,
     Answered,

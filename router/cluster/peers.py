@@ -23,7 +23,7 @@ from router.cluster.candidate_names import CandidateNames
 from router.cluster.lease_tracker import LeaseTracker
 from router.contracts import BlockKey
 from router.index.cache_view import CacheView
-from router.index.claim import Claim
+from router.index.claims import Claim
 from router.messages import (
     Alive,
     Answered,

@@ -36,10 +36,7 @@ from router.tls import system_tls
 from router.upstream.failures import unreachable
 from router.upstream.session import Response, Session
 
-_TOOL_FLAG: Final = (
-    "--enable-auto-tool-choice"  # in the refusal (renderers/online_renderer.py, 0.32)
-)
-
+_TOOL_FLAG: Final = "--enable-auto-tool-choice"  # in vLLM 0.32, renderers/online_renderer.py
 _MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 _SHOWN: Final = 1_024  # of an answer that is no engine's: enough to see what it is
 _MAX_TOKENS_BYTES: Final = 32 * 1024 * 1024
@@ -181,12 +178,7 @@ class EngineApi:
             raise UpstreamBroken(replica, f"/health answered {answer.status}")
 
     async def load(
-        self,
-        replica: str,
-        url: str,
-        *,
-        names_sources: bool = False,
-        shows_pause: bool = False,
+        self, replica: str, url: str, *, names_sources: bool = False, shows_pause: bool = False
     ) -> RankLoads | None:
         """Read the load of the replica's ranks; None: it has no metrics.
 

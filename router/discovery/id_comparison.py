@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from router.api.openai import parse_chat, tokenize_body
+from router.api.engine_tokenize import tokenize_body
+from router.api.openai import parse_chat
 from router.errors import BadRequest, TemplateFailed
 from router.tokens import NeedsEngine, Prompter
 from router.tokens.id_probe import ALL_TEXTS, CHATS, TEXTS, Difference, of_chat, of_refused, of_text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from typing import Final
 
 from router.discovery.status import UNDISCOVERED, Waiting
@@ -11,6 +13,8 @@ from router.replicas.fleet import Fleet
 from router.tokens import Prompters
 
 _SHOWN: Final = 3
+_START_S: Final = 5.0  # after a router began, requests wait at most until then
+_START_LOOK_S: Final = 0.02
 _ADDRESS: Final = re.compile(r"^https?://\S+?:?\s+")  # that a reason begins with
 
 
@@ -25,6 +29,7 @@ class Readiness:
         self._fleet = fleet
         self._prompters = prompters
         self._waiting = waiting
+        self._may_wait_until_s = time.monotonic() + _START_S
 
     def absent(self) -> str:
         """List the replicas and sources that have not answered yet, with why; empty: none."""
@@ -50,6 +55,16 @@ class Readiness:
         if self._fleet.replicas:
             return self.not_ready() is not None
         return any(reason == UNDISCOVERED for reason in self._waiting.values())
+
+    async def until_started(self) -> None:
+        """Hold a request while the router has just started and is about to know its replicas.
+
+        A client that retries after one router was killed gets no 503 from its successor.
+        """
+        while time.monotonic() < self._may_wait_until_s:
+            if not self.is_starting():
+                break
+            await asyncio.sleep(_START_LOOK_S)
 
     def _history_missing(self) -> str | None:
         for name, reason in self._waiting.items():

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from msgspec import Struct
+
 from router.backoff import Backoff
 from router.config import Config, ReplicaConfig, bootstrap_of
 from router.discovery.engine_api import EngineApi
@@ -36,11 +38,22 @@ _INFO_S: Final = 5.0  # the first answer about its configuration takes an engine
 _HISTORY_S: Final = 5.0  # readiness waits this long for a replica's event history
 
 
+class WatchTools(Struct, frozen=True, kw_only=True):
+    """The parts of the router that all watches use."""
+
+    config: Config
+    engine_api: EngineApi
+    fleet: Fleet
+    waiting: Waiting
+    """Why a replica is not usable (yet); read by readiness and the admin API."""
+    models: ModelWatch
+    probes: Probes
+
+
 class ReplicaWatch:
     """Watches one configured replica, from process to process.
 
     Args:
-        waiting: Why the replica is not usable (yet); read by readiness and the admin API.
         is_offered: Whether it may have requests once it is found.
     """
 
@@ -48,29 +61,24 @@ class ReplicaWatch:
         self,
         name: str,
         replica: ReplicaConfig,
+        tools: WatchTools,
         *,
-        config: Config,
-        engine_api: EngineApi,
-        fleet: Fleet,
-        waiting: Waiting,
         is_offered: Callable[[], bool],
         streams: RankStreams,
-        models: ModelWatch,
         members: PoolMembers,
-        probes: Probes,
     ) -> None:
         self._name = name
         self._replica = replica
         self._url = replica.url.rstrip("/")
-        self._config = config
-        self._engine_api = engine_api
-        self._fleet = fleet
-        self._waiting = waiting
+        self._config = tools.config
+        self._engine_api = tools.engine_api
+        self._fleet = tools.fleet
+        self._waiting = tools.waiting
         self._is_offered = is_offered
         self._streams = streams
-        self._models = models
+        self._models = tools.models
         self._members = members
-        self._probes = probes
+        self._probes = tools.probes
 
     async def run(self) -> None:
         """Watch the replica until cancelled."""
@@ -166,31 +174,7 @@ class ReplicaWatch:
             self._waiting[name] = HISTORY
         else:
             self._waiting.pop(name, None)
-        logger.info(
-            "replica found",
-            extra={
-                "replica": name,
-                "url": replica.url,
-                "models": ",".join(m.id for m in replica.models),
-                "version": facts.version or "unknown",
-                "ranks": facts.num_ranks,
-                "block_size": facts.block_size,
-                "blocks": facts.num_gpu_blocks,
-                "events": "yes" if replica.publishes_events else "no: routing to it is approximate",
-            },
-        )
-        if facts.seems not in (None, replica.role):
-            logger.warning(
-                "replica seems to have another role: set replicas[].role",
-                extra={"replica": name, "role": replica.role, "seems": facts.seems},
-            )
-        if replica.event_ports is not None and (why := replica.event_ports.why_doubtful()):
-            logger.warning(
-                "event endpoint differs from the one the engine reports: is it another engine's?",
-                extra={"replica": name, "reason": why},
-            )
-        if facts.prefix_caching is False:
-            logger.warning("prefix caching is off", extra={"replica": name})
+        _log_found(replica, facts)
         return replica
 
     async def _await_history(self, replica: Replica) -> None:
@@ -203,3 +187,32 @@ class ReplicaWatch:
                 break
             await asyncio.sleep(0.02)
         self._waiting.pop(replica.name, None)
+
+
+def _log_found(replica: Replica, facts: EngineFacts) -> None:
+    """Log a discovered replica, and what seems wrong with it."""
+    logger.info(
+        "replica found",
+        extra={
+            "replica": replica.name,
+            "url": replica.url,
+            "models": ",".join(m.id for m in replica.models),
+            "version": facts.version or "unknown",
+            "ranks": facts.num_ranks,
+            "block_size": facts.block_size,
+            "blocks": facts.num_gpu_blocks,
+            "events": "yes" if replica.publishes_events else "no: routing to it is approximate",
+        },
+    )
+    if facts.seems not in (None, replica.role):
+        logger.warning(
+            "replica seems to have another role: set replicas[].role",
+            extra={"replica": replica.name, "role": replica.role, "seems": facts.seems},
+        )
+    if replica.event_ports is not None and (why := replica.event_ports.why_doubtful()):
+        logger.warning(
+            "event endpoint differs from the one the engine reports: is it another engine's?",
+            extra={"replica": replica.name, "reason": why},
+        )
+    if facts.prefix_caching is False:
+        logger.warning("prefix caching is off", extra={"replica": replica.name})

@@ -19,7 +19,7 @@ from router.api.encodings import is_encoded
 from router.api.failures import engine_error_event, error_event
 from router.api.realtime import error_text
 from router.errors import BadRequest, ShuttingDown, UpstreamBroken
-from router.http.cors import Origins
+from router.http.access import Origins
 from router.tenants import Tenant
 from router.upstream.socket import CLOSE_S, Socket
 

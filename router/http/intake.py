@@ -1,6 +1,10 @@
 """Request bodies as they come in: bounded each, and all together.
 
-What counts is what arrived: a client that announces much and sends little takes up little.
+Only bytes that arrived count: a client that announces much and sends little takes up little.
+
+The HTTP parser refuses two lengths, a length beside a transfer coding, and codings that do not end
+in `chunked`. A framing that another server could read differently is refused here (RFC 9112
+section 6).
 """
 
 from __future__ import annotations
@@ -8,37 +12,43 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
+from router.api.encodings import AsSent, decoded, utf8
+from router.api.forms import SMALL_BYTES
+from router.api.routes import Route
+from router.api.withheld import Withheld
 from router.config import LimitsConfig
 from router.errors import BadRequest, Overloaded, PayloadTooLarge
-from router.http.framing import check_framing, let_send
 from router.metrics import Metrics
+from router.tenants import Tenant
 
 
 class Intake:
     """The budget for the bodies of all requests in flight, and the messages of WebSockets."""
 
-    __slots__ = ("_limits", "held_bytes")
+    __slots__ = ("_limits", "_withheld", "held_bytes")
 
-    def __init__(self, limits: LimitsConfig, metrics: Metrics) -> None:
+    def __init__(self, limits: LimitsConfig, withheld: Withheld, metrics: Metrics) -> None:
         self._limits = limits
+        self._withheld = withheld
         self.held_bytes = 0
         metrics.body_bytes.set_function(lambda: self.held_bytes)
 
     def hold(self) -> HeldBody:
         """Hold one request's body; it counts until the context ends."""
-        return HeldBody(self, self._limits)
+        return HeldBody(self, self._limits, self._withheld)
 
 
 class HeldBody:
     """One request's part of the budget; a context, at whose end the body is no longer held."""
 
-    __slots__ = ("_intake", "_limits", "_num_bytes")
+    __slots__ = ("_intake", "_limits", "_num_bytes", "_withheld")
 
-    def __init__(self, intake: Intake, limits: LimitsConfig) -> None:
+    def __init__(self, intake: Intake, limits: LimitsConfig, withheld: Withheld) -> None:
         self._intake = intake
         self._limits = limits
+        self._withheld = withheld
         self._num_bytes = 0
 
     def __enter__(self) -> Self:
@@ -47,7 +57,46 @@ class HeldBody:
     def __exit__(self, *_: object) -> None:
         self._add(-self._num_bytes)
 
-    async def read(self, request: web.BaseRequest, own_limit: int | None) -> bytes | None:
+    async def receive(
+        self, request: web.BaseRequest, route: Route, tenant: Tenant | None
+    ) -> tuple[bytes | None, AsSent | None]:
+        """Read the body, and decode it if the router has to look into it.
+
+        Returns:
+            The body; None: there is none. What the client sent, if the body was encoded.
+
+        Raises:
+            ClientError, Overloaded: it cannot be read, or is not wanted.
+        """
+        own_limit = tenant.body_bytes if tenant is not None else None
+        body = await self._read(request, own_limit)
+        if not body or route.takes == "any":
+            return body, None
+        view = await self._readable(request, route, body)
+        if view is body:
+            return body, None
+        self.count(len(view))
+        return view, AsSent(body, view)
+
+    async def _readable(self, request: web.BaseRequest, route: Route, body: bytes) -> bytes:
+        """Decode a body; `body` itself, if it is plain. A form is checked.
+
+        Raises:
+            ClientError: it is not what it says, or has what clients must not send.
+        """
+        encoding = request.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            body = await asyncio.to_thread(decoded, body, encoding, self._limits.body_bytes)
+        if route.takes == "json":
+            return utf8(body)
+        kind = request.headers.get("Content-Type", "")
+        if len(body) <= SMALL_BYTES:
+            self._withheld.check_form(body, kind)
+        else:
+            await asyncio.to_thread(self._withheld.check_form, body, kind)
+        return body
+
+    async def _read(self, request: web.BaseRequest, own_limit: int | None) -> bytes | None:
         """Read the body once, bounded in size and time; None: there is none.
 
         `own_limit` is the tenant's, in bytes; None: it has none of its own.
@@ -58,9 +107,9 @@ class HeldBody:
         """
         if not request.body_exists:
             return None
-        check_framing(request)
+        _check_framing(request)
         self._check(request.content_length or 0, own_limit)
-        await let_send(request)
+        await _let_send(request)
         content = request.content
         parts: list[bytes] = []
         try:
@@ -115,3 +164,29 @@ class HeldBody:
     def _add(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._intake.held_bytes += num_bytes
+
+
+def _check_framing(request: web.BaseRequest) -> None:
+    """Refuse a transfer coding other than `chunked` alone, or in HTTP/1.0.
+
+    Raises:
+        BadRequest: the router does not decode it, and an engine must not be left to guess.
+    """
+    coding = request.headers.get("Transfer-Encoding")
+    if coding is None:
+        return
+    if coding.strip().lower() != "chunked":
+        why = "Transfer-Encoding must be chunked; compress with Content-Encoding"
+    elif request.version < HttpVersion11:
+        why = "HTTP/1.0 has no Transfer-Encoding"
+    else:
+        return
+    request.protocol.close()  # after the answer: where this request ended is a matter of opinion
+    raise BadRequest(why, param="Transfer-Encoding")
+
+
+async def _let_send(request: web.BaseRequest) -> None:
+    """Ask a client that waits before its body to send it (`Expect: 100-continue`)."""
+    if "Expect" in request.headers and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0

@@ -83,10 +83,8 @@ class Listener:
         self._by_address: Counter[str] = Counter()
         self._num_wires = 0  # accepted and not gone, in a handshake or connected
         self._is_leaving = False
-        self._is_closing = False
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._logged_s: dict[str, float] = {}  # reason -> when it was last logged
-        self._num_unlogged: Counter[str] = Counter()
+        self._refusals = _Refusals(name, metrics)
         self._tg: asyncio.TaskGroup | None = None
 
     def bind(self, host: str, port: int, *, shared: bool = False) -> str:
@@ -152,14 +150,14 @@ class Listener:
 
     def _look_at(self, connection: Connection, now_s: float) -> None:
         if connection.stalled_s(now_s) >= self._limits.write_timeout_s:
-            self._note("write_timeout", connection.address)
+            self._refusals.add("write_timeout", connection.address)
             connection.abort()
         elif (
             connection.is_new
             and connection.is_idle
             and now_s - connection.opened_s >= self._limits.header_timeout_s
         ):
-            self._note("header_timeout", connection.address)
+            self._refusals.add("header_timeout", connection.address)
             connection.force_close()
 
     # ---------------------------------------------------------------- accepting
@@ -180,7 +178,7 @@ class Listener:
                 if exc.errno in _GONE:
                     continue
                 # Whatever it is, it is ours: the listening socket stays.
-                self._note("descriptors", exc.strerror or type(exc).__name__)
+                self._refusals.add("descriptors", exc.strerror or type(exc).__name__)
                 self._pause()
                 return
             wire.setblocking(False)
@@ -208,8 +206,7 @@ class Listener:
         loop.call_later(_ACCEPT_AGAIN_S, self._resume)
 
     def _resume(self) -> None:
-        if not self._is_closing:
-            self._listen()
+        self._listen()  # nothing, if the sockets are closed meanwhile
 
     async def _connect(self, wire: socket.socket, host: str) -> None:
         """Make an accepted socket a connection; with TLS, shake hands first."""
@@ -245,7 +242,7 @@ class Listener:
                 create, wire, ssl=tls, ssl_handshake_timeout=timeout_s
             )
         except Exception as exc:  # a client's: nothing of it may end the router
-            self._note("tls" if self._tls is not None else "broken", _tls_reason(exc))
+            self._refusals.add("tls" if self._tls is not None else "broken", _tls_reason(exc))
         finally:
             if connection is None or connection.opened_s == 0.0:  # it never was a connection
                 wire.close()
@@ -253,7 +250,7 @@ class Listener:
 
     def _turn_away(self, wire: socket.socket, reason: str, host: str) -> None:
         """Answer that there is no room; unread bytes of the client's would make it see a reset."""
-        self._note(reason, host)
+        self._refusals.add(reason, host)
         with suppress(OSError):
             if self._tls is None:
                 wire.recv(65_536, socket.MSG_DONTWAIT)
@@ -276,31 +273,13 @@ class Listener:
             self._let_go(connection.address)
 
     def not_http(self, connection: Connection, kind: str) -> None:
-        self._note("not_http", kind)
+        self._refusals.add("not_http", kind)
 
     def _let_go(self, host: str) -> None:
         self._num_wires -= 1
         self._by_address[host] -= 1
         if not self._by_address[host]:
             del self._by_address[host]
-
-    def _note(self, reason: str, what: str) -> None:
-        """Count it; log the first and then some: a flood of connections must not flood the log."""
-        self._metrics.connections_ended.labels(reason).inc()
-        now_s = time.monotonic()
-        if now_s - self._logged_s.get(reason, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
-            self._num_unlogged[reason] += 1
-            return
-        self._logged_s[reason] = now_s
-        logger.warning(
-            "client connections refused or cut",
-            extra={
-                "port": self.name,
-                "reason": reason,
-                "such_as": what,
-                "num_more_before": self._num_unlogged.pop(reason, 0),
-            },
-        )
 
     # ---------------------------------------------------------------- ending
 
@@ -328,7 +307,7 @@ class Listener:
 
     def close(self) -> None:
         """Take no new connections."""
-        self._is_leaving = self._is_closing = True
+        self._is_leaving = True
         self._close_sockets()
 
     def close_idle(self) -> int:
@@ -360,6 +339,36 @@ class Listener:
                 asyncio.get_running_loop().remove_reader(listening.fileno())
             listening.close()
         self._sockets.clear()
+
+
+class _Refusals:
+    """Counts refused and cut connections, and logs some: a flood of them must not flood the log."""
+
+    __slots__ = ("_logged_s", "_metrics", "_num_unlogged", "_port")
+
+    def __init__(self, port: str, metrics: Metrics) -> None:
+        self._port = port
+        self._metrics = metrics
+        self._logged_s: dict[str, float] = {}  # reason -> when it was last logged
+        self._num_unlogged: Counter[str] = Counter()
+
+    def add(self, reason: str, what: str) -> None:
+        """Count a connection; log the first of a reason, then one every 10 s."""
+        self._metrics.connections_ended.labels(reason).inc()
+        now_s = time.monotonic()
+        if now_s - self._logged_s.get(reason, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
+            self._num_unlogged[reason] += 1
+            return
+        self._logged_s[reason] = now_s
+        logger.warning(
+            "client connections refused or cut",
+            extra={
+                "port": self._port,
+                "reason": reason,
+                "such_as": what,
+                "num_more_before": self._num_unlogged.pop(reason, 0),
+            },
+        )
 
 
 def _request(

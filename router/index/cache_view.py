@@ -15,10 +15,9 @@ from msgspec import structs
 
 from policies.view import CandidateId
 from router.contracts import BlockKey, ExtraKeys, HashContract
-from router.index.audit import Audit
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.candidate_stream import CandidateStream, StreamState
-from router.index.claim import Claim
+from router.index.claims import Audit, Claim
 from router.index.eviction import EvictionOrder, FirstLost
 from router.index.last_block import LastBlock
 

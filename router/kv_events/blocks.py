@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from policies.view import CandidateId
-from router.contracts import KEY_MASK, BlockKey, HashContract, StoredView, block_key
+from router.contracts import KEY_MASK, BlockKey, HashContract, block_key
 from router.index.block_index import BlockIndex
 from router.index.copies import Tier
 from router.index.counters import StreamCounters
 from router.index.hit_length import FULL_ATTENTION
 from router.kv_events.contract_search import ContractSearch, Phase
 from router.kv_events.groups import RankGroups
+from router.kv_events.stored_view import StoredView
 from router.kv_events.translation import Translation
 from router.kv_events.unknown_keys import UnknownKeys
 from router.kv_events.wire import (

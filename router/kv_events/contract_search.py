@@ -20,7 +20,8 @@ from typing import Final
 
 from msgspec import structs
 
-from router.contracts import HashContract, StoredView, find_contract, obeys
+from router.contracts import HashContract
+from router.kv_events.stored_view import StoredView, find_contract, obeys
 
 MAX_MISSES: Final = 3
 """Plain events that obey none before translation: not one, for an old engine hides salts."""

@@ -73,7 +73,6 @@ class CandidateState:
         "_busy_ratio",
         "_busy_until_s",
         "_foreign",
-        "_foreign_until_s",
         "_mean_tokens",
         "_num_elsewhere",
         "_num_tokens_read",
@@ -95,7 +94,6 @@ class CandidateState:
         self.engine_load: EngineLoad | None = None
         self._num_tokens_read = 0  # in the ledger, as of the last reading
         self._foreign = NO_FOREIGN
-        self._foreign_until_s = 0.0
         self._num_elsewhere = 0  # requests in the ledger that other routers sent
         self._mean_tokens = 0.0  # uncached tokens of a request here, recent ones first
         self._busy_ratio = 0.0  # kept for a moment
@@ -130,8 +128,8 @@ class CandidateState:
             self._view = view if self.ledger.num_waiting == 0 else None  # a queue moves by itself
             self._view_held = held
             self._view_until_s = self._busy_until_s
-            if now_s < self._foreign_until_s < self._view_until_s:
-                self._view_until_s = self._foreign_until_s
+            if now_s < self._foreign.until_s < self._view_until_s:
+                self._view_until_s = self._foreign.until_s
         return view
 
     def _describe(self, held: Holding, now_s: float) -> ReplicaView:
@@ -154,7 +152,7 @@ class CandidateState:
             busy_ratio=self._busy_ratio,
             cost=cost,
         )
-        if now_s < self._foreign_until_s:
+        if now_s < self._foreign.until_s:
             view = _with_foreign(view, self._foreign)
         return self._with_decoding(view, now_s) if self._is_decoder else view
 
@@ -199,7 +197,7 @@ class CandidateState:
         known.
         """
         num_requests = self.ledger.num_requests
-        if now_s < self._foreign_until_s:
+        if now_s < self._foreign.until_s:
             num_requests += self._foreign.num_requests
         if not num_requests:
             return None
@@ -216,7 +214,7 @@ class CandidateState:
             self.health.began(number, now_s)
         else:
             self._num_elsewhere += 1
-        foreign = self._foreign if now_s < self._foreign_until_s else NO_FOREIGN
+        foreign = self._foreign if now_s < self._foreign.until_s else NO_FOREIGN
         lease = self.ledger.admit(
             number, self.candidate.id, booking, self.fit.model, foreign, now_s
         )
@@ -274,8 +272,8 @@ class CandidateState:
             num_requests=num_foreign,
             num_waiting=num_waiting,
             num_queued_tokens=round(num_waiting * self._mean_tokens),
+            until_s=load.at_s + ENGINE_LOAD_MAX_AGE_S if num_foreign else 0.0,
         )
-        self._foreign_until_s = load.at_s + ENGINE_LOAD_MAX_AGE_S if num_foreign else 0.0
 
     def _observe_steps(self, load: EngineLoad) -> None:
         """Learn inter-token latency since the last reading."""

@@ -53,6 +53,23 @@ class CostClass:
         self.members: list[Speed] = []
 
 
+class CostClasses:
+    """The classes of every label; what a label's first class learned outlives its replicas."""
+
+    __slots__ = ("_by_label", "_prior")
+
+    def __init__(self, prior: CostModel) -> None:
+        self._prior = prior
+        self._by_label: dict[tuple[str, str], list[CostClass]] = {}
+
+    def of(self, model: str, label: str) -> list[CostClass]:
+        """Return the classes of a label, oldest first."""
+        classes = self._by_label.setdefault((model, label), [])
+        if not classes:
+            classes.append(CostClass(label, CostFit(self._prior)))
+        return classes
+
+
 class Speed:
     """One replica's speed: the class that it is in, and why.
 

@@ -24,8 +24,8 @@ from router.replicas.candidate_state import (
     EngineLoad,
 )
 from router.replicas.conversations import Conversations
-from router.replicas.cost_classes import CostClass, Speed
-from router.replicas.cost_fit import PRIOR, CostFit
+from router.replicas.cost_classes import CostClasses, Speed
+from router.replicas.cost_fit import PRIOR
 from router.replicas.eligibility import eligible
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
@@ -67,8 +67,6 @@ class Fleet:
         "_members",
         "_num_leases",
         "_order",
-        "_prefilling",
-        "_prior",
         "_restricted",
         "_rules",
         "_serving",
@@ -91,12 +89,10 @@ class Fleet:
         conversations: Conversations | None = None,
     ) -> None:
         self._rules = rules or HealthRules()
-        self._prior = prior
         self._members: dict[str, Member] = {}
         self._states: dict[CandidateId, CandidateState] = {}
-        self._classes: dict[tuple[str, str], list[CostClass]] = {}  # by model and label
+        self._classes = CostClasses(prior)
         self._serving: dict[str | None, _Serving] = {}
-        self._prefilling: dict[str | None, tuple[Candidate, ...]] = {}
         self._restricted: set[str] = set()  # replicas whose health or weight restricts them
         self._num_leases = 0
         self.is_split = False  # whether some replica has a role: prefill or decode
@@ -141,7 +137,7 @@ class Fleet:
             )
         else:
             self.remove(replica.name)
-            speed = Speed(replica.name, self._classes_of(replica))
+            speed = Speed(replica.name, self._classes.of(replica.base_model, replica.cost_class))
             self._members[replica.name] = Member(replica, Health(self._rules), speed)
             if self._order:
                 self._members = dict(sorted(self._members.items(), key=self._position))
@@ -264,16 +260,14 @@ class Fleet:
         `reader`: the replica that will read the prompt's KV. Both need the same transfer, and the
         same pool if it goes through one. None: any.
         """
-        serving = self._prefilling.get(model)
-        if serving is None:
-            serving = self._prefilling[model] = tuple(
-                state.candidate
-                for member in self._members.values()
-                if member.replica.role == "prefill" and member.replica.is_offered
-                if any(served.id == model for served in member.replica.models)
-                for state in member.states.values()
-            )
-        offered = tuple(c for c in serving if reader is None or _can_meet(c.replica, reader))
+        offered = tuple(
+            state.candidate
+            for member in self._members.values()
+            if member.replica.role == "prefill" and member.replica.is_offered
+            if any(served.id == model for served in member.replica.models)
+            if reader is None or _can_meet(member.replica, reader)
+            for state in member.states.values()
+        )
         return self._eligible(offered, now_s, ()) if self._restricted else offered
 
     def candidates_at(
@@ -473,7 +467,7 @@ class Fleet:
         """Put the description of a known replica in place, and its candidates."""
         member = self._members[replica.name]
         member.replica = replica
-        classes = self._classes_of(replica)
+        classes = self._classes.of(replica.base_model, replica.cost_class)
         if member.speed.classes is not classes:
             member.speed.leave()
             member.speed = Speed(replica.name, classes)
@@ -492,20 +486,12 @@ class Fleet:
 
     def _membership_changed(self) -> None:
         self._serving.clear()
-        self._prefilling.clear()
         self.is_split = any(replica.role != "both" for replica in self.replicas)
         self.on_change()
 
     def _remove(self, candidate: CandidateId) -> None:
         del self._states[candidate]
         self.conversations.remove(candidate)
-
-    def _classes_of(self, replica: Replica) -> list[CostClass]:
-        """Return the classes of a replica's label; what the first learned outlives replicas."""
-        classes = self._classes.setdefault((replica.base_model, replica.cost_class), [])
-        if not classes:
-            classes.append(CostClass(replica.cost_class, CostFit(self._prior)))
-        return classes
 
     def _position(self, item: tuple[str, Member]) -> int:
         return self._order.get(item[0], len(self._order))

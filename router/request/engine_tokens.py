@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import orjson
 
-from router.api.openai import CompletionRequest, tokenize_chat
+from router.api.engine_tokenize import tokenize_chat
+from router.api.openai import CompletionRequest
 from router.discovery.engine_api import EngineApi
 from router.errors import BadRequest, RouterError, UpstreamError
 from router.request.results import Read

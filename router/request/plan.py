@@ -12,7 +12,7 @@ from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Decision, Holding, ReplicaView, Snapshot
 from router.contracts import BlockKey, HashContract
 from router.index.block_index import BlockIndex
-from router.index.claim import Claim
+from router.index.claims import Claim
 from router.index.hit_length import KvLayout
 from router.records.record import AssignmentRecord
 from router.replicas.halves import PrefillPlan

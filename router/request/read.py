@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from router.api import forms
 from router.api.apis import APIS, Request
 from router.api.forms import is_form, model_of_form
-from router.api.known_messages import KnownMessages
-from router.api.model_names import named_model
+from router.api.known_messages import MIN_BYTES, KnownMessages
 from router.api.not_json import why_not_json
 from router.api.openai import ChatRequest
 from router.api.outline import (
@@ -31,8 +30,8 @@ from router.api.outline import (
     make_outline,
 )
 from router.api.response_ids import CREATE, is_kept, named_in
+from router.api.routes import has_side_effects, named_model
 from router.api.sessions import session_hash, session_of
-from router.api.side_effects import has_side_effects
 from router.api.withheld import Withheld
 from router.contracts import NO_EXTRA, ExtraKeys
 from router.errors import BadRequest, PayloadTooLarge
@@ -96,7 +95,9 @@ class Reader:
         body = inbound.body
         if body is None or (inbound.needs_model and not inbound.needs_json):  # a form
             return None
-        known = self._known.find(body, tenancy.owner_of(inbound.tenant))
+        known = None
+        if len(body) >= MIN_BYTES:
+            known = self._known.find(body, tenancy.owner_of(inbound.tenant))
         if known is not None and (known.num_new_bytes <= SMALL_BYTES or _is_quick(body)):
             view = self._known.parse(body, known)
             if view is not None:
@@ -140,6 +141,7 @@ class Reader:
             if keepalive_s is None and inbound.api in APIS.values():
                 keepalive_s = self._early_stream_s
         session, parent, is_named = self._session(inbound, model, body)
+        is_response = inbound.path.startswith(CREATE)
         return Read(
             inbound=inbound,
             received=received,
@@ -151,7 +153,7 @@ class Reader:
             kind=kind,
             salt=tenant_salt or salt,
             keepalive_s=keepalive_s,
-            response_id=named_in(inbound.path, body),
+            response_id=named_in(inbound.path, body) if is_response else None,
             is_kept=inbound.path == CREATE and body is not None and is_kept(body),
             session_hash=session,
             parent_session_hash=parent,

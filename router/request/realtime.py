@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from multidict import CIMultiDict
 
 from router.api import realtime
-from router.api.model_names import named_model
+from router.api.routes import named_model
 from router.config import LimitsConfig
 from router.errors import (
     BadRequest,
@@ -93,6 +93,7 @@ class Realtime:
         self._upstream = upstream
         self._headers = headers
         self._limits = limits
+        self.max_message_bytes = limits.websocket_message_bytes
         self._metrics = metrics
         self._num_open = 0
 

@@ -13,6 +13,7 @@ Realtime sessions and requests without a body are not watched. See `router.repli
 from __future__ import annotations
 
 import asyncio
+import math
 from time import monotonic
 from typing import Final
 
@@ -133,7 +134,14 @@ class Witness:
         refusal = self._deaths.refusal(body, now_s)
         if refusal is None:
             return None
-        return RequestKills(num_replicas=len(refusal.replicas), left_s=refusal.until_s - now_s)
+        num_replicas = len(refusal.replicas)
+        is_one = num_replicas == 1
+        which = "A replica went down twice" if is_one else f"{num_replicas} replicas went down"
+        return RequestKills(
+            f"{which} while processing this request, so it is refused for another "
+            f"{math.ceil(refusal.until_s - now_s)} s. Change the request, or ask the router's "
+            "operator to allow it again."
+        )
 
     async def _look(self, name: str, url: str) -> None:
         """Ask a replica whether it is there, once for all that failed there at a time."""

@@ -14,6 +14,6 @@ client nothing and the data path moves on.
 
 from router.upstream.answer import Answer
 from router.upstream.client import Upstream
-from router.upstream.headers import HOP_BY_HOP, end_to_end
+from router.upstream.session import HOP_BY_HOP, end_to_end
 
 __all__ = ["HOP_BY_HOP", "Answer", "Upstream", "end_to_end"]

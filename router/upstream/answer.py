@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Final
 
 import aiohttp
+from multidict import CIMultiDictProxy
 
 from router.api.encodings import decoded, is_encoded
-from router.api.keep_alives import KeepAlives
 from router.errors import ClientError
 from router.replicas.signs import Signs
 from router.upstream.failures import upstream_error
@@ -25,7 +26,6 @@ class Answer:
 
     A stream is silent while nothing but keep-alive comments comes.
 
-    is_event_stream: Whether its body is server-sent events that can be read.
     streams: Whether its body is server-sent events, readable or not.
     is_encoded: Its body is compressed, although that was not asked for: passed on as it comes.
     """
@@ -44,10 +44,7 @@ class Answer:
         "error_status",
         "first",
         "first_s",
-        "headers",
         "is_encoded",
-        "is_event_stream",
-        "status",
         "streams",
     )
 
@@ -69,16 +66,28 @@ class Answer:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._waits_since_s: float | None = None  # None: no one waits for the next bytes
         self._pouring: _Pouring | None = None  # takes what has come; None: a task does
-        self.status = response.status
-        self.headers = response.headers
         self.first = first
         self.first_s: float | None = None  # of the first token or byte, by the caller's clock
         self.error_status: int | None = None  # of a stream whose first event is an error
         kind = response.headers.get("Content-Type", "").partition(";")[0]
         self.is_encoded = is_encoded(response.headers)
         self.streams = kind.strip().lower() == "text/event-stream"
-        self.is_event_stream = self.streams and not self.is_encoded
         self._keep_alives = KeepAlives() if self.is_event_stream else None
+
+    @property
+    def status(self) -> int:
+        """The status line's code."""
+        return self._response.status
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """The headers as the replica sent them."""
+        return self._response.headers
+
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether the body is server-sent events that can be read."""
+        return self.streams and not self.is_encoded
 
     @property
     def outcome_status(self) -> int:
@@ -301,3 +310,61 @@ class _Pouring:
         if not goes_on:
             over.set_result(None)
         return goes_on
+
+
+MAX_BYTES: Final = 64 * 1024
+"""Of a line without an end; a longer one counts as an event."""
+
+_LINES: Final = re.compile(
+    rb'(?:(?::[^\r\n]*|data:?[ \t]*|event: ?ping|data: ?\{"type": ?"ping"\}|)(?:\r\n|\r|\n))*'
+)
+_FORMS: Final = (
+    b"data:  ",
+    b"event: ping",
+    b"event:ping",
+    b'data: {"type": "ping"}',
+    b'data: {"type":"ping"}',
+    b'data:{"type": "ping"}',
+    b'data:{"type":"ping"}',
+)
+_SAID: Final = b"data: -"  # stands for the beginning of an event's line
+
+
+class KeepAlives:
+    """Tells keep-alives from an engine's output, in a stream that comes in pieces.
+
+    Keep-alives are comments, empty lines and pings. Source: vLLM 0.32
+    entrypoints/serve/utils/sse_keep_alive.py (`--sse-keep-alive-interval`, for chat and
+    completions); Anthropic's `ping` events; WHATWG HTML section 9.2 (comments, empty data).
+
+    unfinished: The beginning of a line that is a keep-alive so far.
+    """
+
+    __slots__ = ("_begun",)
+
+    def __init__(self) -> None:
+        self._begun = b""  # of the line that the next piece goes on with
+
+    @property
+    def unfinished(self) -> bytes:
+        return b"" if self._begun is _SAID else self._begun
+
+    def are_all(self, piece: bytes) -> bool:
+        """Return whether a piece has keep-alives alone, as far as it shows."""
+        begun = self._begun
+        text = begun + piece if begun else piece
+        match = _LINES.match(text)
+        assert match is not None  # it matches nothing, too
+        rest = text[match.end() :]
+        if not rest or (_may_become_one(rest) and len(rest) <= MAX_BYTES):
+            self._begun = rest
+            return True
+        self._begun = b"" if piece.endswith((b"\n", b"\r")) else _SAID
+        return False
+
+
+def _may_become_one(line: bytes) -> bool:
+    """Return whether a line that has not ended is a keep-alive so far."""
+    if b"\n" in line or b"\r" in line:
+        return False
+    return line.startswith(b":") or any(form.startswith(line) for form in _FORMS)

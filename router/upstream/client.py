@@ -10,12 +10,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Self
 
 import aiohttp
-from aiohttp.connector import Connection
 from multidict import CIMultiDict
 from yarl import URL
 
 from router.config import ForwardConfig
-from router.errors import HandshakeRefused, OutOfConnections, Overdue
+from router.errors import HandshakeRefused, OutOfConnections, Overdue, RouterError
 from router.replicas.signs import Signs
 from router.shortage import shortage
 from router.upstream.answer import Answer
@@ -32,30 +31,46 @@ reached the replica."""
 _Request = tuple[str, str, CIMultiDict[str], bytes | None]  # URL, method, headers, body
 
 
-class _Watch:
-    """Asks now and then whether to wait longer, and ends the deadline if not."""
+class _Wait:
+    """The wait for a first byte: a deadline that is moved as long as there is reason to wait.
 
-    __slots__ = ("_deadline", "_loop", "_patience", "_timer", "is_over")
+    may_move_on: Return whether the request has somewhere else to go.
+    is_overdue: Whether the caller's own patience ended the wait.
+    is_sent: Whether a replica may have the request.
+    """
 
-    def __init__(
-        self, patience: Callable[[], float | None], wait_s: float, deadline: asyncio.Timeout
-    ) -> None:
+    __slots__ = ("_loop", "_timers", "deadline", "is_overdue", "is_sent", "may_move_on")
+
+    def __init__(self, may_move_on: Callable[[], bool]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._patience = patience
-        self._deadline = deadline
-        self.is_over = False
-        self._timer = self._loop.call_later(wait_s, self._ask)
+        self._timers: dict[Callable[[], float | None], asyncio.TimerHandle] = {}
+        self.deadline = asyncio.timeout(None)
+        self.may_move_on = may_move_on
+        self.is_overdue = False
+        self.is_sent = False
 
-    def _ask(self) -> None:
-        wait_s = self._patience()
+    def ask_after(
+        self, wait_s: float, ask: Callable[[], float | None], *, is_patience: bool = False
+    ) -> None:
+        """Ask in `wait_s` how long to wait before the next question; None ends the wait."""
+        self._timers[ask] = self._loop.call_later(wait_s, self._ask, ask, is_patience)
+
+    def _ask(self, ask: Callable[[], float | None], is_patience: bool) -> None:
+        wait_s = ask()
         if wait_s is not None:
-            self._timer = self._loop.call_later(wait_s, self._ask)
-        elif not self._deadline.expired():
-            self.is_over = True
-            self._deadline.reschedule(0.0)
+            self.ask_after(wait_s, ask, is_patience=is_patience)
+        elif not self.deadline.expired():
+            self.is_overdue = is_patience
+            self.end()
+
+    def end(self) -> None:
+        """Fail the request now."""
+        self.deadline.reschedule(0.0)
 
     def stop(self) -> None:
-        self._timer.cancel()
+        """Ask no more: the first byte has come, or the request failed."""
+        for timer in self._timers.values():
+            timer.cancel()
 
 
 class Upstream:
@@ -78,7 +93,7 @@ class Upstream:
         self._kept: Session | None = None
         self._fresh: Session | None = None  # keeps no connection
         self._sockets: aiohttp.ClientSession | None = None  # of `_fresh`'s connections
-        self._first_bytes: dict[str, dict[asyncio.Timeout, Callable[[], bool]]] = {}
+        self._waits: dict[str, set[_Wait]] = {}  # by replica
         self._max_connections = config.max_connections or 0
         self._num_open = 0
 
@@ -129,54 +144,32 @@ class Upstream:
     ) -> Answer:
         """Send one request and wait for the first bytes of its answer.
 
-        Keep-alive comments of a stream, and white space before another body, are not among them.
-
-        Where a kept connection turns out to have been closed, the request is sent on a new one.
+        Keep-alives do not count. If a kept connection is closed, a new one is used.
 
         Args:
-            replica: Name for errors and for `abort`.
             url: Absolute, already encoded; sent as it is.
             headers: End-to-end headers, without Host and Content-Length.
-            body: Sent as it is; None for none.
             may_move_on: Asked by `abort`: whether this request has somewhere else to go.
-            may_resend: Whether it may be sent twice; if not, it goes on a new connection at once.
-            patience: Asked while nothing came, first after `patience_s`: how long to wait before it
-                is asked again; None: leave now.
-            patience_s: See there.
-            hold: Reads on until what has come of an answer says enough, under the same deadline.
+            may_resend: Whether it may be sent twice; if not, it gets a new connection at once.
+            patience: Says how long to wait until it is asked again, first after `patience_s`.
+            hold: Reads on until enough of the answer has come, under the same deadline.
 
         Raises:
-            Overdue: `patience` returned None.
+            Overdue: `patience` returned None: leave now.
             UpstreamUnreachable, ConnectTimeout: nothing was sent.
             UpstreamTimeout, UpstreamBroken: nothing of an answer came.
             OutOfConnections: no connection can be made here, to any replica.
         """
-        if self._num_open >= self._max_connections:
-            raise OutOfConnections(
-                f"{self._max_connections} requests are at replicas (forward.max_connections)."
-            )
-        waiting = self._first_bytes.setdefault(replica, {})
-        deadline = asyncio.timeout(None)
-        waiting[deadline] = may_move_on
-        self._num_open += 1
-        signs, limit_s = self._signs_of(replica), self._config.first_byte_timeout_s
-        begun_s = time.monotonic()
-        watches = [
-            _Watch(lambda: signs.wait_s(begun_s, limit_s, time.monotonic()), limit_s, deadline)
-        ]
+        self._count_connection()
+        signs = self._signs_of(replica)
+        wait = self._wait_for(replica, signs, may_move_on)
         if patience is not None:
-            watches.append(_Watch(patience, patience_s, deadline))
-        assert self._kept is not None
-        assert self._fresh is not None
+            wait.ask_after(patience_s, patience, is_patience=True)
         answer: Answer | None = None
-        is_sent = False
         try:
-            async with deadline:
-                session = self._kept if may_resend else self._fresh
-                connection, is_kept = await session.connect(url)
-                is_sent = True
+            async with wait.deadline:
                 request = (url, method, headers, body)
-                response, first = await self._send(session, connection, is_kept, request)
+                response, first = await self._send(request, wait, may_resend=may_resend)
                 answer = Answer(
                     replica, response, first, self._config.idle_timeout_s, signs, self._closed
                 )
@@ -188,18 +181,21 @@ class Upstream:
                 answer.close()
             else:
                 self._closed()
-            if not is_sent and isinstance(exc, TimeoutError):
-                raise upstream_error(aiohttp.ConnectionTimeoutError(), replica, "") from exc
-            if patience is not None and watches[1].is_over and isinstance(exc, TimeoutError):
-                raise Overdue(replica, f"replica {replica} was too late") from exc
-            if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
-                raise upstream_error(exc, replica, "before its first byte") from exc
+            if (failure := _failure(exc, replica, wait)) is not None:
+                raise failure from exc
             raise
         finally:
-            del waiting[deadline]
-            for watch in watches:
-                watch.stop()
+            self._waits[replica].remove(wait)
+            wait.stop()
         return answer
+
+    def _wait_for(self, replica: str, signs: Signs, may_move_on: Callable[[], bool]) -> _Wait:
+        """Wait for as long as the limit says, and longer while the replica is seen at work."""
+        begun_s, limit_s = time.monotonic(), self._config.first_byte_timeout_s
+        wait = _Wait(may_move_on)
+        self._waits.setdefault(replica, set()).add(wait)
+        wait.ask_after(limit_s, lambda: signs.wait_s(begun_s, limit_s, time.monotonic()))
+        return wait
 
     async def connect(
         self, replica: str, url: str, *, headers: CIMultiDict[str], max_bytes: int
@@ -215,11 +211,7 @@ class Upstream:
             UpstreamError, OutOfConnections: as `open`.
         """
         assert self._sockets is not None
-        if self._num_open >= self._max_connections:
-            raise OutOfConnections(
-                f"{self._max_connections} requests are at replicas (forward.max_connections)."
-            )
-        self._num_open += 1
+        self._count_connection()
         try:
             async with asyncio.timeout(self._config.first_byte_timeout_s):
                 return UpstreamSocket(
@@ -243,9 +235,14 @@ class Upstream:
             raise
 
     async def _send(
-        self, session: Session, connection: Connection, is_kept: bool, request: _Request
+        self, request: _Request, wait: _Wait, *, may_resend: bool
     ) -> tuple[Response, bytes]:
+        """Send a request; a second time if the kept connection turns out to be closed."""
+        assert self._kept is not None
         assert self._fresh is not None
+        session = self._kept if may_resend else self._fresh
+        connection, is_kept = await session.connect(request[0])
+        wait.is_sent = True
         begun_s = time.monotonic()
         try:
             return await session.exchange(connection, *request)
@@ -261,6 +258,18 @@ class Upstream:
             raise aiohttp.ServerDisconnectedError from exc
         return await self._fresh.exchange(connection, *request)
 
+    def _count_connection(self) -> None:
+        """Count one more connection.
+
+        Raises:
+            OutOfConnections: there are too many.
+        """
+        if self._num_open >= self._max_connections:
+            raise OutOfConnections(
+                f"{self._max_connections} requests are at replicas (forward.max_connections)."
+            )
+        self._num_open += 1
+
     def _closed(self) -> None:
         self._num_open -= 1
 
@@ -271,9 +280,21 @@ class Upstream:
         instead of waiting for their own deadline. A request with nowhere to go keeps waiting: the
         probe may be wrong, and a slow answer is better than none.
         """
-        for deadline, may_move_on in self._first_bytes.get(replica, {}).items():
-            if not deadline.expired() and may_move_on():
-                deadline.reschedule(0.0)
+        for wait in self._waits.get(replica, ()):
+            if not wait.deadline.expired() and wait.may_move_on():
+                wait.end()
+
+
+def _failure(exc: BaseException, replica: str, wait: _Wait) -> RouterError | None:
+    """Return the router's error for a request without a first byte; None: `exc` is not of I/O."""
+    if isinstance(exc, TimeoutError):
+        if not wait.is_sent:
+            return upstream_error(aiohttp.ConnectionTimeoutError(), replica, "")
+        if wait.is_overdue:
+            return Overdue(replica, f"replica {replica} was too late")
+    if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
+        return upstream_error(exc, replica, "before its first byte")
+    return None
 
 
 async def _refuse_redirect(

@@ -15,7 +15,8 @@ from router.api.anthropic import (
     usage_of_message,
     usage_of_messages,
 )
-from router.api.openai import ChatRequest, tokenize_chat
+from router.api.engine_tokenize import tokenize_chat
+from router.api.openai import ChatRequest
 from router.errors import BadRequest
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]

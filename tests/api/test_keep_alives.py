@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.api.keep_alives import MAX_BYTES, KeepAlives
+from router.upstream.answer import MAX_BYTES, KeepAlives
 
 ONLY = [
     b": keep-alive\n\n",

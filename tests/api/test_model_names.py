@@ -1,11 +1,11 @@
-"""router.api.model_names and router.api.forms: which model a request names."""
+"""router.api.routes and router.api.forms: which model a request names."""
 
 from __future__ import annotations
 
 import pytest
 
 from router.api.forms import MAX_PARTS, SMALL_BYTES, model_of_form
-from router.api.model_names import named_model
+from router.api.routes import named_model
 
 TYPE = "multipart/form-data; boundary=b-1"
 

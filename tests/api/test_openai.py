@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from router.api.openai import parse_chat, parse_completion, tokenize_body
+from router.api.engine_tokenize import tokenize_body
+from router.api.openai import parse_chat, parse_completion
 from router.errors import BadRequest
 
 HELLO = [{"role": "user", "content": "hello"}]

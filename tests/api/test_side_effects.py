@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.api.side_effects import has_side_effects
+from router.api.routes import has_side_effects
 
 
 @pytest.mark.parametrize(

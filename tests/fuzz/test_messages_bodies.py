@@ -17,7 +17,7 @@ from router.api.anthropic import (
 )
 from router.api.anthropic_blocks import arguments_of
 from router.api.anthropic_types import Unknown
-from router.api.openai import tokenize_chat
+from router.api.engine_tokenize import tokenize_chat
 from router.api.outline import make_outline
 from router.errors import ClientError
 from router.tokens import NeedsEngine

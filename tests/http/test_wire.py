@@ -15,7 +15,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from router.http.cors import ALLOW
+from router.http.access import ALLOW
 from tests.faults.fake_engine import MODELS, FakeEngine, hang_up
 from tests.faults.stage import KEY, Json, Stage, chat, on_stage, records_in, streamed
 from tests.faults.test_tenants import A, tenants_file

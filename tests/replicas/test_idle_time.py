@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.replicas.idle_time import BUSY_SHARE, MAX_MS, IdleTime
+from router.replicas.ledger import BUSY_SHARE, MAX_MS, IdleTime
 
 
 def test_an_unused_engine_has_the_most_idle_time() -> None:

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import CandidateId, CostModel
-from router.replicas.idle_time import BUSY_SHARE, MAX_MS
-from router.replicas.ledger import Booking, Foreign, Lease, Ledger
+from router.replicas.ledger import BUSY_SHARE, MAX_MS, Booking, Foreign, Lease, Ledger
 from tests.effort import examples
 from tests.replicas.work import UNIT, book
 

@@ -1,8 +1,8 @@
-"""Which web pages may read answers of the public port (CORS), as vLLM does by default.
+"""Who may use the public port, and for what: routes, clients, tenants, and web pages (CORS).
 
-Preflights are answered here, before any key or replica is asked for: browsers send them without
-the page's key. Answers of engines keep the headers that the engine gave them, unless
-`listen.allowed_origins` excludes the page. The admin port has no such headers.
+Web pages are allowed as vLLM allows them by default. Preflights are answered here, before any key
+or replica is asked for: browsers send them without the page's key. Answers of engines keep the
+engine's headers, unless `listen.allowed_origins` excludes the page. The admin port has none.
 
 Source: Starlette 1.10 middleware/cors.py with vLLM 0.32's defaults: every origin, method and
 header, and no credentials (cookies).
@@ -14,7 +14,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from aiohttp import web
+from msgspec import Struct
 from multidict import CIMultiDict
+
+from router.api.clients import Client, Clients
+from router.api.routes import Route, Routes
+from router.tenants import Tenant, Tenants
 
 ALLOW: Final = "Access-Control-Allow-Origin"
 _METHODS: Final = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
@@ -76,3 +81,32 @@ class Origins:
         """Take an engine's permission out of an answer, if the page is not allowed here."""
         if not self._all and asked.get("Origin", "").lower() not in self._allowed:
             answer.popall(ALLOW, None)
+
+
+class Access(Struct, frozen=True, kw_only=True):
+    """What the public port asks about a request before it is served."""
+
+    routes: Routes
+    clients: Clients
+    origins: Origins
+    tenants: Tenants | None  # None: clients are not told apart
+
+    def client(self, request: web.BaseRequest) -> Client:
+        """Find the client of a request."""
+        return self.clients.find(request.remote, request.headers, request.scheme)
+
+    def tenant(self, request: web.BaseRequest) -> Tenant | None:
+        """Find the tenant of a request; None: clients are not told apart.
+
+        Raises:
+            Unauthorized: its key is missing or unknown.
+        """
+        return self.tenants.authenticate(request.headers) if self.tenants is not None else None
+
+    def route(self, request: web.BaseRequest) -> Route:
+        """Find the route of a request.
+
+        Raises:
+            UnknownRoute, MethodNotAllowed: it is not served.
+        """
+        return self.routes.find(request.method, request.raw_path.partition("?")[0])

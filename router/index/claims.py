@@ -1,20 +1,43 @@
-"""The audit: predictions compared with what engines report, and what follows when they differ.
+"""Claims of requests on blocks, and the audit: predictions compared with what engines report.
 
-What must live here: whose fault a wrong prediction is. What must not: matches, claims.
+What must live here: whose fault a wrong prediction is, and what follows. What must not: matches.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
 
 from policies.view import CandidateId
 from router.contracts import BlockKey
-from router.index.block_index import BlockIndex
+from router.index.block_index import BlockIndex, Speculation
 from router.index.candidate_stream import CandidateStream, StreamReason
-from router.index.claim import Claim
+from router.index.eviction import Use
 from router.index.last_block import LastBlock
 from router.index.trust import Trust
+
+
+class Claim(Struct, kw_only=True):
+    """Blocks that one request will compute at a candidate, until they are there or it failed."""
+
+    candidate: CandidateId
+    keys: Sequence[BlockKey]  # the whole chain
+    others: Sequence[BlockKey] = ()  # of other KV groups
+    speculation: Speculation | None  # of blocks not there yet; None: none, or they came
+    use: Use | None = None  # None: the candidate is not known
+    until_s: float | None = None  # None: its request is under way; else it waits for events
+    num_held_blocks: int = 0  # on the GPU when it was made, with those being computed
+    num_tier_blocks: int = 0  # with those of the cpu tier, even if it does not count
+    num_removals: int = 0  # of the candidate, before it was made
+
+    def end(self) -> None:
+        """Give the blocks back; a second time does nothing."""
+        if self.speculation is not None:
+            self.speculation.end()
+            self.speculation = None
+
 
 logger = logging.getLogger(__name__)
 

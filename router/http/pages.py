@@ -1,0 +1,104 @@
+"""The pages of the public port that the router answers itself, without an engine."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from router.discovery.readiness import Readiness
+from router.errors import NoReplicaAvailable, RouterError, UnknownModel
+from router.http.access import Access
+from router.http.answers import error_answer, metrics_answer
+from router.http.connection import Handler
+from router.http.draining import Draining
+from router.metrics import Metrics
+from router.replicas.fleet import Fleet
+
+_MODEL: Final = "/v1/models/"
+
+
+class Pages:
+    """/healthz, /readyz, /metrics, /v1/models and its entries."""
+
+    def __init__(
+        self,
+        *,
+        access: Access,
+        fleet: Fleet,
+        readiness: Readiness,
+        draining: Draining,
+        metrics: Metrics,
+    ) -> None:
+        self._access = access
+        self._fleet = fleet
+        self._readiness = readiness
+        self._draining = draining
+        self._metrics = metrics
+        self._pages: dict[str, Handler] = {
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/metrics": self._metrics_page,
+            "/v1/models": self.models,
+        }
+
+    def find(self, path: str) -> Handler | None:
+        """Find a page; None: there is none at this path."""
+        if path.startswith(_MODEL):
+            return self._model if path != _MODEL else None
+        return self._pages.get(path)
+
+    async def _healthz(self, _: web.BaseRequest) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.BaseRequest) -> web.Response:
+        reason = self._draining.reason or self._readiness.not_ready()
+        if reason is None:
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text=f"{reason}\n", headers={"Retry-After": "1"})
+
+    async def _metrics_page(self, request: web.BaseRequest) -> web.Response:
+        """Show the metrics; not to tenants, who would see one another's."""
+        may_see = self._access.tenants is None or self._access.client(request).sees_details
+        if not may_see:
+            return web.Response(status=403, text="allowed only from loopback or listen.trusted\n")
+        return metrics_answer(self._metrics)
+
+    async def models(self, request: web.BaseRequest) -> web.Response:
+        """List what all replicas serve, each model once, as far as the client may use it."""
+        try:
+            models = self._models_of(request)
+        except RouterError as error:
+            return error_answer(error, request.path)
+        return web.Response(
+            body=orjson.dumps({"object": "list", "data": models}),
+            content_type="application/json",
+        )
+
+    async def _model(self, request: web.BaseRequest) -> web.Response:
+        """Show one of them, as OpenAI's API does; vLLM 0.32 has no such route."""
+        wanted = request.path.removeprefix(_MODEL)
+        try:
+            for model in self._models_of(request):
+                if model["id"] == wanted:
+                    return web.Response(body=orjson.dumps(model), content_type="application/json")
+            if self._fleet.absent():
+                raise NoReplicaAvailable(f"No replica of `{wanted[:200]}` has answered yet.")
+            raise UnknownModel(f"The model `{wanted[:200]}` does not exist.", param="model")
+        except RouterError as error:
+            return error_answer(error, request.path)
+
+    def _models_of(self, request: web.BaseRequest) -> list[dict[str, Any]]:
+        """List the models that a client may use.
+
+        Raises:
+            Unauthorized, NoReplicaAvailable: its key is not known; no model is.
+        """
+        tenant = self._access.tenant(request)
+        models: list[dict[str, Any]] = self._fleet.models()
+        if not models:
+            raise self._fleet.no_replica()
+        if tenant is not None:
+            models = [model for model in models if tenant.may_use(model["id"])]
+        return models
