@@ -19,7 +19,7 @@ from router.contracts import NO_EXTRA, ExtraKeys, HashContract
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
 from router.kv_events.wire import BlockStored, EventBatch, decode, encode
-from tests.fixtures.test_kv_groups import prompt_of
+from tests.engines.hybrid_models import prompt_of
 
 R1 = CandidateId("r1")
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kv_groups"

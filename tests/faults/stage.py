@@ -593,3 +593,12 @@ class RawClient:
         """Read until the router closes."""
         async with asyncio.timeout(PATIENCE_S):
             return await self._reader.read()
+
+
+async def converse(stage: Stage, engines: Sequence[Emulator], num_prompts: int = 4) -> list[Reply]:
+    """Ask each of some prompts once, in turn."""
+    replies = []
+    for number in range(num_prompts):
+        replies.append(await stage.ask(chat(words(number))))
+        await stage.settled(*engines)
+    return replies

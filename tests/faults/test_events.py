@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
 import pytest
 
-from loadtest.emulator.emulator import Emulator
 from router.kv_events import stream as rank_stream
 from tests.faults.fake_engine import MODELS, FakeEngine
-from tests.faults.stage import Engines, Reply, Stage, arm, chat, holder, on_stage, words
-
-
-async def converse(stage: Stage, engines: Sequence[Emulator], num_prompts: int = 4) -> list[Reply]:
-    """Ask each of some prompts once, in turn."""
-    replies = []
-    for number in range(num_prompts):
-        replies.append(await stage.ask(chat(words(number))))
-        await stage.settled(*engines)
-    return replies
+from tests.faults.stage import Engines, arm, chat, converse, holder, on_stage, words
 
 
 async def test_a_gap_is_replayed() -> None:

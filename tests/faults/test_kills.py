@@ -27,7 +27,7 @@ from tests.faults.stage import (
     on_stages,
     words,
 )
-from tests.faults.test_tenants import A, B, tenants_file
+from tests.faults.tenants import A, B, tenants_file
 from tests.redis_servers import Start
 
 POISON = f"{SECRET} the poisoned prompt"

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.pool import suspects
+from tests.faults.pooled import Pooled, pooled
 from tests.faults.stage import (
     SLOW,
     Engines,
@@ -20,7 +21,6 @@ from tests.faults.stage import (
     streamed,
     words,
 )
-from tests.faults.test_pool import Pooled, pooled
 
 # As soon as a busy machine allows: a replica that is well answers in less.
 SOON = {"forward__overdue_floor_s": 2.0, "policy__name": "round_robin"}

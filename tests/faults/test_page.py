@@ -11,6 +11,7 @@ from router.metrics import Metrics, PoolState, RankState, SharingState
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/operate/failures.md").read_text(encoding="utf-8")
+SECURITY_PAGE = (ROOT / "docs/operate/security.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "router").rglob("*.py"))
 DEFINED = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
@@ -118,3 +119,18 @@ def test_every_setting_on_the_page_exists() -> None:
     keys = {".".join(option.path) for option in config.options()}
     for key in re.findall(r"`((?:forward|limits|health|tokens|events)\.\w+)`", PAGE):
         assert key in keys, key
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    """A function, a file, or a benchmark; none of them made up."""
+    promises = SECURITY_PAGE.partition("## Promises")[2].partition("### Supply chain")[0]
+    rows = [line for line in promises.splitlines() if re.match(r"\| [A-Z]", line)]
+    known = set(defined_in("**/test_*.py"))
+
+    assert len(rows) > 25
+    for row in rows:
+        named = re.findall(r"`([^`]+)`", row.split("|")[2])
+        assert named, row
+        for name in named:
+            is_file = name.startswith("tests/") and (ROOT / name).is_file()
+            assert is_file or name in known or name == "loadtest.bench hostile", name

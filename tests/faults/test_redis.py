@@ -16,6 +16,7 @@ from router.cluster import sharing
 from router.cluster.sharing import Sharing
 from router.errors import StoreUnavailable
 from router.messages import SCHEMA
+from tests.faults.routers import exact, turns
 from tests.faults.stage import (
     PATIENCE_S,
     SESSION,
@@ -29,7 +30,6 @@ from tests.faults.stage import (
     truth,
     words,
 )
-from tests.faults.test_routers import exact, turns
 from tests.fuzz.samples import DEEP_MSGPACK
 from tests.redis_servers import RedisServer, Start, binary, start_sentinel
 

@@ -15,8 +15,8 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from router.cluster import following
-from router.cluster.peers import Peers
 from router.kv_events.subscriber import EngineEvents, Replies
+from tests.faults.routers import exact, others_requests, turns
 from tests.faults.stage import (
     LEASE_S,
     PATIENCE_S,
@@ -40,37 +40,6 @@ from tests.redis_servers import RedisServer, Start
 VERSIONS = pytest.mark.parametrize("version", ["6.2", "7"])
 LISTENS = re.compile(r"listens on (http://\S+) \(admin: (http://\S+)\)")
 QUICK = {"health__interval_s": 0.05, "health__timeout_s": 0.2}
-
-
-async def turns(
-    stages: Sequence[Stage],
-    engines: Sequence[Emulator],
-    num_turns: int = 6,
-    session: int = 0,
-    *,
-    is_calm: bool = False,
-) -> list[Reply]:
-    """Have a conversation whose turns go to the routers one after the other.
-
-    `is_calm`: each begins when every router knows that the one before is over.
-    """
-    texts = [words(1000 + session, num_words=150)]  # worth staying for
-    replies = []
-    for turn in range(num_turns):
-        stage = stages[turn % len(stages)]
-        reply = await stage.ask(chat(*texts), headers={"X-Session-ID": f"{SESSION}-{session}"})
-        assert reply.status == 200
-        replies.append(reply)
-        texts += [reply.text, words(2000 + 100 * session + turn, num_words=20)]
-        for each in stages:
-            await each.knows(*engines)
-            if is_calm:
-                await each.until(lambda each=each: others_requests(each) == 0)  # type: ignore[misc]
-    return replies
-
-
-def exact(replies: Sequence[Reply]) -> bool:
-    return all(reply.predicted == reply.reported for reply in replies)
 
 
 @VERSIONS
@@ -323,12 +292,6 @@ async def test_orders_survive_a_redis_that_lost_them(start_redis: Start) -> None
         await together(stages, one, two)
         async with on_stage(one, redis=redis) as late:
             await late.until(lambda: known(late, two))
-
-
-def others_requests(stage: Stage) -> int:
-    peers = stage.router.peers
-    assert isinstance(peers, Peers)
-    return sum(len(peer.work.open) for peer in peers._peers.values())
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import pytest
 
 from loadtest.emulator.time_model import TimeModel
 from tests.faults.stage import Engines, Json, Stage, chat, on_stage, streamed, words
-from tests.faults.test_tenants import A, B, tenants_file
+from tests.faults.tenants import A, B, tenants_file
 
 # 160 ms for these prompts: a busy machine adds 100 ms to some of them and to some it does not.
 COLD = TimeModel(base_ms=1.0, ms_per_prefill_token=0.12)

@@ -13,7 +13,7 @@ import pytest
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
 from router.request import audit
-from tests.check.test_run import checked, finding
+from tests.check.checking import checked, finding
 from tests.faults.stage import INSTANT, Stage, chat, on_stage, words
 from tests.tokens.splits import Side, model_with
 from tests.tokens.vllm_routes import HERE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,22 +11,12 @@ import orjson
 import pytest
 from aiohttp import web
 
-from loadtest.tiny_model import MODEL_DIR
 from router.api.openai import TokenIds
 from router.tokens.encoder import TextEncoder
 from router.tokens.fast_encoder import FastEncoderFailed
 from tests.faults.fake_engine import FakeEngine
+from tests.faults.models import model_dir
 from tests.faults.stage import Engines, arm, chat, on_stage, streamed, words
-
-
-def model_dir(folder: Path, *, without: str = "", template: str | None = None) -> str:
-    """Copy the tiny model, leaving something out or giving it another chat template."""
-    shutil.copytree(MODEL_DIR, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    if without:
-        (folder / without).unlink()
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
-    return str(folder)
 
 
 @pytest.mark.parametrize("broken", ["missing", "nonsense"])

@@ -18,7 +18,7 @@ from aiohttp import web
 from router.http.cors import ALLOW
 from tests.faults.fake_engine import MODELS, FakeEngine, hang_up
 from tests.faults.stage import KEY, Json, Stage, chat, on_stage, records_in, streamed
-from tests.faults.test_tenants import A, tenants_file
+from tests.faults.tenants import A, tenants_file
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
 WHOLE = orjson.dumps({"object": "chat.completion", "choices": [], "usage": USAGE})

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from router.api.apis import APIS
 from tests.faults.fake_engine import FakeEngine
+from tests.faults.models import model_dir
 from tests.faults.stage import Engines, Json, Reply, arm, on_stage, records_in, words
-from tests.faults.test_tokens import model_dir
 
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"

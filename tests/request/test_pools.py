@@ -11,7 +11,7 @@ from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.messages import pool_lister
 from tests.faults.stage import Engines, Json, Reply, Stage, chat, on_stage, streamed, words
 from tests.redis_servers import RedisServer
-from tests.request.test_pool import parts
+from tests.request.pooled import parts
 
 
 class TwoPools(NamedTuple):

@@ -31,7 +31,7 @@ from router.request.queue import WaitingRoom
 from router.request.results import Tries
 from router.request.service import DEADLINE_HEADER
 from router.scheduling.queue import Queue
-from tests.cli.test_commands import explain
+from tests.cli.running import explain
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     SECRET,
@@ -47,9 +47,9 @@ from tests.faults.stage import (
     streamed,
     words,
 )
-from tests.faults.test_tenants import A as TENANT_A
-from tests.faults.test_tenants import B as TENANT_B
-from tests.faults.test_tenants import tenants_file
+from tests.faults.tenants import A as TENANT_A
+from tests.faults.tenants import B as TENANT_B
+from tests.faults.tenants import tenants_file
 from tests.redis_servers import Start
 
 ON = {"queue__mode": "on", "queue__ready_ms": 0.0, "health__interval_s": 60.0}

@@ -17,7 +17,7 @@ from aiohttp import WSMsgType
 from router.tenants.keys import digest_of, written
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Engines, Stage, arm, on_stage, records_in
-from tests.faults.test_tenants import A, tenants_file
+from tests.faults.tenants import A, tenants_file
 
 PATH = "/v1/realtime"
 AUDIO = base64.b64encode(b"\0" * 320).decode()

@@ -8,7 +8,7 @@ import httpx
 
 from policies.view import CandidateId
 from tests.faults.stage import Engines, Stage, chat, on_stage, words
-from tests.request.test_pool import ask, named, pooled
+from tests.request.pooled import ask, named, pooled
 
 QUICK = {"health__interval_s": 0.02, "health__load_interval_s": 0.02}
 R1 = CandidateId("r1")

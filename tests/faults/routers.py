@@ -1,0 +1,52 @@
+"""Conversations that go through several routers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.emulator.emulator import Emulator
+from router.cluster.peers import Peers
+from tests.faults.stage import (
+    SESSION,
+    Reply,
+    Stage,
+    chat,
+    words,
+)
+
+
+async def turns(
+    stages: Sequence[Stage],
+    engines: Sequence[Emulator],
+    num_turns: int = 6,
+    session: int = 0,
+    *,
+    is_calm: bool = False,
+) -> list[Reply]:
+    """Have a conversation whose turns go to the routers one after the other.
+
+    `is_calm`: each begins when every router knows that the one before is over.
+    """
+    texts = [words(1000 + session, num_words=150)]  # worth staying for
+    replies = []
+    for turn in range(num_turns):
+        stage = stages[turn % len(stages)]
+        reply = await stage.ask(chat(*texts), headers={"X-Session-ID": f"{SESSION}-{session}"})
+        assert reply.status == 200
+        replies.append(reply)
+        texts += [reply.text, words(2000 + 100 * session + turn, num_words=20)]
+        for each in stages:
+            await each.knows(*engines)
+            if is_calm:
+                await each.until(lambda each=each: others_requests(each) == 0)  # type: ignore[misc]
+    return replies
+
+
+def exact(replies: Sequence[Reply]) -> bool:
+    return all(reply.predicted == reply.reported for reply in replies)
+
+
+def others_requests(stage: Stage) -> int:
+    peers = stage.router.peers
+    assert isinstance(peers, Peers)
+    return sum(len(peer.work.open) for peer in peers._peers.values())
