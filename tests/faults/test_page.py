@@ -59,7 +59,6 @@ def test_every_row_has_tests_that_exist() -> None:
 def test_every_fault_test_is_behind_a_row() -> None:
     """Operators see what breaks a replica, a stream, a token or a request."""
     helpers = {  # of the tests themselves, or of what is no fault
-        "test_a_view_of_a_request_holds_what_it_was_given",
         "test_long_prompts_are_encoded_off_the_loop",
     }
     for file in ("replicas", "retries", "events", "tokens", "clients"):

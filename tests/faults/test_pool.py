@@ -7,10 +7,9 @@ from typing import Literal
 
 import pytest
 
-from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.replicas import retry_budget
 from router.request import retry
-from tests.faults.pooled import Pooled, pool_tokens, pooled
+from tests.faults.pooled import pool_tokens, pooled
 from tests.faults.stage import (
     Engines,
     arm,
@@ -24,35 +23,10 @@ from tests.faults.stage import (
 Trouble = Literal["hang", "garbage", "error", "half"]
 
 
-async def test_what_another_replica_computed_is_fetched_and_predicted() -> None:
-    """A replica that never saw a prompt fetches it; the header and the admin port say so."""
-    async with pooled() as it:
-        first = await it.ask(0)
-        await it.known()
-        moved = await it.move(0, first)
-        pool_state = (await it.stage.admin("/admin/pool")).json()["pool"]
-
-        assert pool_tokens(moved) == moved.predicted == moved.reported > 0
-        assert pool_state["state"] == "up"
-        assert pool_state["models"]["tiny"]["key_pattern"].startswith("tiny")
-        assert it.stage.metric("warmroute_pool_verifications_total", result="confirmed") >= 1
-
-
 async def test_without_a_pool_the_admin_port_says_so() -> None:
     """Nothing is made up."""
     async with Engines(1) as (engine,), on_stage(engine) as stage:
         assert (await stage.admin("/admin/pool")).json() == {"pool": None, "pools": []}
-
-
-async def test_an_evicted_prefix_is_not_counted_on() -> None:
-    """The master evicts in silence: the verification finds out before the decision counts."""
-    async with pooled(mooncake__list_s=3600) as it:
-        first = await it.ask(0)
-        await it.known()
-        it.master.pool.remove(it.master.pool.keys())
-        moved = await it.move(0, first)
-
-        assert pool_tokens(moved) == moved.predicted == moved.reported == 0
 
 
 @pytest.mark.parametrize("trouble", ["hang", "garbage", "error", "half"])
@@ -75,23 +49,6 @@ async def test_a_master_in_trouble_fails_no_request(trouble: Trouble) -> None:
         assert "pool lost: its contents are not used" in it.stage.log
 
 
-async def test_a_master_that_is_gone_fails_no_request() -> None:
-    """Engines go on without it, and so does the router; back with nothing, nothing is credited."""
-    async with pooled() as it:
-        first = await it.ask(0)
-        await it.known()
-        await it.master.stop()
-        await it.is_up(False)
-        alone = await it.ask(1)
-        it.master.pool.restart()
-        await it.master.start()
-        await it.is_up(True)
-        moved = await it.move(0, first)
-
-        assert alone.status == 200
-        assert pool_tokens(moved) == 0
-
-
 async def test_a_master_that_was_never_there_is_said_once() -> None:
     """Requests are served from the start, and the log names it once."""
     async with (
@@ -106,42 +63,6 @@ async def test_a_master_that_was_never_there_is_said_once() -> None:
         assert all(reply.status == 200 for reply in replies)
         assert all(pool_tokens(reply) == 0 for reply in replies)
         assert stage.log.count("pool lost") == 2  # the stage logs in two forms
-
-
-async def test_a_late_verification_delays_no_request() -> None:
-    """The directory's word counts after the deadline."""
-    async with pooled(mooncake__verify_timeout_s=0.01, mooncake__timeout_s=20.0) as it:
-        first = await it.ask(0)
-        await it.known()
-        it.master.fault = "hang"
-        moved = await it.move(0, first)
-
-        assert pool_tokens(moved) == moved.reported > 0
-        assert it.stage.metric("warmroute_pool_verifications_total", result="late") >= 1
-
-
-async def test_a_replica_that_never_fetches_is_held_to_be_detached() -> None:
-    """Some predictions come out wrong; then it is not credited any more, and that is said."""
-    async with (
-        PoolMaster(EmulatedPool()) as master,
-        Engines(1, pool=master.url) as (reader,),
-        Engines(1) as (stranger,),
-        on_stage(reader, stranger, mooncake__master=master.url, mooncake__poll_s=0.05) as stage,
-    ):
-        it = Pooled(stage, (reader, stranger), master)
-        await it.is_up(True)
-        replies = []
-        for number in range(8):
-            await it.drain("r2", True)
-            first = await it.ask(number)
-            await it.drain("r2", False)
-            await it.known()
-            replies.append(await it.move(number, first))
-
-        assert pool_tokens(replies[0]) > replies[0].reported == 0
-        assert pool_tokens(replies[-1]) == 0
-        assert "replica does not read the pool" in stage.log
-        assert (await stage.admin("/admin/pool")).json()["pool"]["detached"] == ["r2"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

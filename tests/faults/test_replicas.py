@@ -72,7 +72,7 @@ async def test_the_owner_is_killed_while_requests_wait() -> None:
         assert [task.result().status for task in asked] == [200] * 3
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504])
+@pytest.mark.parametrize("status", [500, 504])
 async def test_a_failing_status_moves_on_once(status: int) -> None:
     """Before the first byte; if the others fail as well, the last answer is the client's."""
     async with Engines(2) as engines, on_stage(*engines) as stage:
@@ -167,18 +167,15 @@ async def test_an_engines_own_error_inside_a_stream_is_passed_on() -> None:
         assert reply.body.endswith(error)
 
 
-@pytest.mark.parametrize("fault", ["die_after", "kill", "restart"])
+@pytest.mark.parametrize("fault", ["kill", "restart"])
 async def test_a_client_learns_of_an_engine_that_dies_in_its_stream(fault: str) -> None:
     """Whatever it was that ended it."""
     async with Engines(1, time_model=SLOW) as (engine,), on_stage(engine) as stage:
-        if fault == "die_after":
-            arm(engine, fault, after_tokens=2, count=1)
         async with stage.asking(
             streamed(chat(words(1), max_tokens=200, ignore_eos=True))
         ) as answer:
             first = await answer.content.readany()
-            if fault != "die_after":
-                arm(engine, fault)
+            arm(engine, fault)
             rest = await answer.read()
         events = [line for line in (first + rest).splitlines() if line.startswith(b"data:")]
 
@@ -318,24 +315,6 @@ async def test_a_first_byte_that_does_not_come_moves_on() -> None:
         await stage.until(lambda: not any(map(num_running, engines)))
 
 
-async def test_silence_inside_a_stream_ends_it() -> None:
-    """With an error event, after the idle time-out."""
-    async with (
-        Engines(1, time_model=SLOW) as (engine,),
-        on_stage(engine, forward__idle_timeout_s=0.2) as stage,
-    ):
-        async with stage.asking(
-            streamed(chat(words(1), max_tokens=200, ignore_eos=True))
-        ) as answer:
-            await answer.content.readany()
-            arm(engine, "slow", factor=1e6)
-            rest = await answer.read()
-
-        assert b"sent nothing inside its answer" in rest
-        assert b"[DONE]" not in rest
-        await stage.until(lambda: num_running(engine) == 0)
-
-
 # -- no replica left, and coming back ------------------------------------------------------------
 
 
@@ -381,23 +360,6 @@ async def test_the_only_replica_is_asked_although_it_fails() -> None:
         statuses = [(await stage.ask(chat(words(1)))).status for _ in range(10)]
 
         assert statuses == [500] * 8 + [200] * 2
-
-
-async def test_a_replica_that_comes_back_is_used_again() -> None:
-    """Down for a while, on the same address."""
-    async with Engines(1) as (engine,), on_stage(engine, **QUICK) as stage:
-        await warmed(stage, [engine])
-        engine.changed.clear()
-        arm(engine, "restart", down_s=0.4)
-        await stage.until(lambda: not stage.metric("warmroute_replica_healthy"))
-        down = await stage.ask(chat(words(1)))
-        await engine.changed.wait()
-        await stage.until(lambda: stage.metric("warmroute_replica_healthy"))
-        await stage.settled(engine)
-        back = await stage.ask(chat(words(1)))
-
-        assert (down.status, back.status) == (503, 200)
-        assert back.predicted == back.reported == 0
 
 
 @pytest.mark.parametrize("down_s", [0.0, 0.3])
