@@ -2,8 +2,6 @@
 
     python -m loadtest.docs                     rewrite *.md and docs/**/*.md where they are old
     python -m loadtest.docs --check             change nothing; status 1 if something is old
-    python -m loadtest.docs --trace FILE        do the studies too (half an hour)
-    python -m loadtest.docs --trace FILE --only published       one of them
 
 A part begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; NAME is a key of
 `MAKERS`. Everything else in a document is written by hand. Of the layers above the
@@ -31,13 +29,13 @@ from loadtest.bench import report as reporting
 from loadtest.compare.hygiene import QUESTIONS
 from loadtest.emulator.cli import emulate
 from loadtest.emulator.faults import Fault
-from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.engine_model.time_model import PRESETS, TimeModel
 from loadtest.generated import Agents
 from loadtest.markdown import table
 from loadtest.peers import page as peers
 from loadtest.replay.cli import command as replay
 from loadtest.results import RunInfo, TurnResult
-from loadtest.traces import describe, read_workload
+from loadtest.traces import describe
 from loadtest.traces.description import spread_of
 from loadtest.traces.options import workload_options
 from policies.registry import POLICIES
@@ -64,16 +62,14 @@ def fill(text: str, makers: Mapping[str, Maker]) -> str:
     """Make every generated part of a document again; parts without a maker stay.
 
     Raises:
-        ValueError: A part has a name that has no maker, not even on demand.
+        ValueError: A part has a name that has no maker.
     """
 
     def part(found: re.Match[str]) -> str:
         begin, name, end = found.groups()
         if name in makers:
             return f"{begin}\n{makers[name]().strip()}\n\n{end}"
-        if name in ON_DEMAND:
-            return found[0]
-        raise ValueError(f"no maker of {name!r}; known: {', '.join([*makers, *ON_DEMAND])}")
+        raise ValueError(f"no maker of {name!r}; known: {', '.join(makers)}")
 
     return _PART.sub(part, text)
 
@@ -216,13 +212,6 @@ def _range(policy: type[Struct], name: str) -> str:
     schema = msgspec.json.schema(policy)["$defs"][policy.__name__]["properties"][name]
     low, high = schema.get("minimum"), schema.get("maximum")
     return f"{low:g} to {high:g}" if high is not None else f"{low:g} or more"
-
-
-def published(trace: Path) -> str:
-    """Put published figures beside the simulator's; minutes."""
-    from loadtest.simulator.published import report
-
-    return report(read_workload(trace))
 
 
 # -------------------------------------------------------------------- metrics
@@ -502,23 +491,14 @@ MAKERS: dict[str, Maker] = {
     "peers-cost": partial(peers_part, peers.cost_table),
 }
 
-ON_DEMAND: dict[str, Callable[[Path], str]] = {
-    "published": published,
-}
-"""Parts that take minutes, made of the conversation trace."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Rewrite what is old; return 1 if there was something and --check forbade it."""
     args = argument_parser().parse_args(argv)
-    makers = dict(MAKERS)
-    if args.trace is not None:
-        for name in args.only or ON_DEMAND:
-            makers[name] = partial(ON_DEMAND[name], args.trace)
     num_old = 0
     for path in documents():
         text = path.read_text(encoding="utf-8")
-        filled = fill(text, makers)
+        filled = fill(text, MAKERS)
         if filled == text:
             continue
         num_old += 1
@@ -532,8 +512,6 @@ def argument_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.docs")
     parser.add_argument("--check", action="store_true", help="change nothing")
-    parser.add_argument("--trace", type=Path, help="Mooncake's conversation_trace.jsonl")
-    parser.add_argument("--only", action="append", choices=list(ON_DEMAND), help="of the studies")
     return parser
 
 

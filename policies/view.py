@@ -144,7 +144,6 @@ class ReplicaView(Holding, frozen=True, kw_only=True, gc=False):
     num_queued_tokens: int = 0  # uncached tokens of the waiting ones
     queue_ms: float = 0.0  # predicted time until the prefills ahead are done
     busy_ratio: float = 0.0  # share of the last minute with a prefill at work, in [0, 1]
-    cache_pressure: float = 0.0  # tokens computed here recently over its capacity; 0.0: unknown
     num_free_tokens: int | None = None  # of its cache, beside what requests in flight use
     tbt_ms: float | None = None  # predicted inter-token latency, with one request more
     cost: CostModel = CostModel()

@@ -36,8 +36,6 @@ SOURCES = (
     "docker/grafana/*.py", "docker/prometheus/alerts.yml",
 )  # fmt: skip
 OLD = (
-    "loadtest/emulator/",
-    "loadtest/simulator/",
     "router/cluster/",
     "router/kv_events/",
     "router/scheduling/",

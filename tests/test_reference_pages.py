@@ -42,14 +42,14 @@ def test_every_error_code_is_explained() -> None:
 def test_every_admin_route_is_listed() -> None:
     """The page lists each route of the admin port."""
     page = (REFERENCE / "admin.md").read_text()
-    source = (ROOT / "router/http/admin.py").read_text()
-    routes = re.findall(r'add_(get|post|delete)\("(/admin/\w+)(/\{[^}]+\})?(/\w+)?"', source)
+    source = (ROOT / "router/http/admin_pages.py").read_text()
+    routes = re.findall(r'"(GET|POST|DELETE) (/admin/\w+)(/\{[^}]+\})?(/\w+)?"', source)
 
     assert len(routes) >= 20
     for method, path, name, order in routes:
-        if (method, path, name) == ("get", "/admin/experiments", "/{name}"):
+        if (method, path, name) == ("GET", "/admin/experiments", "/{name}"):
             continue  # in the row of the list
-        row = rf"\| `{method.upper()} {path}{'/[A-Z]+' if name else ''}{order}`"
+        row = rf"\| `{method} {path}{'/[A-Z]+' if name else ''}{order}`"
         assert re.search(row, page), f"{method} {path}{name}{order}"
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import orjson
 from msgspec import Struct
 
-from loadtest.chaos.stack import NUM_GPU_BLOCKS, REPLY, REPLY_SEED
+from loadtest.chaos.stack import NUM_GPU_BLOCKS, REPLY_SEED
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.replica import Replica
 from loadtest.emulator.wire import parse_generation
@@ -34,9 +34,7 @@ class Oracle:
 
     def __init__(self) -> None:
         self._replica = Replica(
-            EmulatorOptions(
-                seed=REPLY_SEED, reply=REPLY, events=False, num_gpu_blocks=NUM_GPU_BLOCKS
-            )
+            EmulatorOptions(seed=REPLY_SEED, events=False, num_gpu_blocks=NUM_GPU_BLOCKS)
         )
 
     def ids(self, text: str) -> list[int]:

@@ -29,13 +29,12 @@ from loadtest.chaos import clock
 from loadtest.chaos.link import Link
 from loadtest.chaos.plan import REPLICAS, ROUTERS
 from loadtest.engines.ports import free_port
-from loadtest.runner import leash
+from loadtest.runner.children import spawn
 from loadtest.runner.stack import child_environment, redis_binary
 
 NUM_GPU_BLOCKS: Final = 600
 BODY_BYTES: Final = 1024 * 1024  # the routers' limit
 REPLY_SEED: Final = 1
-REPLY: Final = "greedy"  # replies are known beforehand
 FIRST_BYTE_S: Final = 8.0
 
 _START_S: Final = 60.0
@@ -107,18 +106,7 @@ class Server:
         life = Life(number=len(self.lives), start_s=loop.time())
         self._ends_by = None
         with self.log.open("ab") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                str(Path(leash.__file__)),
-                str(os.getpid()),
-                *self._argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                env=dict(self._env),
-                start_new_session=True,
-            )
+            self._process = await spawn(self._argv, output, self._env)
         self.lives.append(life)
         self._begun.set()
         while not (self._up.search(self._said(seen)) and await self._is_ready()):
@@ -297,7 +285,6 @@ class Stack:
     def _emulate(self, flags: Sequence[str]) -> list[str]:
         argv = [sys.executable, "-m", "loadtest.emulator", *flags]
         argv += ["--num-gpu-blocks", str(NUM_GPU_BLOCKS), "--seed", str(REPLY_SEED)]
-        argv += ["--reply", REPLY]
         # 8 ms a token: an answer takes a fifth of a second, there is time to interfere.
         argv += ["--preset", "instant", "--base-ms", "8", "--ms-per-prefill-token", "0.03"]
         return argv

@@ -40,9 +40,7 @@ def caveats(report: Report) -> list[str]:
     ]
     warned = [check.name for check in report.checks if check.outcome == "warned"]
     if warned:
-        said.append(
-            f"{len(warned)} of {len(report.checks)} checks warn, see below: {', '.join(warned)}."
-        )
+        said.append(f"{len(warned)} of {len(report.checks)} checks warn: {', '.join(warned)}.")
     return said
 
 
@@ -75,8 +73,7 @@ def describe(report: Report) -> list[str]:
     """Describe what was run, line by line."""
     setting = report.setting
     lines = [
-        f"workload: {setting.workload}"
-        + (f", {setting.num_turns:,} turns" if setting.num_turns is not None else ""),
+        f"workload: {setting.workload}, {setting.num_turns:,} turns",
         f"where: {PLACES[setting.place]}",
         f"variants: {', '.join(_describe_arms(setting.arms))}; baseline {setting.baseline}",
         f"order: {' | '.join(' '.join(labels) for labels in setting.order)}; seed {setting.seed}",

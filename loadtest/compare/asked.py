@@ -15,7 +15,7 @@ from loadtest.compare.options import ONLY, refuse_elsewhere
 from loadtest.compare.places import Emulated, Engines, Place, Simulated, Targets, cache_tokens
 from loadtest.compare.setting import Place as PlaceName
 from loadtest.compare.setting import Setting, make_order
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 from loadtest.runner import ReplayOptions
 from loadtest.runner.parameters import api_key
 from loadtest.simulator import PoolSetup, Setup
@@ -158,8 +158,6 @@ def make_place(job: Job, *, logs: Path) -> Place:
             )
         case "targets":
             return Targets(workload, job.options)
-        case "files":
-            raise AssertionError("run files are read, not run")
 
 
 def _details(

@@ -25,7 +25,6 @@ from loadtest.compare.setting import Setting
 from loadtest.compare.store import StoreError, load, prepare, save_run, write_report
 from loadtest.compare.study import study
 from loadtest.compare.terminal import show
-from loadtest.extras import MissingExtra, need
 from loadtest.results import Run
 from loadtest.runner import ReplayError
 from loadtest.runner.display import Display
@@ -53,6 +52,7 @@ def compare(
 
     All variants run the same workload, from cold caches, in interleaved rounds; differences come
     with intervals, and with what speaks against them. WORKLOAD is --trace FILE or --generate NAME.
+    Options of sending apply to live runs; model, salt, header and key to given URLs.
 
     \b
     Simulated:         warmroute compare WORKLOAD --simulate --policies kv_aware,least_loaded
@@ -63,7 +63,6 @@ def compare(
     """
     slo = (slo_ttft, slo_tbt)
     try:
-        need("scipy")  # the report does: it is asked for before minutes of runs
         if source is not None:
             refuse_with_from(ctx)
             setting, runs = _read(source, baseline, slo)
@@ -71,7 +70,7 @@ def compare(
         job = make_job(ctx, baseline=baseline, slo=slo, options=options)
         if out is not None:
             prepare(out, job.setting)
-    except (MissingExtra, StoreError, WorkloadError, ReplayError) as error:
+    except (StoreError, WorkloadError, ReplayError) as error:
         raise _Refused(str(error)) from error
     sys.exit(_run(job, out, _console()))
 
@@ -84,7 +83,7 @@ def _read(
     source: Path, baseline: str | None, slo: tuple[float | None, float | None]
 ) -> tuple[Setting, list[Run]]:
     """Read a comparison, with another baseline or SLO where one is given."""
-    setting, runs = load(source, baseline=baseline)
+    setting, runs = load(source)
     arms, chosen = check_arms(setting.arms, baseline or setting.baseline)
     if slo == (None, None):
         slo = setting.slo_ttft_s, setting.slo_tbt_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -16,7 +17,7 @@ from msgspec import Struct
 from loadtest.compare.facts import COLD, SHARED, late_p99_s
 from loadtest.compare.setting import Setting
 from loadtest.results import Run, TurnResult, summarize
-from loadtest.statistics import Comparison, num_differing_tokens, roots, within
+from loadtest.statistics import Comparison, num_differing_tokens, roots
 from loadtest.words import milliseconds
 
 LATE_S: Final = 0.01  # as late as a quiet driver is at its P99
@@ -25,7 +26,8 @@ _MIN_SESSIONS: Final = 20
 _MIN_ROUNDS: Final = 2
 _COMPARED: Final = 0.99  # of the turns
 _COLD: Final = 0.05  # of a first prompt may be cached: a template's beginning
-_DRIFT_APART: Final = 1.3  # within a run, of one variant against another
+_DRIFT_APART: Final = 1.5  # within a run, between variants
+_MIN_TURNS: Final = 60  # of a variant, for a drift
 
 Outcome = Literal["passed", "warned", "does not apply"]
 
@@ -209,22 +211,24 @@ def _on_time(case: _Case) -> Check:
 
 
 def _drift_within(case: _Case) -> Check:
-    """Warn if median first-token times of the last third to the first third of a run are 30 %
-    apart between variants (only trends that a rank test finds at 1 %).
+    """Warn if median first-token times of the last third to the first third of a run are 50 %
+    apart between variants (from 60 turns on).
     """
     name = "drift within runs"
     changes: dict[str, float] = {}
     for label in case.setting.labels:
         turns = sorted(
             (turn for run in case.runs if run.info.label == label for turn in run.turns
-             if turn.error is None and turn.ttft_s is not None and not turn.is_warm_up),
+             if turn.error is None and not turn.is_warm_up),
             key=lambda turn: turn.start_s,
         )  # fmt: skip
-        trend = within([turn.ttft_s for turn in turns if turn.ttft_s is not None])
-        changes[label] = trend.change if trend.is_sure else 1.0
+        ttfts = [turn.ttft_s for turn in turns if turn.ttft_s is not None]
+        third = len(ttfts) // 3
+        if len(ttfts) >= _MIN_TURNS:
+            changes[label] = median(ttfts[-third:]) / (median(ttfts[:third]) or 1e-9)
     if not changes:
-        return Check(name=name, outcome="does not apply", figure="no turns")
-    apart = max(changes.values()) / min(changes.values())
+        return Check(name=name, outcome="does not apply", figure="too few turns")
+    apart = max(changes.values()) / max(min(changes.values()), 1e-9)
     figure = ", ".join(f"{label} × {change:.2f}" for label, change in changes.items())
     return Check(
         name=name,

@@ -10,13 +10,12 @@ import click
 from click.core import ParameterSource
 
 from loadtest.compare.setting import Place
-from loadtest.emulator.time_model import PRESETS
-from loadtest.runner.parameters import Header, WarmUp
+from loadtest.engine_model.time_model import PRESETS
+from loadtest.runner.parameters import POSITIVE, sending_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COUNT: Final = click.IntRange(min=1)
-_POSITIVE: Final = click.FloatRange(min=0.0, min_open=True)
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 
 _COMPARISON: Final = (
@@ -53,12 +52,10 @@ _COMPARISON: Final = (
         default=4,
         help="Of all variants; an even number balances the order.",
     ),
-    click.option(
-        "--slo-ttft", type=_POSITIVE, metavar="S", help="For goodput: first token within."
-    ),
+    click.option("--slo-ttft", type=POSITIVE, metavar="S", help="For goodput: first token within."),
     click.option(
         "--slo-tbt",
-        type=_POSITIVE,
+        type=POSITIVE,
         metavar="S",
         help="For goodput: highest mean inter-token latency of a turn.",
     ),
@@ -88,13 +85,13 @@ _FLEET: Final = (
     ),
     click.option(
         "--pool-speed",
-        type=_POSITIVE,
+        type=POSITIVE,
         metavar="K",
         help="Modelled fleets: a shared pool; reading a token takes 1/K of the time to prefill it.",
     ),
     click.option(
         "--load",
-        type=_POSITIVE,
+        type=POSITIVE,
         default=0.9,
         help="Simulated: offered work over what the fleet could do without any cache.",
     ),
@@ -103,7 +100,7 @@ _FLEET: Final = (
     ),
     click.option(
         "--speed",
-        type=_POSITIVE,
+        type=POSITIVE,
         default=1.0,
         help="Emulated: clock of engines, arrivals and waits; SLOs stay on the wall's.",
     ),
@@ -119,49 +116,10 @@ _SENDING: Final = (
         "waits for another.",
     ),
     click.option(
-        "--request-rate", type=_POSITIVE, help="Live, open loop: requests a second on average."
-    ),
-    click.option("--load-factor", type=_POSITIVE, help="Live: times as fast as the workload."),
-    click.option("--concurrency", type=_COUNT, help="Live, closed loop: sessions at once."),
-    click.option("--max-tokens", type=_COUNT, help="Live: no more tokens a reply than that."),
-    click.option(
         "--session-header",
         default="x-session-id",
         metavar="NAME",
         help="Live: carries the session id; '': none is sent.",
-    ),
-    click.option(
-        "--timeout",
-        "timeout_s",
-        type=_POSITIVE,
-        default=300.0,
-        metavar="S",
-        help="Live: give a turn up after such a silence.",
-    ),
-    click.option(
-        "--warm-up",
-        type=WarmUp(),
-        default="0",
-        help="Live: do not count the first turns (20) or seconds (30s) of every run.",
-    ),
-    click.option("--model", help="Given engines and targets: which one.  [default: the only one]"),
-    click.option(
-        "--salt",
-        default="",
-        help="Given engines and targets: any text, to make the bytes of this comparison its own. "
-        "Say another one to repeat it where caches are warm.",
-    ),
-    click.option(
-        "--header",
-        "headers",
-        type=Header(),
-        multiple=True,
-        help="Given engines and targets: sent with every request; repeatable.",
-    ),
-    click.option(
-        "--api-key-file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Given engines and targets: file with the API key.  [default: OPENAI_API_KEY, if set]",
     ),
 )
 
@@ -186,6 +144,7 @@ ONLY: Final[dict[str, frozenset[Place]]] = {
 
 def compare_options(command: F) -> F:
     """Add all options but the workload's to a click command."""
+    command = sending_options(command)
     for option in reversed((*_COMPARISON, *_FLEET, *_SENDING)):
         command = option(command)
     return command

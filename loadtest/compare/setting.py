@@ -12,14 +12,13 @@ from loadtest.compare.arms import Arm
 
 SETTING_SCHEMA: Final = "warmroute.compare-setting/1"
 
-Place = Literal["simulated", "emulated", "engines", "targets", "files"]
+Place = Literal["simulated", "emulated", "engines", "targets"]
 
 PLACES: Final[dict[Place, str]] = {
     "simulated": "simulated",
     "emulated": "live, on emulated replicas that are restarted for every run",
     "engines": "live, on given engines behind a router that is restarted for every run",
     "targets": "live, at given base URLs",
-    "files": "from run files made elsewhere",
 }
 
 
@@ -32,7 +31,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     baseline: str
     order: tuple[tuple[str, ...], ...]
     workload: str
-    num_turns: int | None = None  # of one run; None: run files do not say
+    num_turns: int  # of one run
     seed: int = 0
     slo_ttft_s: float | None = None
     slo_tbt_s: float | None = None

@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-from loadtest.compare.arms import Arm
 from loadtest.compare.page import make_page
 from loadtest.compare.report import Report
 from loadtest.compare.setting import SETTING_SCHEMA, Setting
@@ -82,40 +81,34 @@ def save_run(out: Path, run: Run) -> None:
     write_run(run_path(out, run), run)
 
 
-def load(out: Path, *, baseline: str | None = None) -> tuple[Setting, list[Run]]:
+def load(out: Path) -> tuple[Setting, list[Run]]:
     """Read a comparison back, whole or not; runs in the order in which they ran.
 
-    A directory with run files alone (made by `warmroute replay`, say) will do: labels name the
-    variants, rounds the rounds.
-
     Raises:
-        StoreError: there is nothing to read, a file is none of ours or of another version, or
-            runs are of several workloads.
+        StoreError: there is nothing to read, a file is none of ours or of another version, or a
+            run is not of this comparison.
     """
     from loadtest.runner import RunFileError, read_run
 
-    if not out.is_dir():
-        raise StoreError(f"{out} is no directory; --from takes what --out was")
+    if not (out / SETTING_FILE).is_file():
+        raise StoreError(f"{out} has no {SETTING_FILE}; --from takes a directory that was --out")
     setting = _read_setting(out / SETTING_FILE)
-    paths = sorted({*(out / RUNS).glob("*.jsonl"), *out.glob("*.jsonl")})
+    paths = sorted((out / RUNS).glob("*.jsonl"))
     if not paths:
-        raise StoreError(f"{out}: no run file (*.jsonl) in it, nor in {RUNS}/")
+        raise StoreError(f"{out}: no run file (*.jsonl) in {RUNS}/")
     runs = []
     for path in paths:
         try:
             runs.append(read_run(path))
         except (RunFileError, OSError) as exc:
             raise StoreError(str(exc)) from exc
-    _check_same_workload(paths, runs, setting)
-    runs.sort(key=_moment)
-    return setting or _derive(runs, baseline), runs
+    _check_runs(paths, runs, setting)
+    return setting, sorted(runs, key=_moment)
 
 
-def _read_setting(path: Path) -> Setting | None:
+def _read_setting(path: Path) -> Setting:
     try:
         text = path.read_bytes()
-    except FileNotFoundError:
-        return None
     except OSError as exc:
         raise StoreError(f"{path}: {exc.strerror or exc}") from exc
     try:
@@ -129,45 +122,25 @@ def _read_setting(path: Path) -> Setting | None:
         raise StoreError(f"{path}: {exc}") from exc
 
 
-def _check_same_workload(
-    paths: Sequence[Path], runs: Sequence[Run], setting: Setting | None
-) -> None:
-    wanted = setting.workload if setting else runs[0].info.workload
+def _check_runs(paths: Sequence[Path], runs: Sequence[Run], setting: Setting) -> None:
+    """Refuse runs of another workload or variant, and two runs of one variant in one round."""
+    seen: dict[tuple[str, int], Path] = {}
     for path, run in zip(paths, runs, strict=True):
-        if run.info.workload != wanted:
-            whose = "of this comparison" if setting else f"of {paths[0].name}"
+        if run.info.workload != setting.workload:
             raise StoreError(
-                f"{path}, line 1, workload: {run.info.workload!r} is not that {whose} "
-                f"({wanted!r}); only runs of the same workload can be compared"
+                f"{path}, line 1, workload: {run.info.workload!r} is not that of this comparison "
+                f"({setting.workload!r})"
             )
-        if setting and run.info.label not in setting.labels:
+        if run.info.label not in setting.labels:
             raise StoreError(
                 f"{path}, line 1, label: {run.info.label!r} is no variant of this comparison "
                 f"(they are: {', '.join(setting.labels)})"
             )
-    seen: dict[tuple[str, int], Path] = {}
-    for path, run in zip(paths, runs, strict=True):
         first = seen.setdefault((run.info.label, run.info.round), path)
         if first != path:
             raise StoreError(
                 f"{path}: {run.info.label!r} in round {run.info.round} is in {first.name} already"
             )
-
-
-def _derive(runs: Sequence[Run], baseline: str | None) -> Setting:
-    """Make a setting from run files alone: what ran is what was to run."""
-    labels = list(dict.fromkeys(run.info.label for run in runs))
-    by_round: dict[int, list[str]] = {}
-    for run in runs:
-        by_round.setdefault(run.info.round, []).append(run.info.label)
-    return Setting(
-        place="files",
-        arms=tuple(Arm(label=label) for label in labels),
-        baseline=baseline if baseline in labels else labels[0],
-        order=tuple(tuple(by_round[number]) for number in sorted(by_round)),
-        workload=runs[0].info.workload,
-        seed=runs[0].info.seed,
-    )
 
 
 def _moment(run: Run) -> tuple[int, int, float]:

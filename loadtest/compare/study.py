@@ -35,7 +35,7 @@ async def study(
     for position, (number, label) in enumerate(order):
         if stop.reason:
             break
-        meter = _Meter(display, Tally(label, setting.num_turns or 0))
+        meter = _Meter(display, Tally(label, setting.num_turns))
         if setting.place in ("emulated", "engines"):
             display.starting(label)
         try:

@@ -1,12 +1,11 @@
-"""One answer on its way: what is computed goes out as it comes, or all at once at the end.
+"""One answer: new tokens are sent as they come, or all at once at the end.
 
-    AnswerWriter    the bytes of an answer in one API's shapes; chats and completions: ChunkAnswer,
-                    the others: messages.MessageWriter, responses.ResponseWriter
+    AnswerWriter    the bytes of an answer in one API's shapes: chunks.ChunkAnswer,
+                    messages.MessageWriter, responses.ResponseWriter
     send_stream     the events, each time something new is computed
-    send_whole      the answer, once all of it is
-    send_instantly  either, of a reply that nothing is computed for
+    send_whole      the answer, once all of it is computed
 
-What must not live here: the JSON shapes (wire, messages, responses), what the model says (replies).
+What must not live here: the JSON shapes, what the model says (replies).
 """
 
 from __future__ import annotations
@@ -18,34 +17,24 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from loadtest.emulator.engine import Generation
-from loadtest.emulator.faults import Fault
+from loadtest.emulator.chunks import ChunkAnswer
+from loadtest.emulator.faults import Fault, generation_error, hang_up
+from loadtest.emulator.generation import Generation
 from loadtest.emulator.messages import MessageWriter
 from loadtest.emulator.replies import Reply
-from loadtest.emulator.request_faults import generation_error, hang_up
 from loadtest.emulator.responses import Asked, ResponseWriter
 from loadtest.emulator.tokens import Prompt
-from loadtest.emulator.wire import (
-    DONE,
-    Api,
-    ApiError,
-    ChunkWriter,
-    GenerationParams,
-    Head,
-    Usage,
-    answer,
-    usage_chunk,
-)
+from loadtest.emulator.wire import Api, ApiError, GenerationParams, Head, Usage
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 # Source: vLLM 0.32 entrypoints/serve/utils/sse_keep_alive.py
 
 
 class Choice:
-    """One reply on its way: how much the engine has made of it, how much was sent.
+    """One reply: how much of it the engine has computed, and how much was sent.
 
     Args:
-        holds_call: A tool call's arguments are sent once all of them are there.
+        holds_call: Whether a tool call's arguments are sent when all of them are computed.
     """
 
     __slots__ = ("_holds_call", "generation", "num_sent", "prompt", "reply")
@@ -61,7 +50,7 @@ class Choice:
 
     @property
     def num_ready(self) -> int:
-        num_made = self.generation.request.num_output_tokens
+        num_made = self.generation.num_output_tokens
         call = self.reply.tool_call
         if call is None or not self._holds_call or num_made == len(self.reply.ids):
             return num_made
@@ -76,72 +65,19 @@ class AnswerWriter(Protocol):
     """Writes one answer, whole or as the events of a stream."""
 
     def start(self) -> bytes:
-        """Write what a stream begins with before anything is computed."""
+        """Write the beginning of a stream, before anything is computed."""
 
     def failure(self, error: ApiError) -> bytes | None:
-        """Write the end of a stream of which nothing can be computed; None: it breaks off."""
+        """Write the end of a stream that the engine cannot compute; None: it breaks off."""
 
     def tokens(self, index: int, start: int, stop: int, usage: Usage | None) -> bytes:
-        """Write tokens [start, stop) of a choice, and its usage so far if that is given."""
+        """Write tokens [start, stop) of a choice, and its usage so far if it is given."""
 
     def end(self, usage: Usage) -> bytes:
         """Write the end of a stream."""
 
     def whole(self, usage: Usage) -> bytes:
         """Write an answer that is not streamed."""
-
-
-class ChunkAnswer:
-    """An answer of the chat or the completion route: one or more choices.
-
-    Args:
-        prompts: The ids of each choice's prompt; None: they are not asked for.
-    """
-
-    def __init__(
-        self,
-        head: Head,
-        params: GenerationParams,
-        replies: Sequence[Reply],
-        prompts: Sequence[list[int]] | None,
-    ) -> None:
-        self._head = head
-        self._has_usage = params.include_usage
-        self._replies = list(replies)
-        self._prompts = prompts
-        self._chunks = [
-            ChunkWriter(
-                head,
-                index,
-                reply,
-                return_token_ids=params.return_token_ids,
-                usage_follows=params.include_usage,
-            )
-            for index, reply in enumerate(replies)
-        ]
-
-    def start(self) -> bytes:
-        return b""
-
-    def failure(self, error: ApiError) -> bytes:
-        # As vLLM does it: the role first, then the error, and the end as ever.
-        opening = self._chunks[0].role(None, None) if self._head.api == "chat" else b""
-        return opening + b"data: " + error.body + b"\n\n" + DONE
-
-    def tokens(self, index: int, start: int, stop: int, usage: Usage | None) -> bytes:
-        chunks = self._chunks[index]
-        prompt_ids = self._prompts[index] if self._prompts is not None and start == 0 else None
-        opening = b""
-        if self._head.api == "chat" and start == 0:
-            opening = chunks.role(usage.before_any() if usage is not None else None, prompt_ids)
-        return opening + chunks.tokens(start, stop, usage, prompt_ids)
-
-    def end(self, usage: Usage) -> bytes:
-        return usage_chunk(self._head, usage) + DONE if self._has_usage else DONE
-
-    def whole(self, usage: Usage) -> bytes:
-        prompt_ids = self._prompts[0] if self._prompts is not None else None
-        return answer(self._head, self._replies, usage, prompt_ids=prompt_ids)
 
 
 def writer_of(
@@ -153,27 +89,28 @@ def writer_of(
         return ResponseWriter(head, asked, first.reply)
     if head.api == "messages":
         return MessageWriter(head, first.reply, len(first.prompt.ids))
-    prompts = [choice.prompt.ids for choice in choices] if params.return_token_ids else None
-    return ChunkAnswer(head, params, [choice.reply for choice in choices], prompts)
+    replies = [choice.reply for choice in choices]
+    return ChunkAnswer(head, params, replies, [choice.prompt.ids for choice in choices])
 
 
 async def send_stream(
     request: web.BaseRequest,
     writer: AnswerWriter,
     choices: Sequence[Choice],
-    ready: asyncio.Event,
-    *,
     api: Api,
-    has_usage: bool,
     fault: Fault | None,
-    keep_alive_s: float = 0.0,
+    *,
+    has_usage: bool,
+    keep_alive_s: float,
 ) -> web.StreamResponse:
-    """Send what is new each time `ready` is set; `has_usage`: with the usage so far.
+    """Send new tokens as they come.
 
-    `keep_alive_s`: After so long a silence a comment is sent; 0.0: never.
+    Args:
+        has_usage: Whether events have the usage so far.
+        keep_alive_s: A comment is sent after each silence of this length; 0.0: never.
 
     Raises:
-        ApiError: the engine failed.
+        ApiError: The engine failed.
     """
     response = event_stream(request)
     await response.prepare(request)
@@ -188,10 +125,8 @@ async def send_stream(
         await response.write_eof()
         return response
     while not all(choice.is_done for choice in choices):
-        ready.clear()
-        if not any(choice.num_ready > choice.num_sent for choice in choices):
-            await _wait(ready, response, choices, keep_alive_s)
-            _raise_if_failed(choices)
+        while not await _has_more(choices, keep_alive_s):
+            await response.write(KEEP_ALIVE)
         events: list[bytes] = []
         for index, choice in enumerate(choices):
             sent, now = choice.num_sent, choice.num_ready
@@ -208,72 +143,47 @@ async def send_stream(
     return response
 
 
-async def _wait(
-    ready: asyncio.Event,
-    response: web.StreamResponse,
-    choices: Sequence[Choice],
-    keep_alive_s: float,
-) -> None:
-    """Wait until there is something to send; after each silence of `keep_alive_s` comment."""
-    while True:
-        try:
-            async with asyncio.timeout(keep_alive_s or None):
-                while True:
-                    await ready.wait()
-                    if any(c.num_ready > c.num_sent or c.generation.failed for c in choices):
-                        return
-                    ready.clear()
-        except TimeoutError:
-            await response.write(KEEP_ALIVE)
-
-
 async def send_whole(
     request: web.BaseRequest,
     writer: AnswerWriter,
     choices: Sequence[Choice],
-    ready: asyncio.Event,
-    *,
     api: Api,
     fault: Fault | None,
 ) -> web.StreamResponse:
     """Send the answer once all of it is computed.
 
     Raises:
-        ApiError: the engine failed, or `fault` says so.
+        ApiError: The engine failed, or `fault` says so.
     """
     if fault is not None and fault.kind == "first_event_error":
         raise generation_error(fault)
     while not all(choice.is_done for choice in choices):
-        ready.clear()
-        if not any(choice.num_ready > choice.num_sent for choice in choices):
-            await ready.wait()
-            _raise_if_failed(choices)
+        await _has_more(choices, 0.0)
         for choice in choices:
             choice.num_sent = choice.num_ready
         if fault is not None and choices[0].num_sent >= fault.after_tokens:
             await hang_up(request)
-    return _whole(writer, usage_of(api, choices))
+    return web.Response(body=writer.whole(usage_of(api, choices)), content_type="application/json")
 
 
-async def send_instantly(
-    request: web.BaseRequest,
-    writer: AnswerWriter,
-    reply: Reply,
-    usage: Usage,
-    *,
-    is_stream: bool,
-) -> web.StreamResponse:
-    """Send a reply for which nothing is computed: what is left is the cost of HTTP."""
-    if not is_stream:
-        return _whole(writer, usage)
-    parts = [writer.start()]
-    parts += [writer.tokens(0, i, i + 1, None) for i in range(len(reply.ids))]
-    parts.append(writer.end(usage))
-    response = event_stream(request)
-    await response.prepare(request)
-    await response.write(b"".join(parts))
-    await response.write_eof()
-    return response
+async def _has_more(choices: Sequence[Choice], silence_s: float) -> bool:
+    """Wait until there is something to send; False after a silence of `silence_s` (0.0: never).
+
+    Raises:
+        ApiError: The engine failed.
+    """
+    ready = choices[0].generation.ready
+    try:
+        async with asyncio.timeout(silence_s or None):
+            while not any(choice.num_ready > choice.num_sent for choice in choices):
+                if any(choice.generation.failed for choice in choices):
+                    text = "EngineCore encountered an issue."
+                    raise ApiError(500, text, type="InternalServerError")
+                ready.clear()
+                await ready.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def event_stream(request: web.BaseRequest) -> web.StreamResponse:
@@ -287,7 +197,7 @@ def event_stream(request: web.BaseRequest) -> web.StreamResponse:
 def usage_of(api: Api, choices: Sequence[Choice]) -> Usage:
     """Add up the counts of all choices; a prompt asked for several replies counts once."""
     prompts = {id(choice.prompt): choice for choice in choices}.values()
-    requests = [choice.generation.request for choice in prompts]
+    requests = [choice.generation for choice in prompts]
     return Usage(
         num_prompt_tokens=sum(request.num_prompt_tokens for request in requests),
         num_completion_tokens=sum(choice.num_sent for choice in choices),
@@ -296,12 +206,3 @@ def usage_of(api: Api, choices: Sequence[Choice]) -> Usage:
             sum(request.num_created_tokens for request in requests) if api != "completion" else None
         ),
     )
-
-
-def _whole(writer: AnswerWriter, usage: Usage) -> web.Response:
-    return web.Response(body=writer.whole(usage), content_type="application/json")
-
-
-def _raise_if_failed(choices: Sequence[Choice]) -> None:
-    if any(choice.generation.failed for choice in choices):
-        raise ApiError(500, "EngineCore encountered an issue.", type="InternalServerError")

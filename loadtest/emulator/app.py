@@ -1,15 +1,14 @@
 """The routes of an emulated replica.
 
-What must live here: HTTP in, HTTP out, and the faults done to it. What must not: what is
-generated, when, and from which cache (replica and below); the JSON shapes (wire).
+What must live here: HTTP in, HTTP out, and faults. What must not: the reply, its time and its cache
+(replica), the JSON shapes (wire).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -18,12 +17,11 @@ from aiohttp import web
 
 from loadtest.emulator import metrics
 from loadtest.emulator.faults import REQUEST_FAULTS, Fault
-from loadtest.emulator.generation import Generate
+from loadtest.emulator.generate import Generate
 from loadtest.emulator.realtime import RealtimeRoute
 from loadtest.emulator.replica import Replica
-from loadtest.emulator.responses import ResponseStore, not_cancelled
 from loadtest.emulator.token_routes import TokenRoutes
-from loadtest.emulator.wire import ApiError, invalid_type, parse_body
+from loadtest.emulator.wire import ApiError, parse_body
 from router.errors import ClientError
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -42,8 +40,7 @@ class App:
         self._replica = replica
         self._on_fault = on_fault
         self._hangs_probes = False
-        self._responses = ResponseStore(is_on=replica.options.keep_responses)
-        generate = Generate(replica, self._responses)
+        generate = Generate(replica)
         tokens = TokenRoutes(replica)
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": generate.chat},
@@ -56,7 +53,7 @@ class App:
             "/v1/completions/render": {"POST": tokens.render_completion},
             "/v1/models": {"GET": self._models},
             "/tokenize": {"POST": tokens.tokenize},
-            "/detokenize": {"POST": self._detokenize},
+            "/detokenize": {"POST": tokens.detokenize},
             "/health": {"GET": self._health},
             "/ping": {"GET": self._empty, "POST": self._empty},
             "/load": {"GET": self._load},
@@ -85,7 +82,7 @@ class App:
         """Answer one request; errors become vLLM's own JSON."""
         response: web.StreamResponse
         try:
-            methods = self._routes.get(request.path) or self._of_response(request.path)
+            methods = self._routes.get(request.path)
             if methods is None:
                 return _json({"detail": "Not Found"}, status=404)
             handler = methods.get(request.method)
@@ -94,35 +91,15 @@ class App:
                 response.headers["Allow"] = ", ".join(methods)
                 return response
             response = await handler(request)
-        except ApiError as error:
+        except (ApiError, ClientError) as error:
+            if isinstance(error, ClientError):
+                error = ApiError(error.status, error.message, param=error.param)
             response = web.Response(
                 body=error.body, status=error.status, content_type="application/json"
-            )
-        except ClientError as error:
-            response = web.Response(
-                body=ApiError(error.status, error.message, param=error.param).body,
-                status=error.status,
-                content_type="application/json",
             )
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id(request)
         return response
-
-    def _of_response(self, path: str) -> dict[str, Handler] | None:
-        """Find the routes of a response that was issued."""
-        head, _, rest = path.partition("/v1/responses/")
-        if head or not rest:
-            return None
-        response_id, _, tail = rest.partition("/")
-
-        async def answer(request: web.BaseRequest) -> web.StreamResponse:
-            kept = self._responses.get(response_id)
-            if tail:
-                raise not_cancelled()
-            return _json(kept.response)
-
-        routes: dict[str, dict[str, Handler]] = {"": {"GET": answer}, "cancel": {"POST": answer}}
-        return routes.get(tail)
 
     async def _health(self, request: web.BaseRequest) -> web.StreamResponse:
         await self._probed()
@@ -166,13 +143,6 @@ class App:
             _model_card(replica, name, path, base) for name, (_, path) in replica.loras.items()
         ]
         return _json({"object": "list", "data": cards})
-
-    async def _detokenize(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = parse_body(await request.read(), request.headers.get("Content-Type", ""))
-        tokens = body.get("tokens")
-        if not isinstance(tokens, list):
-            raise invalid_type("missing", "tokens", "Field required", body)
-        return _json({"prompt": self._replica.tokenizer.decode(tokens)})
 
     async def _reset_prefix_cache(self, request: web.BaseRequest) -> web.StreamResponse:
         preempt = request.query.get("reset_running_requests", "").lower() in ("true", "1")
@@ -275,7 +245,7 @@ class App:
                 self._on_fault(fault)
 
     def clear_faults(self) -> None:
-        """Disarm everything; what is lost stays lost."""
+        """Disarm all faults; lost caches and batches stay lost."""
         self._replica.faults.clear()
         self._hangs_probes = False
         for rank in self._replica.ranks:
@@ -309,29 +279,13 @@ def _json(value: Any, *, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
-def _model_card(replica: Replica, name: str, root: str, parent: str | None) -> Mapping[str, Any]:
+def _model_card(replica: Replica, name: str, root: str, parent: str | None) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": int(time.time()),
+        "created": replica.created,
         "owned_by": "vllm",
         "root": root,
         "parent": parent,
         "max_model_len": None if parent is not None else replica.max_model_len,
-        "permission": [
-            {
-                "id": f"modelperm-{uuid.uuid4().hex[:16]}",
-                "object": "model_permission",
-                "created": replica.created,
-                "allow_create_engine": False,
-                "allow_sampling": True,
-                "allow_logprobs": True,
-                "allow_search_indices": False,
-                "allow_view": True,
-                "allow_fine_tuning": False,
-                "organization": "*",
-                "group": None,
-                "is_blocking": False,
-            }
-        ],
     }

@@ -123,7 +123,7 @@ class Emulator:
         return self.replica.stop()
 
     async def _keep(self) -> None:
-        """Do what faults do to the whole replica."""
+        """Apply the faults of the whole replica."""
         while True:
             fault = await self._faults.get()
             if fault.kind == "kill":

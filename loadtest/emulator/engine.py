@@ -1,12 +1,12 @@
-"""One rank in motion: the scheduler's steps laid on the clock.
+"""One rank in real time: the scheduler's steps laid on the clock.
 
 What must live here: when steps start and end, and who is notified. What must not: what a step
-contains (scheduler), what it costs (time_model), HTTP.
+contains and costs (engine_model), HTTP.
 
 Steps follow each other on a time line of their own. A step that ends at 12.000 is followed by one
-that starts at 12.000, even if the process woke at 12.0013; only requests that had arrived by then
-are in it. So sleeping inexactly moves answers by at most a tick, and never the schedule, and short
-steps can be computed several at a time without changing what happens in them.
+that starts at 12.000, even if the process woke at 12.0013. Only requests that had arrived by 12.000
+are in it. So inexact sleeping moves answers by at most a tick, and never the schedule. Short
+steps can be computed several at a time without changing their contents.
 """
 
 from __future__ import annotations
@@ -15,30 +15,19 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from loadtest.emulator.block_manager import BlockManager
+from loadtest.emulator.block_events import EventWriter
+from loadtest.emulator.bounds import BETWEEN_TOKENS_S
 from loadtest.emulator.events import EventPublisher
+from loadtest.emulator.generation import Generation
 from loadtest.emulator.pool_client import PoolClient
-from loadtest.emulator.scheduler import Request, Scheduler
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.blocks import Blocks
+from loadtest.engine_model.scheduler import Scheduler
+from loadtest.engine_model.time_model import TimeModel
+from router.kv_events.wire import KvEvent
+from router.metrics.counting import Distribution
 
 MAX_STEPS_AT_ONCE = 64
 """How many steps may be computed before other coroutines get a turn."""
-
-
-class Generation:
-    """A request's way out: `ready` is set whenever tokens or the end have come.
-
-    `request.num_output_tokens` says how many tokens are out; the reader keeps its own count of
-    those it has passed on. Several generations may share one `ready`. `failed` says that the
-    engine gave the request up (restart).
-    """
-
-    __slots__ = ("failed", "ready", "request")
-
-    def __init__(self, request: Request, ready: asyncio.Event) -> None:
-        self.request = request
-        self.ready = ready
-        self.failed = False
 
 
 class Engine:
@@ -46,26 +35,14 @@ class Engine:
 
     Args:
         tick_s: Answers are delivered at most this late, so that short steps can be bundled.
+        publisher: None: it publishes no events.
+        pool: Its prompts are saved there. None: nowhere.
         clock: Monotonic seconds.
     """
 
-    __slots__ = (
-        "_clock",
-        "_generations",
-        "_pool",
-        "_tick_s",
-        "_time_model",
-        "_wake",
-        "blocks",
-        "publisher",
-        "scheduler",
-        "slowdown",
-        "speed",
-    )
-
     def __init__(
         self,
-        blocks: BlockManager,
+        blocks: Blocks,
         scheduler: Scheduler,
         time_model: TimeModel,
         *,
@@ -80,35 +57,29 @@ class Engine:
         self.publisher = publisher
         self.speed = speed
         self.slowdown = 1.0  # set by the fault `slow`
+        self.between_tokens_s = Distribution(BETWEEN_TOKENS_S)
         self._time_model = time_model
         self._tick_s = tick_s
         self._clock = clock
         self._pool = pool
+        self._writer = EventWriter(blocks)
         self._wake = asyncio.Event()
-        self._generations: dict[Request, Generation] = {}
 
     @property
     def num_requests(self) -> int:
-        return len(self._generations)
+        return len(self.scheduler.running) + len(self.scheduler.waiting)
 
-    def submit(self, request: Request, ready: asyncio.Event) -> Generation:
-        """Queue a request; its tokens are announced through `ready`."""
-        generation = Generation(request, ready)
-        self._generations[request] = generation
-        self.scheduler.add(request)
+    def submit(self, generation: Generation) -> None:
+        """Queue a request."""
+        self.scheduler.add(generation)
         self._wake.set()
-        return generation
-
-    def abort(self, generation: Generation) -> None:
-        """Drop a request and free its blocks; harmless for a finished one."""
-        if self._generations.pop(generation.request, None) is not None:
-            self.scheduler.abort(generation.request)
 
     def fail_all(self) -> None:
         """Fail every request."""
-        for generation in list(self._generations.values()):
+        for generation in [*self.scheduler.running, *self.scheduler.waiting]:
+            assert isinstance(generation, Generation)
             generation.failed = True
-            self.abort(generation)
+            self.scheduler.abort(generation)
             generation.ready.set()
 
     @property
@@ -141,31 +112,29 @@ class Engine:
             elif num_steps >= MAX_STEPS_AT_ONCE:
                 await asyncio.sleep(0)
                 num_steps = 0
-            for request in self.scheduler.complete(step, end_s):
-                self._announce(request)
-            await self._save(self._pool)
-            self._publish()
+            prefilled: list[Generation] = []
+            for generation in self.scheduler.complete(step, end_s):
+                assert isinstance(generation, Generation)
+                if generation.num_output_tokens == 1:
+                    prefilled.append(generation)
+                else:
+                    self.between_tokens_s.observe(generation.gaps.pop()[0])
+                generation.ready.set()
+            saved = await self._save(prefilled)
+            self._publish(saved)
             start_s = end_s
 
-    def _announce(self, request: Request) -> None:
-        if request.finished:
-            generation = self._generations.pop(request, None)
-        else:
-            generation = self._generations.get(request)
-        if generation is not None:
-            generation.ready.set()
+    async def _save(self, prefilled: list[Generation]) -> list[KvEvent]:
+        """Write prompts that were just computed to the shared pool; return its new blocks."""
+        events: list[KvEvent] = []
+        if self._pool is not None:
+            size = self.blocks.block_size
+            for generation in prefilled:
+                keys = generation.keys[: generation.num_prompt_tokens // size]
+                events += self._writer.saved(generation, await self._pool.put(keys))
+        return events
 
-    async def _save(self, pool: PoolClient | None) -> None:
-        """Write the prompts that were just computed to the shared pool."""
-        prefilled, self.scheduler.prefilled = self.scheduler.prefilled, []
-        if pool is None:
-            return
-        for sequence in prefilled:
-            digests = sequence.digests[: sequence.num_prompt_blocks]
-            for position in await pool.put(digests):
-                self.blocks.note_pooled(sequence, position)
-
-    def _publish(self) -> None:
-        events = self.blocks.take_events()
+    def _publish(self, saved: list[KvEvent]) -> None:
+        events = [*self._writer.events(self.blocks.take_changes()), *saved]
         if events and self.publisher is not None:
             self.publisher.publish(events, time.time())

@@ -1,8 +1,8 @@
 """KV events of one rank over ZMQ: a PUB socket, and a ROUTER that replays what was missed.
 
 Source: vllm/distributed/kv_events.py ZmqEventPublisher, 0.32.0. Frames are `[topic, sequence,
-payload]`, the sequence counts from 0; a replay request is one 8-byte sequence number, answered by
-every buffered batch from there on and an end marker with sequence -1.
+payload]`, and the sequence counts from 0. A replay request is one 8-byte sequence number. The reply
+is every buffered batch from there on, and an end marker with sequence -1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zmq.asyncio
 from msgspec import Struct
 
 from router.addresses import unbracketed
-from router.kv_events.wire import END_OF_REPLAY, EventBatch, KvEvent, WireShape, encode
+from router.kv_events.wire import END_OF_REPLAY, EventBatch, KvEvent, encode
 
 HIGH_WATER_MARK = 100_000
 
@@ -35,10 +35,7 @@ class PublisherOptions(Struct, frozen=True, kw_only=True):
     host: str
     port: int  # 0: any
     replay_port: int  # 0: any
-    topic: str = ""
-    shape: WireShape = "map"
     buffer_steps: int = 10_000
-    replay_topic_frame: bool = True  # False: replies as before vllm#45174
 
 
 class PublisherConfig(Struct, frozen=True, kw_only=True):
@@ -55,7 +52,7 @@ class PublisherConfig(Struct, frozen=True, kw_only=True):
 
 
 class EventPublisher:
-    """Publishes one rank's batches; create it inside the running loop, `close` it in the end.
+    """Publishes one rank's batches; create it inside the running loop, `close` it at the end.
 
     `num_to_drop` batches are numbered and buffered but not sent (a gap); while `silent`, nothing
     is sent at all.
@@ -63,11 +60,9 @@ class EventPublisher:
 
     __slots__ = (
         "_buffer",
-        "_options",
         "_pub",
         "_rank",
         "_replay",
-        "_topic",
         "config",
         "next_sequence",
         "num_to_drop",
@@ -76,9 +71,7 @@ class EventPublisher:
     )
 
     def __init__(self, options: PublisherOptions, rank: int) -> None:
-        self._options = options
         self._rank = rank
-        self._topic = options.topic.encode()
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=options.buffer_steps)
         self.next_sequence = 0
         self.num_to_drop = 0
@@ -100,13 +93,12 @@ class EventPublisher:
             endpoint=f"tcp://*:{port}",
             replay_endpoint=f"tcp://*:{replay_port}",
             buffer_steps=options.buffer_steps,
-            topic=options.topic,
         )
 
     def publish(self, events: list[KvEvent], ts: float) -> None:
         """Send one batch; never blocks (a subscriber that is too slow loses it, as with vLLM)."""
         batch = EventBatch(ts=ts, events=events, dp_rank=self._rank)
-        self.publish_payload(encode(batch, shape=self._options.shape))
+        self.publish_payload(encode(batch))
 
     def publish_garbage(self, count: int) -> None:
         """Send `count` payloads of `GARBAGE`, numbered and buffered as batches are."""
@@ -121,7 +113,7 @@ class EventPublisher:
         if self.num_to_drop > 0:
             self.num_to_drop -= 1
         elif not self.silent:
-            self._pub.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload))
+            self._pub.send_multipart((b"", sequence.to_bytes(8, "big"), payload))
 
     def truncate(self, num_kept: int) -> None:
         """Forget all but the last `num_kept` buffered batches."""
@@ -136,7 +128,7 @@ class EventPublisher:
                 await self._replay_from(frames[0], int.from_bytes(frames[2], "big"))
 
     def close(self) -> None:
-        """Close both sockets; their ports are free a moment later. A second time does nothing."""
+        """Close both sockets; their ports are free a moment later."""
         for socket in (self._pub, self._replay):
             if socket.closed:
                 continue
@@ -146,14 +138,11 @@ class EventPublisher:
             socket.close(linger=0)
 
     async def _replay_from(self, client: bytes, start: int) -> None:
-        head = [client, b""]
-        topic = [self._topic] if self._options.replay_topic_frame else []
         for sequence, payload in tuple(self._buffer):
             if sequence >= start:
-                frames = [*head, *topic, sequence.to_bytes(8, "big"), payload]
+                frames = [client, b"", b"", sequence.to_bytes(8, "big"), payload]
                 await self._replay.send_multipart(frames)
-        end = [b""] if self._options.replay_topic_frame else []
-        await self._replay.send_multipart([*head, *end, END_OF_REPLAY, b""])
+        await self._replay.send_multipart([client, b"", b"", END_OF_REPLAY, b""])
 
 
 def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int) -> int:

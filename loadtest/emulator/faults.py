@@ -1,17 +1,22 @@
-"""Faults on command: which of the next requests goes wrong, and how.
+"""Faults on command: which of the next requests fails, and how.
 
-What must live here: the switches and whose turn it is. What must not: doing it (app, emulator).
-A fault is armed for `count` requests, or for each request with `probability`, or until cleared.
-Same seed and same order of requests, same faults.
+What must not live here: faults of the whole replica (app, emulator). A fault is armed for `count`
+requests, or for each request with `probability`, or until it is cleared. The same seed and the same
+order of requests give the same faults.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
-from typing import Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
 
+from aiohttp import web
 from msgspec import Struct
+from msgspec.structs import replace
+
+from loadtest.emulator.wire import ApiError
 
 FaultKind = Literal[
     "die_before",
@@ -39,26 +44,29 @@ REQUEST_FAULTS: Final = frozenset(
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One switch.
 
-    Per generation request (`text`: only those whose body has it; `pooled`: only those that would
-    read from the pool), `count` times or by chance or until cleared:
-        die_before        close the connection instead of answering
-        die_after         close it after `after_tokens` tokens
-        hang              never answer (until the client goes)
-        refuse            503
-        status            HTTP status `status`, with vLLM's error body
-        kill_before       end the whole replica instead of answering, as `kill` does
-        first_event_error a stream: 200, then an error event of `status`; else as `status`
+    Each generation request, `count` times or by chance or until cleared. With `text`: only requests
+    whose body has it. With `pooled`: only requests that would read from the pool.
+
+        die_before        Close the connection instead of answering.
+        die_after         Close it after `after_tokens` tokens.
+        hang              Never answer, until the client leaves.
+        refuse            Answer 503.
+        status            Answer HTTP status `status`, with vLLM's error body.
+        kill_before       End the whole replica instead of answering, as `kill` does.
+        first_event_error A stream: 200, then an error event of `status`; else as `status`.
+
     At once:
-        slow              multiply step times by `factor` (1.0: as before)
-        drop_events       number the next `count` event batches but do not send them: a gap
-        silence_events    send no events until `clear`
-        hang_probes       never answer `/health` and `/metrics`, until `clear`
-        truncate_replay   forget all but the last `num_kept` batches of the replay buffer
-        garbage_events    publish `count` batches that no engine sends: nested 5,000 deep, no
-                          msgpack, no events, empty; in turn
-        restart           empty cache, events from 0 again, requests lost; gone for `down_s`,
-                          then back on the same address, or on `port`
-        kill              end without saying goodbye
+
+        slow              Multiply step times by `factor` (1.0: as before).
+        drop_events       Number the next `count` event batches but do not send them: a gap.
+        silence_events    Send no events until `clear`.
+        hang_probes       Never answer `/health` and `/metrics`, until `clear`.
+        truncate_replay   Drop all but the last `num_kept` batches of the replay buffer.
+        garbage_events    Publish `count` batches that no engine sends: nested 5,000 deep, no
+                          msgpack, no events, empty; in turn.
+        restart           Lose cache and requests, and number events from 0. The replica is down
+                          for `down_s`, then back on the same address, or on `port`.
+        kill              End without closing connections.
     """
 
     kind: FaultKind
@@ -75,7 +83,7 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Faults:
-    """The armed request faults, asked once per generation request."""
+    """The armed request faults."""
 
     __slots__ = ("_armed", "_dice", "num_fired", "on_kill")
 
@@ -87,7 +95,7 @@ class Faults:
         """Called when a request ends the replica."""
 
     def arm(self, fault: Fault) -> None:
-        """Add a request fault; those armed first go first."""
+        """Add a request fault; the one armed first fires first."""
         if fault.kind not in REQUEST_FAULTS:
             raise ValueError(f"{fault.kind} is not a fault of requests")
         self._armed.append((fault, fault.count))
@@ -96,24 +104,13 @@ class Faults:
         self._armed.clear()
 
     def armed(self) -> list[Fault]:
-        """List what is armed; `count` is what is left of it."""
-        return [
-            Fault(
-                kind=fault.kind,
-                count=left,
-                probability=fault.probability,
-                after_tokens=fault.after_tokens,
-                status=fault.status,
-                text=fault.text,
-                pooled=fault.pooled,
-            )
-            for fault, left in self._armed
-        ]
+        """List the armed faults; `count` is how often each still fires."""
+        return [replace(fault, count=left) for fault, left in self._armed]
 
     def next(self, body: bytes = b"", *, is_pooled: bool = False) -> Fault | None:
-        """Return what befalls the next request; None: nothing.
+        """Return the fault of the next request; None: none.
 
-        Asked twice per request: with its body, and again if it reads from the pool.
+        Called twice per request: with its body, and again if it reads from the pool.
         """
         for index, (fault, left) in enumerate(self._armed):
             if fault.pooled is not is_pooled or fault.text.encode() not in body:
@@ -130,3 +127,41 @@ class Faults:
                 self.on_kill()
             return fault
         return None
+
+
+async def suffer(request: web.BaseRequest, fault: Fault) -> None:
+    """Apply a fault before anything is computed; `die_after` comes later."""
+    match fault.kind:
+        case "refuse":
+            raise ApiError(503, "emulated: refused", type="ServiceUnavailableError")
+        case "status":
+            raise ApiError(fault.status, f"emulated: status {fault.status}", type="EmulatedError")
+        case "die_before":
+            await hang_up(request)
+        case "hang" | "kill_before":  # until its connection is cut
+            await asyncio.Event().wait()
+        case _:
+            pass
+
+
+async def poisoned(request: web.BaseRequest, extension: Mapping[str, Any]) -> Fault | None:
+    """Fail a request on every replica: `"emulator": {"poison": KIND}`, a fault of requests."""
+    kind = extension.get("poison")
+    if kind not in REQUEST_FAULTS:
+        return None
+    fault = Fault(kind=kind)
+    await suffer(request, fault)
+    return fault
+
+
+async def hang_up(request: web.BaseRequest) -> None:
+    """Cut the connection, and wait until aiohttp cancels the request for it."""
+    if request.transport is not None:
+        request.transport.abort()
+    await asyncio.Event().wait()
+
+
+def generation_error(fault: Fault) -> ApiError:
+    """Return the error of a `first_event_error`."""
+    kind = "InternalServerError" if fault.status >= 500 else "BadRequestError"
+    return ApiError(fault.status, "emulated: generation failed", type=kind)

@@ -1,4 +1,4 @@
-"""`/v1/messages` in the engine's HTTP shapes: a chat in other words, as vLLM makes one of it.
+"""`/v1/messages` in the engine's HTTP shapes; vLLM converts the body to that of a chat.
 
 Source: vLLM 0.32.0, entrypoints/anthropic/serving.py (messages_full_converter,
 message_stream_converter, _build_anthropic_usage), by the shape of its answers.
@@ -23,10 +23,10 @@ _TAKEN_OVER: Final = (
 
 
 def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a body to that of the chat that the engine makes of it.
+    """Convert a body to that of a chat, as the engine does.
 
     Raises:
-        ApiError: it is none that the engine would take.
+        ApiError: The engine would refuse it.
     """
     own = {field: value for field, value in body.items() if field != "kv_transfer_params"}
     chat = parse_messages(own)
@@ -49,7 +49,7 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what a request model's dump leaves out where it is null."""
+    """Leave out fields that a request model leaves out of its dump if they are null."""
     function = {
         key: value
         for key, value in tool["function"].items()
@@ -67,7 +67,7 @@ def error_body(error: ApiError) -> bytes:
 
 
 def usage_fields(usage: Usage) -> dict[str, int]:
-    """Shape a usage: what came from a cache, and what went into one, is counted apart."""
+    """Write the usage; tokens read from the cache and written to it are counted separately."""
     created = usage.num_created_tokens or 0
     return {
         "input_tokens": max(0, usage.num_prompt_tokens - usage.num_cached_tokens - created),
@@ -80,14 +80,11 @@ def usage_fields(usage: Usage) -> dict[str, int]:
 class MessageWriter:
     """Writes an answer, see answers.AnswerWriter."""
 
-    __slots__ = ("_block", "_head", "_num_arguments", "_num_prompt_tokens", "_reply")
-
     def __init__(self, head: Head, reply: Reply, num_prompt_tokens: int) -> None:
         self._head = head
         self._num_prompt_tokens = num_prompt_tokens
         self._reply = reply
         self._block: str | None = None  # the open block's type
-        self._num_arguments = 0
 
     def start(self) -> bytes:
         return b""  # `message_start` comes with the first tokens
@@ -100,7 +97,7 @@ class MessageWriter:
         return opening + self._tokens(start, stop)
 
     def end(self, usage: Usage) -> bytes:
-        """End: the only event with all of the usage."""
+        """Write the end; its event has the whole usage."""
         closing = _event("content_block_stop", index=0) if self._block is not None else b""
         ended = _event("message_delta", delta=_stop(self._reply), usage=usage_fields(usage))
         return closing + ended + _event("message_stop")
@@ -109,9 +106,8 @@ class MessageWriter:
         block: dict[str, Any] = {"type": "text", "text": self._reply.text()}
         if self._reply.tool_call is not None:
             call = self._reply.tool_call
-            arguments = call.arguments[: self._reply.arguments_until(len(self._reply.ids))]
             try:
-                given = orjson.loads(arguments)
+                given = orjson.loads(self._reply.arguments())
             except orjson.JSONDecodeError:
                 given = {}
             block = {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
@@ -125,14 +121,14 @@ class MessageWriter:
         )
 
     def _message_start(self) -> bytes:
-        """Begin: what was cached is not known here, so the whole prompt is `input_tokens`."""
+        """Write the beginning: cached tokens are not known yet, so the whole prompt is new."""
         usage = {"input_tokens": self._num_prompt_tokens, "output_tokens": 0}
         ends = {"stop_reason": None, "stop_sequence": None}
         begun = {**_head(self._head), "content": [], **ends, "usage": usage}
         return _event("message_start", message=begun)
 
     def _tokens(self, start: int, stop: int) -> bytes:
-        """Write tokens [start, stop) of the reply, where they say anything."""
+        """Write tokens [start, stop) of the reply; nothing if they have no text."""
         call = self._reply.tool_call
         if call is None:
             text = self._reply.text(start, stop)
@@ -144,10 +140,7 @@ class MessageWriter:
         if stop >= call.start:
             block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
             events += self._open(block)
-        known = self._reply.arguments_until(stop)
-        if known > self._num_arguments:
-            part = call.arguments[self._num_arguments : known]
-            self._num_arguments = known
+        if part := self._reply.arguments(start, stop):
             events += self._delta({"type": "input_json_delta", "partial_json": part})
         return events
 

@@ -1,94 +1,136 @@
-"""Every option of an emulated replica, with the defaults, in one frozen struct."""
+"""Every option of an emulated replica, with the defaults, in one frozen struct.
+
+A field with a description is a flag of `warmroute emulate`, see `loadtest.emulator.cli`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from loadtest.emulator.block_manager import HashForm
-from loadtest.emulator.time_model import PRESETS, TimeModel
 from loadtest.emulator.transfers import Connector
 from loadtest.emulator.wire import VERSION
+from loadtest.engine_model.time_model import PRESETS, TimeModel
 from router.contracts import DEFAULT_SEED, MAX_LOOKAHEAD, Algorithm, HashContract
-from router.kv_events.wire import WireShape
 
-TINY_MODEL = Path(__file__).resolve().parent.parent / "tiny_model"
+TINY_MODEL: Final = Path(__file__).resolve().parent.parent / "tiny_model"
 
 KvRole = Literal["both", "producer", "consumer"]
-ReplyKind = Literal["words", "echo", "greedy"]
+ReplyKind = Literal["words", "echo"]
+
+_POSITIVE: Final = (
+    "block_size",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "data_parallel_size",
+    "speed",
+)
+
+
+def _says(description: str) -> Meta:
+    return Meta(description=description)
 
 
 class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One replica. Ports of 0 are chosen by the system and known to the running `Emulator`.
+    """One replica. Ports of 0 are chosen by the system and known to the running `Emulator`."""
 
-    `num_gpu_blocks` counts the null block. `max_model_len` None: what the model's config and the
-    cache allow. `events_port` and `replay_port` are rank 0's; rank r adds r to them.
-    """
-
-    # where it listens
-    host: str = "127.0.0.1"
-    port: int = 0
-    # what it serves
-    model_dir: Path = TINY_MODEL
-    served_model_names: tuple[str, ...] = ("tiny",)
-    loras: tuple[tuple[str, str], ...] = ()  # (name, path)
-    max_model_len: int | None = None
+    # addresses
+    host: Annotated[str, _says("Address to listen on, for HTTP and events.")] = "127.0.0.1"
+    port: Annotated[int, _says("HTTP port; 0: any free one.")] = 0
+    # the model
+    model_dir: Annotated[
+        Path,
+        _says("Model directory: tokenizer, chat template, config.json.  [default: a tiny one]"),
+    ] = TINY_MODEL
+    served_model_names: Annotated[
+        tuple[str, ...], _says("Name in the API; repeatable.  [default: tiny, or --model]")
+    ] = ("tiny",)
+    loras: Annotated[tuple[tuple[str, str], ...], _says("Adapter as NAME=PATH; repeatable.")] = ()
+    max_model_len: Annotated[int | None, _says("Longest sequence.  [default: what fits]")] = None
     chat_template_kwargs: dict[str, Any] = {}  # vLLM's --default-chat-template-kwargs
-    version: str = VERSION  # of vLLM; from 0.33 on its Responses route heeds the rank header
+    version: str = VERSION  # of vLLM; from 0.33 on its Responses route reads the rank header
     # the cache
-    block_size: int = 16
-    num_gpu_blocks: int = 16384
-    kv_cache_dtype: str = "auto"  # reported; in a pool it reads other types' objects all the same
-    sliding_window: int | None = None  # tokens, of layers beside those of full attention
-    num_window_groups: int = 1  # KV groups of such layers
-    enable_prefix_caching: bool = True
-    eagle: bool = False  # drop the last block of each hit, as with EAGLE or MTP
-    lookahead: int = 0  # tokens behind a block that its hash covers, as with EAGLE or MTP from 0.33
-    hash_algorithm: Algorithm = "sha256"
-    hash_seed: str = DEFAULT_SEED
-    hash_tagged: bool = True
+    block_size: Annotated[int, _says("Tokens per KV block.")] = 16
+    num_gpu_blocks: Annotated[int, _says("KV blocks per rank, the null block among them.")] = 16384
+    kv_cache_dtype: Annotated[str, _says("Data type of the KV cache, as it is reported.")] = "auto"
+    sliding_window: Annotated[
+        int | None,
+        _says(
+            "Tokens that some layers see: they have KV groups of their own.  "
+            "[default: all layers see all]"
+        ),
+    ] = None
+    num_window_groups: Annotated[int, _says("KV groups of such layers.")] = 1
+    enable_prefix_caching: Annotated[bool, _says("Reuse blocks of earlier prompts.")] = True
+    eagle: Annotated[
+        bool, _says("Drop the last block of each hit, as with EAGLE or MTP until vLLM 0.32.")
+    ] = False
+    lookahead: Annotated[
+        int,
+        _says("Tokens after each block that its hash covers, as with EAGLE or MTP from vLLM 0.33."),
+    ] = 0
+    hash_algorithm: Annotated[
+        Algorithm, _says("How blocks are named (--prefix-caching-hash-algo of vLLM).")
+    ] = "sha256"
+    hash_seed: Annotated[
+        str, _says("Text behind the hash of nothing (PYTHONHASHSEED of vLLM).")
+    ] = DEFAULT_SEED
     # the scheduler
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 256
-    data_parallel_size: int = 1
-    first_rank: int = 0  # global number of its first rank, as in hybrid and external load balancing
+    max_num_batched_tokens: Annotated[int, _says("Token budget of a step.")] = 8192
+    max_num_seqs: Annotated[int, _says("Requests that run at once.")] = 256
+    data_parallel_size: Annotated[int, _says("Ranks, each with its own cache and events.")] = 1
+    first_rank: Annotated[
+        int, _says("Number of its first rank among the ranks of all replicas.")
+    ] = 0
     # its events
-    events: bool = True
-    events_port: int = 0
-    replay_port: int = 0
-    events_topic: str = ""
-    event_shape: WireShape = "map"
-    hash_form: HashForm = "int"
-    buffer_steps: int = 10_000
-    replay_topic_frame: bool = True  # False: replies as before vllm#45174
-    # its shared pool
-    pool: str | None = None  # URL of an emulated pool's master; None: no connector
-    ms_per_fetched_token: float = 0.01
-    kv_role: KvRole = "both"  # a consumer saves nothing
-    connector: Connector = "none"  # peer to peer
+    events: Annotated[bool, _says("Publish KV events.")] = True
+    events_port: Annotated[int, _says("Rank 0's event port, rank r adds r; 0: any.")] = 0
+    replay_port: Annotated[int, _says("Rank 0's replay port, rank r adds r; 0: any.")] = 0
+    buffer_steps: Annotated[int, _says("Event batches kept for replay.")] = 10_000
+    # KV from elsewhere
+    pool: Annotated[
+        str | None, _says("URL of the emulated pool to share: another replica's --serve-pool.")
+    ] = None
+    ms_per_fetched_token: Annotated[float, _says("Time to fetch from the pool.")] = 0.01
+    kv_role: Annotated[
+        KvRole, _says("Its half of a request: a consumer saves nothing to the pool.")
+    ] = "both"
+    connector: Annotated[
+        Connector,
+        _says("How it transfers KV peer to peer; its HTTP port is its bootstrap server, too."),
+    ] = "none"
     # time
     time_model: TimeModel = PRESETS["h100-8b"]
-    speed: float = 1.0  # 10.0: everything takes a tenth of the time
-    tick_ms: float = 2.0  # answers of steps shorter than this are delivered together
+    speed: Annotated[float, _says("Run so many times as fast.")] = 1.0
+    tick_ms: Annotated[
+        float, _says("Deliver the tokens of shorter steps together, at most this late.")
+    ] = 2.0
     # replies
-    reply: ReplyKind = "words"
-    reply_tokens: int = 128  # median of the natural length, where max_tokens does not cut it
-    reply_sigma: float = 0.0  # spread of the natural length (log-normal); 0.0: always the median
-    tool_call_ratio: float = 0.0  # share of requests with tools that are answered by a call
-    hold_tool_calls: bool = False  # a call's arguments are sent at its end, as some parsers do
-    sse_keep_alive_interval: float = (
-        0.0  # seconds; chat and completions, as in vLLM; 0: no comments
-    )
-    script: Path | None = None  # what is said to requests with tools, step by step
-    tokenize: bool = True  # False: no tokens, no cache, no scheduler; for overhead benchmarks
-    seed: int = 0
-    realtime: bool = False  # the model takes /v1/realtime
-    keep_responses: bool = False  # VLLM_ENABLE_RESPONSES_API_STORE of vLLM
+    reply: Annotated[ReplyKind, _says("Pseudo-words, or the last message again.")] = "words"
+    reply_tokens: Annotated[int, _says("Natural length of a reply.")] = 128
+    tool_call_ratio: Annotated[
+        float, _says("Share of requests with tools that are answered by a call.")
+    ] = 0.0
+    hold_tool_calls: Annotated[
+        bool, _says("Send the arguments of a call at its end, as some parsers do.")
+    ] = False
+    sse_keep_alive_interval: Annotated[
+        float,
+        _says("Seconds of silence until a chat or completion stream has a comment; 0: never."),
+    ] = 0.0
+    script: Annotated[
+        Path | None,
+        _says("Answers to requests with tools: a JSON list of {text} and {call, arguments}."),
+    ] = None
+    realtime: Annotated[bool, _says("Serve /v1/realtime.")] = False
+    seed: Annotated[int, _says("Of replies and faults.")] = 0
     # faults
-    request_log: Path | None = None  # a JSON line at the start and the end of each generation
+    request_log: Annotated[
+        Path | None, _says("Append a JSON line at the start and at the end of each generation.")
+    ] = None
     may_kill: bool = False  # whether the `kill` fault ends the process, or just the replica
 
     def contract(self) -> HashContract:
@@ -97,23 +139,16 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             algorithm=self.hash_algorithm,
             block_size=self.block_size,
             seed=self.hash_seed,
-            tagged=self.hash_tagged,
             lookahead=self.lookahead,
         )
 
     def model_len(self) -> int:
-        """Settle the longest sequence: configured, or what the model and the cache allow.
+        """Return the longest sequence: configured, or what the model and the cache allow.
 
         Raises:
-            ValueError: The configured length does not fit the cache, or a number is not positive.
+            ValueError: The configured length exceeds the cache, or options contradict each other.
         """
-        for name in (
-            "block_size",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "data_parallel_size",
-            "speed",
-        ):
+        for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         self._check_windows()
@@ -133,13 +168,12 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return wanted
 
     def num_cache_tokens(self) -> int:
-        """Count the tokens of a rank's cache as vLLM does: of requests as long as the longest.
+        """Count the tokens of a rank's cache as vLLM does: of requests of the longest length.
 
         Source: get_kv_cache_capacity in vllm/v1/core/kv_cache_utils.py, 0.32.0.
         """
         longest = self.model_len()
-        num_whole = -(-longest // self.block_size)
-        num_blocks = num_whole
+        num_blocks = -(-longest // self.block_size)
         if self.sliding_window is not None:
             seen = min(longest, self.sliding_window - 1 + self.max_num_batched_tokens)
             num_blocks += self.num_window_groups * (-(-seen // self.block_size) + 1)
@@ -153,10 +187,8 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"sliding_window must be positive and num_window_groups in 1..16, got "
                 f"{self.sliding_window} and {self.num_window_groups}"
             )
-        if self.pool is not None or self.event_shape == "array":
-            raise ValueError("sliding_window: not with a pool, and not with events as arrays")
-        if self.eagle or self.lookahead:
-            raise ValueError("sliding_window: not with eagle or lookahead")
+        if self.pool is not None or self.eagle or self.lookahead:
+            raise ValueError("sliding_window: not with a pool, eagle or lookahead")
 
     def _num_sequence_blocks(self) -> int:
         """Count the blocks of tokens that one sequence can have."""

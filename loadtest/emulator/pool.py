@@ -1,97 +1,50 @@
-"""An emulated Mooncake pool: objects with eviction by last use, and its master's HTTP routes.
+"""An emulated Mooncake pool, and its master's HTTP routes.
 
-What must live here: which object is there, what the master says of it. What must not: what engines
-do with it (pool_client, scheduler). The routes and their answers are those of the real one, see
-router/pool/master.py; `/emulator/...` is what engines ask over RPC there, as HTTP.
+The routes and their answers are those of the real master, see router/pool/master.py. Engines ask
+the real one over RPC; here they use `/emulator/...`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self
 
 import orjson
 from aiohttp import web
 
+from loadtest.engine_model.pool import BlockPool
 from router.addresses import own_url_host
 from router.listening import BACKLOG, listen
 
 PoolFault = Literal["none", "hang", "garbage", "error", "half"]
 
 
-class EmulatedPool:
-    """Objects of one size each, the least recently used out first.
+class EmulatedPool(BlockPool):
+    """Objects of one size each.
 
     Args:
-        capacity_bytes: What fits; beyond it objects are evicted, in silence.
+        capacity_bytes: Beyond it objects are evicted, and nobody is told.
         bytes_per_object: Size of every object.
     """
 
     def __init__(self, *, capacity_bytes: int = 1 << 30, bytes_per_object: int = 16_384) -> None:
+        super().__init__(capacity_bytes // bytes_per_object)
         self.capacity_bytes = capacity_bytes
         self.bytes_per_object = bytes_per_object
-        self.num_evicted = 0
-        self.num_put = 0
         self.on_disk: set[str] = set()  # and not in memory; they can be fetched all the same
-        self._objects: OrderedDict[str, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._objects)
-
-    def keys(self) -> list[str]:
-        """List all objects."""
-        return list(self._objects)
-
-    def holds(self, keys: Iterable[str]) -> list[bool]:
-        """Look without touching, as the master's HTTP routes do."""
-        return [key in self._objects for key in keys]
-
-    def leading(self, keys: Sequence[str]) -> int:
-        """Count leading objects that are there, and touch them, as an engine's look-up does."""
-        for number, key in enumerate(keys):
-            if key not in self._objects:
-                return number
-            self._objects.move_to_end(key)
-        return len(keys)
-
-    def put(self, keys: Iterable[str]) -> list[str]:
-        """Store objects; return those that were not there before."""
-        new = []
-        for key in keys:
-            if key not in self._objects:
-                new.append(key)
-            self._objects[key] = None
-            self._objects.move_to_end(key)
-        self.num_put += len(new)
-        while len(self._objects) * self.bytes_per_object > self.capacity_bytes:
-            self._objects.popitem(last=False)
-            self.num_evicted += 1
-        return new
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """Lose objects."""
-        for key in keys:
-            self._objects.pop(key, None)
-
-    def remove_all(self) -> None:
-        """Lose all objects at an engine's word; nothing counts as evicted."""
-        self._objects.clear()
 
     def restart(self) -> None:
-        """Begin anew, as a master does that was killed: nothing is there, counters are zero."""
-        self._objects.clear()
+        """Restart as a master does that was killed: it is empty, counters are zero."""
+        self.clear()
         self.num_evicted = self.num_put = 0
 
 
 class PoolMaster:
     """The master's HTTP server: `async with PoolMaster(pool) as master: ... master.url`.
 
-    `ha_status` is what it says of itself: only a master that is `serving` knows of objects.
-    `view_version` counts elections; None: it takes part in none. `fault` is what happens to
-    questions from now on; `num_asked` counts them by path. `stop` and `start` end and begin its
-    life on the same port.
+    `ha_status` is the role it reports: only a master that is `serving` knows objects.
+    `view_version` counts elections; None: it takes part in none. `fault` applies to all questions
+    from now on. `num_asked` counts questions by path. `stop` and `start` use the same port.
     """
 
     def __init__(
@@ -121,7 +74,7 @@ class PoolMaster:
         """Listen.
 
         Raises:
-            OSError: the port is taken.
+            OSError: The port is taken.
         """
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{path:.*}", self._answer)
@@ -135,7 +88,7 @@ class PoolMaster:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Listen no more, and cut what is open."""
+        """Stop listening, and cut open connections."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -204,7 +157,7 @@ class PoolMaster:
         elif request.path == "/emulator/put":
             answer = self.pool.put(keys)
         elif request.path == "/emulator/remove_all":
-            self.pool.remove_all()
+            self.pool.clear()
             answer = None
         else:
             raise web.HTTPNotFound

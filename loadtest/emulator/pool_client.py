@@ -1,8 +1,8 @@
-"""One emulated replica's connector: what it asks of and writes to an emulated pool, over HTTP.
+"""The connector of one emulated replica to an emulated pool, over HTTP.
 
 Source of the rules: vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store, 0.32.0. A look-up
-takes the whole chain from block 0; prompts are saved, replies are not; what is there already is not
-written again and gives no event. A pool that does not answer has nothing and stores nothing.
+takes the whole chain from block 0. Prompts are saved, replies are not. A block that is in the pool
+is not written again and gives no event. A pool that does not answer counts as empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PoolClient:
 
     Args:
         url: Of an emulated pool's master.
-        model: What its objects' keys call the model.
+        model: The model's name in the keys of objects.
         ms_per_token: Time to fetch a token's KV.
     """
 

@@ -1,7 +1,6 @@
-"""What a body asks to be computed: the model it names, and its prompts' tokens.
+"""Read the model and the prompts of a body, or refuse them as the engine does.
 
-What must live here: reading them, and the engine's refusals of them. What must not: the fields of
-generation (wire), the answer (answers).
+What must not live here: the fields of generation (wire), the answer (answers).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from loadtest.emulator.wire import (
     Api,
     ApiError,
     GenerationParams,
-    invalid_type,
+    invalid_field,
     invalid_value,
     unknown_model,
 )
@@ -34,7 +33,7 @@ class PromptReader:
         """Return the model a body names, and the adapter's name if it is one.
 
         Raises:
-            ApiError: it is not served.
+            ApiError: The model is not served.
         """
         replica = self._replica
         name = body.get("model")
@@ -45,10 +44,10 @@ class PromptReader:
         return str(name), str(name) if name in replica.loras else None
 
     async def prompts(self, body: Mapping[str, Any], api: Api) -> list[Prompt]:
-        """Read the prompts of a body: several only of a completion.
+        """Read the prompts of a body; only completions may have several.
 
         Raises:
-            ApiError: there is none.
+            ApiError: There is none.
         """
         return await self._completion(body) if api == "completion" else [await self.chat(body)]
 
@@ -56,13 +55,13 @@ class PromptReader:
         """Read a chat's prompt.
 
         Raises:
-            ApiError: there are no messages.
+            ApiError: There are no messages.
         """
         messages = body.get("messages")
         if messages is None:
-            raise invalid_type("missing", "messages", "Field required", body)
+            raise invalid_field("messages", "Field required")
         if not isinstance(messages, list):
-            raise invalid_type("list_type", "messages", "Input should be a valid list", messages)
+            raise invalid_field("messages", "Input should be a valid list")
         reused = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
         if reused is not None:
             return self._ids(reused)
@@ -90,32 +89,23 @@ class PromptReader:
             return Prompt([*self._prefix, *prompt.ids])
         return prompt
 
-    def check_length(
-        self, prompt: Prompt, params: GenerationParams, body: Mapping[str, Any]
-    ) -> None:
-        """Refuse what does not fit the model.
+    def check_length(self, prompt: Prompt, params: GenerationParams) -> None:
+        """Refuse a prompt that exceeds the model's length.
 
         Raises:
-            ApiError: it does not.
+            ApiError: It does.
         """
-        longest = self._replica.max_model_len
+        longest, count = self._replica.max_model_len, len(prompt.ids)
         if params.max_tokens is not None and params.max_tokens > longest:
             raise invalid_value(
-                f"max_tokens={params.max_tokens} cannot be greater than max_model_len={longest}. "
-                "Please request fewer output tokens.",
+                f"max_tokens={params.max_tokens} cannot be greater than max_model_len={longest}.",
                 "max_tokens",
                 params.max_tokens,
             )
-        count = len(prompt.ids)
         if count > longest:
-            # vLLM stops tokenizing a text one token beyond the limit and says so.
-            is_text = bool(prompt.segments)
-            count = longest + 1 if is_text else count
-            qualifier = "at least " if count == longest + 1 else ""
             raise invalid_value(
                 f"This model's maximum context length is {longest} tokens. However, your prompt "
-                f"contains {qualifier}{count} input tokens, which exceeds this limit even without "
-                "any output tokens. Please reduce the length of the input prompt.",
+                f"contains {count} input tokens. Please reduce the length of the input prompt.",
                 "input_tokens",
                 count,
             )

@@ -1,13 +1,12 @@
 """`/v1/realtime` as vLLM 0.32 speaks it, without a model: each piece of audio becomes a word.
 
-Source: vllm/entrypoints/speech_to_text/realtime/connection.py. Where the model cannot do it vLLM
-has no such route, and its server refuses the WebSocket with 403.
+Source: vllm/entrypoints/speech_to_text/realtime/connection.py. If the model has no such route, the
+server refuses the WebSocket with 403.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import time
 import uuid
 from typing import Any
@@ -40,7 +39,7 @@ class RealtimeRoute:
             async for message in ws:
                 if message.type is not aiohttp.WSMsgType.TEXT:
                     break
-                await session.take(message.data)
+                await session.take(orjson.loads(message.data))
         finally:
             self._replica.num_in_flight -= 1
         return ws
@@ -50,51 +49,33 @@ class _Session:
     def __init__(self, ws: web.WebSocketResponse, models: list[str]) -> None:
         self._ws = ws
         self._models = models
-        self._is_validated = False
         self._is_generating = False
         self._words: list[str] = []
 
     async def send(self, type_: str, **fields: Any) -> None:
         await self._ws.send_str(orjson.dumps({"type": type_, **fields}).decode())
 
-    async def take(self, text: str) -> None:
+    async def take(self, event: dict[str, Any]) -> None:
         """Do as an event says, or say why not."""
-        try:
-            event = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            return await self._fail("Invalid JSON", "invalid_json")
         match event.get("type"):
             case "session.update":
                 model = event.get("model")
                 if model is None:
-                    return await self._fail("Missing required field: model", "invalid_event")
-                if model not in self._models:
-                    text = f"The model `{model}` does not exist."
-                    return await self._fail(text, "model_not_found")
-                self._is_validated = True
+                    await self._fail("Missing required field: model", "invalid_event")
+                elif model not in self._models:
+                    await self._fail(f"The model `{model}` does not exist.", "model_not_found")
             case "input_audio_buffer.append":
-                await self._hear(event)
+                word = f" {len(base64.b64decode(event['audio']))}"
+                self._words.append(word)
+                if self._is_generating:
+                    await self.send("transcription.delta", delta=word)
             case "input_audio_buffer.commit":
-                if not self._is_validated:
-                    return await self._fail("Model not validated.", "model_not_validated")
-                if not event.get("final"):
-                    self._is_generating = True
-                elif self._is_generating:
+                if event.get("final") and self._is_generating:
                     await self._end()
+                else:
+                    self._is_generating = not event.get("final")
             case other:
                 await self._fail(f"Unknown event type: {other}", "unknown_event")
-        return None
-
-    async def _hear(self, event: dict[str, Any]) -> None:
-        try:
-            audio = base64.b64decode(event["audio"], validate=True)
-        except (KeyError, TypeError, binascii.Error):
-            return await self._fail("Invalid audio data", "invalid_audio")
-        word = f" {len(audio)}"
-        self._words.append(word)
-        if self._is_generating:
-            await self.send("transcription.delta", delta=word)
-        return None
 
     async def _end(self) -> None:
         num = len(self._words)

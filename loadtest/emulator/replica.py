@@ -1,4 +1,4 @@
-"""The replica behind the HTTP routes: ranks, tokenizer, replies; and its life and deaths.
+"""The replica behind the HTTP routes: ranks, tokenizer, replies; start, sleep and stop.
 
 What must live here: building ranks, choosing one, starting a generation. What must not: HTTP.
 """
@@ -8,37 +8,36 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
-from loadtest.emulator.block_manager import BlockManager, CachedSequence
-from loadtest.emulator.engine import Engine, Generation
+from loadtest.emulator.engine import Engine
 from loadtest.emulator.events import EventPublisher, PublisherOptions
 from loadtest.emulator.faults import Faults
+from loadtest.emulator.generation import Generation
 from loadtest.emulator.metrics import EngineMetrics, RankStats
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.pool_client import PoolClient
 from loadtest.emulator.replies import Reply, ReplyRules, ReplyWriter, sample
-from loadtest.emulator.scheduler import Request, Scheduler
 from loadtest.emulator.script import Script
 from loadtest.emulator.tokens import ChatTokenizer, EncodePlan, Prompt, chain
 from loadtest.emulator.transfers import Transfers
-from loadtest.emulator.window_blocks import WindowBlockManager
 from loadtest.emulator.wire import ApiError, GenerationParams
+from loadtest.engine_model.blocks import Blocks, KvSequence
+from loadtest.engine_model.scheduler import Scheduler
+from loadtest.engine_model.window_blocks import WindowBlocks
 from router.contracts import NO_EXTRA, ExtraKeys
 
-MAX_CHARS_ON_LOOP = 30_000
+MAX_CHARS_ON_LOOP: Final = 30_000
 """Tokenizing more than this (about 10 ms) leaves the event loop."""
 
 
 class Rank:
     """One data-parallel rank: engine, publisher, counters."""
 
-    __slots__ = ("engine", "publisher", "stats")
-
-    def __init__(self, engine: Engine, publisher: EventPublisher | None, stats: RankStats) -> None:
+    def __init__(self, engine: Engine, publisher: EventPublisher | None) -> None:
         self.engine = engine
         self.publisher = publisher
-        self.stats = stats
+        self.stats = RankStats()
 
     @property
     def load(self) -> int:
@@ -65,13 +64,11 @@ class Replica:
         self._num_loras = len(self.loras)
         self.models = [*options.served_model_names, *self.loras]
         self.num_in_flight = 0
-        self.pool = (
-            PoolClient(
+        self.pool: PoolClient | None = None
+        if options.pool is not None:
+            self.pool = PoolClient(
                 options.pool, options.model_dir.name, ms_per_token=options.ms_per_fetched_token
             )
-            if options.pool is not None
-            else None
-        )
         self.sleep_level: int | None = None
         self._is_held = False  # by /pause
         self._awake = asyncio.Event()
@@ -95,8 +92,7 @@ class Replica:
                 raise
         self.metrics = EngineMetrics(
             self.options,
-            [rank.engine for rank in self.ranks],
-            [rank.stats for rank in self.ranks],
+            [(rank.engine, rank.stats) for rank in self.ranks],
             sleep_level=lambda: self.sleep_level,
         )
 
@@ -124,14 +120,15 @@ class Replica:
                     f"data_parallel_rank {number} is out of range [0, {len(self.ranks)}).",
                 )
             return self.ranks[number]
-        if len(self.ranks) == 1:
-            return self.ranks[0]
         return min(self.ranks, key=lambda rank: rank.load)
 
     async def encode(self, text: str) -> Prompt:
-        """Tokenize a text; a long unknown one in a thread."""
-        plan = self.tokenizer.plan(text)
-        await self._run(plan)
+        """Tokenize a text; a long new one in a thread."""
+        plan: EncodePlan = self.tokenizer.plan(text)
+        if plan.num_new_chars > MAX_CHARS_ON_LOOP:
+            await asyncio.to_thread(plan.encode)
+        else:
+            plan.encode()
         return self.tokenizer.commit(plan)
 
     def reply(
@@ -142,10 +139,10 @@ class Replica:
         *,
         index: int = 0,
     ) -> Reply:
-        """Decide what the model says to a prompt; the `index`-th of several says another thing.
+        """Decide what the model says to a prompt; each `index` of several replies differs.
 
         Raises:
-            ApiError: the script calls a function that the request does not have.
+            ApiError: The script calls a function that the request does not have.
         """
         extension = params.extension
         room = self.max_model_len - len(prompt_ids)
@@ -154,8 +151,7 @@ class Replica:
             min_tokens=params.min_tokens,
             ignore_eos=params.ignore_eos,
             stop=params.stop,
-            median_tokens=int(extension.get("reply_tokens", self.options.reply_tokens)),
-            sigma=0.0 if "reply_tokens" in extension else self.options.reply_sigma,
+            natural_tokens=int(extension.get("reply_tokens", self.options.reply_tokens)),
         )
         dice = self.writer.dice(prompt_ids, params.seed)
         for _ in range(index):
@@ -171,36 +167,35 @@ class Replica:
             return self.writer.tool_call(dice, str(function.get("name", "")), arguments, rules)
         if extension.get("echo") or self.options.reply == "echo":
             return self.writer.echo(_last_user_text(body), rules)
-        if self.options.reply == "greedy":
-            return self.writer.greedy(prompt_ids, rules)
         return self.writer.words(dice, rules)
 
-    def generate(
+    def generation(
         self,
-        rank: Rank,
         prompt: Prompt,
         reply: Reply,
+        ready: asyncio.Event,
         *,
         lora: str | None,
         cache_salt: str | None,
-        ready: asyncio.Event,
-        num_pooled_tokens: int = 0,
-        session_id: str | None = None,
+        session_id: str | None,
     ) -> Generation:
-        """Queue one generation on a rank; `num_pooled_tokens` were fetched for it.
-
-        Events name the session.
-        """
-        sequence, extra = self._sequence(prompt, lora, cache_salt)
-        sequence.session_id = session_id
-        request = Request(
-            sequence,
-            reply.ids,
-            extra=extra,
+        """Make the request of one reply; events name its session."""
+        keys = self._keys(prompt, lora, cache_salt)
+        token_ids = [*prompt.ids, *reply.ids]
+        if self.options.enable_prefix_caching:
+            rest = token_ids[len(keys) * self.options.block_size :]
+            extra = self._extra(lora, cache_salt)
+            keys += self.options.contract().digests(keys[-1] if keys else None, rest, extra)
+        return Generation(
+            token_ids,
+            keys,
+            len(prompt.ids),
+            ready,
+            lora=None if lora is None else (self.loras[lora][0], lora),
+            cache_salt=cache_salt,
+            session_id=session_id,
             arrival_s=self.clock(),
-            num_pooled_tokens=num_pooled_tokens,
         )
-        return rank.engine.submit(request, ready)
 
     async def fetch(
         self, rank: Rank, prompt: Prompt, *, lora: str | None, cache_salt: str | None
@@ -209,37 +204,19 @@ class Replica:
         await self._awake.wait()
         if self.pool is None or not self.options.enable_prefix_caching:
             return 0
-        sequence, _ = self._sequence(prompt, lora, cache_salt)
+        keys = self._keys(prompt, lora, cache_salt)
         size = self.options.block_size
         eagle = self.options.eagle
-        reusable = sequence.digests[: (len(prompt.ids) - (0 if eagle else 1)) // size]
+        reusable = keys[: (len(prompt.ids) - (0 if eagle else 1)) // size]
         num_pooled = max(0, await self.pool.leading(reusable) - eagle)
-        num_own = len(rank.engine.blocks.match(sequence))
+        num_own = len(rank.engine.blocks.match(KvSequence(keys, len(prompt.ids))))
         if num_pooled <= num_own:
             return 0
         await asyncio.sleep(self.pool.fetch_s((num_pooled - num_own) * size) / self.options.speed)
         return num_pooled * size
 
-    def _sequence(
-        self, prompt: Prompt, lora: str | None, cache_salt: str | None
-    ) -> tuple[CachedSequence, ExtraKeys]:
-        extra = NO_EXTRA
-        adapter: tuple[int, str] | None = None
-        if lora is not None or cache_salt is not None:
-            path = self.loras[lora][1] if lora is not None else ""
-            extra = ExtraKeys(lora=None if lora is None else (lora, path), cache_salt=cache_salt)
-            adapter = None if lora is None else (self.loras[lora][0], lora)
-        caching = self.options.enable_prefix_caching
-        sequence = CachedSequence(
-            prompt.ids.copy(),
-            chain(prompt, self.options.contract(), extra) if caching else [],
-            lora=adapter,
-            cache_salt=cache_salt,
-        )
-        return sequence, extra
-
     def load_lora(self, name: str, path: str, *, in_place: bool) -> bool:
-        """Load an adapter; False if there is one of that name. No block is forgotten."""
+        """Load an adapter; False if there is one of that name. The cache stays as it is."""
         known = self.loras.get(name)
         if known is not None and not in_place:
             return False
@@ -257,10 +234,9 @@ class Replica:
         return True
 
     async def sleep(self, level: int) -> None:
-        """Stop computing; from level 1 on everything cached is lost, and the pool is emptied.
+        """Stop computing; requests wait until `wake_up`. From level 1 on all caches are lost.
 
-        Source: EngineCore.sleep and _reset_caches in vllm/v1/engine/core.py, 0.32.0. What is sent
-        meanwhile waits until `wake_up`.
+        Source: EngineCore.sleep and _reset_caches in vllm/v1/engine/core.py, 0.32.0.
         """
         self.sleep_level = level
         self._awake.clear()
@@ -273,10 +249,10 @@ class Replica:
         self._go_on()
 
     async def pause(self, *, loses_cache: bool) -> None:
-        """Stop computing what is sent from now on; what runs goes on to its end, in every mode.
+        """Stop computing new requests; running ones go on to their end, in every mode.
 
-        Source: pause_generation in vllm/v1/engine/async_llm.py, 0.32.0; there, what runs is
-        aborted, awaited or kept.
+        Source: pause_generation in vllm/v1/engine/async_llm.py, 0.32.0; vLLM aborts, awaits or
+        keeps running requests.
         """
         self._is_held = True
         self._awake.clear()
@@ -290,7 +266,7 @@ class Replica:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing new is computed, for whatever reason."""
+        """Whether no new request is computed, for whatever reason."""
         return not self._awake.is_set()
 
     def _go_on(self) -> None:
@@ -298,31 +274,35 @@ class Replica:
             self._awake.set()
 
     async def _lose(self) -> None:
-        """Lose everything cached; with a pool, everybody does."""
+        """Lose everything cached; the pool, too, for all its replicas."""
         self.reset_prefix_cache(preempt=True)
         if self.pool is not None:
             await self.pool.remove_all()
 
     def reset_prefix_cache(self, *, preempt: bool) -> bool:
-        """Forget the cache of every rank; False if one of them is in use."""
+        """Clear the cache of every rank; False if one of them is in use."""
         results = [rank.engine.scheduler.reset_prefix_cache(preempt=preempt) for rank in self.ranks]
         return all(results)
 
-    async def _run(self, plan: EncodePlan) -> None:
-        if plan.num_new_chars > MAX_CHARS_ON_LOOP:
-            await asyncio.to_thread(plan.encode)
-        else:
-            plan.encode()
+    def _keys(self, prompt: Prompt, lora: str | None, cache_salt: str | None) -> list[bytes]:
+        """Name the full blocks of a prompt; none if caching is off."""
+        if not self.options.enable_prefix_caching:
+            return []
+        return chain(prompt, self.options.contract(), self._extra(lora, cache_salt))
+
+    def _extra(self, lora: str | None, cache_salt: str | None) -> ExtraKeys:
+        if lora is None and cache_salt is None:
+            return NO_EXTRA
+        adapter = None if lora is None else (lora, self.loras[lora][1])
+        return ExtraKeys(lora=adapter, cache_salt=cache_salt)
 
     def _build_rank(self, number: int, bound_ports: list[tuple[int, int]] | None) -> Rank:
         options = self.options
         blocks = self._build_blocks()
         scheduler = Scheduler(
             blocks,
-            options.contract(),
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_num_seqs=options.max_num_seqs,
-            caching=options.enable_prefix_caching,
         )
         publisher = self._build_publisher(number, bound_ports) if options.events else None
         engine = Engine(
@@ -335,26 +315,24 @@ class Replica:
             pool=self.pool if options.kv_role != "consumer" else None,
             clock=self.clock,
         )
-        return Rank(engine, publisher, RankStats())
+        return Rank(engine, publisher)
 
-    def _build_blocks(self) -> BlockManager:
+    def _build_blocks(self) -> Blocks:
         options = self.options
         if options.sliding_window is None:
-            return BlockManager(
+            return Blocks(
                 options.num_gpu_blocks,
                 options.block_size,
-                events=options.events,
-                hash_form=options.hash_form,
                 eagle=options.eagle,
                 lookahead=options.lookahead,
+                notes_changes=options.events,
             )
-        return WindowBlockManager(
+        return WindowBlocks(
             options.num_gpu_blocks,
             options.block_size,
             window=options.sliding_window,
             num_windows=options.num_window_groups,
-            events=options.events,
-            hash_form=options.hash_form,
+            notes_changes=options.events,
         )
 
     def _build_publisher(
@@ -366,18 +344,13 @@ class Replica:
         else:
             port = options.events_port and options.events_port + number
             replay_port = options.replay_port and options.replay_port + number
-        return EventPublisher(
-            PublisherOptions(
-                host=options.host,
-                port=port,
-                replay_port=replay_port,
-                topic=options.events_topic,
-                shape=options.event_shape,
-                buffer_steps=options.buffer_steps,
-                replay_topic_frame=options.replay_topic_frame,
-            ),
-            options.first_rank + number,
+        ports = PublisherOptions(
+            host=options.host,
+            port=port,
+            replay_port=replay_port,
+            buffer_steps=options.buffer_steps,
         )
+        return EventPublisher(ports, options.first_rank + number)
 
     def _called_function(
         self, body: Mapping[str, Any], params: GenerationParams, roll: float

@@ -1,7 +1,7 @@
-"""What the model without weights says: the same prompt and seed, the same reply.
+"""The replies of a model without weights: the same prompt and seed get the same reply.
 
-Words are tokens that stand for themselves (` word` encodes to one id and back), so a reply sent
-back in the next turn is the same tokens, as far as the template leaves it alone.
+Words are tokens that encode to one id and back. So a reply sent back in the next turn has the same
+tokens, unless the template changes it.
 """
 
 from __future__ import annotations
@@ -45,26 +45,29 @@ class Reply(Struct, frozen=True, kw_only=True):
         """Join the texts of tokens [start, stop); '' where the reply is a tool call."""
         return "" if self.tool_call is not None else "".join(self.texts[start:stop])
 
-    def arguments_until(self, num_tokens: int) -> int:
+    def arguments(self, start: int = 0, stop: int | None = None) -> str:
+        """Return the part of the tool call's arguments that tokens [start, stop) say."""
+        assert self.tool_call is not None
+        end = len(self.ids) if stop is None else stop
+        return self.tool_call.arguments[self._num_known(start) : self._num_known(end)]
+
+    def _num_known(self, num_tokens: int) -> int:
         """Count the characters of the tool call's arguments known after `num_tokens`."""
         assert self.tool_call is not None
-        spoken = max(num_tokens - self.tool_call.start, 0)
+        call, num_left = self.tool_call, len(self.ids) - self.tool_call.start
         if num_tokens >= len(self.ids) - (self.finish_reason == "tool_calls"):
-            return len(self.tool_call.arguments)
-        return (
-            len(self.tool_call.arguments) * spoken // max(len(self.ids) - self.tool_call.start, 1)
-        )
+            return len(call.arguments)
+        return len(call.arguments) * max(num_tokens - call.start, 0) // max(num_left, 1)
 
 
 class ReplyRules(Struct, frozen=True, kw_only=True):
-    """How long a reply may and will be."""
+    """The length of a reply."""
 
     max_tokens: int
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: Sequence[str] = ()
-    median_tokens: int = 128
-    sigma: float = 0.0
+    natural_tokens: int = 128
 
 
 class ReplyWriter:
@@ -85,29 +88,13 @@ class ReplyWriter:
 
     def words(self, dice: random.Random, rules: ReplyRules) -> Reply:
         """Write words up to the natural length or `max_tokens`."""
-        natural = max(rules.min_tokens, 1, round(rules.median_tokens * _spread(dice, rules.sigma)))
+        natural = max(rules.min_tokens, 1, rules.natural_tokens)
         ends = natural < rules.max_tokens and not rules.ignore_eos
         count = natural if ends else rules.max_tokens
         words = self._words
         at, stride = dice.randrange(len(words)), dice.randrange(len(words)) | 1
         picked = [words[(at + i * stride) % len(words)] for i in range(count)]
         return self._finish([id for id, _ in picked], [text for _, text in picked], ends, rules)
-
-    def greedy(self, prompt_ids: Sequence[int], rules: ReplyRules) -> Reply:
-        """Let each word follow from the token before it and its place: a prompt that ends with
-        the first words of a reply is answered with the others."""
-        ids: list[int] = []
-        texts: list[str] = []
-        last, median = prompt_ids[-1], max(rules.median_tokens, 1)
-        while len(ids) < rules.max_tokens:
-            place = repr((self._seed, last, len(prompt_ids) + len(ids))).encode()
-            drawn = xxhash.xxh3_64_intdigest(place)
-            if drawn % median == 0 and len(ids) >= rules.min_tokens and not rules.ignore_eos:
-                return self._finish(ids, texts, True, rules)
-            last, text = self._words[drawn // median % len(self._words)]
-            ids.append(last)
-            texts.append(text)
-        return self._finish(ids, texts, False, rules)
 
     def echo(self, text: str, rules: ReplyRules) -> Reply:
         """Repeat the text, token by token, up to `max_tokens`."""
@@ -183,10 +170,6 @@ def _find_words(tokenizer: ChatTokenizer) -> list[tuple[int, str]]:
                 if len(words) == _MAX_WORDS:
                     break
     return words or any_text or [(0, "x")]
-
-
-def _spread(dice: random.Random, sigma: float) -> float:
-    return dice.lognormvariate(0.0, sigma) if sigma > 0.0 else 1.0
 
 
 def _first_stop(texts: list[str], stops: Sequence[str]) -> tuple[int, str, str] | None:

@@ -1,7 +1,6 @@
-"""What an engine was asked to generate, and what came of it: one JSON line each, never buffered.
+"""A log of generations: one JSON line at the start and one at the end of each, never buffered.
 
-It serves to count afterwards how often a request was computed; a line that was written outlives
-the process, however that ends.
+It shows afterwards how often a request was computed, even if the process was killed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from loadtest.emulator.scheduler import Request
+from loadtest.emulator.generation import Generation
 
 
 class RequestLog:
@@ -25,14 +24,14 @@ class RequestLog:
     def started(self, request_id: str) -> None:
         self._write({"id": request_id, "is_end": False})
 
-    def ended(self, request_id: str, requests: Sequence[Request], is_whole: bool) -> None:
+    def ended(self, request_id: str, generations: Sequence[Generation], is_whole: bool) -> None:
         """Note the end; `is_whole`: the last byte was handed to the connection."""
         self._write(
             {
                 "id": request_id,
                 "is_end": True,
                 "is_whole": is_whole,
-                "num_tokens": sum(request.num_output_tokens for request in requests),
+                "num_tokens": sum(request.num_output_tokens for request in generations),
             }
         )
 

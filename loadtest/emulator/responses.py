@@ -1,11 +1,10 @@
-"""`/v1/responses` in the engine's HTTP shapes: a chat in other words, and kept where that is on.
+"""`/v1/responses` in the engine's HTTP shapes; the body becomes that of a chat, none is kept.
 
 Source: vLLM 0.32.0, entrypoints/openai/responses (serving.py, streaming_events.py, the simple way).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,88 +15,34 @@ from loadtest.emulator.replies import Reply
 from loadtest.emulator.wire import ApiError, Head, Usage
 from router.api.responses import parse_responses
 
-_MAX_KEPT: Final = 10_000
 _TAKEN_OVER: Final = (
     "temperature top_p top_k cache_salt kv_transfer_params vllm_xargs seed emulator"
 ).split()
 
 
-class Kept(Struct, frozen=True):
-    """A response that was issued, and the messages it answered."""
-
-    response: dict[str, Any]
-    messages: Sequence[Mapping[str, Any]]
-
-
-class ResponseStore:
-    """What one replica has issued, if it keeps it (VLLM_ENABLE_RESPONSES_API_STORE)."""
-
-    def __init__(self, *, is_on: bool) -> None:
-        self.is_on = is_on
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
-
-    def put(self, kept: Kept) -> None:
-        """Keep a response; the oldest goes where there are too many."""
-        self._kept[kept.response["id"]] = kept
-        if len(self._kept) > _MAX_KEPT:
-            self._kept.popitem(last=False)
-
-    def get(self, response_id: str) -> Kept:
-        """Find a response.
-
-        Raises:
-            ApiError: it is not here.
-        """
-        kept = self._kept.get(response_id)
-        if kept is None:
-            raise ApiError(
-                404,
-                f"Response with id '{response_id}' not found.",
-                type="invalid_request_error",
-                param="response_id",
-            )
-        return kept
-
-
-def not_cancelled() -> ApiError:
-    """Return the error of cancelling a response that was computed while its client waited."""
-    return ApiError(
-        400,
-        "Cannot cancel a synchronous response.",
-        type="invalid_request_error",
-        param="response_id",
-    )
-
-
 class Asked(Struct, frozen=True):
-    """A request: the chat that the engine makes of it, and what its answer repeats."""
+    """A request as the body of a chat, and the fields that its answer repeats."""
 
     chat: dict[str, Any]
     echo: dict[str, Any]
-    is_kept: bool
 
 
-def read_asked(body: Mapping[str, Any], store: ResponseStore) -> Asked:
-    """Convert a body to that of the chat that the engine makes of it.
+def read_asked(body: Mapping[str, Any]) -> Asked:
+    """Convert a body to that of a chat, as the engine does.
 
     Raises:
-        ApiError: it is none that the engine would take.
+        ApiError: The engine would refuse it.
     """
-    if body.get("background") is True:
-        raise ApiError(
-            400, "background is not emulated", type="invalid_request_error", param="background"
-        )
-    previous_id = body.get("previous_response_id")
-    previous = store.get(str(previous_id)) if previous_id is not None else None
-    parsed = parse_responses({**body, "previous_response_id": None, "kv_transfer_params": None})
+    for field in ("background", "previous_response_id"):
+        if body.get(field):
+            message = f"{field} is not emulated"
+            raise ApiError(400, message, type="invalid_request_error", param=field)
+    parsed = parse_responses({**body, "kv_transfer_params": None})
     if parsed.engine_only is not None:
         raise ApiError(400, f"1 validation error:\n  {parsed.engine_only}", type="Bad Request")
-    messages = _without_developer(parsed.messages)
-    if previous is not None:
-        messages = _continued(previous, messages)
     chat: dict[str, Any] = {
         "model": parsed.model,
-        "messages": messages,
+        "messages": _without_developer(parsed.messages),
         "tools": parsed.tools,
         "tool_choice": parsed.tool_choice,
         "chat_template_kwargs": parsed.chat_template_kwargs,
@@ -114,14 +59,13 @@ def read_asked(body: Mapping[str, Any], store: ResponseStore) -> Asked:
             "metadata": body.get("metadata"),
             "tool_choice": body.get("tool_choice", "auto"),
             "tools": body.get("tools", []),
-            "previous_response_id": previous_id,
+            "previous_response_id": None,
         },
-        is_kept=store.is_on and body.get("store", True) is not False,
     )
 
 
 def _without_developer(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Put what a developer says into one system message in front, as for most templates."""
+    """Join system and developer messages to one system message, as for most templates."""
     if all(message["role"] != "developer" for message in messages):
         return list(messages)
     instructions = [message for message in messages if message["role"] in ("system", "developer")]
@@ -135,30 +79,14 @@ def _text(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def _continued(previous: Kept, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Put what a response answered, and its text, before what came since."""
-    begins = 1 if messages and messages[0]["role"] == "system" else 0
-    said = [
-        {"role": "assistant", "content": part["text"]}
-        for item in previous.response["output"]
-        if item["type"] == "message"
-        for part in item["content"]
-    ]
-    before = [message for message in previous.messages if message["role"] != "system"]
-    return [*messages[:begins], *before, *said, *messages[begins:]]
-
-
 class ResponseWriter:
-    """Writes an answer, see answers.AnswerWriter; `response` is it as far as it is known."""
-
-    __slots__ = ("_asked", "_head", "_item", "_num_arguments", "_number", "_reply", "response")
+    """Writes an answer, see answers.AnswerWriter; `response` is the answer so far."""
 
     def __init__(self, head: Head, asked: Asked, reply: Reply) -> None:
         self._head = head
         self._asked = asked
         self._reply = reply
-        self._item: dict[str, Any] | None = None  # the one that has begun
-        self._num_arguments = 0
+        self._item: dict[str, Any] | None = None  # that has begun
         self._number = 0
         self.response = self._response("in_progress", [], None)
 
@@ -175,15 +103,12 @@ class ResponseWriter:
             text = self._reply.text(start, stop)
             return self._open() + self._delta("output_text", text) if text else b""
         events = self._open() if stop >= call.start else b""
-        known = self._reply.arguments_until(stop)
-        if known > self._num_arguments:
-            part = call.arguments[self._num_arguments : known]
-            self._num_arguments = known
+        if part := self._reply.arguments(start, stop):
             events += self._delta("function_call_arguments", part)
         return events
 
     def end(self, usage: Usage) -> bytes:
-        """End what has begun, and repeat all of it, with the usage."""
+        """End the open item, and repeat all of the response, with the usage."""
         events = self._close() if self._item is not None else b""
         self.whole(usage)
         return events + self._event("response.completed", response=self.response)
@@ -232,7 +157,7 @@ class ResponseWriter:
         call = self._reply.tool_call
         if call is not None:
             return {
-                "arguments": call.arguments[: self._reply.arguments_until(len(self._reply.ids))],
+                "arguments": self._reply.arguments(),
                 "call_id": call.id,
                 "name": call.name,
                 "type": "function_call",

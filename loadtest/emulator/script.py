@@ -1,8 +1,8 @@
-"""A scripted model: what it says in each turn, for agents that cannot use pseudo-words.
+"""A scripted model, for agents that cannot use pseudo-words.
 
 A script is a JSON list. Its n-th step answers a request with tools whose conversation has n answers
-of the model so far; the last one answers all that follow. A request without tools (a client's own:
-a title, a summary) gets what `--reply` says.
+of the model so far. The last step answers all later requests. A request without tools (for a title
+or a summary) gets a reply as `--reply` says.
 
     [{"call": "Bash", "arguments": {"command": "ls"}}, {"text": "There is one file."}]
 """
@@ -38,7 +38,7 @@ class Script:
         """Read a script.
 
         Raises:
-            ValueError: the file cannot be read, or is no script; the text names the step.
+            ValueError: The file cannot be read, or is no script; the text names the step.
         """
         try:
             steps: list[Step] = msgspec.json.decode(path.read_bytes(), type=list[Step])
@@ -52,10 +52,10 @@ class Script:
         return cls(steps)
 
     def step(self, body: Mapping[str, Any]) -> Step | None:
-        """Return the answer to a chat; None: it is not in the script.
+        """Return the answer to a chat; None: the script does not answer it.
 
         Raises:
-            ApiError: the chat does not have the function that is to be called.
+            ApiError: The chat does not have the function that the script calls.
         """
         tools = body.get("tools")
         if not tools:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -11,19 +10,17 @@ from aiohttp import web
 from loadtest.emulator import messages
 from loadtest.emulator.prompts import PromptReader
 from loadtest.emulator.replica import Replica
-from loadtest.emulator.tokens import Prompt
 from loadtest.emulator.wire import (
     Api,
-    GenerationParams,
     answer_id,
-    missing_fields,
+    invalid_field,
     parse_body,
     parse_generation,
 )
 
 
 class TokenRoutes:
-    """Handlers of the routes that render and tokenize."""
+    """Handlers of the routes that render, tokenize and detokenize."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -52,7 +49,7 @@ class TokenRoutes:
         elif isinstance(body.get("prompt"), str):
             prompt = await self._reader.text(body, str(body["prompt"]))
         else:
-            raise missing_fields(["prompt", "messages"], body)
+            raise invalid_field("prompt", "Field required")
         strings = self._replica.tokenizer.token_strings(prompt.ids)
         return _json(
             {
@@ -63,13 +60,31 @@ class TokenRoutes:
             }
         )
 
+    async def detokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await _body(request)
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list):
+            raise invalid_field("tokens", "Field required")
+        return _json({"prompt": self._replica.tokenizer.decode(tokens)})
+
     async def _rendered(self, request: web.BaseRequest, api: Api) -> list[dict[str, Any]]:
+        """Render prompts; of the sampling parameters only those that the emulator reads."""
         body = await _body(request)
         model, _ = self._reader.model(body)
         params = parse_generation(body, api)
-        prompts = await self._reader.prompts(body, api)
         id = answer_id(request.headers.get("X-Request-Id"), api)
-        return [_rendered(id, model, prompt, params, body) for prompt in prompts]
+        return [
+            {
+                "request_id": id,
+                "token_ids": prompt.ids,
+                "sampling_params": {"stop": params.stop, "max_tokens": params.max_tokens},
+                "model": model,
+                "stream": params.stream,
+                "stream_options": body.get("stream_options"),
+                "cache_salt": params.cache_salt,
+            }
+            for prompt in await self._reader.prompts(body, api)
+        ]
 
 
 async def _body(request: web.BaseRequest) -> dict[str, Any]:
@@ -78,47 +93,3 @@ async def _body(request: web.BaseRequest) -> dict[str, Any]:
 
 def _json(value: Any) -> web.Response:
     return web.Response(body=orjson.dumps(value), content_type="application/json")
-
-
-def _rendered(
-    id: str, model: str, prompt: Prompt, params: GenerationParams, body: Mapping[str, Any]
-) -> dict[str, Any]:
-    temperature = _number(body, "temperature", 1.0)
-    top_p, min_p = _number(body, "top_p", 1.0), _number(body, "min_p", 0.0)
-    return {
-        "request_id": id,
-        "token_ids": prompt.ids,
-        "token_offsets": None,
-        "features": None,
-        "content_parts": None,
-        "sampling_params": {
-            "presence_penalty": _number(body, "presence_penalty", 0.0),
-            "frequency_penalty": _number(body, "frequency_penalty", 0.0),
-            "repetition_penalty": _number(body, "repetition_penalty", 1.0),
-            "temperature": temperature,
-            **({} if temperature == 0.0 else {"top_p": top_p, "min_p": min_p}),
-            "stop": list(params.stop),
-            "stop_token_ids": body.get("stop_token_ids", []),
-            "max_tokens": params.max_tokens,
-            "output_kind": 2,
-            "skip_clone": True,
-            "bad_words": [],
-            "skip_reading_prefix_cache": False,
-        },
-        "model": model,
-        "reasoning_ended": None,
-        "reasoning_parser_kwargs": None,
-        "return_token_ids": None,
-        "output_mode": "tokens",
-        "stream": params.stream,
-        "stream_options": body.get("stream_options"),
-        "cache_salt": params.cache_salt,
-        "priority": body.get("priority", 0),
-        "kv_transfer_params": None,
-        "ec_transfer_params": None,
-    }
-
-
-def _number(body: Mapping[str, Any], name: str, default: float) -> float:
-    value = body.get(name)
-    return float(value) if isinstance(value, int | float) else default

@@ -1,8 +1,8 @@
-"""From messages to token ids and block digests, as the engine would, and only once per prefix.
+"""Turn messages into token ids and block digests, as the engine does, once per prefix.
 
-Text splits exactly at special tokens, so the text up to each of them is a key: what is known of a
-prompt up to there (ids, digests) is kept, and a turn costs only what it added. A tokenizer that
-cannot be split that way is used whole.
+Text can be split at special tokens without changing its ids. So the ids and digests of each prefix
+that ends at one are kept, and a turn costs only its new text. The text of a tokenizer that cannot
+be split is tokenized whole.
 
 Source of the message rules: vllm/renderers/chat_utils.py, 0.32.0 (string content format).
 """
@@ -53,7 +53,7 @@ class Prompt:
 class EncodePlan:
     """A prompt to encode: `encode` may run in a thread, `ChatTokenizer.commit` ends it.
 
-    `num_new_chars` is what has to be tokenized.
+    `num_new_chars` counts the characters to tokenize.
     """
 
     __slots__ = ("_backend", "encoded", "known", "missing", "num_new_chars")
@@ -68,7 +68,7 @@ class EncodePlan:
         self.encoded: list[list[int]] = []
 
     def encode(self) -> None:
-        """Tokenize what is missing; touches nothing shared."""
+        """Tokenize the missing parts; changes nothing shared."""
         self.encoded = [
             self._backend.encode(text, add_special_tokens=False).ids for _, text in self.missing
         ]
@@ -135,7 +135,7 @@ class ChatTokenizer:
         return text
 
     def plan(self, text: str) -> EncodePlan:
-        """Find what of a text is known already."""
+        """Find the parts of a text that are not known yet."""
         known: list[Segment] = []
         missing: list[tuple[bytes, str]] = []
         key = b""
@@ -150,7 +150,7 @@ class ChatTokenizer:
         return EncodePlan(self._backend, known, missing)
 
     def commit(self, plan: EncodePlan) -> Prompt:
-        """Remember what a plan encoded and put the prompt together."""
+        """Remember the new parts and join the prompt."""
         segments = plan.known
         ints = self._ints
         end = segments[-1].end if segments else 0
@@ -165,18 +165,18 @@ class ChatTokenizer:
         return Prompt(all_ids, segments)
 
     def encode(self, text: str) -> Prompt:
-        """Encode a text on the spot, without the tokenizer's own special tokens around it."""
+        """Encode a text now, without the tokenizer's own special tokens around it."""
         plan = self.plan(text)
         plan.encode()
         return self.commit(plan)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Encode a text without looking at, or into, what is remembered."""
+        """Encode a text without using or filling the memory."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def special_prefix(self) -> list[int]:
-        """Return the ids the tokenizer puts before a plain text (BOS, mostly none)."""
+        """Return the ids the tokenizer puts before a plain text (BOS, usually none)."""
         ids: list[int] = self._backend.encode("", add_special_tokens=True).ids
         return ids
 
@@ -304,7 +304,7 @@ def _tool_call(call: Any) -> dict[str, Any]:
 def _load(model_dir: Path, _: object) -> tuple[Any, list[str]]:
     """Load a directory's tokenizer and find its markers: 90 ms, once for all replicas of a process.
 
-    transformers is imported here: it is most of what `warmroute --help` would take.
+    transformers is imported here, as it takes most of the time of `warmroute --help`.
     """
     from transformers import AutoTokenizer
 
@@ -313,16 +313,16 @@ def _load(model_dir: Path, _: object) -> tuple[Any, list[str]]:
 
 
 def _stamps(model_dir: Path) -> tuple[object, ...]:
-    """Return what differs when a file of the directory is written anew."""
+    """Return a value that changes when a file of the directory is written again."""
     stats = [(entry.name, entry.stat()) for entry in os.scandir(model_dir)]
     return tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats))
 
 
 def _markers(backend: Backend, template: str) -> list[str]:
-    """Pick the special tokens a text can be cut before without changing its ids.
+    """Pick the special tokens before which a text can be cut without changing its ids.
 
-    Those the template writes, if no added token strips its surroundings or contains another, and
-    nothing looks back over a boundary (a normalizer, a prefix for the first word).
+    These are the tokens that the template writes. There are none if an added token strips its
+    surroundings, or if a normalizer or a rule for the first word looks back over a boundary.
     """
     state = msgspec.json.decode(backend.to_str())
     added = state["added_tokens"]

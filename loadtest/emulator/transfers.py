@@ -1,13 +1,13 @@
-"""KV from one emulated replica to another, peer to peer: the protocols, enforced.
+"""Transfers of KV from one emulated replica to another: the protocols without the data.
 
-A producer keeps what a request computed until a consumer has read it; a consumer asks the producer
-over HTTP, and waits. Whatever an engine would die of or hang on is an error that names the field,
-and is noted in `wrong`: no test should see one.
+A producer keeps the KV of a prompt until a consumer has read it. A consumer asks the producer over
+HTTP, and waits. A request that would crash or hang a real engine gets an error that names the
+field, and is noted in `wrong`.
 
-    mooncake   the producer's HTTP port is its bootstrap server, too (`/query`); only a request that
-               ended for its length is sent; a consumer waits for it, `MOST_S` at most
-    nixl       the producer's answer says where to read; sequential
-    nixl_push  likewise; but the producer finds out by the request's id whom to write to
+    mooncake   The producer's HTTP port is its bootstrap server, too (`/query`). Only a request that
+               ended for its length is sent. A consumer waits for it, `MOST_S` at most.
+    nixl       The producer's answer says where to read; the halves are sequential.
+    nixl_push  The same, but the producer writes to the consumer with the same request id.
 
 Source: vLLM 0.32.0, kv_connector/v1/mooncake/mooncake_connector.py, nixl/pull_scheduler.py and
 nixl/push_worker.py.
@@ -40,11 +40,11 @@ class Transfers:
         self._done: dict[str, asyncio.Future[list[int] | None]] = {}
         self.engine_ids = [secrets.token_hex(8) for _ in range(num_ranks)]
         self.wrong: list[str] = []
-        self.loses = False  # what it keeps is gone, as after a restart
+        self.loses = False  # the KV it keeps, as after a restart
 
     @property
     def pinned(self) -> list[str]:
-        """What was computed and not read."""
+        """Ids of prompts that were computed and not read."""
         return [id for id, done in self._done.items() if done.done() and done.result() is not None]
 
     def query(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Transfers:
         """Read a request's parameters; None: it transfers nothing.
 
         Raises:
-            ApiError: an engine would die of them, or hang.
+            ApiError: They would crash or hang an engine.
         """
         params = body.get("kv_transfer_params")
         if not isinstance(params, dict) or self._connector == "none":
@@ -81,10 +81,8 @@ class Transfers:
             return params
         return None
 
-    # -- a producer's --------------------------------------------------------------------------
-
     def begin(self, params: Mapping[str, Any], request_id: str) -> str:
-        """Note that a prompt is going to be computed for another; return its id."""
+        """Start to compute a prompt for another replica; return its id."""
         id = str(params.get("transfer_id") or secrets.token_hex(8))
         if self._connector == "nixl_push":
             id = request_id
@@ -94,14 +92,14 @@ class Transfers:
         return id
 
     def end(self, id: str, prompt: list[int] | None) -> None:
-        """Keep a prompt's KV; None: there is none, who waits for it goes on waiting."""
+        """Keep a prompt's KV; None: there is none, and the consumer goes on waiting."""
         if prompt is None or self.loses:
             self._done.pop(id, None)
         elif not self._slot(id).done():
             self._slot(id).set_result(prompt)
 
     def answer(self, id: str, url: str, num_cached_tokens: int) -> dict[str, Any] | None:
-        """Write what goes with a producer's answer; None: nothing does."""
+        """Write the transfer parameters of a producer's answer; None: it has none."""
         if not self._connector.startswith("nixl"):
             return None
         host, _, port = url.removeprefix("http://").partition(":")
@@ -119,10 +117,10 @@ class Transfers:
         }
 
     async def give(self, id: str, engine_id: str) -> list[int]:
-        """Wait for a prompt's KV, and let go of it.
+        """Wait for a prompt's KV, and release it.
 
         Raises:
-            ApiError: it is another engine's.
+            ApiError: It belongs to another engine.
         """
         if engine_id not in self.engine_ids:
             self._refuse(f"remote_engine_id {engine_id} is not here")
@@ -138,13 +136,11 @@ class Transfers:
     def _slot(self, id: str) -> asyncio.Future[list[int] | None]:
         return self._done.setdefault(id, asyncio.get_running_loop().create_future())
 
-    # -- a consumer's --------------------------------------------------------------------------
-
     async def read(self, params: Mapping[str, Any], prompt: list[int], request_id: str) -> None:
         """Read a prompt's KV from its producer, or have it written.
 
         Raises:
-            ApiError: it is gone, or is another prompt's.
+            ApiError: It is gone, or belongs to another prompt.
         """
         if self._connector == "mooncake":
             url, id = params["remote_bootstrap_addr"], params["transfer_id"]

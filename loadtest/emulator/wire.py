@@ -1,6 +1,5 @@
-"""The engine's HTTP shapes: requests in, answers, streams and errors out.
+"""The engine's HTTP shapes that all its routes share: requests, errors, usage.
 
-What must live here: field names, their order, messages of errors. What must not: sockets, state.
 Source: answers of vLLM 0.32.0 to the same requests (field by field), vllm/entrypoints/openai.
 """
 
@@ -14,11 +13,8 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.emulator.replies import Reply
-
 VERSION: Final = "0.32.0"
 FINGERPRINT: Final = f"vllm-{VERSION}-emulated"
-DONE: Final = b"data: [DONE]\n\n"
 
 Api = Literal["chat", "completion", "messages", "responses"]
 
@@ -42,33 +38,11 @@ def invalid_value(message: str, param: str, value: Any = None) -> ApiError:
     return ApiError(400, f"{message} ({detail})", param=param)
 
 
-def invalid_type(kind: str, field: str, message: str, given: Any) -> ApiError:
-    """Return the error of a missing or mistyped field, as the request models have it."""
-    shown = f"<dict of {len(given)} items>" if isinstance(given, dict) else given
-    detail = {"type": kind, "loc": f"body.{field}", "msg": message, "input": shown}
-    return ApiError(
-        400, f"1 validation error:\n  {detail}", type="Bad Request", param=f"body.{field}"
-    )
-
-
-def missing_fields(fields: list[str], body: Mapping[str, Any]) -> ApiError:
-    """Return the error of a body that has none of several alternative fields."""
-    details = [
-        {
-            "type": "missing",
-            "loc": f"body.{field}",
-            "msg": "Field required",
-            "input": f"<dict of {len(body)} items>",
-        }
-        for field in fields
-    ]
-    lines = "\n".join(f"  {detail}" for detail in details)
-    return ApiError(
-        400,
-        f"{len(fields)} validation errors:\n{lines}",
-        type="Bad Request",
-        param=f"body.{fields[0]}",
-    )
+def invalid_field(field: str, message: str) -> ApiError:
+    """Return the error of a missing or mistyped field; '': the whole body."""
+    place = f"body.{field}" if field else "body"
+    text = f"1 validation error:\n  {place}: {message}"
+    return ApiError(400, text, type="Bad Request", param=place)
 
 
 def unknown_model(name: str, served: list[str]) -> ApiError:
@@ -87,40 +61,18 @@ def parse_body(raw: bytes, content_type: str) -> dict[str, Any]:
         ApiError: Not declared as JSON, not JSON, or no object.
     """
     if content_type.split(";", 1)[0].strip().lower() != "application/json":
-        raise ApiError(
-            400,
-            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
-            type="Bad Request",
-        )
+        raise invalid_field("", "Unsupported Media Type: Only 'application/json' is allowed")
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as exc:
-        detail = {
-            "type": "json_invalid",
-            "loc": f"body.{exc.pos}",
-            "msg": "JSON decode error",
-            "input": "<dict of 0 items>",
-            "ctx": {"error": exc.msg},
-        }
-        raise ApiError(
-            400,
-            f"1 validation error:\n  {detail}",
-            type="Bad Request",
-            param=f"body.{exc.pos}",
-        ) from exc
+        raise invalid_field(str(exc.pos), f"JSON decode error: {exc.msg}") from exc
     if not isinstance(body, dict):
-        raise ApiError(
-            400,
-            "1 validation error:\n  {'type': 'model_attributes_type', 'loc': 'body', "
-            "'msg': 'Input should be a valid dictionary or object to extract fields from'}",
-            type="Bad Request",
-            param="body",
-        )
+        raise invalid_field("", "Input should be a valid dictionary or object")
     return body
 
 
 class GenerationParams(Struct, frozen=True, kw_only=True):
-    """What both generation APIs have in common."""
+    """The fields that all generation APIs share."""
 
     max_tokens: int | None
     min_tokens: int
@@ -137,7 +89,7 @@ class GenerationParams(Struct, frozen=True, kw_only=True):
 
 
 def parse_generation(body: Mapping[str, Any], api: Api) -> GenerationParams:
-    """Check and read the fields that say how much to generate and how to send it.
+    """Check and read the fields of length and form of the reply.
 
     Raises:
         ApiError: As vLLM words it.
@@ -154,11 +106,7 @@ def parse_generation(body: Mapping[str, Any], api: Api) -> GenerationParams:
         )
     temperature = body.get("temperature")
     if isinstance(temperature, int | float) and temperature < 0:
-        raise invalid_value(
-            f"temperature must be non-negative, got {float(temperature)}.",
-            "temperature",
-            float(temperature),
-        )
+        raise invalid_value("temperature must be non-negative.", "temperature", temperature)
     stream = body.get("stream") is True
     options = body.get("stream_options") or {}
     if options and not stream:
@@ -196,14 +144,9 @@ def parse_generation(body: Mapping[str, Any], api: Api) -> GenerationParams:
 
 def _integer(body: Mapping[str, Any], name: str) -> int | None:
     value = body.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+    if value is None or type(value) is int:
         return value
-    raise invalid_type(
-        "int_parsing",
-        name,
-        "Input should be a valid integer, unable to parse string as an integer",
-        value,
-    )
+    raise invalid_field(name, "Input should be a valid integer")
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -245,7 +188,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What every chunk and answer of a request repeats."""
+    """Fields that every chunk and answer of a request repeats."""
 
     id: str
     created: int
@@ -259,221 +202,3 @@ def answer_id(request_id: str | None, api: Api) -> str:
         return f"resp_{uuid.uuid4().hex}"
     id = request_id or uuid.uuid4().hex[:16]
     return f"{'cmpl' if api == 'completion' else 'chatcmpl'}-{id}"
-
-
-def answer(
-    head: Head,
-    replies: list[Reply],
-    usage: Usage,
-    *,
-    prompt_ids: list[int] | None = None,
-) -> bytes:
-    """Build the whole answer; `prompt_ids` if token ids were asked for."""
-    with_ids = prompt_ids is not None
-    if head.api == "chat":
-        choices = [_chat_choice(i, reply, with_ids) for i, reply in enumerate(replies)]
-        tail = {
-            "prompt_logprobs": None,
-            "prompt_token_ids": prompt_ids,
-            "prompt_text": None,
-        }
-        kind = "chat.completion"
-    else:
-        choices = [_completion_choice(i, reply, prompt_ids) for i, reply in enumerate(replies)]
-        tail = {}
-        kind = "text_completion"
-    return orjson.dumps(
-        {
-            "id": head.id,
-            "object": kind,
-            "created": head.created,
-            "model": head.model,
-            "choices": choices,
-            "service_tier": None,
-            "system_fingerprint": FINGERPRINT,
-            "usage": usage.full(),
-            **tail,
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": None,
-        }
-    )
-
-
-def _chat_choice(index: int, reply: Reply, with_ids: bool) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": reply.text(),
-        "refusal": None,
-        "annotations": None,
-        "audio": None,
-        "function_call": None,
-    }
-    if reply.tool_call is not None:
-        call = reply.tool_call
-        arguments = call.arguments[: reply.arguments_until(len(reply.ids))]
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": arguments},
-            }
-        ]
-    message["reasoning"] = None
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": None,
-        "finish_reason": reply.finish_reason,
-        "stop_reason": reply.stop_reason,
-        "token_ids": reply.ids if with_ids else None,
-        "routed_experts": None,
-    }
-
-
-def _completion_choice(index: int, reply: Reply, prompt_ids: list[int] | None) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": reply.text(),
-        "logprobs": None,
-        "finish_reason": reply.finish_reason,
-        "stop_reason": reply.stop_reason,
-        "token_ids": None if prompt_ids is None else reply.ids,
-        "prompt_logprobs": None,
-        "prompt_token_ids": prompt_ids,
-        "routed_experts": None,
-    }
-
-
-class ChunkWriter:
-    """Writes one choice of a stream, chunk by chunk; bytes that repeat are built once."""
-
-    __slots__ = ("_head", "_ids", "_is_last", "_named", "_num_arguments", "_open", "_reply")
-
-    def __init__(
-        self,
-        head: Head,
-        index: int,
-        reply: Reply,
-        *,
-        return_token_ids: bool = False,
-        usage_follows: bool = False,
-    ) -> None:
-        kind = "chat.completion.chunk" if head.api == "chat" else "text_completion"
-        start = orjson.dumps(
-            {"id": head.id, "object": kind, "created": head.created, "model": head.model}
-        )
-        payload = b'"delta":' if head.api == "chat" else b'"text":'
-        self._open = (
-            b"data: " + start[:-1] + b',"choices":[{"index":%d,' % index + payload
-        )  # the choice's opening, up to what changes
-        self._head = head
-        self._reply = reply
-        self._is_last = not usage_follows
-        self._ids = return_token_ids
-        self._named = False
-        self._num_arguments = 0
-
-    def role(self, usage: Usage | None, prompt_ids: list[int] | None) -> bytes:
-        """Open a chat choice; `usage` with continuous usage stats, with nothing generated yet."""
-        return (
-            self._open
-            + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-            + _continuous(usage, chat=True)
-            + b',"prompt_token_ids":'
-            + orjson.dumps(prompt_ids)
-            + b',"prompt_text":null}\n\n'
-        )
-
-    def tokens(
-        self, start: int, stop: int, usage: Usage | None, prompt_ids: list[int] | None = None
-    ) -> bytes:
-        """Write tokens [start, stop) of the reply, the end with the last of them.
-
-        `prompt_ids` go with a completion's first chunk where they were asked for.
-        """
-        ends = stop == len(self._reply.ids)
-        ids = self._reply.ids[start:stop]
-        payloads = self._payloads(start, stop, ends)
-        last = len(payloads) - 1
-        return b"".join(
-            self._chunk(payload, ids, ends and i == last, usage, prompt_ids)
-            for i, payload in enumerate(payloads)
-        )
-
-    def _chunk(
-        self,
-        payload: bytes,
-        ids: list[int],
-        ends: bool,
-        usage: Usage | None,
-        prompt_ids: list[int] | None,
-    ) -> bytes:
-        chat = self._head.api == "chat"
-        reason = b'"%b"' % self._reply.finish_reason.encode() if ends else b"null"
-        chunk = self._open + payload + b',"logprobs":null,"finish_reason":' + reason
-        if ends or not chat:
-            stop_reason = self._reply.stop_reason if ends else None
-            chunk += b',"stop_reason":' + orjson.dumps(stop_reason)
-        if not chat:
-            chunk += b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
-        token_ids = orjson.dumps(ids) if self._ids else b"null"
-        chunk += b',"token_ids":' + token_ids + b"}]" + _continuous(usage, chat=chat)
-        if ends and self._is_last:
-            chunk += b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
-        return chunk + b"}\n\n"
-
-    def _payloads(self, start: int, stop: int, ends: bool) -> list[bytes]:
-        """Build the deltas or the text of tokens [start, stop); none: nothing to send yet."""
-        if self._head.api == "completion":
-            return [orjson.dumps(self._reply.text(start, stop))]
-        if self._reply.tool_call is None:
-            return [b'{"content":' + orjson.dumps(self._reply.text(start, stop)) + b"}"]
-        deltas = self._tool_deltas(stop)
-        payloads = [orjson.dumps({"content": None, "tool_calls": [delta]}) for delta in deltas]
-        return [*payloads, b"{}"] if ends else payloads
-
-    def _tool_deltas(self, stop: int) -> list[dict[str, Any]]:
-        """Write the call's name once its part is out, then its arguments as they grow."""
-        call = self._reply.tool_call
-        assert call is not None
-        deltas: list[dict[str, Any]] = []
-        if not self._named and stop >= call.start:
-            self._named = True
-            function = {"name": call.name}
-            deltas.append({"id": call.id, "type": "function", "index": 0, "function": function})
-        known = self._reply.arguments_until(stop)
-        if known > self._num_arguments:
-            arguments = call.arguments[self._num_arguments : known]
-            deltas.append({"index": 0, "function": {"arguments": arguments}})
-            self._num_arguments = known
-        return deltas
-
-
-def usage_chunk(head: Head, usage: Usage) -> bytes:
-    """Build the chunk that `include_usage` asks for."""
-    kind = "chat.completion.chunk" if head.api == "chat" else "text_completion"
-    return (
-        b"data: "
-        + orjson.dumps(
-            {
-                "id": head.id,
-                "object": kind,
-                "created": head.created,
-                "model": head.model,
-                "choices": [],
-                "usage": usage.last_chunk(),
-                "system_fingerprint": FINGERPRINT,
-            }
-        )
-        + b"\n\n"
-    )
-
-
-def _continuous(usage: Usage | None, *, chat: bool) -> bytes:
-    if usage is None:
-        return b""
-    counts = usage.counts()
-    if chat:
-        counts["completion_tokens_details"] = None
-    return b',"usage":' + orjson.dumps(counts)

@@ -3,7 +3,7 @@
 Formulas are in `loadtest.statistics`, pictures in `loadtest.pictures`. The router assigns and stops
 variants. The steps of a report:
 
-    records        read by DuckDB, bad lines named           bad_lines
+    records        which lines count, bad lines named
     observations   which requests count, for which unit      metrics
     evidence       effects and their intervals at every look
     arms           figures of each variant, for the tables
@@ -15,9 +15,8 @@ variants. The steps of a report:
 `shadows` and `redecide` are for policies that did not route.
 """
 
-from loadtest.experiments.bad_lines import RecordsError
 from loadtest.experiments.evidence import Options
-from loadtest.experiments.records import Records, load
+from loadtest.experiments.records import Records, RecordsError, load
 from loadtest.experiments.redecide import Redecided, redecide
 from loadtest.experiments.report import Report, make_report
 

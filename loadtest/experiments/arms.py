@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
 from loadtest.experiments.metrics import METRICS
 from loadtest.experiments.observations import SOURCES, Bools, Observations
-from loadtest.experiments.records import Records
+from loadtest.experiments.records import Request
 from loadtest.statistics.effects import Estimate, estimate, mean, quantile
-from policies.naming import label_of
-from policies.registry import create
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -37,14 +36,12 @@ class ArmSummary(Struct, frozen=True, kw_only=True):
     missing_ratio: float  # requests that succeeded without a first-token time (not streamed)
 
 
-def summarize(
-    records: Records, observations: Observations, baseline: str
-) -> tuple[ArmSummary, ...]:
+def summarize(observations: Observations, baseline: str) -> tuple[ArmSummary, ...]:
     """Return the summary of every variant."""
-    return tuple(_summary(records, observations, arm, baseline) for arm in observations.arms)
+    return tuple(_summary(observations, arm, baseline) for arm in observations.arms)
 
 
-def _summary(records: Records, observations: Observations, arm: str, baseline: str) -> ArmSummary:
+def _summary(observations: Observations, arm: str, baseline: str) -> ArmSummary:
     others = observations.arms if len(observations.arms) == 2 else (arm,)
     window = observations.window(*(others if arm == baseline else (arm, baseline)))
     counted = observations.counted(window)
@@ -52,25 +49,19 @@ def _summary(records: Records, observations: Observations, arm: str, baseline: s
     own = is_own & counted
     num_counted = int(np.count_nonzero(own))
     has_ttft = own & (observations.denominators["ttft"] > 0)
-    outcomes = _counts(records, arm, "outcome")
-    states = _counts(records, arm, "coalesce(state, 'unknown')")
+    requests = [each for each in observations.requests if _arm(each) == arm]
+    placed = [each for each in requests if each.not_counted != "stopped"]
+    states = Counter(each.state for each in requests)
     return ArmSummary(
         name=arm,
-        policies=_policies(records, arm),
-        candidates=tuple(
-            row[0]
-            for row in records.rows(
-                "SELECT DISTINCT candidate FROM chosen WHERE arm = ? AND candidate IS NOT NULL "
-                "AND not_counted IS DISTINCT FROM 'stopped' ORDER BY 1",
-                [arm],
-            )
-        ),
+        policies=_counts(each.policy for each in placed),
+        candidates=tuple(sorted({each.candidate for each in placed if each.candidate})),
         num_units=len(np.unique(observations.unit[own])),
-        num_requests=sum(outcomes.values()),
+        num_requests=len(requests),
         num_counted=num_counted,
         num_wash_out=int(np.count_nonzero(is_own & observations.is_wash_out)),
-        states={name: count / sum(states.values()) for name, count in states.items()},
-        outcomes=outcomes,
+        states={name: count / len(requests) for name, count in states.items()},
+        outcomes=_counts(each.outcome for each in requests),
         metrics={name: _mean(observations, arm, name, counted) for name in METRICS},
         against={
             name: _difference(observations, arm, baseline, name, counted)
@@ -111,31 +102,10 @@ def _difference(
     ).one_look
 
 
-def _policies(records: Records, arm: str) -> dict[str, int]:
-    """Count requests by the label of the policy that placed them; most first."""
-    rows = records.rows(
-        "SELECT policy, params, count(*) FROM chosen WHERE arm = ? "
-        "AND not_counted IS DISTINCT FROM 'stopped' GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2",
-        [arm],
-    )
-    counts: dict[str, int] = {}
-    for name, params, count in rows:
-        label = _label(str(name), str(params))
-        counts[label] = counts.get(label, 0) + int(count)
-    return counts
+def _arm(request: Request) -> str | None:
+    return request.assignment.arm if request.assignment is not None else None
 
 
-def _label(name: str, params: str) -> str:
-    try:
-        return label_of(create(name, msgspec.json.decode(params)))
-    except (ValueError, TypeError):  # a policy of another version
-        return f"{name} {params}"
-
-
-def _counts(records: Records, arm: str, expression: str) -> dict[str, int]:
-    rows = records.rows(
-        f"SELECT {expression} AS name, count(*) FROM chosen WHERE arm = ? "
-        "GROUP BY 1 ORDER BY 2 DESC, 1",
-        [arm],
-    )
-    return {str(name): int(count) for name, count in rows}
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    """Count names; most first."""
+    return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))

@@ -17,9 +17,9 @@ import click
 import msgspec
 from rich.console import Console
 
-from loadtest.experiments.bad_lines import RecordsError
 from loadtest.experiments.evidence import Options
 from loadtest.experiments.metrics import VERDICT_METRICS
+from loadtest.experiments.records import RecordsError
 from loadtest.extras import MissingExtra, need
 
 _WIDE: Final = 160  # columns, if the width of the screen is unknown
@@ -151,7 +151,7 @@ def report(
     """
     options = Options(metric=metric, alpha=alpha, power=power, effect=effect, margin=margin)
     with _ending_in_order("reading records"):
-        for library in ("duckdb", "scipy", *(["matplotlib"] if html_file is not None else [])):
+        for library in ("scipy", *(["matplotlib"] if html_file is not None else [])):
             need(library)  # now, and not after minutes of reading
         from loadtest.experiments.page import html  # late: numpy
         from loadtest.experiments.records import load

@@ -12,7 +12,6 @@ from loadtest.experiments.evidence import Evidence
 from loadtest.experiments.findings import Finding, note, warning
 from loadtest.experiments.metrics import unit_noun
 from loadtest.experiments.observations import Observations
-from loadtest.experiments.records import Records
 from loadtest.statistics.effects import MIN_UNITS
 from loadtest.words import percent, time_span
 
@@ -23,7 +22,6 @@ _LONG_SLOT: Final = 10.0  # times the total time that 90 % of the requests keep
 
 
 def check_design(
-    records: Records,
     observations: Observations,
     arms: tuple[ArmSummary, ...],
     comparisons: tuple[Evidence, ...],
@@ -34,7 +32,7 @@ def check_design(
     if design == "split":
         yield from _shared_replicas(arms)
     elif design == "switchback":
-        yield from _slots(records, observations)
+        yield from _slots(observations)
     else:
         yield warning("design", f"design {design!r} is unknown here; it is judged as a split")
 
@@ -82,11 +80,15 @@ def _shared_replicas(arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
         )
 
 
-def _slots(records: Records, observations: Observations) -> Iterator[Finding]:
-    ((slot_s, total_s),) = records.rows(
-        "SELECT median(started_s / (slot + 0.5)) FILTER (slot > 0), "
-        "quantile_cont(total_ms, 0.9) / 1000 FROM chosen"
+def _slots(observations: Observations) -> Iterator[Finding]:
+    slot_s = np.median(
+        [
+            each.started_s / (each.assignment.slot + 0.5)
+            for each in observations.requests
+            if each.assignment is not None and each.assignment.slot
+        ]
     )
+    total_s = float(np.quantile([each.total_ms for each in observations.requests], 0.9)) / 1000
     if not np.any(observations.is_wash_out):
         yield warning(
             "no_wash_out",
@@ -96,10 +98,10 @@ def _slots(records: Records, observations: Observations) -> Iterator[Finding]:
     else:
         share = float(np.mean(observations.is_wash_out))
         yield note("wash_out", f"{percent(share)} of requests are wash-out and do not count")
-    if slot_s is not None and total_s is not None and slot_s < _LONG_SLOT * total_s:
+    if slot_s < _LONG_SLOT * total_s:
         yield warning(
             "short_slots",
-            f"slots of {time_span(slot_s)} are short: one request in ten takes longer than "
+            f"slots of {time_span(float(slot_s))} are short: one request in ten takes longer than "
             f"{time_span(total_s)}, so much of a slot runs beside the other variant's work (bias "
             "towards no difference). Make them at least ten times as long",
         )

@@ -1,18 +1,40 @@
 """The metrics: each is a sum over requests divided by a sum over requests.
 
-Expressions are SQL over the table of `records.py`. They are NULL if a request has no such outcome
-(no usage reported, not streamed, failed before).
+A value is None if a request has no such outcome (no usage reported, not streamed, failed before).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-HELD: Final = "greatest(coalesce(chosen.num_gpu_tokens, 0), coalesce(chosen.num_cpu_tokens, 0))"
-_IS_OK: Final = "outcome = 'ok'"
+from loadtest.experiments.records import Request
+
+Value = Callable[[Request], float | None]
+
+_FAILED: Final = ("replica_failed", "replica_unreachable")
+
+
+def _less(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def _tbt(request: Request) -> float | None:
+    """Return the time from the first token to the end of an answer."""
+    if request.outcome != "ok" or request.ttft_ms is None or (request.completion or 0) <= 1:
+        return None
+    return max(0.0, request.total_ms - (request.router_ms or 0.0) - request.ttft_ms)
+
+
+def _pooled(request: Request) -> float | None:
+    return None if request.predicted is None else max(0, request.predicted - request.held)
+
+
+def _distance(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else abs(one - other)
 
 
 class Metric(Struct, frozen=True, kw_only=True):
@@ -21,8 +43,8 @@ class Metric(Struct, frozen=True, kw_only=True):
     name: str
     title: str
     unit: str  # "ms", "tokens", "%": a share
-    numerator: str
-    denominator: str = "1"
+    numerator: Value
+    denominator: Value = lambda request: 1.0
     is_relative: bool = True
     is_lower_better: bool = True
     better: str = "lower"
@@ -34,8 +56,8 @@ _CACHED: Final = Metric(
     name="cached",
     title="cached share of the prompt (reported)",
     unit="%",
-    numerator="reported",
-    denominator="prompt",
+    numerator=lambda request: request.reported,
+    denominator=lambda request: request.prompt,
     is_relative=False,
     is_lower_better=False,
     better="higher",
@@ -49,7 +71,7 @@ METRICS: Final = {
             name="ttft",
             title="time to first token",
             unit="ms",
-            numerator="ttft_ms",
+            numerator=lambda request: request.ttft_ms,
             better="faster",
             worse="slower",
             has_percentiles=True,
@@ -58,9 +80,8 @@ METRICS: Final = {
             name="tbt",
             title="inter-token latency (estimate)",
             unit="ms",
-            numerator=f"CASE WHEN {_IS_OK} AND completion > 1 AND ttft_ms IS NOT NULL "
-            "THEN greatest(0, total_ms - router_ms - ttft_ms) END",
-            denominator="completion - 1",
+            numerator=_tbt,
+            denominator=lambda request: (request.completion or 0) - 1,
             better="faster",
             worse="slower",
         ),
@@ -68,7 +89,7 @@ METRICS: Final = {
             name="total",
             title="total time",
             unit="ms",
-            numerator=f"CASE WHEN {_IS_OK} THEN total_ms END",
+            numerator=lambda request: request.total_ms if request.outcome == "ok" else None,
             better="faster",
             worse="slower",
         ),
@@ -76,55 +97,60 @@ METRICS: Final = {
             name="recomputed",
             title="recomputed tokens per request",
             unit="tokens",
-            numerator="prompt - reported",
+            numerator=lambda request: _less(request.prompt, request.reported),
         ),
         Metric(
             name="recomputed_predicted",
             title="recomputed tokens per request (predicted)",
             unit="tokens",
-            numerator="prompt - predicted",
+            numerator=lambda request: _less(request.prompt, request.predicted),
         ),
         _CACHED,
         replace(
             _CACHED,
             name="cached_predicted",
             title="cached share of the prompt (predicted)",
-            numerator="predicted",
+            numerator=lambda request: request.predicted,
         ),
         Metric(
             name="pool",
             title="share of the prompt fetched from the pool (predicted)",
             unit="%",
-            numerator=f"CASE WHEN predicted IS NOT NULL THEN greatest(0, predicted - {HELD}) END",
-            denominator="prompt",
+            numerator=_pooled,
+            denominator=lambda request: request.prompt,
             is_relative=False,
         ),
         Metric(
             name="errors",
             title="error rate (no answer, 5xx, broken off)",
             unit="%",
-            numerator="CAST(outcome IN ('replica_failed', 'replica_unreachable') AS INTEGER)",
+            numerator=lambda request: float(request.outcome in _FAILED),
             is_relative=False,
         ),
         Metric(
             name="gone",
             title="clients that left before the end",
             unit="%",
-            numerator="CAST(outcome = 'client_gone' AS INTEGER)",
+            numerator=lambda request: float(request.outcome == "client_gone"),
             is_relative=False,
         ),
-        Metric(name="router", title="time in the router", unit="ms", numerator="router_ms"),
+        Metric(
+            name="router",
+            title="time in the router",
+            unit="ms",
+            numerator=lambda request: request.router_ms,
+        ),
         Metric(
             name="ttft_error",
             title="error of the predicted first token (absolute)",
             unit="ms",
-            numerator="abs(predicted_ttft_ms - ttft_ms)",
+            numerator=lambda request: _distance(request.predicted_ttft_ms, request.ttft_ms),
         ),
         Metric(
             name="cached_error",
             title="error of the predicted cached tokens (absolute)",
             unit="tokens",
-            numerator="abs(predicted - reported)",
+            numerator=lambda request: _distance(request.predicted, request.reported),
         ),
     )
 }

@@ -12,15 +12,17 @@ This module decides which requests count, and for which variant:
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from loadtest.experiments.metrics import HELD, METRICS
-from loadtest.experiments.records import Named, Records
+from loadtest.experiments.metrics import METRICS
+from loadtest.experiments.records import Named, Records, Request
 from loadtest.statistics.effects import Floats, Ints, totals
+from router.records.record import AssignmentRecord
 
 Bools = NDArray[np.bool_]
 Window = tuple[float, float]
@@ -30,38 +32,7 @@ SURPRISE: Final = 0.001
 """A variant without any of the last (first) units counts as stopped (not yet started) if chance
 alone would do that less often."""
 
-_masked: Any = np.ma  # typed in some releases of numpy only
-
 SOURCES: Final = ("gpu", "cpu", "pool", "recomputed")
-
-_SOURCES: Final = (
-    "least(coalesce(chosen.num_gpu_tokens, 0), predicted) AS gpu, "
-    f"greatest(0, least({HELD}, predicted) - coalesce(chosen.num_gpu_tokens, 0)) AS cpu, "
-    f"greatest(0, predicted - {HELD}) AS pool, prompt - predicted AS recomputed"
-)
-
-_UNITS: Final = """
-CREATE OR REPLACE TEMP TABLE units AS
-SELECT row_number() OVER (ORDER BY first_s, unit) - 1 AS id, *
-FROM (
-  SELECT unit, min(started_s) AS first_s, arg_min(arm, started_s) AS first_arm,
-    arg_min(share, started_s) AS first_share, any_value(slot) AS slot
-  FROM chosen GROUP BY unit
-)
-"""
-
-_CHOSEN: Final = """
-CREATE OR REPLACE TEMP TABLE chosen AS
-SELECT *, at_s - total_ms / 1000 AS started_s FROM records
-WHERE experiment = ? AND list_contains(?, trial) AND arm IS NOT NULL AND unit IS NOT NULL
-"""
-
-_LEAVING: Final = """
-CREATE OR REPLACE TEMP TABLE leaving AS
-SELECT c.unit, min(c.started_s) AS left_s,
-  list_sort(list(DISTINCT c.arm)) AS arms
-FROM chosen c JOIN units u ON c.unit = u.unit AND c.arm <> u.first_arm GROUP BY c.unit
-"""
 
 
 class Crossed(Struct, frozen=True, kw_only=True):
@@ -80,6 +51,7 @@ class Observations(Struct, frozen=True, kw_only=True):
     """
 
     experiment: Named
+    requests: tuple[Request, ...]
     arms: tuple[str, ...]
     at_s: Floats  # unix seconds, end of the request
     started_s: Floats
@@ -153,62 +125,111 @@ class Observations(Struct, frozen=True, kw_only=True):
 
 
 def observe(records: Records, experiment: Named) -> Observations:
-    """Fetch an experiment's requests."""
-    records.connection.execute(_CHOSEN, [experiment.name, list(experiment.trials)])
-    records.connection.execute(_UNITS)
-    records.connection.execute(_LEAVING)
-    arms = experiment.arms
-    unit_columns = records.columns(
-        "SELECT list_position(?, first_arm) - 1 AS arm, first_s, "
-        "coalesce(first_share, 1.0) AS share, coalesce(slot, -1) AS slot FROM units ORDER BY id",
-        [list(arms)],
+    """Return an experiment's requests."""
+    requests = tuple(
+        each
+        for each in records.requests
+        if each.assignment is not None
+        and each.assignment.experiment == experiment.name
+        and each.trial in experiment.trials
     )
-    unit_arm = _ints(unit_columns["arm"])
-    first_s = _floats(unit_columns["first_s"])
-    unit_share = _shares(unit_columns["share"])
-    columns = records.columns(_requests())
-    is_wash_out = _bools(columns["is_wash_out"])
+    units = _units(requests)
+    number = {unit.name: index for index, unit in enumerate(units)}
+    of_request = [number[_assigned(each).unit] for each in requests]
+    arms = experiment.arms
+    unit_arm = np.array([arms.index(unit.arm) for unit in units], dtype=np.int64)
+    first_s = np.array([unit.first_s for unit in units])
+    unit_share = np.array([_share(unit.share) for unit in units])
+    is_wash_out = np.array([each.not_counted is not None for each in requests])
+    in_first_arm = np.array(
+        [
+            _assigned(each).arm == units[index].arm and each.started_s < units[index].left_s
+            for each, index in zip(requests, of_request, strict=True)
+        ]
+    )
+    values = {
+        name: [(metric.numerator(each), metric.denominator(each)) for each in requests]
+        for name, metric in METRICS.items()
+    }
     return Observations(
         experiment=experiment,
+        requests=requests,
         arms=arms,
-        at_s=_floats(columns["at_s"]),
-        started_s=_floats(columns["started_s"]),
-        unit=_ints(columns["unit"]),
-        counts=_bools(columns["is_first_arm"]) & ~is_wash_out,
+        at_s=np.array([each.at_s for each in requests]),
+        started_s=np.array([each.started_s for each in requests]),
+        unit=np.array(of_request, dtype=np.int64),
+        counts=in_first_arm & ~is_wash_out,
         is_wash_out=is_wash_out,
-        weight=1 / _shares(columns["share"]),
-        sources={name: np.nan_to_num(_floats(columns[name])) for name in SOURCES},
-        numerators={name: _floats(columns[f"{name}_num"]) for name in METRICS},
-        denominators={name: np.nan_to_num(_floats(columns[f"{name}_den"])) for name in METRICS},
+        weight=np.array([1 / _share(_assigned(each).share) for each in requests]),
+        sources=_sources(requests),
+        numerators={
+            name: np.array([np.nan if num is None else num for num, _ in pairs])
+            for name, pairs in values.items()
+        },
+        denominators={
+            name: np.array([0.0 if num is None else float(den or 0) for num, den in pairs])
+            for name, pairs in values.items()
+        },
         unit_arm=unit_arm,
         unit_first_s=first_s,
         unit_share=unit_share,
-        unit_slot=_ints(unit_columns["slot"]),
-        crossed=_crossed(records),
+        unit_slot=np.array(
+            [-1 if unit.slot is None else unit.slot for unit in units], dtype=np.int64
+        ),
+        crossed=_crossed(units),
         windows=tuple(
-            _window(records, arm, np.flatnonzero(unit_arm == index), first_s, unit_share)
+            _window(requests, arm, np.flatnonzero(unit_arm == index), first_s, unit_share)
             for index, arm in enumerate(arms)
         ),
     )
 
 
-def _requests() -> str:
-    measured = ", ".join(
-        f"CAST({m.numerator} AS DOUBLE) AS {m.name}_num, "
-        f"CAST(CASE WHEN ({m.numerator}) IS NOT NULL THEN {m.denominator} END AS DOUBLE) "
-        f"AS {m.name}_den"
-        for m in METRICS.values()
-    )
-    return (
-        "SELECT u.id AS unit, at_s, started_s, is_wash_out, coalesce(share, 1.0) AS share, "
-        "arm = first_arm AND (left_s IS NULL OR started_s < left_s) "
-        f"AS is_first_arm, {_SOURCES}, {measured} "
-        "FROM chosen c JOIN units u ON c.unit = u.unit LEFT JOIN leaving l ON c.unit = l.unit "
-        "ORDER BY at_s"
-    )
+class _Unit:
+    """A unit's requests, and its first variant."""
+
+    __slots__ = ("arm", "first_s", "left_s", "name", "requests", "share", "slot")
+
+    def __init__(self, name: str, requests: list[Request]) -> None:
+        first = min(requests, key=lambda each: each.started_s)
+        self.name = name
+        self.requests = requests
+        self.first_s = first.started_s
+        self.arm = _assigned(first).arm
+        self.share = _assigned(first).share
+        self.slot = _assigned(first).slot
+        others = [each.started_s for each in requests if _assigned(each).arm != self.arm]
+        self.left_s = min(others, default=np.inf)
 
 
-def _window(records: Records, arm: str, own: Ints, first_s: Floats, share: Floats) -> Window:
+def _units(requests: Sequence[Request]) -> list[_Unit]:
+    """Group requests by unit, in the order of the units' beginnings."""
+    found: dict[str, list[Request]] = {}
+    for request in requests:
+        found.setdefault(_assigned(request).unit, []).append(request)
+    units = [_Unit(name, own) for name, own in found.items()]
+    return sorted(units, key=lambda unit: (unit.first_s, unit.name))
+
+
+def _assigned(request: Request) -> AssignmentRecord:
+    assert request.assignment is not None
+    return request.assignment
+
+
+def _sources(requests: Sequence[Request]) -> dict[str, Floats]:
+    """Return where prompt tokens come from, as predicted: gpu, cpu, pool, recomputed."""
+    parts = []
+    for each in requests:
+        predicted = each.predicted or 0
+        gpu, held = min(each.num_gpu_tokens, predicted), min(each.held, predicted)
+        computed = (each.prompt or 0) - predicted
+        parts.append((gpu, max(0, held - each.num_gpu_tokens), predicted - held, computed))
+    columns = np.array(parts, dtype=float).reshape(-1, len(SOURCES)).T
+    return dict(zip(SOURCES, columns, strict=True))
+
+
+def _window(
+    requests: Sequence[Request], arm: str, own: Ints, first_s: Floats, share: Floats
+) -> Window:
     """Return from when to when a variant had traffic of its own.
 
     Routers mark the requests of a stopped variant. Without marks it counts as stopped if so long a
@@ -222,41 +243,31 @@ def _window(records: Records, arm: str, own: Ints, first_s: Floats, share: Float
         begin = float(first_s[first])
     if (1 - share[last]) ** (len(first_s) - 1 - last) < SURPRISE:
         end = float(first_s[last])
-    ((stopped_s,),) = records.rows(
-        "SELECT min(started_s) FROM chosen WHERE arm = ? AND not_counted = 'stopped'", [arm]
-    )
-    return begin, end if stopped_s is None else min(end, float(np.nextafter(stopped_s, 0.0)))
+    stopped = [
+        each.started_s
+        for each in requests
+        if each.not_counted == "stopped" and _assigned(each).arm == arm
+    ]
+    return begin, min(end, float(np.nextafter(min(stopped), 0.0)) if stopped else end)
 
 
-def _crossed(records: Records) -> tuple[Crossed, ...]:
-    rows = records.rows(
-        "SELECT c.unit, list_sort(list(DISTINCT c.arm)), list_sort(list(DISTINCT file)), "
-        "bool_or(c.arm = first_arm AND started_s > left_s) AS is_back "
-        "FROM chosen c JOIN units u ON c.unit = u.unit JOIN leaving l ON c.unit = l.unit "
-        "GROUP BY c.unit ORDER BY is_back DESC, c.unit"
-    )
-    return tuple(
-        Crossed(unit=unit, arms=tuple(arms), files=tuple(files), is_back=is_back)
-        for unit, arms, files, is_back in rows
-    )
+def _crossed(units: Sequence[_Unit]) -> tuple[Crossed, ...]:
+    crossed = [
+        Crossed(
+            unit=unit.name,
+            arms=tuple(sorted({_assigned(each).arm for each in unit.requests})),
+            files=tuple(sorted({each.file for each in unit.requests})),
+            is_back=any(
+                _assigned(each).arm == unit.arm and each.started_s > unit.left_s
+                for each in unit.requests
+            ),
+        )
+        for unit in units
+        if unit.left_s < np.inf
+    ]
+    return tuple(sorted(crossed, key=lambda each: (not each.is_back, each.unit)))
 
 
-def _floats(column: Any) -> Floats:
-    found: Floats = _masked.filled(_masked.asarray(column, dtype=float), np.nan)
-    return found
-
-
-def _ints(column: Any) -> Ints:
-    found: Ints = _masked.filled(_masked.asarray(column), 0).astype(np.int64)
-    return found
-
-
-def _bools(column: Any) -> Bools:
-    found: Bools = _masked.filled(_masked.asarray(column), False).astype(np.bool_)
-    return found
-
-
-def _shares(column: Any) -> Floats:
-    """Return the shares; a value that is no share (0, above 1) weighs as 1."""
-    shares = _floats(column)
-    return np.where((shares > 0) & (shares <= 1), shares, 1.0)
+def _share(share: float) -> float:
+    """Return a share; a value that is no share (0, above 1) weighs as 1."""
+    return share if 0 < share <= 1 else 1.0

@@ -1,88 +1,138 @@
-"""Decision records of any number of routers, read by DuckDB into one table.
+"""Decision records of any number of routers: which lines count, and the fields that are kept.
 
-This module decides which lines count and which columns are read. A record has a snapshot of every
-candidate, so of several gigabytes only the columns below are kept.
+A record has a snapshot of every candidate, so of several gigabytes only the fields below are kept.
 """
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+import gzip
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from sys import intern
+from typing import IO, Any, Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.experiments.bad_lines import BadLine, RecordsError, find
-from loadtest.extras import need
 from loadtest.words import moment
-from router.records.record import SCHEMA
+from policies.naming import label_of
+from policies.registry import create
+from router.records.record import SCHEMA, AssignmentRecord, ShadowDecision
 
 UNNAMED: Final = "none"
 """The trial of older records, which name none."""
 
 _NAMED: Final = 5  # bad lines named for each file; the rest is counted
+_SHOWN: Final = 60  # characters of a decoder's message
+_NOT_A_RECORD: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# Of router/records/record.py; a field that a record lacks is NULL.
-_COLUMNS: Final = {
-    "schema": "INTEGER",
-    "request_id": "VARCHAR",
-    "at": "DOUBLE",
-    "model": "VARCHAR",
-    "policy": "VARCHAR",
-    "policy_params": "JSON",
-    "assignment": "STRUCT(experiment VARCHAR, design VARCHAR, arm VARCHAR, unit VARCHAR, "
-    "share DOUBLE, slot BIGINT, is_wash_out BOOLEAN, not_counted VARCHAR, stop_reason VARCHAR, "
-    "control VARCHAR, trial VARCHAR)",
-    "state": "VARCHAR",
-    "snapshot": "STRUCT(number UBIGINT, seed UBIGINT, replicas STRUCT(id VARCHAR, "
-    'num_gpu_tokens BIGINT, num_cpu_tokens BIGINT, "cost" STRUCT(ms_per_token DOUBLE))[])',
-    "decision": "STRUCT(candidate VARCHAR)",
-    "shadows": "STRUCT(policy VARCHAR, candidate VARCHAR, agrees BOOLEAN, ttft_ms DOUBLE, "
-    "num_uncached_tokens BIGINT, num_fetched_tokens BIGINT, regret_ms DOUBLE)[]",
-    "tries": "STRUCT(candidate VARCHAR)[]",
-    "outcome": "VARCHAR",
-    "status": "INTEGER",
-    "num_prompt_tokens": "BIGINT",
-    "num_predicted_cached_tokens": "BIGINT",
-    "num_reported_cached_tokens": "BIGINT",
-    "num_completion_tokens": "BIGINT",
-    "router_ms": "DOUBLE",
-    "predicted_ttft_ms": "DOUBLE",
-    "ttft_ms": "DOUBLE",
-    "total_ms": "DOUBLE",
-}
 
-_IS_GOOD: Final = (
-    f'coalesce(schema BETWEEN 1 AND {SCHEMA} AND request_id IS NOT NULL AND "at" IS NOT NULL '
-    "AND outcome IS NOT NULL AND total_ms IS NOT NULL, false)"
-)
+class RecordsError(Exception):
+    """The records cannot be read as asked; the message names file, line and field."""
 
-_TABLE: Final = """
-CREATE TABLE lines AS
-SELECT filename AS file, {good} AS is_good, request_id, "at" AS at_s, model, policy,
-  coalesce(policy_params, '{{}}') AS params, state, outcome, status,
-  assignment.experiment AS experiment, assignment.design AS design, assignment.arm AS arm,
-  assignment.unit AS unit, assignment.share AS share, assignment.slot AS slot,
-  coalesce(assignment.is_wash_out, false) OR assignment.not_counted IS NOT NULL AS is_wash_out,
-  coalesce(assignment.not_counted,
-    CASE WHEN assignment.is_wash_out THEN 'wash_out' END) AS not_counted,
-  assignment.stop_reason AS stop_reason, nullif(assignment.control, '') AS control,
-  CASE WHEN assignment IS NOT NULL THEN coalesce(nullif(assignment.trial, ''), '{unnamed}') END
-    AS trial,
-  snapshot.number AS number, snapshot.seed AS seed,
-  array_to_string(list_sort([r.id FOR r IN snapshot.replicas]), ' ') AS fleet,
-  decision.candidate AS candidate,
-  ([r FOR r IN snapshot.replicas IF r.id = decision.candidate])[1] AS chosen,
-  shadows, greatest(len(tries), 1) AS num_tries,
-  num_prompt_tokens AS prompt, num_predicted_cached_tokens AS predicted,
-  num_reported_cached_tokens AS reported, num_completion_tokens AS completion,
-  router_ms, predicted_ttft_ms, ttft_ms, total_ms
-FROM read_json(?, format='newline_delimited', filename=true, ignore_errors=true,
-  maximum_object_size=67108864, columns={columns})
-"""
+
+class BadLine(Struct, frozen=True, kw_only=True):
+    """A line that is left out; `is_torn`: the last line, cut off while it was written."""
+
+    file: str
+    line: int
+    reason: str
+    is_torn: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+class _View(Struct):
+    id: str
+    num_gpu_tokens: int | None = None
+    num_cpu_tokens: int | None = None
+
+
+class _Snapshot(Struct):
+    number: int
+    seed: int
+    replicas: list[_View]
+
+
+class _Decision(Struct):
+    candidate: str
+
+
+class _Line(Struct):
+    """The fields of a record that are read (router/records/record.py)."""
+
+    schema: int
+    request_id: str
+    at: float
+    outcome: str
+    total_ms: float
+    model: str = ""
+    policy: str = ""
+    policy_params: dict[str, Any] = {}
+    assignment: AssignmentRecord | None = None
+    state: str = "unknown"
+    snapshot: _Snapshot | None = None
+    decision: _Decision | None = None
+    shadows: tuple[ShadowDecision, ...] = ()
+    tries: list[Any] = []
+    num_prompt_tokens: int | None = None
+    num_predicted_cached_tokens: int | None = None
+    num_reported_cached_tokens: int | None = None
+    num_completion_tokens: int | None = None
+    router_ms: float | None = None
+    predicted_ttft_ms: float | None = None
+    ttft_ms: float | None = None
+
+
+class Request(Struct, frozen=True, kw_only=True, gc=False):
+    """One request, from its record."""
+
+    file: str
+    at_s: float  # unix seconds, end of the request
+    started_s: float
+    model: str
+    policy: str  # label, with parameters
+    assignment: AssignmentRecord | None
+    state: str
+    outcome: str
+    number: int | None  # of the decision, among those of the router process `seed`
+    seed: int | None
+    num_tries: int
+    fleet: str  # ids of all candidates
+    candidate: str
+    num_gpu_tokens: int  # cached at the chosen replica
+    num_cpu_tokens: int
+    shadows: tuple[ShadowDecision, ...]
+    prompt: int | None
+    predicted: int | None
+    reported: int | None
+    completion: int | None
+    router_ms: float | None
+    predicted_ttft_ms: float | None
+    ttft_ms: float | None
+    total_ms: float
+
+    @property
+    def trial(self) -> str:
+        """Return the id of the start that the request belongs to."""
+        return (self.assignment.trial if self.assignment is not None else "") or UNNAMED
+
+    @property
+    def not_counted(self) -> str | None:
+        """Return why the request does not count; None: it does."""
+        assigned = self.assignment
+        if assigned is None:
+            return None
+        return assigned.not_counted or ("wash_out" if assigned.is_wash_out else None)
+
+    @property
+    def held(self) -> int:
+        """Return the prompt tokens that the chosen replica had itself."""
+        return max(self.num_gpu_tokens, self.num_cpu_tokens)
 
 
 class Named(Struct, frozen=True, kw_only=True):
@@ -102,23 +152,19 @@ class Named(Struct, frozen=True, kw_only=True):
 
 
 class Records(Struct, frozen=True, kw_only=True):
-    """The records. `connection` has one table, `records`, with a row for each record."""
+    """The records, in order of their ends."""
 
-    connection: Any
+    requests: tuple[Request, ...]
     files: tuple[str, ...]
-    num_records: int
     num_bad: int
     num_twice: int  # the same request at the same time, in two files
     bad_lines: tuple[BadLine, ...]  # the first of each file
     experiments: tuple[Named, ...]
 
-    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Query the table."""
-        return list(self.connection.execute(query, list(parameters)).fetchall())
-
-    def columns(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
-        """Query the table; return a masked array for each column."""
-        return dict(self.connection.execute(query, list(parameters)).fetchnumpy())
+    @property
+    def num_records(self) -> int:
+        """Return the number of records."""
+        return len(self.requests)
 
     def trials(self, name: str) -> list[Named]:
         """List the starts of an experiment, the newest first."""
@@ -235,80 +281,173 @@ def load(
 
     Raises:
         RecordsError: no files, none of their lines is a record, or some are not.
-        MissingExtra: DuckDB is not installed.
     """
-    duckdb = need("duckdb")
     files = resolve(patterns)
-    connection = duckdb.connect()
-    columns = "{" + ", ".join(f"'{name}': '{kind}'" for name, kind in _COLUMNS.items()) + "}"
-    query = _TABLE.format(good=_IS_GOOD, columns=columns, unnamed=UNNAMED)
-    try:
-        connection.execute(query, [[str(file) for file in files]])
-    except duckdb.Error as exc:
-        raise RecordsError(f"cannot read the records: {exc}") from exc
-    bad = _bad_lines(connection, skip_bad)
-    connection.execute(
-        "CREATE TABLE records AS SELECT DISTINCT ON (request_id, at_s) * FROM lines "
-        "WHERE is_good AND at_s >= ? AND at_s < ? ORDER BY at_s",
-        [-1e300 if since_s is None else since_s, 1e300 if until_s is None else until_s],
-    )
-    (num_lines,) = connection.execute(
-        "SELECT count(*) FROM lines WHERE is_good AND at_s >= ? AND at_s < ?",
-        [-1e300 if since_s is None else since_s, 1e300 if until_s is None else until_s],
-    ).fetchone()
-    (num_bad,) = connection.execute("SELECT count(*) FROM lines WHERE NOT is_good").fetchone()
-    (num_records,) = connection.execute("SELECT count(*) FROM records").fetchone()
-    connection.execute("DROP TABLE lines")
-    if not num_records:
+    reader = _Reader()
+    found: dict[tuple[str, float], Request] = {}
+    bad: list[BadLine] = []
+    num_bad = num_twice = 0
+    for file in files:
+        num_named = 0
+        for number, line in lines_of(file):
+            read = reader.read(str(file), number, line)
+            if isinstance(read, BadLine):
+                if not (skip_bad or read.is_torn):
+                    raise RecordsError(f"{read}; leave such lines out with --skip-bad")
+                num_bad += 1
+                num_named += 1
+                if num_named <= _NAMED:
+                    bad.append(read)
+            elif read is not None:
+                key, request = read
+                if since_s is not None and request.at_s < since_s:
+                    continue
+                if until_s is not None and request.at_s >= until_s:
+                    continue
+                num_twice += key in found
+                found.setdefault(key, request)
+    if not found:
         raise RecordsError(f"no decision record in {', '.join(map(str, files))}")
+    requests = tuple(sorted(found.values(), key=lambda request: request.at_s))
     return Records(
-        connection=connection,
+        requests=requests,
         files=tuple(map(str, files)),
-        num_records=num_records,
         num_bad=num_bad,
-        num_twice=num_lines - num_records,
+        num_twice=num_twice,
         bad_lines=tuple(bad),
-        experiments=tuple(_experiments(connection)),
+        experiments=_experiments(requests),
     )
 
 
-def _bad_lines(connection: Any, skip_bad: bool) -> list[BadLine]:
-    """Return the first bad lines of each file.
+def lines_of(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file, plain or .gz, with their numbers.
 
     Raises:
-        RecordsError: some are not torn, and `skip_bad` is not set.
+        RecordsError: the file cannot be read.
     """
-    files = connection.execute(
-        "SELECT file, count(*) FROM lines WHERE NOT is_good GROUP BY file ORDER BY file"
-    ).fetchall()
-    named: list[BadLine] = []
-    for file, _ in files:
-        named += find(Path(file), _NAMED)
-    foreign = [line for line in named if not line.is_torn]
-    if foreign and not skip_bad:
-        num_bad = sum(count for _, count in files) - (len(named) - len(foreign))
-        more = f" ({num_bad:,} such lines in all)" if num_bad > 1 else ""
-        raise RecordsError(f"{foreign[0]}{more}; leave such lines out with --skip-bad")
-    return named
+    number = 0
+    try:
+        with file.open("rb") as raw:
+            lines: IO[bytes] = gzip.open(raw) if file.suffix == ".gz" else raw  # type: ignore[assignment]
+            for number, line in enumerate(lines, 1):
+                yield number, line
+    except (OSError, EOFError) as exc:
+        raise RecordsError(f"{file}:{number}: {exc}") from exc
 
 
-def _experiments(connection: Any) -> list[Named]:
-    rows = connection.execute(
-        "SELECT experiment, design, trial, count(*), list_sort(list(DISTINCT arm)), "
-        "arg_max(control, at_s), min(at_s - total_ms / 1000) AS begin_s, "
-        "max(at_s - total_ms / 1000) FROM records WHERE experiment IS NOT NULL "
-        "GROUP BY experiment, design, trial ORDER BY experiment, begin_s, design"
-    ).fetchall()
-    return [
+class _Reader:
+    """Decodes lines; equal texts are kept once."""
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(_Line).decode
+        self._labels: dict[tuple[str, bytes], str] = {}
+
+    def read(
+        self, file: str, number: int, line: bytes
+    ) -> tuple[tuple[str, float], Request] | BadLine | None:
+        """Decode a line, with its request's id and time; None: it is empty."""
+        if not line.strip():
+            return None
+        try:
+            read = self._decode(line)
+        except _NOT_A_RECORD as exc:
+            return _bad_line(file, number, line, exc)
+        if not 1 <= read.schema <= SCHEMA:
+            return BadLine(file=file, line=number, reason=_unknown(read.schema))
+        return (read.request_id, read.at), self._request(file, read)
+
+    def _request(self, file: str, line: _Line) -> Request:
+        snapshot = line.snapshot
+        candidate = line.decision.candidate if line.decision is not None else ""
+        views = snapshot.replicas if snapshot is not None else []
+        chosen = next((view for view in views if view.id == candidate), None)
+        return Request(
+            file=file,
+            at_s=line.at,
+            started_s=line.at - line.total_ms / 1000,
+            model=intern(line.model),
+            policy=self._label(line.policy, line.policy_params),
+            assignment=line.assignment,
+            state=intern(line.state),
+            outcome=intern(line.outcome),
+            number=snapshot.number if snapshot is not None else None,
+            seed=snapshot.seed if snapshot is not None else None,
+            num_tries=max(1, len(line.tries)),
+            fleet=intern(" ".join(sorted(view.id for view in views))),
+            candidate=intern(candidate),
+            num_gpu_tokens=(chosen.num_gpu_tokens if chosen is not None else None) or 0,
+            num_cpu_tokens=(chosen.num_cpu_tokens if chosen is not None else None) or 0,
+            shadows=line.shadows,
+            prompt=line.num_prompt_tokens,
+            predicted=line.num_predicted_cached_tokens,
+            reported=line.num_reported_cached_tokens,
+            completion=line.num_completion_tokens,
+            router_ms=line.router_ms,
+            predicted_ttft_ms=line.predicted_ttft_ms,
+            ttft_ms=line.ttft_ms,
+            total_ms=line.total_ms,
+        )
+
+    def _label(self, name: str, params: dict[str, Any]) -> str:
+        key = name, msgspec.json.encode(params, order="sorted")
+        label = self._labels.get(key)
+        if label is None:
+            try:
+                label = label_of(create(name, params))
+            except (ValueError, TypeError):  # a policy of another version
+                label = f"{name} {key[1].decode()}" if params else name
+            self._labels[key] = label
+        return label
+
+
+class _Version(Struct):
+    schema: int = SCHEMA
+
+
+def _bad_line(file: str, number: int, line: bytes, error: Exception) -> BadLine:
+    """Say what is wrong with a line: no JSON, another version, or another kind of record."""
+    is_torn = False
+    try:
+        schema = msgspec.json.decode(line, type=_Version).schema
+        reason = f"not a decision record: {error}" if 1 <= schema <= SCHEMA else _unknown(schema)
+    except msgspec.ValidationError as exc:
+        reason = f"not a decision record: {exc}"
+    except _NOT_A_RECORD as exc:
+        is_torn = not line.endswith(b"\n")
+        reason = "the line is cut off" if is_torn else f"not JSON: {str(exc)[:_SHOWN]}"
+    return BadLine(file=file, line=number, reason=reason, is_torn=is_torn)
+
+
+def _unknown(schema: int) -> str:
+    return f"field `schema`: version {schema} is unknown (this warmroute reads 1 to {SCHEMA})"
+
+
+def _experiments(requests: Sequence[Request]) -> tuple[Named, ...]:
+    """List the starts of experiments, by name and time."""
+    found: dict[tuple[str, str, str], list[Request]] = {}
+    for request in requests:
+        assigned = request.assignment
+        if assigned is not None:
+            key = assigned.experiment, assigned.design, request.trial
+            found.setdefault(key, []).append(request)
+    named = [
         Named(
             name=name,
             design=design,
-            num_requests=count,
-            arms=tuple(arms),
+            num_requests=len(own),
+            arms=tuple(sorted({each.assignment.arm for each in own if each.assignment})),
             trials=(trial,),
-            control=control,
-            begin_s=begin_s,
-            end_s=end_s,
+            control=next(
+                (
+                    each.assignment.control
+                    for each in reversed(own)
+                    if each.assignment and each.assignment.control
+                ),
+                None,
+            ),
+            begin_s=min(each.started_s for each in own),
+            end_s=max(each.started_s for each in own),
         )
-        for name, design, trial, count, arms, control, begin_s, end_s in rows
+        for (name, design, trial), own in found.items()
     ]
+    return tuple(sorted(named, key=lambda each: (each.name, each.begin_s, each.design)))

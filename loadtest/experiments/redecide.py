@@ -7,17 +7,16 @@ and the other policy is asked about the prompt's.
 
 from __future__ import annotations
 
-import gzip
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from loadtest.experiments.bad_lines import RecordsError
+from loadtest.experiments.records import RecordsError, lines_of
 from loadtest.experiments.shadows import QUANTILES, WhatIf, named
 from policies.policy import Policy
 from policies.registry import create
@@ -185,19 +184,17 @@ def _read(
 ) -> Iterator[tuple[Path, int, DecisionRecord | None]]:
     """Yield the records with file and line; None: the line is left out."""
     for file in files:
-        with file.open("rb") as raw:
-            lines: IO[bytes] = gzip.open(raw) if file.suffix == ".gz" else raw  # type: ignore[assignment]
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    yield file, number, _decoded(line)
-                except (msgspec.DecodeError, ValueError) as exc:
-                    if not skip_bad and line.endswith(b"\n"):
-                        raise RecordsError(
-                            f"{file}:{number}: {exc}; leave such lines out with --skip-bad"
-                        ) from exc
-                    yield file, number, None
+        for number, line in lines_of(file):
+            if not line.strip():
+                continue
+            try:
+                yield file, number, _decoded(line)
+            except (msgspec.DecodeError, ValueError) as exc:
+                if not skip_bad and line.endswith(b"\n"):
+                    raise RecordsError(
+                        f"{file}:{number}: {exc}; leave such lines out with --skip-bad"
+                    ) from exc
+                yield file, number, None
 
 
 _decode = msgspec.json.Decoder(DecisionRecord).decode

@@ -10,13 +10,12 @@ from msgspec import Struct
 
 from loadtest.experiments import shadows as shadow_policies
 from loadtest.experiments.arms import ArmSummary, summarize
-from loadtest.experiments.bad_lines import RecordsError
 from loadtest.experiments.design_limits import check_design
 from loadtest.experiments.evidence import Evidence, Options, weigh
 from loadtest.experiments.findings import Finding, note
 from loadtest.experiments.observations import Observations, observe
 from loadtest.experiments.ratio_check import RatioCheck, check
-from loadtest.experiments.records import Named, Records
+from loadtest.experiments.records import Named, Records, RecordsError
 from loadtest.experiments.shadows import ShadowSummary
 from loadtest.experiments.soundness import check_soundness
 from loadtest.experiments.surroundings import check_surroundings, check_trials
@@ -38,21 +37,21 @@ class Report(Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     files: tuple[str, ...]
     num_records: int
-    experiments: tuple[Named, ...]  # all in the records
-    experiment: Named | None
-    baseline: str | None
     options: Options
-    begin_s: float | None
-    end_s: float | None
-    num_units: int
-    num_requests: int  # of the experiment
-    num_counted: int
-    verdicts: tuple[Verdict, ...]
     findings: tuple[Finding, ...]  # the worst first
-    sample_ratio: RatioCheck | None
-    arms: tuple[ArmSummary, ...]
-    comparisons: tuple[Evidence, ...]
     shadows: tuple[ShadowSummary, ...]
+    experiments: tuple[Named, ...] = ()  # all in the records
+    experiment: Named | None = None
+    baseline: str | None = None
+    begin_s: float | None = None
+    end_s: float | None = None
+    num_units: int = 0
+    num_requests: int = 0  # of the experiment
+    num_counted: int = 0
+    verdicts: tuple[Verdict, ...] = ()
+    sample_ratio: RatioCheck | None = None
+    arms: tuple[ArmSummary, ...] = ()
+    comparisons: tuple[Evidence, ...] = ()
 
     @property
     def is_sound(self) -> bool:
@@ -96,7 +95,7 @@ def make_report(
         return _without_experiment(records, shadows, options), Times(by_arm={})
     chosen = _baseline(experiment, baseline)
     observations = observe(records, experiment)
-    arms = summarize(records, observations, chosen)
+    arms = summarize(observations, chosen)
     others = [arm for arm in experiment.arms if arm != chosen]
     comparisons = tuple(
         weigh(observations, arm, chosen, options, alpha=options.alpha / len(others))
@@ -134,20 +133,8 @@ def _without_experiment(
     return Report(
         files=records.files,
         num_records=records.num_records,
-        experiments=(),
-        experiment=None,
-        baseline=None,
         options=options,
-        begin_s=None,
-        end_s=None,
-        num_units=0,
-        num_requests=0,
-        num_counted=0,
-        verdicts=(),
-        findings=(note("no_experiment", text), *check_surroundings(records, ())),
-        sample_ratio=None,
-        arms=(),
-        comparisons=(),
+        findings=(note("no_experiment", text), *check_surroundings(records, None, ())),
         shadows=shadows,
     )
 
@@ -181,9 +168,9 @@ def _findings(
 ) -> tuple[Finding, ...]:
     experiment = observations.experiment
     found = [
-        *check_soundness(records, observations, arms, ratio, baseline),
-        *check_design(records, observations, arms, comparisons),
-        *check_surroundings(records, arms),
+        *check_soundness(observations, arms, ratio, baseline),
+        *check_design(observations, arms, comparisons),
+        *check_surroundings(records, observations, arms),
         *check_trials(experiment, records.trials(experiment.name)),
     ]
     if len(comparisons) > 1:

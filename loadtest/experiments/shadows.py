@@ -7,29 +7,15 @@ little about a fleet under that policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from msgspec import Struct
 
-from loadtest.experiments.records import Records
+from loadtest.experiments.records import Records, Request
+from router.records.record import ShadowDecision
 
 QUANTILES: Final = (0.1, 0.5, 0.9, 0.99)
-
-_QUERY: Final = """
-WITH choices AS (
-  SELECT policy AS live, unnest(shadows, recursive := false) AS s, prompt - predicted AS uncached,
-    greatest(0, predicted - coalesce(chosen.num_gpu_tokens, 0)) AS fetched
-  FROM records WHERE len(shadows) > 0
-)
-SELECT s.policy, live, count(*), avg(CAST(s.agrees AS DOUBLE)), avg(s.ttft_ms),
-  avg(s.ttft_ms + s.regret_ms), avg(s.num_uncached_tokens), avg(uncached),
-  avg(s.num_fetched_tokens), avg(fetched), avg(s.regret_ms),
-  quantile_cont(s.regret_ms, [{quantiles}]),
-  avg(CASE WHEN s.regret_ms > 0 THEN s.regret_ms ELSE 0 END),
-  avg(CASE WHEN s.regret_ms < 0 THEN -s.regret_ms ELSE 0 END)
-FROM choices GROUP BY 1, 2 ORDER BY 1, 2
-"""
 
 
 class WhatIf(Struct, frozen=True, kw_only=True):
@@ -62,8 +48,12 @@ class ShadowSummary(WhatIf, frozen=True, kw_only=True):
 
 def summarize(records: Records) -> tuple[ShadowSummary, ...]:
     """Return the summary of every shadow under each live policy."""
-    query = _QUERY.format(quantiles=", ".join(map(str, QUANTILES)))
-    return tuple(_summary(row) for row in records.rows(query))
+    found: dict[tuple[str, str], list[tuple[ShadowDecision, Request]]] = {}
+    for request in records.requests:
+        live = request.policy.partition(":")[0].partition(" ")[0]
+        for shadow in request.shadows:
+            found.setdefault((shadow.policy, live), []).append((shadow, request))
+    return tuple(_summary(policy, live, found[policy, live]) for policy, live in sorted(found))
 
 
 def named(quantiles: Iterable[float]) -> dict[str, float]:
@@ -71,20 +61,28 @@ def named(quantiles: Iterable[float]) -> dict[str, float]:
     return {f"p{round(100 * q)}": value for q, value in zip(QUANTILES, quantiles, strict=True)}
 
 
-def _summary(row: tuple[Any, ...]) -> ShadowSummary:
+def _summary(
+    policy: str, live: str, pairs: Sequence[tuple[ShadowDecision, Request]]
+) -> ShadowSummary:
+    import numpy as np
+
+    def mean(values: Iterable[float]) -> float:
+        return float(np.mean(list(values)))
+
+    regrets = np.array([shadow.regret_ms for shadow, _ in pairs])
     return ShadowSummary(
-        policy=row[0],
-        live=row[1],
-        num_decisions=row[2],
-        agreement=row[3],
-        ttft_ms=row[4],
-        live_ttft_ms=row[5],
-        uncached_tokens=row[6],
-        live_uncached_tokens=row[7],
-        fetched_tokens=row[8],
-        live_fetched_tokens=row[9],
-        regret_ms=row[10],
-        regret_quantiles=named(row[11]),
-        gained_ms=row[12],
-        lost_ms=row[13],
+        policy=policy,
+        live=live,
+        num_decisions=len(pairs),
+        agreement=mean(shadow.agrees for shadow, _ in pairs),
+        ttft_ms=mean(shadow.ttft_ms for shadow, _ in pairs),
+        live_ttft_ms=mean(shadow.ttft_ms + shadow.regret_ms for shadow, _ in pairs),
+        uncached_tokens=mean(shadow.num_uncached_tokens for shadow, _ in pairs),
+        live_uncached_tokens=mean((r.prompt or 0) - (r.predicted or 0) for _, r in pairs),
+        fetched_tokens=mean(shadow.num_fetched_tokens for shadow, _ in pairs),
+        live_fetched_tokens=mean(max(0, (r.predicted or 0) - r.num_gpu_tokens) for _, r in pairs),
+        regret_ms=float(regrets.mean()),
+        regret_quantiles=named(np.quantile(regrets, QUANTILES).tolist()),
+        gained_ms=float(np.maximum(regrets, 0).mean()),
+        lost_ms=float(np.maximum(-regrets, 0).mean()),
     )

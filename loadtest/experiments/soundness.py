@@ -15,7 +15,6 @@ from loadtest.experiments.findings import Finding, broken, note, warning
 from loadtest.experiments.metrics import unit_noun
 from loadtest.experiments.observations import Observations
 from loadtest.experiments.ratio_check import RatioCheck
-from loadtest.experiments.records import Records
 from loadtest.statistics.effects import estimate, totals
 from loadtest.words import moment, percent
 
@@ -26,7 +25,6 @@ _BREAKS: Final = 0.05
 
 
 def check_soundness(
-    records: Records,
     observations: Observations,
     arms: tuple[ArmSummary, ...],
     ratio: RatioCheck,
@@ -36,7 +34,7 @@ def check_soundness(
     yield _ratio(observations, ratio)
     yield from _crossed(observations)
     yield from _missing(observations, arms, baseline)
-    yield from _stopped(records, observations)
+    yield from _stopped(observations)
 
 
 def _ratio(observations: Observations, ratio: RatioCheck) -> Finding:
@@ -103,14 +101,13 @@ def _missing(
         yield (broken if difference > _BREAKS else warning)("missing_outcomes", text)
 
 
-def _stopped(records: Records, observations: Observations) -> Iterator[Finding]:
+def _stopped(observations: Observations) -> Iterator[Finding]:
     noun = unit_noun(observations.experiment.design, 2)
-    reasons = dict(
-        records.rows(
-            "SELECT arm, arg_min(stop_reason, started_s) FROM chosen "
-            "WHERE stop_reason IS NOT NULL GROUP BY arm"
-        )
-    )
+    reasons: dict[str, str] = {}
+    for each in observations.requests:
+        assigned = each.assignment
+        if assigned is not None and assigned.stop_reason is not None:
+            reasons.setdefault(assigned.arm, assigned.stop_reason)
     for arm, (_, end_s) in zip(observations.arms, observations.windows, strict=True):
         if np.isfinite(end_s):
             reason = f"stopped ({reasons[arm]})" if arm in reasons else "a guardrail, or an order?"

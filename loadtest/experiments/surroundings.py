@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from loadtest.experiments.arms import ArmSummary
 from loadtest.experiments.findings import Finding, note, warning
-from loadtest.experiments.records import Named, Records
+from loadtest.experiments.observations import Observations
+from loadtest.experiments.records import Named, Records, Request
 from loadtest.words import moment, percent
 
 _LOST: Final = 0.005  # of decisions
@@ -17,13 +19,18 @@ _OTHER_POLICY: Final = 0.02
 _LISTED: Final = 5
 
 
-def check_surroundings(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
-    """Yield findings; `arms` is empty if there is no experiment."""
+def check_surroundings(
+    records: Records, observations: Observations | None, arms: tuple[ArmSummary, ...]
+) -> Iterator[Finding]:
+    """Yield findings; `observations` None: there is no experiment."""
     yield from _left_out(records)
     yield from _lost(records)
     yield from _states(arms)
     yield from _policies(arms)
-    yield from _fleet(records, arms)
+    if observations is None:
+        yield from _fleet(records.requests, lambda each: each.model)
+    else:
+        yield from _fleet(observations.requests, lambda each: each.assignment.arm)  # type: ignore[union-attr]
 
 
 def _left_out(records: Records) -> Iterator[Finding]:
@@ -39,16 +46,21 @@ def _lost(records: Records) -> Iterator[Finding]:
 
     A router numbers its decisions of each model, retries included. Its seed identifies the process.
     """
-    seen, lost = records.rows(
-        "SELECT coalesce(sum(seen), 0), coalesce(sum(greatest(0, span - seen)), 0) FROM ("
-        " SELECT sum(num_tries) AS seen, max(number) - min(number) + 1 AS span, "
-        " count(*) - count(DISTINCT number) AS num_same FROM records WHERE number IS NOT NULL "
-        " GROUP BY seed, model) WHERE num_same = 0"
-    )[0]
+    numbers: dict[tuple[int | None, str], list[Request]] = {}
+    for each in records.requests:
+        if each.number is not None:
+            numbers.setdefault((each.seed, each.model), []).append(each)
+    seen = lost = 0
+    for own in numbers.values():
+        given = {each.number for each in own if each.number is not None}
+        if len(given) == len(own):  # else several processes have the same seed
+            num_tries = sum(each.num_tries for each in own)
+            seen += num_tries
+            lost += max(0, max(given) - min(given) + 1 - num_tries)
     if lost > max(10, _LOST * (seen + lost)):
         yield warning(
             "lost_records",
-            f"about {int(lost):,} of {int(seen + lost):,} decisions have no record (numbers are "
+            f"about {lost:,} of {seen + lost:,} decisions have no record (numbers are "
             "missing): the disk was slow, or a file is missing. Routers count dropped records in "
             "warmroute_decision_records_dropped_total. Times are too good if slow moments lost "
             "more records",
@@ -78,21 +90,15 @@ def _policies(arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
             yield warning("several_policies", f"{arm.name} ran several policies: {counts}")
 
 
-def _fleet(records: Records, arms: tuple[ArmSummary, ...]) -> Iterator[Finding]:
-    """Compare the replicas that decisions could choose from."""
-    table, arm = ("chosen", "arm") if arms else ("records", "model")
-    rows = records.rows(
-        f"SELECT {arm}, fleet, count(*) FROM {table} WHERE fleet IS NOT NULL GROUP BY 1, 2 "
-        "ORDER BY 1, 3 DESC"
-    )
-    total, usual, names = 0, 0, set()
-    seen: set[str] = set()
-    for group, fleet, count in rows:
-        total += count
-        if group not in seen:
-            seen.add(group)
-            usual += count
-        names.update(fleet.split())
+def _fleet(requests: Sequence[Request], group: Callable[[Request], str]) -> Iterator[Finding]:
+    """Compare the replicas that decisions could choose from, within each group of requests."""
+    fleets: dict[str, Counter[str]] = {}
+    for each in requests:
+        if each.fleet:
+            fleets.setdefault(group(each), Counter())[each.fleet] += 1
+    total = sum(counts.total() for counts in fleets.values())
+    usual = sum(max(counts.values()) for counts in fleets.values())
+    names = {name for counts in fleets.values() for fleet in counts for name in fleet.split()}
     if total and total - usual > _OTHER_FLEET * total:
         yield warning(
             "fleet_changed",

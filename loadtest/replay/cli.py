@@ -25,7 +25,7 @@ from loadtest.results import RunInfo, TurnResult
 from loadtest.runner.display import Display, Tally
 from loadtest.runner.driver import Started, replay
 from loadtest.runner.options import ReplayError, ReplayOptions
-from loadtest.runner.parameters import Header, JsonObject, WarmUp, api_key
+from loadtest.runner.parameters import POSITIVE, JsonObject, api_key, sending_options
 from loadtest.runner.requests import num_output_tokens
 from loadtest.runner.run_file import RunWriter
 from loadtest.runner.stop import Stop
@@ -51,7 +51,6 @@ _OWN: Final = (
     "timeout_s",
 )
 """Options that mean the same in `ReplayOptions`."""
-_POSITIVE: Final = click.FloatRange(min=0.0, min_open=True)
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -68,6 +67,7 @@ class Job(Struct, frozen=True, kw_only=True):
 @click.command("replay", context_settings={"max_content_width": 100})
 @click.argument("url", metavar="BASE_URL")
 @workload_options
+@sending_options
 @click.option(
     "--loop",
     type=click.Choice(["open", "closed"]),
@@ -75,19 +75,6 @@ class Job(Struct, frozen=True, kw_only=True):
     show_default=True,
     help="open: every turn at its arrival, answered or not those before it. closed: the next turn "
     "when the last one is answered and its tool has run.",
-)
-@click.option(
-    "--request-rate",
-    type=_POSITIVE,
-    help="Open loop: stretch the arrivals to so many requests a second on average.",
-)
-@click.option(
-    "--load-factor", type=_POSITIVE, help="Go so many times as fast as the workload: 2, 0.5."
-)
-@click.option(
-    "--concurrency",
-    type=click.IntRange(min=1),
-    help="Closed loop: at most so many sessions at once, their sub-agents not counted.",
 )
 @click.option(
     "--api",
@@ -102,15 +89,6 @@ class Job(Struct, frozen=True, kw_only=True):
     help="The model's tokenizer.json or its directory: words for --api chat that are exactly as "
     "many tokens as the workload says. [default: --tokenizer, or the bundled one]",
 )
-@click.option("--model", help="Name of the model. [default: the only one that is served]")
-@click.option(
-    "--salt",
-    default="",
-    help="Any text: makes prompts that no cache has seen; the same text, the same prompts.",
-)
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), help="Cut replies: no more than so many tokens."
-)
 @click.option(
     "--ignore-eos/--no-ignore-eos",
     default=True,
@@ -120,30 +98,9 @@ class Job(Struct, frozen=True, kw_only=True):
 @click.option(
     "--extra-body", type=JsonObject(), default=dict, help="Fields to put into every request."
 )
-@click.option("--header", "headers", type=Header(), multiple=True, help="For all; repeatable.")
 @click.option("--session-header", metavar="NAME", help="Send the session id in this header.")
 @click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File that holds the API key. [default: OPENAI_API_KEY, if set]",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=_POSITIVE,
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give a turn up after such a silence.",
-)
-@click.option(
-    "--warm-up",
-    type=WarmUp(),
-    default="0",
-    help="Send the first turns (20), or those of the first seconds (30s), without counting them.",
-)
-@click.option(
-    "--stop-after", "stop_after_s", type=_POSITIVE, metavar="SECONDS", help="Send nothing later."
+    "--stop-after", "stop_after_s", type=POSITIVE, metavar="SECONDS", help="Send nothing later."
 )
 @click.option(
     "--max-errors",
@@ -154,7 +111,7 @@ class Job(Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--late-warning-ms",
-    type=_POSITIVE,
+    type=POSITIVE,
     default=LATE_WARNING_S * 1000,
     show_default=True,
     help="Warn if the driver itself was later than this (99th percentile).",

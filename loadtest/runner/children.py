@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 _LEASH: Final = Path(__file__).with_name("leash.py")
 _POLL_S: Final = 0.05
@@ -105,6 +105,24 @@ class Child:
         return f"the end of its log ({self.log}):\n{lines}"
 
 
+async def spawn(
+    command: Sequence[str], output: BinaryIO, env: Mapping[str, str]
+) -> asyncio.subprocess.Process:
+    """Start a command that ends with this process, in a session of its own."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-I", "-S"),  # the leash needs no packages: 0.1 s less of processor time
+        str(_LEASH),
+        str(os.getpid()),
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=asyncio.subprocess.STDOUT,
+        env=env,
+        start_new_session=True,
+    )
+
+
 @asynccontextmanager
 async def running(
     name: str,
@@ -124,19 +142,7 @@ async def running(
         python: The interpreter; None: this one.
     """
     with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S"),  # it needs no packages: 0.1 s less of processor time
-            str(_LEASH),
-            str(os.getpid()),
-            python or sys.executable,
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=asyncio.subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
+        process = await spawn((python or sys.executable, *argv), output, env)
     child = Child(name, log, process)
     try:
         yield child

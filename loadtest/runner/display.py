@@ -114,6 +114,7 @@ class Display:
             TextColumn("{task.fields[figures]}"),
             console=console,
             auto_refresh=False,
+            transient=True,
             disable=not console.is_terminal or console.is_dumb_terminal,
         )
         self._bars = {

@@ -35,16 +35,13 @@ from loadtest.results import Run, RunInfo, TurnResult
 from loadtest.runner.exchange import Exchange
 from loadtest.runner.options import ReplayError, ReplayOptions
 from loadtest.runner.prompts import Prompts, make_prompts
-from loadtest.runner.requests import CHAT, COMPLETIONS, Request, Requests
+from loadtest.runner.requests import CHAT, COMPLETIONS, Ahead, Request, Requests
 from loadtest.runner.schedule import Entry, Schedule, make_schedule, time_scale
 from loadtest.runner.sending import make_client, send
 from loadtest.runner.target import Target, base_url, look
 from loadtest.workload import Turn, Workload
 
 _LOOKAHEAD: Final = 32  # turns whose requests are made ahead of time
-_MAX_AHEAD: Final = 64  # requests kept; in a closed loop others may come first
-_MARGIN_S: Final = 0.005  # before a turn is due nothing else is begun
-_INLINE_TOKENS: Final = 2_000  # prompts beyond that are made off the loop
 
 
 class Started(Struct, frozen=True, kw_only=True):
@@ -190,9 +187,9 @@ class _TargetGone(Exception):
 class _Driver:
     """One replay. `results` grow as turns are done, in that order."""
 
-    __slots__ = ("_ahead", "_changed", "_client", "_is_open", "_loop", "_make_s_per_token",
-                 "_num_refused", "_num_sent", "_options", "_origin_s", "_requests", "_schedule",
-                 "_urls", "_workload", "on_result", "on_send", "results")  # fmt: skip
+    __slots__ = ("_ahead", "_changed", "_client", "_is_open", "_loop", "_num_refused", "_num_sent",
+                 "_options", "_origin_s", "_schedule", "_urls", "_workload", "on_result", "on_send",
+                 "results")  # fmt: skip
 
     def __init__(
         self,
@@ -212,11 +209,9 @@ class _Driver:
         self._urls = {path: URL(target.url + path, encoded=True) for path in (CHAT, COMPLETIONS)}
         self._workload = workload
         self._schedule = schedule
-        self._requests = requests
         self._options = options
         self._is_open = is_open
-        self._ahead: dict[int, Request] = {}
-        self._make_s_per_token = 0.0
+        self._ahead = Ahead(requests, workload.turns)
         self._changed = asyncio.Event()  # a turn is done, or due
         self._num_refused = 0  # connections, in a row
         self._num_sent = 0
@@ -264,11 +259,12 @@ class _Driver:
             self._changed.clear()
             due_s = schedule.next_due()
             if due_s is None or due_s > self._now_s():
-                if not await self._make_ahead(due_s):
+                left_s = None if due_s is None else due_s - self._now_s()
+                if not await self._ahead.make_one(schedule.upcoming(_LOOKAHEAD), left_s):
                     await self._wait(due_s)
                 continue
             entry = schedule.take()
-            request = self._ahead.pop(entry.index, None) or await self._make(entry.index)
+            request = await self._ahead.take(entry.index)
             group.create_task(self._take_turn(entry, request), name=f"turn {entry.index}")
             await asyncio.sleep(0)  # a backlog must not keep answers from being read
 
@@ -282,34 +278,6 @@ class _Driver:
             await self._changed.wait()
         finally:
             timer.cancel()
-
-    async def _make_ahead(self, due_s: float | None) -> bool:
-        """Make one request ahead of time, if one is wanted and there is time for it."""
-        turns = self._workload.turns
-        if len(self._ahead) >= _MAX_AHEAD:
-            return False
-        for index in self._schedule.upcoming(_LOOKAHEAD):
-            if index in self._ahead:
-                continue
-            expected_s = 2 * self._make_s_per_token * turns[index].num_input_tokens
-            if due_s is not None and self._now_s() + expected_s + _MARGIN_S > due_s:
-                return False
-            self._ahead[index] = await self._make(index)
-            await asyncio.sleep(0)
-            return True
-        return False
-
-    async def _make(self, index: int) -> Request:
-        """Write a request; a long one in a thread, so that answers are timed meanwhile."""
-        turn = self._workload.turns[index]
-        begin_s = time.monotonic()
-        if turn.num_input_tokens <= _INLINE_TOKENS:
-            request = self._requests.make(turn)
-        else:
-            request = await asyncio.to_thread(self._requests.make, turn)
-        took_s = (time.monotonic() - begin_s) / max(1, turn.num_input_tokens)
-        self._make_s_per_token += 0.2 * (took_s - self._make_s_per_token)
-        return request
 
     async def _take_turn(self, entry: Entry, request: Request) -> None:
         """Send a turn and report its result."""

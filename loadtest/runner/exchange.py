@@ -36,10 +36,8 @@ class Exchange:
         secret: Removed from error messages (an API key that a server may repeat).
     """
 
-    __slots__ = ("_due_s", "_errors", "_events_seen", "_first_event_s", "_first_token_s", "_gaps",
-                 "_headers", "_is_done", "_keep_text", "_last_token_s", "_late_s", "_number",
-                 "_origin_s", "_rest", "_secret", "_session_id", "_start_s", "_text", "_usage",
-                 "status")  # fmt: skip
+    __slots__ = ("_errors", "_events_seen", "_headers", "_is_done", "_origin_s", "_rest", "_secret",
+                 "_sent", "_text", "_times", "_usage", "status")  # fmt: skip
 
     def __init__(
         self,
@@ -53,30 +51,28 @@ class Exchange:
         secret: str | None = None,
     ) -> None:
         self.status: int | None = None
-        self._session_id = session_id
-        self._number = number
-        self._start_s = start_s
-        self._due_s = due_s
-        self._late_s = late_s
+        self._sent = {
+            "session_id": session_id,
+            "number": number,
+            "start_s": start_s,
+            "due_s": due_s,
+            "late_s": late_s,
+        }
         self._origin_s = start_s if due_s is None else due_s
         self._secret = secret
-        self._keep_text = keep_text
-        self._text: list[str] = []
+        self._text: list[str] | None = [] if keep_text else None
         self._headers: dict[str, Any] = {}
         self._errors: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
         self._rest = b""
         self._events_seen = 0
         self._is_done = False
-        self._first_event_s: float | None = None
-        self._first_token_s: float | None = None
-        self._last_token_s = 0.0
-        self._gaps: list[float] = []
+        self._times = _Times()
 
     @property
     def reply(self) -> str:
         """Join what the model said so far; empty unless `keep_text`."""
-        return "".join(self._text)
+        return "".join(self._text or ())
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Take the answer's head; `headers` is case-insensitive."""
@@ -124,20 +120,15 @@ class Exchange:
 
     def result(self, now_s: float) -> TurnResult:
         """Return what was measured; the answer ended at `now_s`."""
-        first_s = self._first_event_s if self._first_token_s is None else self._first_token_s
-        num_output_tokens = self._usage.get("num_output_tokens")
-        mean_s, tail_s = self._time_between_tokens(num_output_tokens)
+        first_s = self._times.first_s
+        mean_s, tail_s = self._times.between_tokens(self._usage.get("num_output_tokens"))
         return TurnResult(
-            session_id=self._session_id,
-            number=self._number,
-            start_s=self._start_s,
             total_s=now_s - self._origin_s,
             ttft_s=None if first_s is None else first_s - self._origin_s,
             status=self.status,
-            due_s=self._due_s,
-            late_s=self._late_s,
             tbt_mean_s=mean_s,
             tbt_tail_s=tail_s,
+            **self._sent,  # type: ignore[arg-type]
             **self._headers,
             **self._usage,
             **self._errors,
@@ -166,8 +157,6 @@ class Exchange:
             self._count(usage)
 
     def _take_choice(self, choice: dict[str, Any], now_s: float) -> None:
-        if self._first_event_s is None:
-            self._first_event_s = now_s
         delta = choice.get("delta")
         if isinstance(delta, dict):  # chat
             text = delta.get("content")
@@ -175,15 +164,9 @@ class Exchange:
         else:  # completions: a token may have no text, the event that only ends has none either
             text = choice.get("text")
             has_token = bool(text) or choice.get("finish_reason") is None
-        if self._keep_text and isinstance(text, str):
+        if self._text is not None and isinstance(text, str):
             self._text.append(text)
-        if not has_token:
-            return
-        if self._first_token_s is None:
-            self._first_token_s = now_s
-        else:
-            self._gaps.append(now_s - self._last_token_s)
-        self._last_token_s = now_s
+        self._times.event(now_s, has_token=has_token)
 
     def _count(self, usage: dict[str, Any]) -> None:
         details = usage.get("prompt_tokens_details")
@@ -195,8 +178,37 @@ class Exchange:
         }
         self._usage = {k: v if isinstance(v, int) else None for k, v in counts.items()}
 
-    def _time_between_tokens(self, num_tokens: int | None) -> tuple[float | None, float | None]:
-        """Mean of the gaps, and mean of the longest tenth of them (at least one)."""
+
+class _Times:
+    """When the events of one answer came, in seconds of the caller's clock."""
+
+    __slots__ = ("_first_event_s", "_first_token_s", "_gaps", "_last_token_s")
+
+    def __init__(self) -> None:
+        self._first_event_s: float | None = None
+        self._first_token_s: float | None = None
+        self._last_token_s = 0.0
+        self._gaps: list[float] = []
+
+    @property
+    def first_s(self) -> float | None:
+        """Return when the first token came, or else the first event; None: nothing came."""
+        return self._first_event_s if self._first_token_s is None else self._first_token_s
+
+    def event(self, now_s: float, *, has_token: bool) -> None:
+        """Record an event."""
+        if self._first_event_s is None:
+            self._first_event_s = now_s
+        if not has_token:
+            return
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+        else:
+            self._gaps.append(now_s - self._last_token_s)
+        self._last_token_s = now_s
+
+    def between_tokens(self, num_tokens: int | None) -> tuple[float | None, float | None]:
+        """Return the mean of the gaps, and the mean of the longest tenth (at least one)."""
         if not self._gaps:
             return None, None
         num_gaps = max(len(self._gaps), (num_tokens or 0) - 1)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import click
 import orjson
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Header(click.ParamType[tuple[str, str]]):
@@ -63,6 +66,62 @@ class JsonObject(click.ParamType[dict[str, Any]]):
         if not isinstance(found, dict):
             self.fail(f"{value!r} is no JSON object, like '{{\"top_k\": 5}}'", param, ctx)
         return found
+
+
+_COUNT: Final = click.IntRange(min=1)
+POSITIVE: Final = click.FloatRange(min=0.0, min_open=True)
+
+_SENDING: Final = (
+    click.option(
+        "--request-rate",
+        type=POSITIVE,
+        help="Open loop: stretch the arrivals to so many requests a second on average.",
+    ),
+    click.option("--load-factor", type=POSITIVE, help="Times as fast as the workload: 2, 0.5."),
+    click.option(
+        "--concurrency",
+        type=_COUNT,
+        help="Closed loop: at most so many sessions at once, their sub-agents not counted.",
+    ),
+    click.option("--max-tokens", type=_COUNT, help="Cut replies: no more than so many tokens."),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=POSITIVE,
+        default=300.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Give a turn up after such a silence.",
+    ),
+    click.option(
+        "--warm-up",
+        type=WarmUp(),
+        default="0",
+        help="Send the first turns (20), or those of the first seconds (30s), without counting "
+        "them.",
+    ),
+    click.option("--model", help="Name of the model. [default: the only one that is served]"),
+    click.option(
+        "--salt",
+        default="",
+        help="Any text: makes prompts that no cache has seen; the same text, the same prompts.",
+    ),
+    click.option(
+        "--header", "headers", type=Header(), multiple=True, help="For all requests; repeatable."
+    ),
+    click.option(
+        "--api-key-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File with the API key. [default: OPENAI_API_KEY, if set]",
+    ),
+)
+
+
+def sending_options(command: F) -> F:
+    """Add the options of sending to a click command: rates, limits, model, headers, key."""
+    for option in reversed(_SENDING):
+        command = option(command)
+    return command
 
 
 def api_key(path: Path | None) -> str | None:

@@ -2,15 +2,15 @@
 
     workload -> simulation -> router (policy, fleet, index: the live ones) -> engine -> outcome
 
-    setup           the fleet, and how fast the workload comes
-    turns, events   which turn comes when; what happens next
-    simulation      what happens to a turn, step by step
-    router, stream  one live router's objects, and what it learns of an engine's cache
+    setup           the fleet, and the pace of the workload
+    turns, events   when each turn comes; what happens next
+    simulation      the steps of a turn
+    router, stream  one live router's objects, and its view of an engine's cache
+    place           decisions, and what they book: the seam to `router.request`
     other_routers   what routers learn of one another
-    engine, blocks, pool
-                    a replica's batch and cache; what all of them share
+    engine, reads   a replica in virtual time (`loadtest.engine_model`); its reads from the pool
     ticket, tally, outcome
-                    one turn on its way; every turn's result; their sum
+                    one turn in the fleet; every turn's result; their sum
 
 Deterministic by seed; 64 replicas and 100,000 requests take minutes on one core.
 """

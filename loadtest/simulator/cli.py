@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 from loadtest.simulator.named import named_policies
 from loadtest.simulator.outcome import Simulated
 from loadtest.simulator.setup import Halves, PoolSetup, Setup, coarsened
@@ -23,7 +23,21 @@ from loadtest.workload import Workload
 from policies import Policy
 
 _COUNT = click.IntRange(min=1)
-_POSITIVE = click.FloatRange(min=0.0, min_open=True)
+
+
+class _Positive(click.FloatRange):
+    """A finite number above 0."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return float(number)
+
+
+_POSITIVE = _Positive(min=0.0, min_open=True)
 _SETUP = Setup()
 
 
@@ -39,24 +53,29 @@ _SETUP = Setup()
 @click.option(
     "--replicas",
     type=click.IntRange(min=0),
-    help="That compute whole requests.  "
-    f"[default: {_SETUP.num_replicas}; beside --prefill and --decode none]",
+    help="Replicas that compute whole requests.  "
+    f"[default: {_SETUP.num_replicas}; 0 with --prefill and --decode]",
 )
 @click.option("--prefill", type=_COUNT, metavar="N", help="Replicas that compute prompts only.")
-@click.option("--decode", type=_COUNT, metavar="N", help="Replicas that answer what those compute.")
+@click.option(
+    "--decode",
+    type=_COUNT,
+    metavar="N",
+    help="Replicas that answer, from prompts computed by the others.",
+)
 @click.option(
     "--transfer-speed",
     type=_POSITIVE,
     metavar="K",
-    help="Without a pool: a decode replica reads a token from a prefill replica in 1/K of the time "
-    "to prefill it.  [default: 20]",
+    help="Without a pool: reading a token from a prefill replica takes 1/K of the time to prefill "
+    "it.  [default: 20]",
 )
 @click.option("--blocks", type=_COUNT, help="One replica's cache, in blocks.  [default: 3M tokens]")
 @click.option(
     "--join-blocks",
     type=_COUNT,
     default=1,
-    help="Make one block of so many: faster where the workload's are small, hits rounded down.",
+    help="Join so many blocks of the workload to one: faster, hits are rounded down.",
 )
 @click.option(
     "--engine", type=click.Choice(list(PRESETS)), default=_SETUP.engine, help="Time model."
@@ -67,78 +86,77 @@ _SETUP = Setup()
     "--pool-speed",
     type=_POSITIVE,
     metavar="K",
-    help="A shared pool: reading a token takes 1/K of the time to prefill it.",
+    help="Use a shared pool: reading a token takes 1/K of the time to prefill it.",
 )
-@click.option("--no-pool", is_flag=True, help="Without a shared pool, the default.")
 @click.option(
     "--pool-links",
     type=_POSITIVE,
     metavar="N",
-    help="So many replicas read at full speed at once, more share it.  [default: half of them]",
+    help="Replicas that read at full speed at once; more share it.  [default: half of them]",
 )
-@click.option("--pool-blocks", type=_COUNT, help="Its capacity.  [default: unlimited]")
+@click.option("--pool-blocks", type=_COUNT, help="Capacity of the pool.  [default: unlimited]")
 @click.option(
     "--load",
     type=_POSITIVE,
     default=_SETUP.load,
-    help="Offered work over what the fleet could do without any cache; sets the pace.",
+    help="Offered work divided by the fleet's capacity, both without any cache.",
 )
-@click.option("--own-pace", is_flag=True, help="Keep the workload's arrival times, whatever load.")
+@click.option(
+    "--own-pace", is_flag=True, help="Keep the workload's arrival times; --load is ignored."
+)
 @click.option(
     "--loop",
     type=click.Choice(["auto", "open", "closed"]),
     default="auto",
-    help="Turns come at their times, or after those they wait for; auto: traces open, made ones "
-    "closed.",
+    help="Turns come at their times (open), or after the turns they wait for (closed); auto: "
+    "traces open, generated workloads closed.",
 )
-@click.option("--no-decode", is_flag=True, help="Every reply is one token: prefill instances.")
+@click.option(
+    "--no-decode", is_flag=True, help="Every reply is one token, as on prefill instances."
+)
 @click.option(
     "--event-lag",
     type=click.FloatRange(min=0.0),
     default=1000 * _SETUP.event_lag_s,
     metavar="MS",
-    help="From a step's end until the router has its KV events.",
+    help="Time from a step's end until the router has its KV events.",
 )
-@click.option("--routers", type=_COUNT, default=1, help="That share the traffic by chance.")
+@click.option(
+    "--routers", type=_COUNT, default=1, help="Routers; each request goes to one of them at random."
+)
 @click.option(
     "--note-lag",
     type=click.FloatRange(min=0.0),
     default=0.0,
     metavar="MS",
-    help="Until the other routers know of a request; inf: never.",
+    help="Time until the other routers know of a request; inf: never.",
 )
 @click.option(
-    "--slo-ttft", type=_POSITIVE, default=_SETUP.slo_ttft_s, metavar="S", help="For goodput."
+    "--slo-ttft", type=_POSITIVE, default=_SETUP.slo_ttft_s, metavar="S", help="Limit for goodput."
 )
 @click.option(
     "--slo-tbt",
     type=_POSITIVE,
     default=1000 * _SETUP.slo_tbt_s,
     metavar="MS",
-    help="For goodput: highest mean of the longest tenth of a turn's inter-token latencies.",
+    help="Limit for goodput: mean of the longest tenth of a turn's inter-token latencies.",
 )
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write the figures there.")  # fmt: skip
+              help="Write the figures to this file.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path),
-              help="Write every turn there, one run file for each policy.")  # fmt: skip
-@click.option(
-    "--published",
-    is_flag=True,
-    help="Instead: published figures beside ours, on Mooncake's conversation trace.",
-)
+              help="Write every turn to this directory, one run file for each policy.")  # fmt: skip
 def simulate(
     policies: Sequence[str],
     seed: int,
     join_blocks: int,
     json_file: Path | None,
     out: Path | None,
-    published: bool,
     **options: Any,
 ) -> None:
     """Simulate a workload under every policy.
 
-    Policies, index and fleet are the live router's own objects; engines are the emulator's.
-    Nothing is random but what --seed draws.
+    Policies, index and fleet are the live router's own code. Engines are the emulator's, in
+    virtual time. Two runs with the same --seed are equal.
     """
     given = {name: options.pop(name) for name in _OWN}
     try:
@@ -151,11 +169,6 @@ def simulate(
     if not workload.turns:
         raise click.UsageError(f"{workload.name}: no turns")
     console = Console()
-    if published:
-        from loadtest.simulator.published import with_progress
-
-        click.echo(with_progress(workload))
-        return
     workload = coarsened(workload, join_blocks)
     results, is_complete = _simulate_all(workload, chosen, setup)
     if results:
@@ -168,23 +181,21 @@ def simulate(
 
 _OWN = (
     "replicas", "prefill", "decode", "transfer_speed", "blocks", "engine",
-    "max_num_batched_tokens", "max_num_seqs", "pool_speed", "no_pool", "pool_links",
+    "max_num_batched_tokens", "max_num_seqs", "pool_speed", "pool_links",
     "pool_blocks", "load", "own_pace", "loop", "no_decode", "event_lag",
     "routers", "note_lag", "slo_ttft", "slo_tbt",
 )  # fmt: skip
 
 
 def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
-    """Put the fleet together.
+    """Make the setup of options.
 
     Raises:
         click.UsageError: Options contradict each other.
-        ValueError: A number is none.
+        ValueError: A number is too small.
     """
     pool = None
     if given["pool_speed"] is not None:
-        if given["no_pool"]:
-            raise click.UsageError("--pool-speed and --no-pool contradict each other")
         pool = PoolSetup(
             speed=given["pool_speed"],
             num_links=given["pool_links"],
@@ -193,17 +204,6 @@ def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
     elif given["pool_links"] is not None or given["pool_blocks"] is not None:
         raise click.UsageError("--pool-links and --pool-blocks only with --pool-speed")
     halves = _halves(given)
-    for name in (
-        "transfer_speed",
-        "load",
-        "event_lag",
-        "slo_ttft",
-        "slo_tbt",
-        "pool_speed",
-        "pool_links",
-    ):
-        if given[name] is not None and not math.isfinite(given[name]):
-            raise click.UsageError(f"--{name.replace('_', '-')} is {given[name]}: not a number")
     if given["max_num_seqs"] > given["max_num_batched_tokens"]:
         raise click.UsageError("--max-num-seqs is above --max-num-batched-tokens")
     loop = given["loop"]
@@ -259,7 +259,7 @@ def _halves(given: dict[str, Any]) -> Halves | None:
 def _simulate_all(
     workload: Workload, chosen: Sequence[tuple[str, Policy]], setup: Setup
 ) -> tuple[list[Simulated], bool]:
-    """Simulate one policy after the other; after Ctrl-C those that are done, and False."""
+    """Simulate all policies; after Ctrl-C return the finished ones, and False."""
     results: list[Simulated] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(

@@ -1,4 +1,4 @@
-"""What will happen, in order of time; what happens may plan more."""
+"""The events of a simulation in order of time; each may plan others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Happen = Callable[[float], None]
 
 
 class Kind(IntEnum):
-    """What can happen, in the order in which it does at one and the same moment."""
+    """The kinds of events, in the order in which they happen at one moment."""
 
     NOTE = 0  # another router's request becomes known
     TURN = 1  # a turn arrives
@@ -20,7 +20,7 @@ class Kind(IntEnum):
 
 
 class Events:
-    """Those of one moment happen in the order of `Kind`, then in the order they were planned."""
+    """Events of one moment happen in the order of `Kind`, then as they were planned."""
 
     __slots__ = ("_num_left", "_num_planned", "_planned")
 
@@ -30,18 +30,18 @@ class Events:
         self._num_left = 0  # of these, other than readings of metrics
 
     def plan(self, at_s: float, kind: Kind, happen: Happen) -> None:
-        """Have `happen` called with `at_s`, when that moment has come."""
+        """Call `happen` with `at_s` at that moment."""
         self._num_planned += 1
         self._num_left += kind != Kind.METRICS
         heappush(self._planned, (at_s, kind, self._num_planned, happen))
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is planned but readings of metrics: they end with all else."""
+        """Whether only readings of metrics are planned: they end with everything else."""
         return not self._num_left
 
     def run(self) -> None:
-        """Let everything happen until nothing is planned."""
+        """Run all events until none is planned."""
         while self._planned:
             now_s, kind, _, happen = heappop(self._planned)
             self._num_left -= kind != Kind.METRICS

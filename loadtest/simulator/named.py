@@ -1,4 +1,4 @@
-"""Policies as a command line names them: `kv_aware`, `prefix_hash:num_points=9`, `all`."""
+"""Policies by their names on a command line: `kv_aware`, `prefix_hash:num_points=9`, `all`."""
 
 from __future__ import annotations
 

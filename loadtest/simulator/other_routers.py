@@ -1,4 +1,4 @@
-"""What routers learn of one another's requests, and when."""
+"""How routers learn of one another's requests, and when."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OtherRouters:
         self._events = events
 
     def began(self, ticket: Ticket, now_s: float) -> None:
-        """Have all but a ticket's own router learn that it was sent."""
+        """Tell all routers but the ticket's own that it was sent."""
         if len(self._routers) == 1 or math.isinf(self._lag_s):
             return
         note = ticket.router.note_of(ticket.placement)
@@ -36,11 +36,11 @@ class OtherRouters:
         self._notify(ticket, now_s, learn)
 
     def answered(self, ticket: Ticket, ttft_s: float, now_s: float) -> None:
-        """Have those learn of its first token that know of it."""
+        """Tell the routers that know of it of its first token."""
         self._notify(ticket, now_s, partial(_answered, ttft_s))
 
     def ended(self, ticket: Ticket, now_s: float) -> None:
-        """Have them learn that it is over."""
+        """Tell them that it is over."""
         self._notify(ticket, now_s, _ended)
 
     def _notify(

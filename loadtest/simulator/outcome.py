@@ -1,4 +1,4 @@
-"""What a simulation found: the run as a client would have seen it, and what only it knows."""
+"""The result of a simulation: the run as a client sees it, and figures of the fleet."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from msgspec import Struct
 
 from loadtest.results import Run, Summary, summarize
 from loadtest.simulator.setup import Setup
-from router.records.record import DecisionRecord
 from router.roles import Role
 
 
 class ReplicaUse(Struct, frozen=True, kw_only=True):
-    """What one replica did; ratios are of the simulated time."""
+    """The work of one replica; ratios are of the simulated time."""
 
     name: str
     role: Role = "both"
@@ -35,11 +34,11 @@ class ReplicaUse(Struct, frozen=True, kw_only=True):
 class Simulated(Struct, frozen=True, kw_only=True):
     """One workload under one policy.
 
-    Tokens are prompt tokens; `num_local_tokens` were in the replica's cache, `num_pool_tokens` were
-    read from the pool, the rest was computed: by the replica that computed the prompt, if another
-    one answered. Of `num_apart` turns one did, and has read `num_moved_tokens` of them, from the
-    pool or from the prefill replica; computing took `prefill_mean_s`, its queue included. `goodput`
-    counts turns within both limits of the setup, per second of simulated time.
+    Tokens are prompt tokens. `num_local_tokens` were in the cache of the replica that computed the
+    prompt, `num_pool_tokens` were read from the pool, the rest was computed. The prompts of
+    `num_apart` turns were computed by a prefill replica, which took `prefill_mean_s` with its
+    queue; `num_moved_tokens` of them were read by the decode replica. `goodput` counts turns within
+    both limits of the setup, per second of simulated time.
     """
 
     run: Run
@@ -59,7 +58,6 @@ class Simulated(Struct, frozen=True, kw_only=True):
     prefill_mean_s: float = 0.0
     tbt_mean_s: float = 0.0
     tbt_tail_p90_s: float = 0.0  # over turns: 90th percentile of the mean of the longest tenth
-    records: tuple[DecisionRecord, ...] = ()  # where the setup keeps them
 
     @property
     def summary(self) -> Summary:

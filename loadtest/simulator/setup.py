@@ -1,4 +1,4 @@
-"""The fleet to simulate, and how fast the workload comes."""
+"""The fleet to simulate, and the pace of the workload."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.engine_model.time_model import PRESETS, TimeModel
 from loadtest.workload import Workload
 from router.roles import Role
 from router.scheduling.waiting import QueueRules
@@ -15,14 +15,14 @@ from router.scheduling.waiting import QueueRules
 Loop = Literal["open", "closed"]
 
 CACHE_TOKENS = 3_000_000
-"""One replica's cache where no size is given. Source: FAST'25 Mooncake, about 1 TB of DRAM."""
+"""One replica's cache if no size is given. Source: FAST'25 Mooncake, about 1 TB of DRAM."""
 
 
 class PoolSetup(Struct, frozen=True, kw_only=True):
     """A shared pool: one replica alone reads a token in 1 / `speed` of the time to prefill it.
 
-    `num_links`: how many replicas can read so fast at once, more share it; None: half of them
-    (a network oversubscribed two to one). `capacity_blocks` None: it is never full.
+    `num_links`: Replicas that can read at full speed at once; more share it. None: half of them (a
+    network oversubscribed two to one). `capacity_blocks` None: unlimited.
     """
 
     speed: float
@@ -31,22 +31,17 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
 
 
 class Halves(Struct, frozen=True, kw_only=True):
-    """Replicas that compute prompts for others, and those that answer.
+    """Replicas that compute prompts for others, and replicas that answer.
 
-    A prompt's KV comes to its decode replica through the pool; without one, or with `by_peers`,
-    from its prefill replica, which keeps it until then. Alone such a read takes, by token, 1 /
-    `speed` of the time to prefill it; as many are that fast at once as the smaller half has
-    replicas, more share it. With a pool it is the pool's speed and links that count.
-
-    `always_apart`: no prompt is computed where it is decoded, however short.
+    A prompt's KV comes to its decode replica through the pool, at the pool's speed. Without a pool
+    it comes from its prefill replica, which keeps it until then. A read alone takes 1 / `speed` of
+    the time to prefill the tokens. As many reads are that fast at once as the smaller half has
+    replicas; more share it.
     """
 
     num_prefill: int
     num_decode: int
     speed: float = 20.0
-    by_peers: bool = False
-    always_apart: bool = False
-    num_decode_blocks: int | None = None  # of a decode replica's cache; None: as the others'
 
     def __post_init__(self) -> None:
         if self.num_prefill < 1 or self.num_decode < 1:
@@ -57,13 +52,12 @@ class Halves(Struct, frozen=True, kw_only=True):
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """All but workload and policy.
+    """A simulation without its workload and policy.
 
     `num_replicas` compute whole requests; with `halves` there may be none of these.
 
-    `load` is the work that the workload offers over what the fleet can do, if nothing is ever
-    cached: arrival times are stretched to it. None: they stay. In a closed loop it sets when
-    sessions start; what they offer from there on depends on the answers.
+    `load` is the offered work divided by the fleet's capacity, both without any cache. Arrival
+    times are stretched to it; None: they stay. In a closed loop it sets when sessions start.
     """
 
     num_replicas: int = 8
@@ -82,14 +76,10 @@ class Setup(Struct, frozen=True, kw_only=True):
     event_lag_s: float = 0.1  # from a step's end until the router has its events
     num_routers: int = 1  # each request comes to one of them by chance
     note_lag_s: float = 0.0  # until the others know of it; math.inf: never
-    load_interval_s: float = 5.0  # between a router's readings of an engine's metrics
-    speculates: bool = True  # False: routers know what is held, not what is being computed
-    first_blocks_tokens: int = 2048  # of `first_blocks_hash`, as in router.config
     slo_ttft_s: float = 30.0  # Source: FAST'25 Mooncake, 5.1; for goodput only
     slo_tbt_s: float = 0.2
     seed: int = 0
     model: str = "simulated"  # its name is part of what a session is hashed by
-    keeps_records: bool = False
     queue: QueueRules | None = None  # None: every turn is sent at once
 
     @property
@@ -105,8 +95,8 @@ class Setup(Struct, frozen=True, kw_only=True):
 
     @property
     def moves_by_peers(self) -> bool:
-        """Whether a prompt's KV comes from the replica that computed it, not through the pool."""
-        return self.pool is None or (self.halves is not None and self.halves.by_peers)
+        """Whether a prompt's KV comes from the replica that computed it, not through a pool."""
+        return self.pool is None
 
     @property
     def times(self) -> TimeModel:
@@ -121,16 +111,15 @@ class Setup(Struct, frozen=True, kw_only=True):
             raise ValueError(f"unknown engine {self.engine!r} (allowed: {', '.join(PRESETS)})")
         return PRESETS[self.engine]
 
-    def cache_blocks(self, block_size: int, role: Role = "both") -> int:
-        """Count the blocks of a replica's cache, the null block not counted."""
-        own = self.halves.num_decode_blocks if self.halves and role == "decode" else None
-        return own or self.num_blocks or max(1, CACHE_TOKENS // block_size)
+    def cache_blocks(self, block_size: int) -> int:
+        """Count the blocks of a replica's cache, without the null block."""
+        return self.num_blocks or max(1, CACHE_TOKENS // block_size)
 
 
 def offered_work_s(workload: Workload, setup: Setup) -> float:
-    """Sum what the workload costs one replica if nothing is ever cached.
+    """Sum the time that the workload takes one replica without any cache.
 
-    Prefills, and what decoding adds to a step; not the steps' own base, which a batch shares.
+    It is that of prefills and decodes, without the steps' base, which a batch shares.
     """
     times = setup.times
     total_ms = 0.0
@@ -154,9 +143,9 @@ def stretch(workload: Workload, setup: Setup) -> float:
 
 
 def coarsened(workload: Workload, factor: int) -> Workload:
-    """Join `factor` blocks into one, exactly: an id names its whole prefix, so the last is kept.
+    """Join `factor` blocks into one: an id names its whole prefix, so the last id is kept.
 
-    For workloads of small blocks: less to keep and to look up, hits rounded down to the new size.
+    It makes workloads of small blocks faster; hits are rounded down to the new size.
     """
     if factor == 1:
         return workload

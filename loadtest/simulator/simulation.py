@@ -1,13 +1,12 @@
-"""A fleet's day in discrete events: turns arrive, a router places them, engines step.
+"""A fleet in discrete events: turns arrive, a router places them, engines step.
 
-What must live here: what happens to a turn, in which order, and what each part learns of it. What
-must not: how an engine steps (engine), how a router decides (router), which turn comes when
-(turns), what is counted (tally). Deterministic: events of one moment have an order (events).
+What must live here: the steps of a turn, their order, and who learns of them. What must not: how an
+engine steps (engine), how a router decides (router), when turns come (turns), what is counted
+(tally). Deterministic: events of one moment have an order (events).
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from functools import partial
@@ -15,13 +14,14 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.simulator.blocks import Blocks
+from loadtest.engine_model.pool import BlockPool
 from loadtest.simulator.engine import Engine, Request
 from loadtest.simulator.events import Events, Kind
 from loadtest.simulator.other_routers import OtherRouters
 from loadtest.simulator.outcome import Simulated
-from loadtest.simulator.pool import Pool, Reads
-from loadtest.simulator.router import Ask, Choice, Router
+from loadtest.simulator.place import Ask, Plan
+from loadtest.simulator.reads import Reads
+from loadtest.simulator.router import Router
 from loadtest.simulator.setup import Setup, stretch
 from loadtest.simulator.tally import Tally
 from loadtest.simulator.ticket import Ticket, ticket_of
@@ -31,13 +31,14 @@ from policies.hashing import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.contracts import KEY_MASK, BlockKey
-from router.replicas.ledger import NOTHING, InFront
+from router.replicas.ledger import InFront
 from router.scheduling.queue import Limit
 from router.scheduling.waiting import Waiting
 
-TOO_LATE, TOO_SLOW = "too late", "too slow"  # messages of what a queue refuses
-_FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here, those of a workload stay below
-_LOOK_EVERY_S = 0.1  # at turns that wait; nothing else may happen
+TOO_LATE, TOO_SLOW = "too late", "too slow"  # why a queue refuses turns
+_FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here; a workload's are smaller
+_LOOK_EVERY_S = 0.1  # at turns that wait, even if nothing else happens
+_READ_METRICS_S = 5.0  # how often a router reads an engine's metrics
 _FASTEST_LINK = 1e12  # tokens/s, where a prefill takes no time
 
 
@@ -52,9 +53,9 @@ def simulate(
     """Send a workload through a simulated fleet, from cold caches.
 
     Args:
-        workload: What is asked.
+        workload: The turns.
         policy: Places every request.
-        setup: The fleet, and how fast the workload comes.
+        setup: The fleet, and the pace of the workload.
         label: Names the run; default: the policy's name.
         advance: Called with the number of turns that were done since the last call.
 
@@ -73,13 +74,13 @@ class _Keys(dict[int, BlockKey]):
 
 
 class _Arrival(Struct):
-    """One turn that wants to go."""
+    """One turn to place."""
 
     turn: Turn
     ask: Ask
     num_out: int
     at_s: float
-    choice: Choice | None = None  # the last one, while it waits
+    plan: Plan | None = None  # the last one, while it waits
 
 
 class _Simulation:
@@ -92,10 +93,12 @@ class _Simulation:
         self._keys = _Keys()
         self._num_reply_blocks = 0
         self._stretch = stretch(workload, setup)
-        self._pool = None if setup.pool is None else Pool(setup.pool.capacity_blocks)
+        self._pool = None if setup.pool is None else BlockPool(setup.pool.capacity_blocks)
         self._reads = _reads(setup)
         self._engines = [self._engine(number) for number in range(len(setup.roles))]
-        self._routers = [Router(policy, setup, self._size) for _ in range(setup.num_routers)]
+        self._routers = [
+            Router(policy, setup, self._size, self._pool) for _ in range(setup.num_routers)
+        ]
         self._events = Events()
         self._others = OtherRouters(self._routers, setup.note_lag_s, self._events)
         self._turns = Turns(workload, setup, self._stretch)
@@ -111,22 +114,15 @@ class _Simulation:
         self._events.run()
         return self._tally.outcome(label, self._stretch, self._pool)
 
-    # -- setting up --------------------------------------------------------------------------
-
     def _engine(self, number: int) -> Engine:
-        setup = self._setup
-        role = setup.roles[number][1]
         return Engine(
-            Blocks(setup.cache_blocks(self._size, role) + 1, self._size, self._new_key),
-            setup.times,
-            max_num_batched_tokens=setup.max_num_batched_tokens,
-            max_num_seqs=setup.max_num_seqs,
-            on_first_token=self._first_token,
-            on_finish=self._finished,
-            number=number,
-            pool=self._pool,
-            reads=self._reads,
-            saves=role != "decode",
+            self._setup,
+            number,
+            self._size,
+            self._pool,
+            self._reads,
+            self._first_token,
+            self._finished,
         )
 
     def _new_key(self) -> BlockKey:
@@ -134,21 +130,17 @@ class _Simulation:
         return BlockKey(mix(_FIRST_REPLY_BLOCK + self._num_reply_blocks) & KEY_MASK)
 
     def _plan_readings(self) -> None:
-        """Have each router read each engine's metrics, one after the other, again and again."""
-        every_s = self._setup.load_interval_s
+        """Have each router read each engine's metrics at intervals, one after the other."""
         pairs = [(router, engine) for engine in self._engines for router in self._routers]
-        if not math.isinf(every_s):
-            for number, pair in enumerate(pairs, start=1):
-                at_s = every_s * number / len(pairs)
-                self._events.plan(at_s, Kind.METRICS, partial(self._read_metrics, *pair))
+        for number, pair in enumerate(pairs, start=1):
+            at_s = _READ_METRICS_S * number / len(pairs)
+            self._events.plan(at_s, Kind.METRICS, partial(self._read_metrics, *pair))
 
     def _read_metrics(self, router: Router, engine: Engine, now_s: float) -> None:
         if not self._events.is_over:
             router.note_load(engine.number, engine.load(now_s))
-            at_s = now_s + self._setup.load_interval_s
+            at_s = now_s + _READ_METRICS_S
             self._events.plan(at_s, Kind.METRICS, partial(self._read_metrics, router, engine))
-
-    # -- what happens ------------------------------------------------------------------------
 
     def _arrive(self, turn: Turn, now_s: float) -> None:
         num_tokens, num_out = max(1, turn.num_input_tokens), self._num_out(turn)
@@ -166,8 +158,7 @@ class _Simulation:
         router = routers[0] if len(routers) == 1 else self._dice.choice(routers)
         arrival = _Arrival(turn, ask, num_out, now_s)
         if router.queue is None:
-            choice = self._choose(router, ask, now_s)
-            self._send(router, arrival, choice, now_s)
+            self._send(router, arrival, router.plan(ask, now_s), now_s)
         else:
             waiting = Waiting(
                 arrival,
@@ -179,42 +170,30 @@ class _Simulation:
             )
             router.queue.add(waiting)
             if router.queue.has_limits(waiting):
-                choice = self._choose(router, ask, now_s)
-                waiting.answers_at = choice.candidate.id
-                outlook = router.queue.expect(waiting, choice.prompt, now_s)
+                plan = router.plan(ask, now_s)
+                waiting.answers_at = plan.candidate.id
+                outlook = router.queue.expect(waiting, plan.prompt, now_s)
                 if outlook is not None and outlook.spare_ms < 0.0:
                     router.queue.remove(waiting)
                     self._reject(waiting, outlook.limit, now_s)
                     return
             self._release(router, now_s)
 
-    def _choose(
-        self, router: Router, ask: Ask, now_s: float, in_front_ms: InFront = NOTHING
-    ) -> Choice:
-        return router.choose(ask, self._num_pooled(ask), now_s, in_front_ms)
-
-    def _num_pooled(self, ask: Ask) -> int | None:
-        """Count the leading blocks that the pool has; None: there is no pool."""
-        if self._pool is None:
-            return None
-        return self._pool.match(ask.keys[: (ask.num_tokens - 1) // self._size])
-
     def _release(self, router: Router, now_s: float) -> None:
-        """Send what may go; what stays is looked at again when something ends, and in a while."""
+        """Send turns that may go; look at the others when a turn ends, and at intervals."""
         queue = router.queue
         if queue is None or not queue:
             return
 
-        def choose(waiting: Waiting, in_front_ms: InFront) -> Choice:
-            ask = waiting.item.ask
-            choice = waiting.item.choice = self._choose(router, ask, now_s, in_front_ms)
-            waiting.answers_at = choice.candidate.id
-            return choice.prompt
+        def look(waiting: Waiting, in_front_ms: InFront) -> Plan:
+            plan = waiting.item.plan = router.plan(waiting.item.ask, now_s, in_front_ms)
+            waiting.answers_at = plan.candidate.id
+            return plan.prompt
 
         queue.release(
             now_s,
-            choose,
-            lambda waiting, *_: self._send(router, waiting.item, waiting.item.choice, now_s),
+            look,
+            lambda waiting, *_: self._send(router, waiting.item, waiting.item.plan, now_s),
             lambda waiting, limit, _: self._reject(waiting, limit, now_s),
         )
         if queue and router not in self._looked_at:
@@ -225,12 +204,12 @@ class _Simulation:
         self._looked_at.discard(router)
         self._release(router, now_s)
 
-    def _send(self, router: Router, arrival: _Arrival, choice: Choice, now_s: float) -> None:
+    def _send(self, router: Router, arrival: _Arrival, plan: Plan, now_s: float) -> None:
         ticket = Ticket(
             turn=arrival.turn,
             arrival_s=arrival.at_s,
             num_out=arrival.num_out,
-            placement=router.place(choice, now_s),
+            placement=router.place.commit(plan, now_s),
             router=router,
         )
         prefill = ticket.placement.prefill
@@ -243,12 +222,16 @@ class _Simulation:
     def _request(self, ticket: Ticket, now_s: float) -> None:
         """Send a turn, or its prompt, to its engine."""
         placement = ticket.placement
-        ask = placement.choice.ask
+        ask = placement.plan.ask
         engine = self._engines[placement.replica]
-        request = Request(list(ask.keys), ask.num_tokens, ticket.num_out, ticket)
-        if self._setup.moves_by_peers:
-            request.keeps_blocks = ticket.answer is not None
-            request.num_sent_tokens = ask.num_tokens - 1 if ticket.prompt is not None else 0
+        num_blocks = (ask.num_tokens + ticket.num_out) // self._size
+        keys = [*ask.keys, *(self._new_key() for _ in range(num_blocks - len(ask.keys)))]
+        moves_by_peers = self._setup.moves_by_peers
+        is_sent = moves_by_peers and ticket.prompt is not None
+        request = Request(
+            keys, ask.num_tokens, ticket.num_out, ticket, ask.num_tokens - 1 if is_sent else 0
+        )
+        request.keeps_blocks = moves_by_peers and ticket.answer is not None
         if self._setup.to_engine_s:
             at_s = now_s + self._setup.to_engine_s
             self._events.plan(at_s, Kind.ENGINE, partial(self._reach, engine, request))
@@ -263,7 +246,7 @@ class _Simulation:
         return max(1, turn.num_output_tokens) if self._setup.decodes else 1
 
     def _plan_engine(self, engine: Engine, now_s: float) -> None:
-        """Plan what an engine does next: the end of its leap; or to begin, now."""
+        """Plan the end of an engine's steps, or to begin now."""
         at_s = now_s if engine.end_s is None else engine.end_s
         self._events.plan(at_s, Kind.ENGINE, partial(self._step, engine))
 
@@ -273,7 +256,7 @@ class _Simulation:
         elif engine.end_s == now_s:
             engine.complete(now_s)
         else:
-            return  # the leap was cut short, or it began a moment ago
+            return  # the steps were cut short, or have just begun
         changes = engine.blocks.take_changes()
         if changes:
             published_s = now_s if engine.end_s is None else engine.first_step_s
@@ -292,43 +275,42 @@ class _Simulation:
         if next_s is not None:
             self._events.plan(next_s, Kind.READ, partial(self._read, reads, reads.version))
 
-    def _read(self, reads: Reads[Request], version: int, now_s: float) -> None:
+    def _read(self, reads: Reads, version: int, now_s: float) -> None:
         if version != reads.version:
             return  # another one began or ended: the rates have changed
         for read in reads.finish(now_s):
             engine = self._engines[read.replica]
             engine.read_done(read.request, now_s)
             self._plan_engine(engine, now_s)
-            self._let_go(ticket_of(read.request), now_s)
+            self._release_prompt(ticket_of(read.request), now_s)
         self._plan_reads()
 
-    def _let_go(self, ticket: Ticket, now_s: float) -> None:
-        """Free what a prefill replica keeps of a prompt: it was read."""
+    def _release_prompt(self, ticket: Ticket, now_s: float) -> None:
+        """Free the blocks that a prefill replica keeps of a prompt: they were read."""
         if ticket.prompt is not None and ticket.prompt.keeps_blocks:
             engine = self._engines[ticket_of(ticket.prompt).placement.replica]
             engine.release(ticket.prompt, now_s)
             self._plan_engine(engine, now_s)
 
     def _prefilled(self, request: Request, answer: Ticket, now_s: float) -> None:
-        """Have a turn answered whose prompt is computed by now."""
-        router, num_pooled = answer.router, self._num_pooled(answer.placement.choice.ask)
+        """Have a turn answered after its prompt was computed."""
         answer.prompt = request
-        answer.placement = router.rebook(answer.placement, num_pooled, now_s)
+        answer.placement = answer.router.rebook(answer.placement, now_s)
         self._others.ended(answer, now_s)
         self._others.began(answer, now_s)
         self._request(answer, now_s)
 
     def _first_token(self, request: Request, now_s: float) -> None:
         ticket = ticket_of(request)
-        ticket.router.first_token(ticket.placement, now_s)
+        ticket.router.place.first_token(ticket.placement, now_s)
         ttft_s = now_s - ticket.placement.lease.begun_s
         self._others.answered(ticket, ttft_s, now_s)
-        self._let_go(ticket, now_s)
+        self._release_prompt(ticket, now_s)
         self._events.plan(now_s, Kind.TURN, partial(self._release, ticket.router))
 
     def _finished(self, request: Request, now_s: float) -> None:
         ticket = ticket_of(request)
-        ticket.router.end(ticket.placement, now_s)
+        ticket.router.place.end(ticket.placement, now_s)
         self._others.ended(ticket, now_s)
         if ticket.answer is not None:
             self._prefilled(request, ticket.answer, now_s)
@@ -338,19 +320,19 @@ class _Simulation:
         self._events.plan(now_s, Kind.TURN, partial(self._release, ticket.router))
 
     def _go_on(self, turn: Turn, now_s: float) -> None:
-        """Plan the turns that come when this one is over."""
+        """Plan the turns that come after this one."""
         for following, at_s in self._turns.after(turn, now_s):
             self._events.plan(at_s, Kind.TURN, partial(self._arrive, following))
 
     def _reject(self, waiting: Waiting, limit: Limit, now_s: float) -> None:
-        """Answer as a router does to what would miss a limit; its session goes on."""
+        """Refuse a turn that would miss a limit, as a router does; its session goes on."""
         arrival: _Arrival = waiting.item
         self._fail(
             arrival.turn, arrival.at_s, now_s, 429, TOO_LATE if limit == "deadline" else TOO_SLOW
         )
 
     def _refuse(self, turn: Turn, now_s: float, why: str) -> None:
-        """Answer as an engine does to what it can never hold."""
+        """Refuse a turn that exceeds the cache, as an engine does."""
         self._fail(turn, now_s, now_s, 400, why)
 
     def _fail(self, turn: Turn, at_s: float, now_s: float, status: int, why: str) -> None:
@@ -358,8 +340,8 @@ class _Simulation:
         self._go_on(turn, now_s)
 
 
-def _reads(setup: Setup) -> Reads[Request] | None:
-    """Make what is read over: the pool's links, or those between replicas; None: neither."""
+def _reads(setup: Setup) -> Reads | None:
+    """Make the links of the pool or between replicas; None: there are none."""
     pool, halves = setup.pool, setup.halves
     if pool is not None:
         speed, num_links = pool.speed, pool.num_links or max(1.0, len(setup.roles) / 2)

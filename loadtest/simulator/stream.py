@@ -1,14 +1,14 @@
 """A simulated engine's events as a router receives them: in order, some time after they happened.
 
-Takes the place of `router.kv_events.stream` in front of the same index: the contract is known
-from the start, nothing is lost, and there is no wire. What is late is not applied before its time.
+It replaces `router.kv_events.stream` in front of the same index. The contract is known from the
+start, no batch is lost, and there is no wire.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from loadtest.simulator.blocks import Change
+from loadtest.engine_model.blocks import Change, Removed, Stored
 from policies.view import CandidateId
 from router.contracts import HashContract
 from router.index.block_index import BlockIndex
@@ -47,21 +47,21 @@ class SimulatedStream(CandidateStream):
         self._pending: deque[tuple[float, list[Change]]] = deque()
 
     def send(self, changes: list[Change], due_s: float) -> None:
-        """Put changes on their way; `due_s` is not before that of any sent earlier."""
+        """Send changes; `due_s` is not before that of any sent earlier."""
         self._pending.append((due_s, changes))
 
     def catch_up(self, now_s: float) -> None:
-        """Apply what has arrived by now."""
+        """Apply the changes that have arrived by now."""
         pending = self._pending
         if not pending or pending[0][0] > now_s:
             return
         index, candidate, counters = self._index, self.candidate, self.counters
         while pending and pending[0][0] <= now_s:
             for change in pending.popleft()[1]:
-                if change.is_stored:
+                if isinstance(change, Stored):
                     index.store(candidate, change.keys)
-                    counters.num_stored += len(change.keys)
-                else:
+                    counters.num_stored += len(change.positions)
+                elif isinstance(change, Removed):
                     counters.num_missing += index.remove(candidate, change.keys)
                     counters.num_removed += len(change.keys)
             counters.num_batches += 1

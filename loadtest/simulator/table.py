@@ -1,9 +1,9 @@
-"""What simulations found, laid out for people and for programs."""
+"""The results of simulations as tables and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -37,10 +37,9 @@ def fleet_of(setup: Setup) -> str:
 
 
 def tables_of(results: Sequence[Simulated]) -> list[Table]:
-    """Lay results out, one row each: times (s, those between tokens ms), and what was computed.
+    """Lay results out, one row each: times, and the sources of tokens.
 
-    And, where replicas have roles, the two halves. Several tables, so that each fits into 80
-    columns.
+    A third table has the two halves if replicas have roles. Each table fits into 80 columns.
     """
     setup = results[0].setup
     times = _table(
@@ -111,7 +110,7 @@ def _table(columns: Sequence[str], *, title: str, caption: str) -> Table:
 
 
 def as_json(results: Sequence[Simulated]) -> bytes:
-    """Write results down without their turns: one object, by policy in the order simulated."""
+    """Write results without their turns: one object, by policy in the order simulated."""
     first = results[0]
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -123,27 +122,14 @@ def as_json(results: Sequence[Simulated]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
+_FIGURES: Final = (
+    "summary", "tbt_mean_s", "tbt_tail_p90_s", "num_good", "goodput", "local_ratio", "pool_ratio",
+    "busy_ratio", "imbalance", "num_mispredicted", "num_pool_stored", "num_pool_evicted",
+    "apart_ratio", "num_moved_tokens", "prefill_mean_s", "decode_busy_ratio", "decode_imbalance",
+    "decode_batch", "span_s", "replicas",
+)  # fmt: skip
+
+
 def _result(simulated: Simulated) -> dict[str, Any]:
-    return {
-        "label": simulated.run.info.label,
-        "summary": simulated.summary,
-        "tbt_mean_s": simulated.tbt_mean_s,
-        "tbt_tail_p90_s": simulated.tbt_tail_p90_s,
-        "num_good": simulated.num_good,
-        "goodput": simulated.goodput,
-        "local_ratio": simulated.local_ratio,
-        "pool_ratio": simulated.pool_ratio,
-        "busy_ratio": simulated.busy_ratio,
-        "imbalance": simulated.imbalance,
-        "num_mispredicted": simulated.num_mispredicted,
-        "num_pool_stored": simulated.num_pool_stored,
-        "num_pool_evicted": simulated.num_pool_evicted,
-        "apart_ratio": simulated.apart_ratio,
-        "num_moved_tokens": simulated.num_moved_tokens,
-        "prefill_mean_s": simulated.prefill_mean_s,
-        "decode_busy_ratio": simulated.decode_busy_ratio,
-        "decode_imbalance": simulated.decode_imbalance,
-        "decode_batch": simulated.decode_batch,
-        "span_s": simulated.span_s,
-        "replicas": simulated.replicas,
-    }
+    figures = {name: getattr(simulated, name) for name in _FIGURES}
+    return {"label": simulated.run.info.label, **figures}

@@ -1,4 +1,4 @@
-"""What a simulation counts as it goes: every turn's result and record, and the sums.
+"""The counts of a simulation: every turn's result, and the sums.
 
 What must not live here: when anything happens (simulation).
 """
@@ -8,20 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from msgspec.structs import replace
-
+from loadtest.engine_model.pool import BlockPool
 from loadtest.results import Predicted, Run, RunInfo, TurnResult, percentile
-from loadtest.simulator.engine import Engine, Request
+from loadtest.simulator.engine import Engine, Request, between_tokens
 from loadtest.simulator.outcome import ReplicaUse, Simulated
-from loadtest.simulator.pool import Pool
-from loadtest.simulator.router import Placement
 from loadtest.simulator.setup import Setup
 from loadtest.simulator.ticket import Ticket, ticket_of
 from loadtest.workload import Turn, Workload
-from policies.naming import params_of
 from policies.policy import Policy
-from router.records.record import DecisionRecord, PrefillRecord, Try
-from router.replicas.halves import DECODE
 from router.roles import Role
 
 
@@ -29,9 +23,9 @@ class Tally:
     """The results of one simulation.
 
     Args:
-        workload: What is asked.
-        policy: Places it.
-        setup: Where.
+        workload: The turns.
+        policy: Places them.
+        setup: The fleet.
         engines: By number, as placements name them.
         advance: Called with 1 for each result.
     """
@@ -50,7 +44,6 @@ class Tally:
         self._engines = engines
         self._advance = advance
         self._results: list[TurnResult] = []
-        self._records: list[DecisionRecord] = []
         self._num_local_tokens = self._num_pool_tokens = self._num_mispredicted = 0
         self._num_apart = self._num_moved_tokens = 0  # of prompts computed for another replica
         self._prefill_s = 0.0
@@ -72,7 +65,7 @@ class Tally:
         self._num_pool_tokens += prompt.num_pooled_tokens
         num_predicted = placement.num_gpu_tokens + placement.num_pool_tokens
         self._num_mispredicted += num_predicted != prompt.num_cached_tokens
-        tbt = self._engines[ticket.placement.replica].between_tokens(request)
+        tbt = between_tokens(request)
         assert request.first_token_s is not None
         result = TurnResult(
             session_id=turn.session_id,
@@ -92,8 +85,6 @@ class Tally:
             tbt_mean_s=tbt[0] if tbt else None,
             tbt_tail_s=tbt[1] if tbt else None,
         )
-        if self._setup.keeps_records:
-            self._records.append(self._record(ticket, result, len(self._records)))
         self._add(result, now_s)
 
     def failed(self, turn: Turn, at_s: float, now_s: float, status: int, why: str) -> None:
@@ -111,7 +102,7 @@ class Tally:
             now_s,
         )
 
-    def outcome(self, label: str, stretch: float, pool: Pool | None) -> Simulated:
+    def outcome(self, label: str, stretch: float, pool: BlockPool | None) -> Simulated:
         """Sum up.
 
         Args:
@@ -144,47 +135,19 @@ class Tally:
             num_pool_tokens=self._num_pool_tokens,
             num_good=sum([_is_good(result, setup) for result in results]),
             num_mispredicted=self._num_mispredicted,
-            num_pool_stored=pool.num_stored if pool else 0,
+            num_pool_stored=pool.num_put if pool else 0,
             num_pool_evicted=pool.num_evicted if pool else 0,
             num_apart=self._num_apart,
             num_moved_tokens=self._num_moved_tokens,
             prefill_mean_s=self._prefill_s / self._num_apart if self._num_apart else 0.0,
             tbt_mean_s=sum(means) / len(means) if means else 0.0,
             tbt_tail_p90_s=percentile(tails, 0.9),
-            records=tuple(self._records),
         )
 
     def _add(self, result: TurnResult, now_s: float) -> None:
         self._results.append(result)
         self._end_s = max(self._end_s, now_s)
         self._advance(1)
-
-    def _record(self, ticket: Ticket, result: TurnResult, number: int) -> DecisionRecord:
-        placement, prompt = ticket.placement, ticket.prompt
-        policy = self._policy if placement.choice.plan is None else DECODE
-        return DecisionRecord(
-            request_id=f"simulated-{number}",
-            at=ticket.arrival_s,
-            api="chat",
-            model=self._setup.model,
-            policy=policy.name,
-            policy_params={name: getattr(policy, name) for name in policy.__struct_fields__},
-            state="exact",
-            snapshot=placement.choice.snapshot,
-            decision=placement.choice.decision,
-            prefill=_prefill_record(self._policy, placement, prompt),
-            tries=(Try(candidate=placement.lease.candidate),),
-            outcome="ok",
-            status=200,
-            num_prompt_tokens=result.num_prompt_tokens or 0,
-            num_predicted_cached_tokens=placement.num_gpu_tokens + placement.num_pool_tokens,
-            num_reported_cached_tokens=None if prompt is not None else result.num_cached_tokens,
-            num_completion_tokens=result.num_output_tokens,
-            router_ms=0.0,
-            predicted_ttft_ms=placement.lease.predicted_ms,
-            ttft_ms=1e3 * (result.ttft_s or 0.0),
-            total_ms=1e3 * result.total_s,
-        )
 
     def _uses(self, span_s: float) -> tuple[ReplicaUse, ...]:
         num_tokens: Counter[str | None] = Counter()
@@ -209,40 +172,8 @@ def _use_of(
         num_evicted_blocks=engine.blocks.num_evicted,
         num_preemptions=stats.num_preemptions,
         num_steps=stats.num_steps,
-        busy_ratio=stats.busy_s / span_s if span_s else 0.0,
-        prefill_ratio=stats.prefill_s / span_s if span_s else 0.0,
-    )
-
-
-def _prefill_record(
-    policy: Policy, placement: Placement, prompt: Request | None
-) -> PrefillRecord | None:
-    plan, prefill = placement.choice.plan, placement.prefill
-    if plan is None:
-        return None
-    record = PrefillRecord(
-        result="local",
-        why=plan.why,
-        here_ms=plan.here_ms,
-        there_ms=plan.there_ms,
-        transfer=placement.choice.candidate.replica.transfer,
-    )
-    if prefill is None or prompt is None or prompt.first_token_s is None:
-        return record
-    [cost] = [each for each in prefill.choice.costs() if each.id == prefill.lease.candidate]
-    return replace(
-        record,
-        result="remote",
-        candidate=prefill.lease.candidate,
-        cost=cost,
-        predicted_ms=prefill.lease.predicted_ms,
-        ms=1e3 * (prompt.first_token_s - prefill.lease.begun_s),
-        num_predicted_cached_tokens=prefill.num_gpu_tokens + prefill.num_pool_tokens,
-        num_reported_cached_tokens=prompt.num_cached_tokens,
-        policy=policy.name,
-        policy_params=params_of(policy),
-        snapshot=prefill.choice.snapshot,
-        decision=prefill.choice.decision,
+        busy_ratio=engine.busy_s / span_s if span_s else 0.0,
+        prefill_ratio=engine.prefill_s / span_s if span_s else 0.0,
     )
 
 

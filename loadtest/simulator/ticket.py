@@ -1,18 +1,19 @@
-"""One turn on its way through the fleet."""
+"""One turn in the fleet."""
 
 from __future__ import annotations
 
 from msgspec import Struct, field
 
 from loadtest.simulator.engine import Request
-from loadtest.simulator.router import Placement, Router
+from loadtest.simulator.place import Placement
+from loadtest.simulator.router import Router
 from loadtest.workload import Turn
 from router.index.claim import Claim
 from router.replicas.ledger import Lease
 
 
 class Elsewhere(Struct):
-    """One request as another router has booked it; None: it does not know of it yet."""
+    """One request as another router has booked it; None: it does not know it yet."""
 
     router: Router
     lease: Lease | None = None
@@ -20,10 +21,10 @@ class Elsewhere(Struct):
 
 
 class Ticket(Struct):
-    """One turn on its way, or its prompt alone.
+    """One turn in the fleet, or its prompt alone.
 
-    `answer`: of a prompt that is computed for a decode replica, the turn that waits for it there.
-    `prompt`: of a turn whose prompt is computed elsewhere, how that went.
+    `answer`: The turn that waits for this prompt at a decode replica.
+    `prompt`: The request that computed this turn's prompt at a prefill replica.
     """
 
     turn: Turn

@@ -1,4 +1,4 @@
-"""Which turn of a workload comes when: at its time, or when those that it waits for are over."""
+"""When each turn of a workload comes: at its time, or after the turns that it waits for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Turns:
     """The turns of one workload; each comes once, from `first` or from `after`.
 
     Args:
-        workload: Whose they are.
-        setup: Open or closed loop, and how many sessions are alive at once in a closed one.
+        workload: Has the turns.
+        setup: Open or closed loop, and in a closed one the number of sessions at once.
         stretch: Factor on arrival times.
     """
 
@@ -31,7 +31,7 @@ class Turns:
         self._not_started: deque[Turn] = deque()  # first turns of sessions, once others are over
 
     def first(self) -> Iterator[tuple[Turn, float]]:
-        """Yield those that wait for no other, each with its time."""
+        """Yield the turns that wait for no other, each with its time."""
         closed = self._setup.loop == "closed"
         num_free = self._setup.concurrency if closed else None
         for turn in self._workload.turns:
@@ -47,7 +47,7 @@ class Turns:
                 yield turn, turn.arrival_s * self._stretch
 
     def after(self, turn: Turn, now_s: float) -> Iterator[tuple[Turn, float]]:
-        """Yield those that waited for this one alone, or else for its session's end."""
+        """Yield the turns that waited for this one alone, or for its session's end."""
         for waiting in self._waiting_for.pop(turn.key, ()):
             self._num_awaited[waiting.key] -= 1
             if not self._num_awaited[waiting.key]:

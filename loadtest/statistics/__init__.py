@@ -1,9 +1,8 @@
-"""Statistics of measurements: pairs, intervals, verdicts, trends.
+"""Statistics of measurements: pairs, intervals, verdicts.
 
     measures, pairing, comparison   turns of two variants that ran the same workload
     bootstrap                       intervals by drawing clusters again, and by rounds
     effects, sequence, power        live experiments: intervals for one look and for every look
-    trend                           does a figure drift
     words                           estimates and comparisons in words
 
 Pure functions of results and a seed: no measuring, no tables, no pictures.
@@ -13,7 +12,6 @@ from loadtest.statistics.bootstrap import Interval
 from loadtest.statistics.comparison import Comparison, Verdict, compare
 from loadtest.statistics.measures import MEASURES, Measure, is_good, within_slo
 from loadtest.statistics.pairing import Round, num_differing_tokens, pair, roots
-from loadtest.statistics.trend import Trend, across, within
 
 __all__ = [
     "MEASURES",
@@ -21,14 +19,11 @@ __all__ = [
     "Interval",
     "Measure",
     "Round",
-    "Trend",
     "Verdict",
-    "across",
     "compare",
     "is_good",
     "num_differing_tokens",
     "pair",
     "roots",
-    "within",
     "within_slo",
 ]

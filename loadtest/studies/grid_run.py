@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadtest.compare.arms import arm_of
-from loadtest.emulator.time_model import PRESETS, StepWork
+from loadtest.engine_model.time_model import PRESETS, StepWork
 from loadtest.machine import Machine
 from loadtest.results import TurnResult, percentile, summarize
 from loadtest.simulator import PoolSetup, Setup, simulate

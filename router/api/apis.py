@@ -1,8 +1,7 @@
 """The APIs whose prompts are known here, one entry each; every other route is passed through.
 
-What must live here: what differs between APIs in reading requests and answers. What must not: what
-is done with it (router.request), and the shapes of errors (router.api.failures, by path: an error
-may come before it is clear which API is asked).
+An entry has the differences between APIs in reading requests and answers. Shapes of errors are in
+router.api.failures, by path, because an error may come before the API is known.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from router.api.usage import Usage
 from router.releases import V0_33, Release, is_at_least
 
 Request = ChatRequest | CompletionRequest
-"""What decides a request's prompt, whichever API it came by."""
+"""The fields that decide a request's prompt, for any API."""
 
 
 class Api(Struct, frozen=True, kw_only=True):
     """How one API's requests and answers are read.
 
     name: In records and metrics.
-    parse: Views a body as what decides its prompt; raises BadRequest. None: that is not known here.
+    parse: Returns the fields of a body that decide its prompt; raises BadRequest. None: unknown.
     empty: A conversation without text, for a body that is not parsed whole; None: such a body is
         passed through.
     tokenize_body: Builds the body for an engine's `/tokenize` from the client's own; None: it is

@@ -1,9 +1,9 @@
-"""Digest a request, so that it is recognised when it is sent again.
+"""A digest of a request's content, by which a repeated request is recognised.
 
-SDKs send the same bytes again, except for a form's boundary, which is random. Agents write their
-request again, with another order of keys, with another billing header, or for a whole answer
-instead of a stream. So JSON is read, and fields that do not change what an engine computes are left
-out. A body that would take long to read is digested as it is.
+SDKs send the same bytes again, except for a form's boundary. Agents write a new body: with another
+order of keys, another billing header, or without streaming. So JSON is parsed, and fields that do
+not decide what an engine computes are left out. A body that would take long to parse is digested as
+it is.
 """
 
 from __future__ import annotations

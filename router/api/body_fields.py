@@ -1,12 +1,12 @@
 """Top-level fields of a JSON body, taken out or put in without touching another byte.
 
-White space, order, numbers and escapes stay as the client wrote them. Only the named members go,
-each with one comma. A key is compared as JSON means it ("\\u006eame" is "name"). If a key occurs
-several times, every occurrence goes, so it does not matter which one an engine would take.
+White space, order, numbers and escapes of the client stay. Only the named members are removed, each
+with one comma. A key is compared as JSON means it ("\\u006eame" is "name"). Every occurrence of a
+repeated key is removed, so it does not matter which one an engine would take.
 
-msgspec finds the members. It skips all other values in C without building them. It hands out a
-value as a view into the body, whose address is the position. That takes about 1 µs per KB, and 3 ms
-per MB at worst (bodies of nothing but brackets or keys).
+msgspec finds the members. It skips other values in C without building them, and returns a value as
+a view into the body. The view's address tells where the value is. This takes about 1 µs per KB, and
+3 ms per MB at worst (bodies of only brackets or keys).
 """
 
 from __future__ import annotations

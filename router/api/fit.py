@@ -1,8 +1,8 @@
-"""Refuse prompts that surely do not fit a model, before they are rendered or tokenized.
+"""Prompts that are certainly too long for a model: they are not tokenized or forwarded.
 
-Only sizes count here. Every token id is one token. A token has at most as many characters as the
-longest in the vocabulary, and a message or a tool is at least one token. Prompts that may fit pass,
-and the engine counts. Error messages are vLLM's (0.32.0, renderers/params.py, TokenizeParams).
+Sizes prove it. Every token id is one token, and a message or a tool is at least one token. A token
+has at most as many characters as the longest one in the vocabulary. Other prompts pass, and the
+engine counts. Errors have vLLM's words (0.32.0, renderers/params.py, TokenizeParams).
 """
 
 from __future__ import annotations

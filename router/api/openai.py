@@ -1,9 +1,9 @@
 """OpenAI's requests as the router sees them: a read-only view of what decides the prompt.
 
-The body goes to the engine byte for byte; this view only serves to know which tokens the
-engine will make of it. Fields the router does not read are ignored, not checked: the engine
-checks them. Messages, tools and template arguments stay plain JSON values, because a chat template
-can distinguish an absent key from a null one.
+The body goes to the engine byte for byte; this view only serves to compute the tokens that the
+engine makes of it. The engine checks the fields that the router does not read. Messages, tools and
+template arguments stay plain JSON values, because a chat template can distinguish an absent key
+from a null one.
 
 Errors name the field. What the engine accepts but only the engine can turn into tokens is no error:
 `engine_only` has the reason. Source of the fields: vLLM 0.32.0, entrypoints/openai/chat_completion/
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
-from router.errors import BadRequest
+from router.api.fields import TRUE, bool_of, int_of, object_of, objects_of, text_of, wrong
 
 Json = Mapping[str, Any]
 """A decoded JSON object."""
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 else:
     TokenIds = array  # subscriptable from Python 3.12 on
 """Token ids as `array("I")`: 4 bytes each."""
-
-_TRUE = frozenset({"true", "1", "yes", "y", "on", "t"})
-_FALSE = frozenset({"false", "0", "no", "n", "off", "f"})
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
@@ -139,46 +136,46 @@ def parse_chat(body: Json) -> ChatRequest:
     Raises:
         BadRequest: a field that decides the prompt is missing or of the wrong type.
     """
-    max_tokens = _int(body, "max_completion_tokens")
+    max_tokens = int_of(body, "max_completion_tokens")
     messages, odd = _messages(body)
     tools = _tools(body)
     if tools is not None and not tools:
         odd = "tools"  # vLLM 0.32 refuses an empty list; other engines take it
     return ChatRequest(
-        model=_str(body, "model"),
+        model=text_of(body, "model"),
         messages=messages,
         tools=tools,
         tool_choice=_tool_choice(body),
-        documents=_objects(body, "documents"),
-        reasoning_effort=_str(body, "reasoning_effort"),
-        add_generation_prompt=_bool(body, "add_generation_prompt", True),
-        continue_final_message=_bool(body, "continue_final_message", False),
-        add_special_tokens=_bool(body, "add_special_tokens", False),
-        chat_template=_str(body, "chat_template"),
-        chat_template_kwargs=_object(body, "chat_template_kwargs"),
+        documents=objects_of(body, "documents"),
+        reasoning_effort=text_of(body, "reasoning_effort"),
+        add_generation_prompt=bool_of(body, "add_generation_prompt", True),
+        continue_final_message=bool_of(body, "continue_final_message", False),
+        add_special_tokens=bool_of(body, "add_special_tokens", False),
+        chat_template=text_of(body, "chat_template"),
+        chat_template_kwargs=object_of(body, "chat_template_kwargs"),
         reads_cache=_reads_cache(body, body.get("top_logprobs", 0)),
-        cache_salt=_str(body, "cache_salt"),
-        max_tokens=_int(body, "max_tokens") if max_tokens is None else max_tokens,
-        n=_int(body, "n") or 1,
-        stream=_bool(body, "stream", False, nullable=True),
-        stream_options=_object(body, "stream_options"),
+        cache_salt=text_of(body, "cache_salt"),
+        max_tokens=int_of(body, "max_tokens") if max_tokens is None else max_tokens,
+        n=int_of(body, "n") or 1,
+        stream=bool_of(body, "stream", False, nullable=True),
+        stream_options=object_of(body, "stream_options"),
         engine_only=odd or _engine_only(body, ("mm_processor_kwargs", "media_io_kwargs")),
     )
 
 
 def view_fields(body: Json) -> ChatRequest:
-    """View the fields that all chat-like APIs share: all but the conversation.
+    """View the fields that all chat-like APIs have in common: all but the conversation.
 
     Raises:
         BadRequest: a field that routing needs is of the wrong type.
     """
     max_tokens = body.get("max_tokens")
     return ChatRequest(
-        model=_str(body, "model"),
+        model=text_of(body, "model"),
         messages=(),
-        cache_salt=_str(body, "cache_salt"),
+        cache_salt=text_of(body, "cache_salt"),
         max_tokens=max_tokens if type(max_tokens) is int else None,
-        stream=_bool(body, "stream", False, nullable=True),
+        stream=bool_of(body, "stream", False, nullable=True),
         engine_only=_reused_ids(body),
     )
 
@@ -192,15 +189,15 @@ def parse_completion(body: Json) -> CompletionRequest:
     prompts = _prompts(body)
     odd = None if prompts else "prompt"
     return CompletionRequest(
-        model=_str(body, "model"),
+        model=text_of(body, "model"),
         prompts=prompts,
-        add_special_tokens=_bool(body, "add_special_tokens", True),
+        add_special_tokens=bool_of(body, "add_special_tokens", True),
         reads_cache=_reads_cache(body, body.get("logprobs")),
-        cache_salt=_str(body, "cache_salt"),
-        max_tokens=_int(body, "max_tokens"),
-        n=_int(body, "n") or 1,
-        stream=_bool(body, "stream", False, nullable=True),
-        stream_options=_object(body, "stream_options"),
+        cache_salt=text_of(body, "cache_salt"),
+        max_tokens=int_of(body, "max_tokens"),
+        n=int_of(body, "n") or 1,
+        stream=bool_of(body, "stream", False, nullable=True),
+        stream_options=object_of(body, "stream_options"),
         engine_only=_engine_only(body, ("prompt_embeds", "suffix")) or odd,
     )
 
@@ -208,10 +205,10 @@ def parse_completion(body: Json) -> CompletionRequest:
 def tokenize_body(body: Json) -> dict[str, Any]:
     """Build the body for an engine's `/tokenize` that yields the tokens of this chat or completion.
 
-    That route knows fewer fields than the chat route, so its first steps are done here. Source:
-    vLLM 0.32.0, serve/tokenize/protocol.py. `reasoning_content` is renamed. `reasoning_effort` and
-    `documents` become template arguments. Exact for every request that the engine accepts, unless
-    it runs with `--exclude-tools-when-tool-choice-none`.
+    That route knows fewer fields than the chat route. So `reasoning_content` is renamed here, and
+    `reasoning_effort` and `documents` become template arguments (vLLM 0.32.0,
+    serve/tokenize/protocol.py). Exact for all requests that the engine accepts, unless it runs with
+    `--exclude-tools-when-tool-choice-none`.
     """
     sent = {field: body[field] for field in _TOKENIZE_FIELDS if body.get(field) is not None}
     if "messages" not in sent:
@@ -260,7 +257,7 @@ def _reads_cache(body: Json, num_logprobs: object) -> bool:
     """Return whether nothing is to be said of the prompt's tokens; `num_logprobs`: if it echoes."""
     if body.get("prompt_logprobs") is not None:
         return False
-    echoes = str(body.get("echo")).lower() in _TRUE
+    echoes = str(body.get("echo")).lower() in TRUE
     return num_logprobs is None or not echoes
 
 
@@ -285,38 +282,38 @@ def _messages(body: Json) -> tuple[Sequence[Json], str | None]:
     odd = None
     messages = body.get("messages")
     if not isinstance(messages, list):
-        _wrong("messages", "a list of objects", messages, missing="messages" not in body)
+        wrong("messages", "a list of objects", messages, missing="messages" not in body)
     for index, message in enumerate(messages):
         if type(message) is not dict:
-            _wrong(f"messages[{index}]", "an object", message)
+            wrong(f"messages[{index}]", "an object", message)
         if type(message.get("role")) is not str:
             role = message.get("role")
-            _wrong(f"messages[{index}].role", "a string", role, missing="role" not in message)
+            wrong(f"messages[{index}].role", "a string", role, missing="role" not in message)
         content = message.get("content")
         if type(content) is not str and content is not None and type(content) is not list:
             if type(content) is not dict:
-                _wrong(f"messages[{index}].content", "a string or a list of parts", content)
+                wrong(f"messages[{index}].content", "a string or a list of parts", content)
             odd = "content"  # the engine takes an object for the list of its keys
     return messages, odd
 
 
 def _tools(body: Json) -> Sequence[Json] | None:
-    tools = _objects(body, "tools")
+    tools = objects_of(body, "tools")
     if tools is None:
         return None
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if not isinstance(function, dict):
-            _wrong(f"tools[{index}].function", "an object", function)
+            wrong(f"tools[{index}].function", "an object", function)
         if not isinstance(function.get("name"), str):
-            _wrong(f"tools[{index}].function.name", "a string", function.get("name"))
+            wrong(f"tools[{index}].function.name", "a string", function.get("name"))
     return tools
 
 
 def _tool_choice(body: Json) -> str | Json | None:
     choice = body.get("tool_choice")
     if choice is not None and not isinstance(choice, str | dict):
-        _wrong("tool_choice", '"none", "auto", "required" or an object', choice)
+        wrong("tool_choice", '"none", "auto", "required" or an object', choice)
     return choice
 
 
@@ -330,7 +327,7 @@ def _prompts(body: Json) -> tuple[str | TokenIds, ...]:
         return ()  # the engine's to judge
     if not isinstance(prompt, list):
         expected = "a string, token ids, or a list of strings or of lists of token ids"
-        _wrong("prompt", expected, prompt, missing="prompt" not in body)
+        wrong("prompt", expected, prompt, missing="prompt" not in body)
     if isinstance(prompt[0], str | list):
         return tuple(_prompt(each, index) for index, each in enumerate(prompt))
     return (_token_ids(prompt, "prompt"),)
@@ -340,7 +337,7 @@ def _prompt(prompt: Any, index: int) -> str | TokenIds:
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list):
-        _wrong(f"prompt[{index}]", "a string or a list of token ids", prompt)
+        wrong(f"prompt[{index}]", "a string or a list of token ids", prompt)
     return _token_ids(prompt, f"prompt[{index}]")
 
 
@@ -353,80 +350,8 @@ def _token_ids(ids: list[Any], param: str) -> TokenIds:
             if not any(isinstance(token, float) for token in whole):
                 return _token_ids(whole, param)
         index = next(index for index, token in enumerate(ids) if not _is_token_id(token))
-        _wrong(f"{param}[{index}]", "a token id: a non-negative integer", ids[index])
+        wrong(f"{param}[{index}]", "a token id: a non-negative integer", ids[index])
 
 
 def _is_token_id(value: Any) -> bool:
     return isinstance(value, int) and 0 <= value < 2**32
-
-
-def _str(body: Json, field: str) -> str | None:
-    value = body.get(field)
-    if value is not None and not isinstance(value, str):
-        _wrong(field, "a string", value)
-    return value
-
-
-def _int(body: Json, field: str) -> int | None:
-    """Read a number as the engine does, which also takes one in a text."""
-    value = body.get(field)
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            _wrong(field, "an integer", value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if value is not None and not isinstance(value, int):
-        _wrong(field, "an integer", value)
-    return value
-
-
-def _bool(body: Json, field: str, default: bool, *, nullable: bool = False) -> bool:
-    """Read a switch as the engine does, which also takes 0, 1 and words such as "yes"."""
-    value = body.get(field, default)
-    if isinstance(value, bool):
-        return value
-    if value is None and nullable:
-        return default
-    if value in (0.0, 1.0):
-        return bool(value)
-    word = str(value).lower() if isinstance(value, str | int) else ""
-    if word not in _TRUE and word not in _FALSE:
-        _wrong(field, "true or false", value)
-    return word in _TRUE
-
-
-def _object(body: Json, field: str) -> Json | None:
-    value = body.get(field)
-    if value is not None and not isinstance(value, dict):
-        _wrong(field, "an object", value)
-    return value
-
-
-def _objects(body: Json, field: str) -> Sequence[Json] | None:
-    value = body.get(field)
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        _wrong(field, "a list of objects", value)
-    for index, item in enumerate(value):
-        if not isinstance(item, dict):
-            _wrong(f"{field}[{index}]", "an object", item)
-    return value
-
-
-_JSON_NAMES = {
-    type(None): "null",
-    bool: "a boolean",
-    int: "a number",
-    float: "a number",
-    str: "a string",
-    list: "a list",
-    dict: "an object",
-}
-
-
-def _wrong(param: str, expected: str, value: object, *, missing: bool = False) -> NoReturn:
-    got = "it is missing" if missing else f"got {_JSON_NAMES.get(type(value), 'something else')}"
-    raise BadRequest(f"`{param}` must be {expected}; {got}", param=param)

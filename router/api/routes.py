@@ -1,15 +1,14 @@
 """Which routes the public port serves. An allow-list: engines see no other route.
 
-An engine's API port also serves routes that run it (sleep, pause, caches, weights, scaling,
-adapters, profiling) and that report on it (metrics, version, event sources, docs). Its --api-key
-covers few of them. Source: vLLM 0.32 serve/middleware/authenticate.py (/v1, /v2, /inference,
-/cohere). Two more are left out: `…/derender`, whose cost grows with the cube of its input, and
-`/tokenizer_info`. An operator adds routes with `forward.routes`.
+An engine's port also has routes that control it (sleep, pause, caches, weights, adapters) and
+routes that report on it (metrics, version, docs). Its --api-key protects few of them (vLLM 0.32
+serve/middleware/authenticate.py: /v1, /v2, /inference, /cohere). `/tokenizer_info` is not served
+either, nor is `…/derender`, whose cost grows with the cube of its input. An operator adds routes
+with `forward.routes`.
 
-A path is matched as the bytes that came, and the same bytes are forwarded. So every other spelling
-of a path (//x, /%78, /a/../x, /x;y, \\x) is another path that is not on the list. There is one
-exception: a slash at the end of a known path is removed. FastAPI would answer 307 with the engine's
-own address.
+A path is matched as the bytes that came, and forwarded as it was matched. So every other spelling
+of a path (//x, /%78, /a/../x, /x;y, \\x) is another path, which is not on the list. A slash at the
+end of a known path is removed, because FastAPI would answer 307 with the engine's own address.
 """
 
 from __future__ import annotations

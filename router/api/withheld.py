@@ -1,14 +1,13 @@
-"""Remove the fields and headers that clients must not send to an engine.
+"""Fields and headers that clients must not send to an engine.
 
-They are for a router, a disaggregated prefill or an operator, and an engine obeys them. It fetches
-blocks from the address in `kv_transfer_params`, and uses the token ids in it as the prompt's.
-`vllm_xargs` reach into connectors and samplers, `priority` overtakes all other requests, and a rank
-overrules the router. Source: vLLM 0.32.0, entrypoints/*/protocol.py,
-entrypoints/generate/base/serving.py.
+They are for routers, disaggregated prefill and operators. An engine obeys them: it fetches blocks
+from the address in `kv_transfer_params` and uses the token ids in it. `vllm_xargs` reach connectors
+and samplers, `priority` overtakes other requests, a rank overrides the router's choice.
+Source: vLLM 0.32.0, entrypoints/*/protocol.py, entrypoints/generate/base/serving.py.
 
-In JSON they are removed silently, so clients that send `priority` by habit keep working. They are
-refused where they cannot be removed: in a form (audio), inside of `sampling_params`, or in a body
-that is not parsed whole.
+In JSON they are removed silently, so clients that always send `priority` still work. They are
+refused if they cannot be removed: in a form (audio), inside `sampling_params`, or in a body that is
+not parsed whole.
 """
 
 from __future__ import annotations

@@ -10,7 +10,14 @@ from router.assembly.router import Router
 from router.config.secrets import read_secret
 from router.http.adapters import Adapters
 from router.http.admin import AdminApp
-from router.http.app import DataApp
+from router.http.admin_pages import (
+    EnginePages,
+    ExperimentPages,
+    ExplainPages,
+    ReplicaPages,
+    RouterPages,
+)
+from router.http.app import DataApp, Entrance
 from router.http.control import Control
 from router.http.cors import Origins
 from router.http.guard import Guard
@@ -63,17 +70,19 @@ def _data_app(router: Router) -> DataApp:
         fleet=router.fleet,
         metrics=router.metrics,
         limits=config.limits,
-        routes=Routes(config.forward.routes),
-        clients=Clients(
-            details=config.listen.detail_headers,
-            trusted=config.listen.trusted,
-            proxies=config.forward.trusted_proxies,
+        entrance=Entrance(
+            routes=Routes(config.forward.routes),
+            clients=Clients(
+                details=config.listen.detail_headers,
+                trusted=config.listen.trusted,
+                proxies=config.forward.trusted_proxies,
+            ),
+            origins=Origins(config.listen.allowed_origins),
+            withheld=router.withheld,
+            tenants=router.tenants,
         ),
-        origins=Origins(config.listen.allowed_origins),
-        withheld=router.withheld,
         readiness=router.readiness,
         draining=router.draining,
-        tenants=router.tenants,
     )
 
 
@@ -82,16 +91,13 @@ def _admin_app(router: Router) -> AdminApp:
     control = Control(router.engine_api, router.registry, router.served_models, router.sleepers)
     token = read_secret(config.admin.token_file, "admin.token_file")
     return AdminApp(
-        explainer=Explainer(router.story, router.caches, router.fleet),
-        watches=router.watches,
-        experiments=router.experiments,
-        status=router.status,
-        config=config,
-        in_force=lambda: router.config,
+        [
+            ReplicaPages(router.watches, router.status),
+            ExperimentPages(router.experiments),
+            EnginePages(control, Adapters(control, router.registry, router.fleet)),
+            ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
+            RouterPages(router.metrics, router.deaths, lambda: router.config),
+        ],
         guard=Guard(token, config.admin.hosts),
-        control=control,
-        adapters=Adapters(control, router.registry, router.fleet),
-        tenants=router.tenants,
-        metrics=router.metrics,
-        deaths=router.deaths,
+        body_bytes=config.limits.body_bytes,
     )

@@ -1,4 +1,4 @@
-"""How long a check may take, and what it still waits for."""
+"""The time limit of a check, and the systems that it waits for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Deadline:
-    """The end of a check, and what is being looked at, so that people can see what it waits for."""
+    """When a check ends, and the systems that have not answered yet."""
 
     __slots__ = ("_at_s", "_waiting")
 
@@ -18,16 +18,16 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Time that is left, never less than 0."""
+        """The remaining time, at least 0."""
         return max(0.0, self._at_s - time.monotonic())
 
     def at_most(self, timeout_s: float) -> float:
-        """Shorten a timeout to what is left; a little above 0 at least."""
+        """Shorten a timeout to the remaining time; always above 0."""
         return max(0.01, min(timeout_s, self.left_s))
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """List `what` as awaited while the block runs."""
+        """Count a system as awaited while the block runs."""
         self._waiting[what] = self._waiting.get(what, 0) + 1
         try:
             yield
@@ -37,5 +37,5 @@ class Deadline:
                 del self._waiting[what]
 
     def awaited(self) -> list[str]:
-        """List what is being looked at."""
+        """List the awaited systems."""
         return list(self._waiting)

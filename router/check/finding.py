@@ -1,4 +1,4 @@
-"""A finding: what was looked at, how it is, and what to do about it."""
+"""A finding: a part of a system, its condition, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Literal
 from msgspec import Struct
 
 Level = Literal["ok", "note", "warning", "error"]
-"""`ok`: as it should be. `note`: it could be better, or cannot be known. `warning`: the router
-works, but with less than it could know. `error`: something will not work."""
+"""`ok`: in good order. `note`: it could be better, or is not known. `warning`: the router works,
+but with less knowledge than it could have. `error`: something will not work."""
 
 
 class Finding(Struct, frozen=True):
-    """One thing that was looked at.
+    """The condition of one part of a system.
 
-    `subject` is what it belongs to, "replica r1", "redis", "pool", "router"; `about` a part of it.
+    `subject` is the system: "replica r1", "redis", "pool", "router". `about` is the part.
     """
 
     subject: str
     about: str
     level: Level
     text: str
-    hint: str = ""  # what to do, with the flag to do it with; empty: nothing
+    hint: str = ""  # what to do, with the flag; empty: nothing
 
 
 class Subject(Struct, frozen=True):

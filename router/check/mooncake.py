@@ -76,7 +76,7 @@ async def look(
                 return replace(seen, error=exc.message)
             except TimeoutError:
                 return replace(seen, error=f"{seen.url} did not answer")
-            pool.bytes_per_object = figures.bytes_per_object
+            pool.figures = figures
             seen = replace(seen, leader=api.url, figures=figures)
             seen = await _with_segments(seen, api, deadline)
             seen = await _with_keys(seen, api, pool, deadline)

@@ -1,4 +1,4 @@
-"""Whether something listens at an address: a connection, without a word said."""
+"""Whether something listens at an address: it connects, and sends nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 CONNECT_S: Final = 2.0
 
 Reach = Literal["open", "refused", "silent", "unknown host", "not an address"]
-"""What a try to connect to HOST:PORT came to. A path (`ipc://…`) that is there counts as open."""
+"""The result of connecting to HOST:PORT. An existing path (`ipc://…`) counts as open."""
 
 _SILENT: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 

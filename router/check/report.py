@@ -37,7 +37,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing is wrong; notes are not wrong."""
+        """Whether there is no warning and no error."""
         return not any(f.level in ("warning", "error") for f in self.findings)
 
     def subjects(self) -> list[str]:
@@ -49,7 +49,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return [finding for finding in self.findings if finding.subject == subject]
 
     def complaints(self) -> list[Finding]:
-        """List what is wrong, errors first."""
+        """List errors, then warnings."""
         levels: tuple[Level, ...] = ("error", "warning")
         return [each for level in levels for each in self.findings if each.level == level]
 
@@ -85,7 +85,7 @@ def state_of(seen: ReplicaSeen) -> str:
 
 
 def render(report: Report, console: Console) -> None:
-    """Print a table for each subject, and a line that counts."""
+    """Print a table for each subject, then the number of findings."""
     for subject in report.subjects():
         findings = report.of(subject)
         mark, colour = _MARKS[gravest(findings)]

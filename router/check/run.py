@@ -39,8 +39,8 @@ async def check(
     Args:
         redis_password: None: there is none.
         admin_token: Of a router that may run here.
-        wait_s: What has not answered by then is reported as silent.
-        on_waiting: Takes what is awaited, after two seconds and whenever it changes.
+        wait_s: After it, systems that have not answered are reported as silent.
+        on_waiting: Takes the awaited systems, after two seconds and whenever they change.
     """
     deadline = Deadline(wait_s)
     async with asyncio.TaskGroup() as tg:

@@ -27,7 +27,7 @@ class SourceSeen(Struct, frozen=True, kw_only=True):
     error: str | None = None
     num_ready: int = 0
     num_not_ready: int = 0
-    not_followed: tuple[str, ...] = ()  # why some are left out
+    not_followed: tuple[str, ...] = ()  # why replicas are ignored
 
 
 # -- look ----------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ class PoolStatus:
             num_blocks={model: len(found) for model, found in pool.directories.items()},
             counts=_counts(pool.counters),
             listing_age_s=None if pool.listed_s is None else now_s - pool.listed_s,
-            allocated_bytes=pool.allocated_bytes,
-            capacity_bytes=pool.capacity_bytes,
+            allocated_bytes=pool.figures.allocated_bytes if pool.figures is not None else None,
+            capacity_bytes=pool.figures.capacity_bytes if pool.figures is not None else None,
             bytes_per_token=bytes_per_token,
             fetch_bytes_per_s=dict(self._fetch_speeds(bytes_per_token, now_s)),
         )

@@ -161,18 +161,7 @@ class Watches:
             if reason is not None and identity not in self._refused:
                 self._refused.add(identity)
                 logger.warning("record of a replica is ignored", extra={"reason": reason})
-        for entry in self._registry.apply(records):
-            logger.info(
-                "replica ordered elsewhere",
-                extra={
-                    "replica": entry.name,
-                    "url": entry.replica.url,
-                    "draining": entry.draining,
-                    "leaving": entry.leaving,
-                },
-            )
-            self._reconcile(entry.name)
-        self.sweep()
+        self._changed(self._registry.apply(records), "replica ordered elsewhere")
 
     def configure(self, replicas: Sequence[ReplicaConfig]) -> None:
         """Take another list of configured replicas.
@@ -180,35 +169,26 @@ class Watches:
         Raises:
             ConfigError: a name in it is another replica's; nothing changed.
         """
-        for name in self._registry.configure(replicas):
-            fields = {"replica": name, "state": _state(self._registry.find(name))}
-            logger.info("replica changed by the configuration", extra=fields)
-            self._reconcile(name)
-        self.sweep()
+        self._changed(self._registry.configure(replicas), "replica changed by the configuration")
 
     def follow(self, source: str, found: Sequence[Found]) -> dict[str, str]:
         """Follow a whole answer of a source; return the addresses that are left out, and why."""
-        for name in self._registry.follow(source, found):
-            entry = self._registry.find(name)
-            logger.info(
-                "replica changed by its source",
-                extra={
-                    "replica": name,
-                    "url": entry.replica.url if entry is not None else "",
-                    "source": source,
-                    "state": _state(entry),
-                },
-            )
-            self._reconcile(name)
-        self.sweep()
-        return {
-            url: reason
-            for each in found
-            for url in (each.replica.url.rstrip("/"),)
-            if (reason := self._registry.not_entered.get(url)) is not None
-        }
+        names = self._registry.follow(source, found)
+        self._changed(names, "replica changed by its source", source=source)
+        urls = [each.replica.url.rstrip("/") for each in found]
+        not_entered = self._registry.not_entered
+        return {url: not_entered[url] for url in urls if url in not_entered}
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _changed(self, names: Sequence[str], what: str, **fields: str) -> None:
+        """Log entries that changed, and follow them."""
+        for name in names:
+            entry = self._registry.find(name)
+            url = entry.replica.url if entry is not None else ""
+            logger.info(what, extra={"replica": name, "url": url, "state": _state(entry), **fields})
+            self._reconcile(name)
+        self.sweep()
 
     def _reconcile(self, name: str) -> None:
         """Start or cancel a replica's watch to match the registry."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import orjson
 from aiohttp import web
+from msgspec import Struct
 
 from router.api.apis import REALTIME, api_of
 from router.api.clients import Clients
@@ -59,6 +60,19 @@ _START_S: Final = 5.0  # after a router began, requests wait at most until then
 _START_LOOK_S: Final = 0.02
 
 
+class Entrance(Struct, frozen=True, kw_only=True):
+    """The rules for requests: which routes are served, and to whom.
+
+    tenants: None: clients are not distinguished.
+    """
+
+    routes: Routes
+    clients: Clients
+    origins: Origins
+    withheld: Withheld
+    tenants: Tenants | None
+
+
 class DataApp:
     """The handlers of the data port."""
 
@@ -70,13 +84,9 @@ class DataApp:
         fleet: Fleet,
         metrics: Metrics,
         limits: LimitsConfig,
-        routes: Routes,
-        clients: Clients,
-        origins: Origins,
-        withheld: Withheld,
+        entrance: Entrance,
         readiness: Readiness,
         draining: Draining,
-        tenants: Tenants | None,
     ) -> None:
         self._story = story
         self._realtime = realtime
@@ -84,12 +94,12 @@ class DataApp:
         self._metrics = metrics
         self._limits = limits
         self._intake = Intake(limits, metrics)
-        self._routes = routes
-        self._clients = clients
-        self._origins = origins
-        self._withheld = withheld
+        self._routes = entrance.routes
+        self._clients = entrance.clients
+        self._origins = entrance.origins
+        self._withheld = entrance.withheld
         self._readiness = readiness
-        self._tenants = tenants
+        self._tenants = entrance.tenants
         self._draining = draining
         self._pages: dict[str, Handler] = {
             "/healthz": self._healthz,

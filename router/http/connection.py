@@ -1,7 +1,7 @@
 """One client's connection: aiohttp's HTTP/1.1 protocol, with our errors and a view for the server.
 
-What is HTTP is a request and goes to the application. What is not is answered here, in the API's
-error shape, and never quoted: neither to the client nor in the log.
+Requests go to the application. Bytes that are not HTTP are answered here, in the API's error shape,
+and never quoted: neither to the client nor in the log.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Connection(web.RequestHandler):
         self._stalled_since_s: float | None = None  # None: nothing waits to be taken
         self.address = address
         self.opened_s = 0.0
-        # Kept when aiohttp drops its own: bytes still to be sent outlive the request.
+        # Kept when aiohttp drops its own reference: unsent bytes outlive the request.
         self.stream: asyncio.Transport | None = None
 
     @property

@@ -1,9 +1,11 @@
-"""The end of a router, so that no client loses an answer that could have been had.
+"""The shutdown of a router, without losing an answer that can still be given:
 
-1 leaving   /readyz says 503, each answer ends its connection; all is served: front ends notice
-            (on a shared port nothing new is accepted from here on: its other routers do that)
-2 draining  nothing new is accepted; answers in flight come to their end
-3 cut       what is left gets an error in its API's shape, and is closed
+1 leaving   /readyz answers 503, and each answer ends its connection. Everything is served, so that
+            front ends can notice. On a shared port the other routers accept new connections.
+
+2 draining  no new connection is accepted; answers in flight are finished
+
+3 cut       the rest gets an error in its API's shape, and is closed
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from router.http.server import Listener
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.02
-_LAST_WORDS_S: Final = 1.0  # to write an error to those who are cut
+_LAST_WORDS_S: Final = 1.0  # to write errors
 
 _T = TypeVar("_T")
 

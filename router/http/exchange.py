@@ -1,4 +1,4 @@
-"""One client's request and the answer to it, as far as it has got."""
+"""One client's request, and the answer to it so far."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ class Exchange:
     async def send(
         self, status: int, headers: CIMultiDict[str], body: bytes, *, is_own: bool = False
     ) -> None:
-        """Send a whole answer; `is_own`: no engine gave it.
+        """Send a whole answer; `is_own`: the router's own.
 
-        A small one at once, without waiting: booking the request out and recording it, which comes
-        next, would keep it back for 0.1 to 0.3 ms. A large one when the handler returns it.
+        A small answer is sent at once, because recording the request, which comes next, would delay
+        it by 0.1 to 0.3 ms. A large one is sent when the handler returns it.
         """
         if self._is_early:
             if is_encoded(headers):
@@ -114,7 +114,7 @@ class Exchange:
         self._origins.restrict(self.request.headers, headers)
         self.response = response = web.Response(status=status, headers=headers, body=body)
         if len(body) <= _AT_ONCE_BYTES:
-            with suppress(ConnectionError):  # aiohttp detects that itself
+            with suppress(ConnectionError):  # aiohttp detects that, too
                 await response.prepare(self.request)
                 await response.write_eof()
 
@@ -172,7 +172,7 @@ class Exchange:
         comes as an event. Inside an answer comments stand between events.
         """
         self._written_s = time.monotonic()
-        with suppress(ConnectionError):  # the writer of the answer detects it
+        with suppress(ConnectionError):  # whoever writes the answer detects it
             while True:
                 left_s = self._written_s + every_s - time.monotonic()
                 if left_s > 0.0:

@@ -1,10 +1,13 @@
-"""Who may use the admin port: what a web page in the operator's browser cannot fake, and a token.
+"""Checks of requests to the admin port: headers that a web page cannot fake, and a token.
 
-Host            an address, localhost, or a name of `admin.hosts`: a page whose own name was
-                made to resolve to this machine (DNS rebinding) sends that name
-Origin          absent, or this port itself: every other page's requests carry theirs
-Content-Type    application/json for whatever has a body or is a POST: a form cannot send it,
-                and a script only after asking (CORS), which is never granted here
+Host            an address, localhost, or a name of `admin.hosts`; with DNS rebinding a page sends
+                its own name
+
+Origin          absent, or this port itself; other pages send theirs
+
+Content-Type    application/json for a body or a POST; a form cannot send it, and a script only
+                after a preflight (CORS), which is never granted here
+
 Authorization   the token, compared in constant time
 """
 

@@ -21,7 +21,8 @@ from policies.view import CandidateId
 from router.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove, remove_to
 from router.index.eviction import EvictionOrder
-from router.index.hit_length import Chain, KvLayout, with_drop
+from router.index.group_rules import Chain
+from router.index.hit_length import KvLayout, with_drop
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
 from router.index.last_block import Drop, LastBlock
 from router.index.prefix import (

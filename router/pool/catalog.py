@@ -26,6 +26,7 @@ from router.pool.directory import PoolDirectory
 from router.pool.groups import hit, least
 from router.pool.keys import Listing
 from router.pool.layouts import Layout, collisions, find_layout
+from router.pool.master import MasterFigures
 
 SET_LAYOUT: Final = "replicas[].pool_layout: key_pattern of the replica, or some fields of it"
 ONE_LAYOUT: Final = (
@@ -87,11 +88,9 @@ class PoolCatalog:
         "_max_blocks",
         "_members",
         "_not_found",
-        "allocated_bytes",
-        "bytes_per_object",
-        "capacity_bytes",
         "counters",
         "directories",
+        "figures",
         "is_up",
         "layouts",
         "listed_s",
@@ -110,9 +109,7 @@ class PoolCatalog:
         self.directories: dict[str, PoolDirectory] = {}
         self.layouts: dict[str, Layout] = {}  # by directory: what a listing has verified
         self.unreadable: dict[str, Unreadable] = {}  # by directory
-        self.bytes_per_object: float | None = None  # this and the next two: the master's figures
-        self.allocated_bytes: int | None = None
-        self.capacity_bytes: int | None = None
+        self.figures: MasterFigures | None = None  # the last ones
         self.listed_s: float | None = None  # when the last listing was complete
         self.counters = PoolCounters()
         self.is_up = False
@@ -174,9 +171,8 @@ class PoolCatalog:
     def bytes_per_block(self, name: str) -> float | None:
         """Return the bytes of a directory's block; the mean of all models in the pool."""
         layout = self.layouts.get(name)
-        if self.bytes_per_object is None or layout is None:
-            return None
-        return self.bytes_per_object * layout.num_ranks
+        per_object = self.figures.bytes_per_object if self.figures is not None else None
+        return per_object * layout.num_ranks if per_object and layout is not None else None
 
     # -- from engines ------------------------------------------------------------------------
 
@@ -203,6 +199,8 @@ class PoolCatalog:
         self._fields[directory] = known | set(filter(None, names)), layout
         self._members[replica] = _Member(directory, kv_dtype)
         self.directory(directory)
+        if directory not in self.layouts:
+            self.wants_listing = True  # there may be objects of it
         self._find_unreadable()
 
     def remove_replica(self, replica: str) -> None:

@@ -11,11 +11,10 @@ before it was stored. When a listing is complete, older blocks are dropped.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 
 from router.contracts import BlockKey
-from router.index.prefix import leading
 from router.messages import TierChange, pack_keys, unpack_keys
 
 _MAX_ON_DISK: Final = 200_000  # remembered blocks: 20 MB
@@ -32,7 +31,6 @@ class PoolDirectory:
     __slots__ = (
         "_blocks",
         "_changes",
-        "_has_holes",
         "_listing",
         "_max_blocks",
         "_on_disk",
@@ -47,7 +45,6 @@ class PoolDirectory:
         self._removed: set[BlockKey] | None = None  # since the present listing began
         self._swept: Iterator[BlockKey] | None = None
         self._on_disk: dict[BlockKey, None] = {}  # blocks last seen on SSD only
-        self._has_holes = False
         self._changes: dict[BlockKey, bool] | None = None  # True: stored. None: no journal
 
     def __len__(self) -> int:
@@ -63,20 +60,10 @@ class PoolDirectory:
     def match(self, chain: Sequence[BlockKey]) -> int:
         """Count the leading blocks of `chain` that the pool holds.
 
-        Bisects as long as engines' events are the only source and nothing was removed. Listings
-        have holes, because the master evicts each object by its own last use. Then every block
-        before the end is looked up: 60 us for 1,000 blocks, 0.5 ms for 6,250 blocks of a million.
+        The master evicts each object by its own last use, so there may be holes. So every block is
+        looked up: 25 us for 1,000 blocks, 0.3 ms for 6,250.
         """
-        blocks = self._blocks
-        if not chain or not blocks:
-            return 0
-        end = leading(chain, blocks, [])
-        if not self._has_holes or end < 2:
-            return end
-        before = chain[:end]
-        if all(map(blocks.__contains__, before)):
-            return end
-        return next(position for position, key in enumerate(before) if key not in blocks)
+        return len(list(takewhile(self._blocks.__contains__, chain)))
 
     def on_disk(self, chain: Sequence[BlockKey]) -> list[int]:
         """List the positions of blocks that were last seen on SSD only.
@@ -108,7 +95,6 @@ class PoolDirectory:
                 self._on_disk.pop(key, None)
                 if changes is not None:
                     changes[key] = False
-        self._has_holes = bool(blocks) and (self._has_holes or num_known > 0)
         return num_known
 
     def stored_on_disk(self, keys: Collection[BlockKey]) -> int:
@@ -135,7 +121,7 @@ class PoolDirectory:
     def listed(self, keys: Collection[BlockKey]) -> None:
         """Record blocks that the listing shows, unless they were removed since it began."""
         removed = self._removed
-        self._learn([key for key in keys if key not in removed] if removed else keys)
+        self._put([key for key in keys if key not in removed] if removed else keys)
 
     def sweep(self, max_blocks: int) -> bool:
         """Drop some blocks that the complete listing lacks; return whether there may be more."""
@@ -179,17 +165,11 @@ class PoolDirectory:
         """
         stored, removed = unpack_keys(change.stored), unpack_keys(change.removed)
         changes, self._changes = self._changes, None
-        self._learn(stored)
+        self._put(stored)
         if self._removed:
             self._removed.difference_update(stored)
         self.removed(removed)
         self._changes = changes
-
-    def _learn(self, keys: Collection[BlockKey]) -> None:
-        """Put blocks from elsewhere: blocks before them may be missing."""
-        if not self._has_holes and not self._blocks.keys() >= set(keys):
-            self._has_holes = True
-        self._put(keys)
 
     def _put(self, keys: Iterable[BlockKey]) -> None:
         blocks, changes, listing = self._blocks, self._changes, self._listing

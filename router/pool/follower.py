@@ -55,7 +55,6 @@ class PoolFollower:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_lister = True
-        self._figures: MasterFigures | None = None
         self._pool = pool
         self._api = api
         self._config = config
@@ -95,18 +94,15 @@ class PoolFollower:
     def _note_leader(self) -> None:
         """Start again with another master: the last one's objects may be lost."""
         logger.warning("another Mooncake master is the leader now", extra={"master": self._api.url})
-        self._figures = None
+        self._pool.figures = None
         self._list_again_s = 0.0
         if self.is_lister:
             self._pool.restarted()
 
     def _look(self, figures: MasterFigures) -> None:
-        before, self._figures = self._figures, figures
         pool = self._pool
+        before, pool.figures = pool.figures, figures
         is_news = self._note_known()
-        if figures.num_keys:
-            pool.bytes_per_object = figures.bytes_per_object
-        pool.allocated_bytes, pool.capacity_bytes = figures.allocated_bytes, figures.capacity_bytes
         if before is None:
             return
         if _fell(before.num_put_keys, figures.num_put_keys) or _fell(
@@ -129,7 +125,7 @@ class PoolFollower:
         ):
             pool.wants_listing = True
         elif self.is_lister and not is_news and _fell(figures.num_keys, before.num_keys):
-            pool.wants_listing = True  # there are more, and no event announced them
+            pool.wants_listing = True  # more objects, and no event reported them
 
     def _note_known(self) -> bool:
         """Count the blocks that are known; return whether that is news."""

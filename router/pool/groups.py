@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from router.contracts import BlockKey
-from router.index.hit_length import FULL_ATTENTION, Chain, KvLayout
+from router.index.group_rules import Chain
+from router.index.hit_length import FULL_ATTENTION, KvLayout
 from router.pool.directory import PoolDirectory
 
 

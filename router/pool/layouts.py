@@ -16,7 +16,7 @@ configured in full, nothing is credited: the replica could not read blocks of th
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Final
 
@@ -77,7 +77,7 @@ def find_layout(
     """
     fitting: dict[Pattern, list[Head]] = {}
     for head in listed:
-        if not set(names).isdisjoint(head.pattern.words) and _fits(head, wanted):
+        if not head.words.isdisjoint(names) and _fits(head, wanted):
             fitting.setdefault(head.pattern, []).append(head)
     if len(fitting) > 1:
         texts = {pattern: _text(pattern, heads) for pattern, heads in fitting.items()}
@@ -86,7 +86,7 @@ def find_layout(
             shown = ", ".join(sorted(texts.values())[:_MAX_SHOWN])
             return f"several layouts fit: {shown}; none is credited"
     for pattern, heads in fitting.items():
-        if (absent := _absent(pattern, heads, wanted)) is not None:
+        if (absent := _absent(heads, wanted)) is not None:
             return f"no object of {absent} is listed"
         by_group: dict[int, tuple[str, ...]] = {}
         for group in sorted({head.group for head in heads}):
@@ -116,7 +116,7 @@ def collisions(layouts: Mapping[str, Layout]) -> dict[str, str]:
 def _fits(head: Head, wanted: str | None) -> bool:
     """Return whether a head has the configured words, and numbers in the configured ranges."""
     for field in wanted.split("@") if wanted is not None else ():
-        if field in head.pattern.words:
+        if field in head.words:
             continue
         found = _range(field)
         if found is None or found[0] not in head.pattern.columns:
@@ -126,12 +126,12 @@ def _fits(head: Head, wanted: str | None) -> bool:
     return True
 
 
-def _absent(pattern: Pattern, heads: Collection[Head], wanted: str | None) -> str | None:
+def _absent(heads: Sequence[Head], wanted: str | None) -> str | None:
     """Name a configured range of which some number has no objects; None: all are there."""
     for field in wanted.split("@") if wanted is not None else ():
-        found = _range(field) if field not in pattern.words else None
+        found = _range(field) if field not in heads[0].words else None
         if found is not None:
-            at = pattern.columns.index(found[0])
+            at = heads[0].pattern.columns.index(found[0])
             if not {head.numbers[at] for head in heads} >= set(found[1]):
                 return field
     return None
@@ -148,7 +148,7 @@ def _range(field: str) -> tuple[str, range] | None:
 
 def _named_by_shards(head: Head) -> list[str]:
     """Name the heads of all ranks, if the namespace says how many there are."""
-    matches = (_SHARDS.fullmatch(word) for word in head.pattern.words)
+    matches = (_SHARDS.fullmatch(word) for word in head.words)
     sizes = {match[1]: int(match[2]) for match in matches if match is not None}
     if not 0 < sizes.get("tp", 0) * sizes.get("pp", 0) <= _MAX_RANKS:
         return []

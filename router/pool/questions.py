@@ -19,6 +19,7 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
+from router.backoff import Suspension
 from router.contracts import BlockKey
 from router.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
@@ -76,12 +77,12 @@ class Questions:
         self._wanted = asyncio.Event()
         self._num_waiting = 0  # requests
         self._num_failures = 0  # less the answers that came in time
-        self._paused_until_s = 0.0
+        self._pause = Suspension(*_PAUSE_S)
 
     def can_ask(self, now_s: float) -> bool:
         """Return whether a request may wait for an answer now."""
         if self._num_failures:
-            return now_s >= self._paused_until_s and not self._under_way
+            return not self._pause.is_on(now_s) and not self._under_way
         return self._num_waiting < _MAX_WAITING
 
     def ask(self, model: str, names: Mapping[BlockKey, Sequence[str]]) -> set[Question]:
@@ -125,6 +126,8 @@ class Questions:
                 raise question.error
         if monotonic() <= deadline_s:
             self._num_failures = max(0, self._num_failures - 1)
+            if not self._num_failures:
+                self._pause.reset()
 
     async def run(self) -> None:
         """Ask the gathered questions, until cancelled."""
@@ -186,9 +189,7 @@ class Questions:
         self._failures(error.code).inc()
         self._num_failures = min(_MAX_FAILURES, self._num_failures + 1)
         if self._num_failures > 1:  # one late answer is no reason to go blind
-            shortest_s, longest_s = _PAUSE_S
-            pause_s = min(longest_s, shortest_s * 2.0 ** (self._num_failures - 2))
-            self._paused_until_s = monotonic() + pause_s
+            self._pause.begin(monotonic())
         if isinstance(error, PoolGone):
             self._pool.lost(error.message)
 

@@ -13,14 +13,16 @@ from typing import Final
 from msgspec import Struct
 
 from policies.view import CandidateId
+from router.backoff import Suspension
 
 _PAUSE_S: Final = (10.0, 300.0)
+_TRY_S: Final = 10.0  # others wait for the outcome of a try at most
 
 
 class _Suspicion(Struct):
     since_s: float
-    until_s: float  # or until a try is over
-    times: int  # in a row
+    pause: Suspension
+    tried_until_s: float = 0.0
 
 
 class PoolSuspects:
@@ -33,25 +35,23 @@ class PoolSuspects:
 
     def suspect(self, candidate: CandidateId, begun_s: float, now_s: float) -> bool:
         """Record a read that hung or failed; False if it began before the present suspicion."""
-        known = self._suspected.get(candidate)
-        if known is not None and begun_s < known.since_s:
+        known = self._suspected.setdefault(candidate, _Suspicion(begun_s, Suspension(*_PAUSE_S)))
+        if begun_s < known.since_s:
             return False
-        times = known.times if known is not None else 0
-        shortest_s, longest_s = _PAUSE_S
-        pause_s = min(longest_s, shortest_s * 2.0 ** min(times, 10))
-        self._suspected[candidate] = _Suspicion(now_s, now_s + pause_s, times + 1)
+        known.since_s = now_s
+        known.pause.begin(now_s)
         return True
 
     def is_suspect(self, candidate: CandidateId, now_s: float) -> bool:
         """Return whether fetches there do not count now."""
         known = self._suspected.get(candidate)
-        return known is not None and now_s < known.until_s
+        return known is not None and (known.pause.is_on(now_s) or now_s < known.tried_until_s)
 
     def began(self, candidate: CandidateId, now_s: float) -> None:
         """Record a read that counts: the first after a pause makes others wait for it."""
         known = self._suspected.get(candidate)
-        if known is not None and now_s >= known.until_s:
-            known.until_s = now_s + _PAUSE_S[0]
+        if known is not None and not known.pause.is_on(now_s):
+            known.tried_until_s = now_s + _TRY_S
 
     def succeeded(self, candidate: CandidateId, begun_s: float) -> None:
         """Record a read that succeeded; it clears a suspicion that is older than the read."""

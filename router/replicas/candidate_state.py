@@ -1,4 +1,4 @@
-"""The moving state of one candidate: its load, speed, cache turnover, and load from elsewhere.
+"""The moving state of one candidate: its load, speed, and load from elsewhere.
 
 Load has two sources. The ledger has what this router sent, and within milliseconds what other
 routers publish. The engine's own `/metrics` also counts requests of direct clients. Load beyond the
@@ -18,19 +18,15 @@ from router.replicas.cost_classes import Speed
 from router.replicas.cost_fit import CostFit
 from router.replicas.health import Health
 from router.replicas.ledger import NO_FOREIGN, Booking, Foreign, Lease, Ledger
-from router.replicas.recent import RecentSum
 from router.replicas.replica import Candidate
 from router.replicas.step_fit import StepFit
 
 _MEAN_DECAY = 0.9
-LATELY_S = 300.0
-"""Time constant of "computed recently": a few turns of an agent. Values between 60 and 600 s made
-no difference in the queue model."""
 ENGINE_LOAD_MAX_AGE_S = 15.0
 
 _MIN_TOKENS = 20  # of a reading, to learn inter-token latency
 
-_FIGURES_S = 0.1  # kept for so long; computing them would be a third of `Fleet.views`
+_BUSY_KEPT_S = 0.1  # computing it each time would be a sixth of `Fleet.views`
 
 
 class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
@@ -64,7 +60,6 @@ class CandidateStatus(Struct, frozen=True, kw_only=True):
     num_queued_tokens: int
     queue_ms: float
     busy_ratio: float
-    cache_pressure: float
     engine_load: EngineLoad | None
     cost: CostModel
     cost_class: str  # of the replicas that share it
@@ -75,8 +70,8 @@ class CandidateState:
     """The moving state of one candidate."""
 
     __slots__ = (
-        "_figures",
-        "_figures_until_s",
+        "_busy_ratio",
+        "_busy_until_s",
         "_foreign",
         "_foreign_until_s",
         "_mean_tokens",
@@ -85,7 +80,6 @@ class CandidateState:
         "_view",
         "_view_held",
         "_view_until_s",
-        "_written_tokens",
         "candidate",
         "engine_load",
         "health",
@@ -104,9 +98,8 @@ class CandidateState:
         self._foreign_until_s = 0.0
         self._num_elsewhere = 0  # requests in the ledger that other routers sent
         self._mean_tokens = 0.0  # uncached tokens of a request here, recent ones first
-        self._written_tokens = RecentSum(LATELY_S)  # that entered this cache
-        self._figures = (0.0, 0.0)  # busy ratio, cache pressure: kept for a moment
-        self._figures_until_s = 0.0
+        self._busy_ratio = 0.0  # kept for a moment
+        self._busy_until_s = 0.0
         self._view: ReplicaView | None = None  # as last shown; None: something has changed since
         self._view_held = NOTHING_HELD  # for this holding
         self._view_until_s = 0.0
@@ -136,7 +129,7 @@ class CandidateState:
             view = self._describe(held, now_s)
             self._view = view if self.ledger.num_waiting == 0 else None  # a queue moves by itself
             self._view_held = held
-            self._view_until_s = self._figures_until_s
+            self._view_until_s = self._busy_until_s
             if now_s < self._foreign_until_s < self._view_until_s:
                 self._view_until_s = self._foreign_until_s
         return view
@@ -144,10 +137,9 @@ class CandidateState:
     def _describe(self, held: Holding, now_s: float) -> ReplicaView:
         ledger, cost = self.ledger, self.fit.model
         queue_ms = ledger.queue_ms(cost, now_s)  # first: it may presume first tokens
-        if now_s >= self._figures_until_s:
-            self._figures = (ledger.busy.at(now_s), self.cache_pressure(now_s))
-            self._figures_until_s = now_s + _FIGURES_S
-        busy_ratio, cache_pressure = self._figures
+        if now_s >= self._busy_until_s:
+            self._busy_ratio = ledger.busy.at(now_s)
+            self._busy_until_s = now_s + _BUSY_KEPT_S
         view = ReplicaView(
             id=self.candidate.id,
             num_gpu_tokens=held.num_gpu_tokens,
@@ -159,8 +151,7 @@ class CandidateState:
             num_waiting=ledger.num_waiting,
             num_queued_tokens=ledger.num_queued_tokens,
             queue_ms=queue_ms,
-            busy_ratio=busy_ratio,
-            cache_pressure=cache_pressure,
+            busy_ratio=self._busy_ratio,
             cost=cost,
         )
         if now_s < self._foreign_until_s:
@@ -239,8 +230,7 @@ class CandidateState:
         )
         num_uncached_tokens = booking.num_uncached_tokens
         self._mean_tokens += (1.0 - _MEAN_DECAY) * (num_uncached_tokens - self._mean_tokens)
-        self._written_tokens.add(num_uncached_tokens + booking.num_fetched_tokens, now_s)
-        self._figures_until_s = now_s
+        self._busy_until_s = now_s
         return lease
 
     def first_token(self, lease: Lease, now_s: float, ttft_ms: float | None) -> None:
@@ -256,10 +246,8 @@ class CandidateState:
             self.health.answered(lease.number, now_s)
         if not lease.booking.streams or ttft_ms is None:
             return
-        if is_ours:
-            self.speed.observe(lease.work, ttft_ms, lease.predicted_ms)
-        else:
-            self.speed.observe_elsewhere(lease.work, ttft_ms, lease.predicted_ms, now_s)
+        elsewhere_s = None if is_ours else now_s
+        self.speed.observe(lease.work, ttft_ms, lease.predicted_ms, elsewhere_s)
 
     def end(self, lease: Lease, now_s: float, outcome: Outcome | None, jitter: float) -> bool:
         """Give a lease back and learn from the outcome; False if that was done before.
@@ -309,11 +297,6 @@ class CandidateState:
             1000.0 * (load.token_s - last.token_s) / (load.num_tokens - last.num_tokens),
         )
 
-    def cache_pressure(self, now_s: float) -> float:
-        """Return the share of the cache overwritten recently; 0.0 if its size is unknown."""
-        capacity = self.candidate.capacity_tokens
-        return self._written_tokens.at(now_s) / capacity if capacity else 0.0
-
     def status(self, now_s: float) -> CandidateStatus:
         """Describe the candidate for people."""
         candidate, ledger, cost = self.candidate, self.ledger, self.fit.model
@@ -331,7 +314,6 @@ class CandidateState:
             num_waiting=ledger.num_waiting,
             num_queued_tokens=ledger.num_queued_tokens,
             busy_ratio=ledger.busy.at(now_s),
-            cache_pressure=self.cache_pressure(now_s),
             engine_load=self.engine_load,
             cost=cost,
             cost_class=self.speed.cost_class.name,

@@ -82,20 +82,16 @@ class Speed:
         if not self.cost_class.members and self.cost_class is not self.classes[0]:
             self.classes.remove(self.cost_class)
 
-    def observe(self, work: Work, ttft_ms: float, predicted_ms: float) -> None:
-        """Learn from one first token; arguments as of `CostFit.observe`."""
-        self.fit.observe(work, ttft_ms, predicted_ms)
-        self._note(_Seen(work, ttft_ms))
-
-    def observe_elsewhere(
-        self, work: Work, ttft_ms: float, predicted_ms: float, now_s: float
+    def observe(
+        self, work: Work, ttft_ms: float, predicted_ms: float, elsewhere_s: float | None = None
     ) -> None:
-        """Learn from a first token that another router saw."""
-        self.fit.observe_elsewhere(work, ttft_ms, predicted_ms, now_s)
-        self._note(_Seen(work, ttft_ms))
+        """Learn from one first token; arguments as of `CostFit.observe`.
 
-    def _note(self, seen: _Seen) -> None:
-        self._recent.append(seen)
+        `elsewhere_s`: now, if another router saw it.
+        """
+        if elsewhere_s is None or self.fit.takes_elsewhere(elsewhere_s):
+            self.fit.observe(work, ttft_ms, predicted_ms)
+        self._recent.append(_Seen(work, ttft_ms))
         self._num_until_look -= 1
         if self._num_until_look <= 0:
             self._num_until_look = _EVERY

@@ -187,17 +187,16 @@ class CostFit:
         if since_trusted >= 0 and since_trusted % _SOLVE_EVERY == 0:
             self.model = self._solve()
 
-    def observe_elsewhere(
-        self, work: Work, ttft_ms: float, predicted_ms: float, now_s: float
-    ) -> None:
-        """Learn from a first token that another router saw, at most 20 a second.
+    def takes_elsewhere(self, now_s: float) -> bool:
+        """Return whether to learn from a first token of another router now: at most 20 a second.
 
         Every router receives a note of every request. Without a bound each would solve as often as
         all together (0.3 to 1 ms for eight observations).
         """
-        if self.num_observations < _WINDOW or now_s >= self._next_elsewhere_s:
-            self._next_elsewhere_s = now_s + _PACE_S
-            self.observe(work, ttft_ms, predicted_ms)
+        if self.num_observations >= _WINDOW and now_s < self._next_elsewhere_s:
+            return False
+        self._next_elsewhere_s = now_s + _PACE_S
+        return True
 
     def _note_error(self, error_ms: float, predicted_ms: float, work: Work) -> None:
         self._error_ms = _mean(self._error_ms, error_ms, _ERROR_DECAY)

@@ -30,7 +30,7 @@ is missing there changes nothing: a store that lost its data removes no replica.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from urllib.parse import urlsplit
 
@@ -42,6 +42,7 @@ from router.config import AdminConfig, ReplicaConfig, check_pool, check_replica
 from router.config.hosts import HostRules
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
 from router.messages import ReplicaRecord
+from router.replicas.replica_records import check_hosts, check_places, record_of, replica_of
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -149,7 +150,7 @@ class Registry:
         identity = entry.identity if entry is not None else replica.identity
         if is_new:
             added = self._configured.get(identity, replica) if entry is None else entry.replica
-            self._order(identity, _record(added))
+            self._order(identity, record_of(added))
         found = self.of_identity(identity)
         assert found is not None
         return found, is_new
@@ -162,7 +163,7 @@ class Registry:
         """
         known = self._known(name)
         self._entries[name] = replace(known, draining=draining)
-        self._order(known.identity, _record_of(self._entries[name]))
+        self._order(known.identity, _order_of(self._entries[name]))
         return self._entries[name]
 
     def remove(self, name: str) -> Entry:
@@ -178,7 +179,7 @@ class Registry:
                 f"{name!r} is found by {known.source}: drain it, or take it out there", param="name"
             )
         if known.source is None:
-            self._order(known.identity, _record_of(replace(known, leaving=True)))
+            self._order(known.identity, _order_of(replace(known, leaving=True)))
         return self._entries[name]
 
     def forget(self, name: str) -> None:
@@ -220,8 +221,8 @@ class Registry:
         self._found[source] = {f.replica.url: f for f in found}
         return self._reconcile()
 
-    def apply(self, records: Mapping[str, ReplicaRecord]) -> tuple[Entry, ...]:
-        """Follow the records of the store; return the entries that changed. Idempotent.
+    def apply(self, records: Mapping[str, ReplicaRecord]) -> tuple[str, ...]:
+        """Follow the records of the store; return the names that changed. Idempotent.
 
         Records that are refused are left out.
         """
@@ -230,14 +231,14 @@ class Registry:
             for identity, record in records.items()
             if identity not in self.unsaved and self.refused(identity, record) is None
         }
-        return tuple(self._entries[name] for name in self._reconcile() if name in self._entries)
+        return self._reconcile()
 
     def refused(self, identity: str, record: ReplicaRecord) -> str | None:
         """Return why a record is not followed; None: it is.
 
         Writers of the store may add replicas on allowed hosts, but not break names.
         """
-        replica = _replica(identity, record)
+        replica = replica_of(identity, record)
         try:
             self._check(replica, is_found=record.discovered)
         except ConfigError as exc:
@@ -298,7 +299,7 @@ class Registry:
         for identity, record in self._records.items():
             is_known = identity in self._configured or place_of(record.url) in places
             if not (is_known or record.discovered):
-                enter(identity, _replica(identity, record), None, True)
+                enter(identity, replica_of(identity, record), None, True)
         self.not_entered = {}
         for source, found in self._found.items():
             for url, one in found.items():
@@ -325,7 +326,8 @@ class Registry:
                 had = self._name_at(replica.url)
             else:
                 taken = {*self._entries, *self._names.values()}
-                had = next(name for name in self._numbered() if name not in taken)
+                numbered = (f"r{number}" for number in self._numbers)
+                had = next(name for name in numbered if name not in taken)
             self._names[identity] = had
         return had
 
@@ -338,9 +340,6 @@ class Registry:
         base = re.sub(r"[^A-Za-z0-9._-]", "-", urlsplit(url).netloc.strip("[]"))[:60]
         names = chain([base], (f"{base}-{number}" for number in count(2)))
         return next(name for name in names if name not in self._entries)
-
-    def _numbered(self) -> Iterator[str]:
-        return (f"r{number}" for number in self._numbers)
 
     def _order(self, identity: str, record: ReplicaRecord) -> None:
         self._records[identity] = self.unsaved[identity] = record
@@ -358,16 +357,8 @@ class Registry:
         """
         check_replica(replica)
         check_pool(replica, self._pools)
-        if is_found or replica.url in {known.url for known in self._configured.values()}:
-            return
-        for field, urls in replica.addresses.items():
-            host = self._hosts.refused(urls)
-            if host is not None:
-                raise ConfigError(
-                    f"{field}: {host!r} is not in admin.replica_hosts "
-                    f"({', '.join(self._hosts.patterns) or 'empty'})",
-                    param=field,
-                )
+        if not is_found and replica.url not in {known.url for known in self._configured.values()}:
+            check_hosts(replica, self._hosts)
 
     def _check_name(
         self, key: str, replica: ReplicaConfig, wanted: Mapping[str, ReplicaConfig]
@@ -393,7 +384,9 @@ class Registry:
         """Find the entry that a replica to add is; None if it is a new one."""
         place = place_of(replica.url)
         at = next((e for e in self.entries if place_of(e.replica.url) == place), None)
-        self._check_places(replica, at)
+        for other in self._entries.values():
+            if other is not at and not other.leaving:
+                check_places(replica, other.name, other.replica)
         named = self._entries.get(replica.name) if replica.name else None
         if at is not None and replica.name and at.name != replica.name:
             raise ReplicaConflict(f"{replica.url} is there already, as {at.name!r}", param="url")
@@ -408,38 +401,12 @@ class Registry:
             )
         return at
 
-    def _check_places(self, replica: ReplicaConfig, at: Entry | None) -> None:
-        """Refuse a replica with an event endpoint of another one; `at` has its URL."""
-        for other in self._entries.values():
-            taken = {} if other is at or other.leaving else other.replica.places
-            for field, place in replica.places.items():
-                if place in taken.values():
-                    raise ReplicaConflict(
-                        f"{field}: {place} is an address of {other.name!r}; each engine has ports "
-                        "of its own",
-                        param=field,
-                    )
 
-
-_SHARED = ("url", "events", "replay", "role", "transfer", "hardware", "weight", "eagle", "pool",
-           "bootstrap")  # fmt: skip
-"""What a record says of a replica."""
-
-
-def _record(replica: ReplicaConfig) -> ReplicaRecord:
-    return ReplicaRecord(**{field: getattr(replica, field) for field in _SHARED})
-
-
-def _record_of(entry: Entry) -> ReplicaRecord:
+def _order_of(entry: Entry) -> ReplicaRecord:
     """Write down what is ordered about an entry."""
     return replace(
-        _record(entry.replica),
+        record_of(entry.replica),
         draining=entry.draining,
         removed=entry.leaving,
         discovered=entry.source is not None,
     )
-
-
-def _replica(identity: str, record: ReplicaRecord) -> ReplicaConfig:
-    name = None if "://" in identity else identity
-    return ReplicaConfig(name=name, **{field: getattr(record, field) for field in _SHARED})

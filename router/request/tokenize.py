@@ -1,6 +1,6 @@
 """Tokenize: a prompt's token ids; locally, else at an engine, else not at all.
 
-Local tokens are proven at run time, see `token_audit`. If they are wrong, the engine gets the
+Local tokens are proven at run time, see `audit`. If they are wrong, the engine gets the
 model's prompts for a while (see TokenTrust).
 """
 

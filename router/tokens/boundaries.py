@@ -26,11 +26,9 @@ A token is *safe* if all of these hold:
 The cut is behind a safe token. It is in front of an `rstrip` token, and nowhere if the token is
 `lstrip` too.
 
-Steps 2 to 5 see nothing outside their piece, with one exception. A Metaspace pre-tokenizer with
-prepend_scheme "first" checks whether the piece starts the text. For such a tokenizer, a safe token
-is put in front of every segment but the first, and its id is dropped.
-
-A tokenizer with unknown parts has no safe tokens.
+Steps 2 to 5 see nothing outside their piece, with one exception: a Metaspace pre-tokenizer with
+prepend_scheme "first" checks whether the piece starts the text. Such a tokenizer, and one with
+unknown parts, has no safe tokens: its texts are encoded whole.
 Source: tokenizers 0.23, added_vocabulary.rs, tokenizer/mod.rs, pre_tokenizers/metaspace.rs.
 """
 
@@ -70,14 +68,12 @@ class Boundaries(Struct, frozen=True):
     """Where a tokenizer's own description allows cuts.
 
     needles: Safe tokens to cut at; empty: no text can be cut.
-    anchor: One token to put in front of all segments but the first; "": nothing.
     has_plain_ends: The post-processor only adds fixed tokens around the whole, or nothing.
     apart: All safe tokens that do not change the white space around them. The text before such a
         token and the text behind it can be encoded on their own.
     """
 
     needles: tuple[Needle, ...]
-    anchor: str
     has_plain_ends: bool
     apart: frozenset[str] = frozenset()
 
@@ -91,22 +87,16 @@ def find_boundaries(tokenizer: dict[str, Any], hints: str = "") -> Boundaries:
     """
     tokens = _safe_tokens(tokenizer) if _is_known(tokenizer) else []
     safe = [needle for needle in map(_needle, tokens) if needle is not None]
-    anchor = ""
-    if _asks_for_first(tokenizer.get("pre_tokenizer")):
-        anchors = [needle.token for needle in safe if not needle.guard]
-        anchor = anchors[0] if anchors else ""
-        safe = safe if anchor else []
     special = {token["content"] for token in tokens if token.get("special")}
     safe.sort(key=lambda needle: (-hints.count(needle.token), needle.token not in special))
     useful = [needle for needle in safe if needle.token in hints] or safe
     return Boundaries(
         needles=tuple(useful[:_MAX_NEEDLES]),
-        anchor=anchor,
         has_plain_ends=_types(tokenizer.get("post_processor"), "processors") <= _POST_PROCESSORS,
         apart=frozenset(
             token["content"]
             for token in tokens
-            if safe and not token.get("lstrip") and not token.get("rstrip")
+            if not token.get("lstrip") and not token.get("rstrip")
         ),
     )
 
@@ -118,6 +108,7 @@ def _is_known(tokenizer: dict[str, Any]) -> bool:
         and _types(tokenizer.get("pre_tokenizer"), "pretokenizers") <= _PRE_TOKENIZERS
         and model.get("type", "BPE") in _MODELS
         and not model.get("dropout")
+        and not _asks_for_first(tokenizer.get("pre_tokenizer"))
     )
 
 

@@ -221,26 +221,34 @@ def _tool_calls(message: Json, memo: JsonMemo) -> list[dict[str, Any]] | None:
         if "content" in message and message["content"] is None:
             raise NeedsEngine("tool_calls", "null beside null content")  # no model accepts both
         return None
+    return [_tool_call(call, memo) for call in check_calls(calls)]
+
+
+def check_calls(calls: Any) -> list[Json]:
+    """Return a message's calls if they are all calls of functions.
+
+    Raises:
+        NeedsEngine: it is not certain how the engine reads one.
+    """
     if type(calls) is not list:
         raise NeedsEngine("tool_calls", "not a list")
-    return [_tool_call(call, memo) for call in calls]
+    for call in calls:
+        function = call.get("function") if type(call) is dict else None
+        if (
+            type(function) is not dict
+            or call.get("type") != "function"
+            or type(call.get("id")) is not str
+            or type(function.get("name")) is not str
+            or type(function.get("arguments")) is not str
+        ):
+            raise NeedsEngine("tool_calls", "id, type or function")
+    return calls
 
 
-def _tool_call(call: Any, memo: JsonMemo) -> dict[str, Any]:
+def _tool_call(call: Json, memo: JsonMemo) -> dict[str, Any]:
     """Rebuild a call: known fields in the models' order, then the others in the request's order."""
-    if type(call) is not dict:
-        raise NeedsEngine("tool_calls", "not an object")
-    function = call.get("function")
-    if (
-        call.get("type") != "function"
-        or type(call.get("id")) is not str
-        or type(function) is not dict
-    ):
-        raise NeedsEngine("tool_calls", "id, type or function")
-    arguments = function.get("arguments")
-    if type(arguments) is not str or type(function.get("name")) is not str:
-        raise NeedsEngine("tool_calls", "name or arguments")
-    rebuilt = {"arguments": memo.arguments(arguments), "name": function["name"]}
+    function = call["function"]
+    rebuilt = {"arguments": memo.arguments(function["arguments"]), "name": function["name"]}
     if len(function) > 2:
         rebuilt.update((key, value) for key, value in function.items() if key not in rebuilt)
     called = {"id": call["id"], "function": rebuilt, "type": "function"}

@@ -29,7 +29,7 @@ class TextEncoder(PlainEncoder):
         hints: Text that contains useful boundary tokens: the chat template.
     """
 
-    __slots__ = ("_anchor", "_apart", "_fast", "_needles", "_tokenizer")
+    __slots__ = ("_apart", "_fast", "_needles", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, hints: str = "") -> None:
         tokenizer.no_truncation()
@@ -39,7 +39,6 @@ class TextEncoder(PlainEncoder):
         found: Boundaries = find_boundaries(json.loads(tokenizer.to_str()), hints)
         self._needles = found.needles
         self._apart = found.apart
-        self._anchor = found.anchor
         # Source: vllm/tokenizers/hf.py at 0.32.0, max_chars_per_token
         longest = max(map(len, tokenizer.get_vocab()), default=1)
         ends = _ends(tokenizer) if found.has_plain_ends else None
@@ -56,11 +55,7 @@ class TextEncoder(PlainEncoder):
         """See `PlainEncoder.encode`; without the GIL for most of the time."""
         encoded: list[TokenIds] = []
         for batch in _batches(new):
-            encoded += self._encode([self._piece(data, segment) for segment in batch])
-        if self._anchor:
-            encoded = [
-                ids[1:] if segment.start else ids for ids, segment in zip(encoded, new, strict=True)
-            ]
+            encoded += self._encode([data[each.start : each.end].decode() for each in batch])
         if suffix:
             encoded[-1] = encoded[-1] + suffix
         return encoded
@@ -74,10 +69,6 @@ class TextEncoder(PlainEncoder):
                 self.failure = str(exc)
                 self._fast = None
         return encode_plainly(self._tokenizer, texts)
-
-    def _piece(self, data: bytes, segment: NewSegment) -> str:
-        text = data[segment.start : segment.end].decode()
-        return self._anchor + text if self._anchor and segment.start else text
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
         return [self._decode([each], skip_special_tokens=False) for each in ids]

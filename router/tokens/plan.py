@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from router.api.openai import TokenIds
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract, MediaSpan
-from router.tokens.incremental import Chain, NewSegment, Segment, SegmentTree, Walk
+from router.tokens.chains import Chain
+from router.tokens.incremental import NewSegment, Segment, SegmentTree, Walk
 
 EncodeNew = Callable[[bytes, Sequence[NewSegment]], list[TokenIds]]
 
@@ -100,7 +101,7 @@ class Tokens:
     def hashing(
         self, contract: HashContract, extra: ExtraKeys
     ) -> Generator[Callable[[], Chain] | None, Chain, None]:
-        """Hash the new part in steps; see `SegmentTree.hashing`."""
+        """Hash the new part in steps; see `HashChains.hashing`."""
         return self._tree.hashing(self._path, contract, extra)
 
     def digests(

@@ -14,16 +14,16 @@ import datetime
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from router.api.openai import ChatRequest, CompletionRequest, Json, TokenIds
 from router.tokens.content_format import ContentFormat
 from router.tokens.cuts import IdCuts, slice_ids
 from router.tokens.encoders import ChatEncoder, PlainEncoder
-from router.tokens.incremental import Boundaries, Segment, SegmentTree
 from router.tokens.media import KnownMedia, MediaBook, tokens_between
 from router.tokens.media_names import MediaKind
 from router.tokens.media_text import MediaEncoder, MediaText
+from router.tokens.memory import PromptMemory
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.panics import is_failure
 from router.tokens.plan import EncodeNew, EncodePlan, Tokens
@@ -37,24 +37,10 @@ Verdict = Literal["same", "fast", "pieces", "outdated"]
 forgotten since."""
 
 _NO_IDS: TokenIds = array("I")
-_MAX_OWNERS = 4096
-
-
-class _Roots(NamedTuple):
-    """The beginnings of one owner's prompts, by their kind."""
-
-    ids: Segment
-    bare: Segment  # text without special tokens around it
-    special: Segment  # text with special tokens around it
-    marked: Segment
 
 
 class Prompter:
-    """Makes the prompts of one model.
-
-    Remembered parts make a long prompt 150 ms quicker. Each is remembered for its *owner* alone, so
-    that no client can measure the prompts of others. An owner is any text, preferably
-    a secret one. All prompts without an owner have the same owner.
+    """Makes the prompts of one model; `PromptMemory` says what an owner is.
 
     Args:
         encoder: The model's tokenizer; None: it cannot be used here.
@@ -71,12 +57,10 @@ class Prompter:
     __slots__ = (
         "_chat_encoder",
         "_encoder",
-        "_max_bytes",
+        "_memory",
         "_probes",
         "_reason",
         "_renderer",
-        "_roots",
-        "_tree",
         "asks_engine",
         "max_inline_items",
         "media",
@@ -104,9 +88,7 @@ class Prompter:
         self._probes = TemplateProbes(renderer) if renderer is not None else None
         self._chat_encoder = chat_encoder
         self._reason = reason
-        self._max_bytes = max_bytes
-        self._tree = SegmentTree(max_bytes)
-        self._roots: dict[str, _Roots] = {}
+        self._memory = PromptMemory(max_bytes, encoder.prefix if encoder is not None else None)
 
     # ---------------------------------------------------------------- state
 
@@ -142,7 +124,7 @@ class Prompter:
     @property
     def size_bytes(self) -> int:
         """Estimate the memory held for prompts."""
-        return self._tree.size_bytes
+        return self._memory.size_bytes
 
     # ---------------------------------------------------------------- the engine's flags
 
@@ -240,8 +222,8 @@ class Prompter:
         data, encoder = _bytes(parts), self._chat_encoder
         if encoder is None:
             return self._plan_text(data, request.add_special_tokens, owner)
-        root = self._roots_of(owner).marked
-        return self._plan(root, data, encoder.cuts(data), _encoding(encoder))
+        root = self._memory.roots(owner).marked
+        return self._memory.plan(root, data, encoder.cuts(data), _encoding(encoder))
 
     def plan_media(
         self,
@@ -260,7 +242,7 @@ class Prompter:
         Raises:
             NeedsEngine: the tokenizer cannot be used here, or the text is no Unicode.
         """
-        encoder, roots = self._usable_encoder(), self._roots_of(owner)
+        encoder, roots = self._usable_encoder(), self._memory.roots(owner)
         if request.add_special_tokens and (encoder.suffix is None or encoder.suffix):
             raise NeedsEngine("multimodal", "special tokens behind the text")
         try:
@@ -269,7 +251,7 @@ class Prompter:
             raise NeedsEngine("surrogate") from exc
         pieces = MediaEncoder(text, encoder)
         root = roots.special if request.add_special_tokens else roots.bare
-        return self._plan(root, text.data, pieces.cuts(text.data), _encoding(pieces))
+        return self._memory.plan(root, text.data, pieces.cuts(text.data), _encoding(pieces))
 
     def plan_completion(
         self, request: CompletionRequest, index: int = 0, *, owner: str = ""
@@ -304,47 +286,22 @@ class Prompter:
             ValueError, TypeError, OverflowError: these are no token ids.
         """
         data = (ids if isinstance(ids, array) else array("I", ids)).tobytes()
-        walk = self._tree.walk(self._roots_of(owner).ids, data, IdCuts(len(data)))
-        return EncodePlan(
-            tree=self._tree, walk=walk, data=data, encode_new=slice_ids, is_text=False
-        )
+        root = self._memory.roots(owner).ids
+        return self._memory.plan(root, data, IdCuts(len(data)), slice_ids, is_text=False)
 
     def commit(self, plan: EncodePlan, encoded: Sequence[TokenIds]) -> Tokens:
         """Remember what `plan.encode()` returned, and return the prompt's tokens."""
-        path = plan.tree.commit(plan.walk, encoded)
-        return Tokens(plan.tree, path, len(plan.walk.path))
+        return self._memory.commit(plan, encoded)
 
     def _plan_text(self, data: bytes, add_special_tokens: bool, owner: str) -> EncodePlan:
-        encoder, roots = self._usable_encoder(), self._roots_of(owner)
+        encoder, roots = self._usable_encoder(), self._memory.roots(owner)
         if not add_special_tokens:
-            return self._plan(roots.bare, data, encoder.cuts(data), _encoding(encoder))
+            return self._memory.plan(roots.bare, data, encoder.cuts(data), _encoding(encoder))
         if encoder.suffix is None:  # special tokens that depend on the text: it is encoded whole
             encode: EncodeNew = partial(_encode_whole, encoder)
-            return self._plan(roots.special, data, IdCuts(0), encode)
+            return self._memory.plan(roots.special, data, IdCuts(0), encode)
         encode = _encoding(encoder, encoder.suffix)
-        return self._plan(roots.special, data, encoder.cuts(data), encode)
-
-    def _plan(
-        self, root: Segment, data: bytes, cuts: Boundaries, encode_new: EncodeNew
-    ) -> EncodePlan:
-        walk = self._tree.walk(root, data, cuts)
-        return EncodePlan(tree=self._tree, walk=walk, data=data, encode_new=encode_new)
-
-    def _roots_of(self, owner: str) -> _Roots:
-        """Return the beginnings of an owner's prompts; outside the tree's budget, so bounded."""
-        roots = self._roots.get(owner)
-        if roots is None:
-            if len(self._roots) >= _MAX_OWNERS:
-                self._roots.clear()  # their keys are digests: new roots lead to the same segments
-            root, suffix = self._tree.make_root, f"\0{owner}" if owner else ""
-            prefix = self._encoder.prefix if self._encoder is not None else None
-            roots = self._roots[owner] = _Roots(
-                root(f"ids{suffix}"),
-                root(f"text{suffix}"),
-                root(f"text with special tokens{suffix}", prefix),
-                root(f"marked text{suffix}"),
-            )
-        return roots
+        return self._memory.plan(roots.special, data, encoder.cuts(data), encode)
 
     # ---------------------------------------------------------------- proofs
 
@@ -416,7 +373,7 @@ class Prompter:
         everything remembered is dropped. Only if `tokenizers` gives other ids, too, the engine
         tokenizes.
         """
-        if not tokens.is_of(self._tree):
+        if not self._memory.has(tokens):
             return "outdated"
         may_be_fast = self._chat_encoder is None or not is_chat
         if not is_same and may_be_fast and self.give_up_fast():
@@ -442,8 +399,7 @@ class Prompter:
         """
         if self._encoder is None or not self._encoder.slow_down():
             return False
-        self._tree = SegmentTree(self._max_bytes)  # plans in flight end in the old tree
-        self._roots.clear()
+        self._memory.clear()
         self.trust.start_again()
         return True
 

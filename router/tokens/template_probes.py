@@ -14,7 +14,7 @@ _detect_merge_inline_system, _probe_disabled_thinking_effort).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -23,6 +23,9 @@ from msgspec.structs import replace
 from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
 from router.tokens.needs_engine import NeedsEngine
+
+if TYPE_CHECKING:
+    from router.tokens.renderer import Renderer
 
 _CONVERSATION: Final = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
 _EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
@@ -46,18 +49,6 @@ def wants_system_first(source: str) -> bool:
     return False
 
 
-class Probed(Protocol):
-    """A renderer to try out."""
-
-    def render(self, request: ChatRequest, *, apart: bool = False) -> str:
-        """Render a prompt's text, or raise TemplateFailed or NeedsEngine("rules")."""
-        ...
-
-    def wants_system_first(self) -> bool:
-        """Return whether all system messages must be joined in front."""
-        ...
-
-
 class TemplateProbes:
     """The results for one model's renderer, each tried out once.
 
@@ -67,7 +58,7 @@ class TemplateProbes:
 
     __slots__ = ("_effort", "_probed", "_wants_system_first", "defaults", "efforts")
 
-    def __init__(self, probed: Probed) -> None:
+    def __init__(self, probed: Renderer) -> None:
         self._probed = probed
         self._wants_system_first: bool | None = None  # None: not tried yet
         self._effort: str | None = None

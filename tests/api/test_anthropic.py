@@ -1,6 +1,6 @@
 """router.api.anthropic: a Messages body as the chat that vLLM makes of it; what usage says.
 
-The ids that come of it are held against vLLM's in tests/tokens/test_golden_messages.py.
+The ids that come of it are held against vLLM's in tests/tokens/test_golden.py.
 """
 
 from __future__ import annotations

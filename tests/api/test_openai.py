@@ -76,13 +76,6 @@ def test_whether_the_cache_is_read(
     assert parse_completion({"prompt": "x", **fields}).reads_cache is completion_reads
 
 
-def test_newer_limit_wins() -> None:
-    """`max_completion_tokens` replaced `max_tokens`."""
-    request = parse_chat({"messages": HELLO, "max_tokens": 5, "max_completion_tokens": 7})
-
-    assert request.max_tokens == 7
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -261,11 +254,3 @@ def test_tokenize_body_respects_the_client(effort: str | None) -> None:
 
     assert sent["chat_template_kwargs"]["enable_thinking"] is True
     assert given == {"enable_thinking": True}
-
-
-def test_tokenize_body_of_a_completion() -> None:
-    """A text goes as it is."""
-    sent = tokenize_body({"model": "m", "prompt": "x", "add_special_tokens": False, "n": 2})
-
-    assert sent == {"model": "m", "prompt": "x", "add_special_tokens": False}
-    assert tokenize_body({"messages": HELLO}) == {"messages": HELLO}

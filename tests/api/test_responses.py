@@ -1,4 +1,4 @@
-"""A Responses request as a chat, rule by rule; token ids: tests/tokens/test_golden_responses.py."""
+"""A Responses request as a chat, rule by rule; token ids: tests/tokens/test_golden.py."""
 
 from __future__ import annotations
 

@@ -58,17 +58,6 @@ def test_control_and_insight_are_not(method: str, path: str) -> None:
         Routes().find(method, path)
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", "/v1/chat/completions"), ("PUT", "/v1/responses/r"), ("POST", "/v1/models"),
-     ("SLEEP", "/tokenize"), ("GET", "/v1/responses/r/cancel")],
-)  # fmt: skip
-def test_another_method_is_refused(method: str, path: str) -> None:
-    """The message names those that are allowed."""
-    with pytest.raises(MethodNotAllowed, match="takes"):
-        Routes().find(method, path)
-
-
 def test_a_message_has_no_raw_bytes_in_it() -> None:
     """The error message can be written as JSON, whatever path was sent."""
     with pytest.raises(UnknownRoute) as caught:

@@ -1,4 +1,4 @@
-"""router.check.host: ports, files, and what a running router has seen."""
+"""router.check.host: ports, files, and a router that runs already."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.ports import free_port
 # -- look ----------------------------------------------------------------------------------------
 
 
-def test_a_free_port_is_free_and_left_so() -> None:
-    """A taken one is not; on an unknown host no port is."""
+def test_a_free_port_is_left_free() -> None:
+    """A taken port is not free, nor is any port of an unknown host."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert why_not_free("127.0.0.1", port) == "Address already in use"
@@ -37,8 +37,8 @@ def test_a_free_port_is_free_and_left_so() -> None:
     assert why_not_free("::1", port) in (None, "no address of this machine")
 
 
-async def test_a_router_is_known_by_its_pages(serve: Serve) -> None:
-    """Behind a token, too; others are not taken for one."""
+async def test_a_router_is_recognized_by_its_pages(serve: Serve) -> None:
+    """Behind a token, too."""
     answers = {"/metrics": (200, 'warmroute_x_total{a="b"} 2.0\nwarmroute_x_total 1\n')}
 
     async def answer(request: web.Request) -> web.Response:
@@ -77,7 +77,7 @@ def test_an_ipv6_host_is_written_with_brackets() -> None:
 
 
 def test_free_ports_and_good_files_are_well() -> None:
-    """Any port is free where none is asked for."""
+    """Port 0 means any port."""
     seen = HostSeen(
         ports=(FREE, replace(TAKEN, port=0, error=None)),
         files=(FileSeen("forward.ca_file", "ca.pem", None),),
@@ -93,8 +93,8 @@ def test_free_ports_and_good_files_are_well() -> None:
     }
 
 
-def test_taken_ports_and_bad_files_are_wrong() -> None:
-    """Unless it is a router that has the port."""
+def test_taken_ports_and_bad_files_are_errors() -> None:
+    """A port of another router is a note."""
     seen = HostSeen(
         ports=(replace(FREE, error="in use", is_router=True), TAKEN),
         files=(FileSeen("admin.token_file", "t", "it is empty"),),
@@ -109,8 +109,7 @@ def test_taken_ports_and_bad_files_are_wrong() -> None:
     ]
 
 
-def test_one_port_for_both_is_wrong() -> None:
-    """The second could not be bound."""
+def test_one_port_for_clients_and_admin_is_an_error() -> None:
     same = judged(HostSeen(), listen__port=9000, admin__port=9000)
     any_two = judged(HostSeen(), listen__port=0, admin__port=0)
 
@@ -118,8 +117,8 @@ def test_one_port_for_both_is_wrong() -> None:
     assert "ports" not in {f.about for f in any_two}
 
 
-def test_a_running_router_reports_the_audit() -> None:
-    """Answers without a word about cached tokens: a flag is missing. A few say nothing yet."""
+def test_answers_without_cached_tokens_are_a_warning() -> None:
+    """Of a running router, if they are enough. Without a router it is a note."""
     silent = HostSeen(num_answered=20, num_audited=0)
 
     (found,) = judged(silent)
@@ -131,8 +130,8 @@ def test_a_running_router_reports_the_audit() -> None:
     assert judged(replace(silent, num_answered=19)) == []
 
 
-def test_replicas_without_a_name_on_loopback_are_noted() -> None:
-    """Every machine has its own 127.0.0.1, so routers would mean different replicas."""
+def test_unnamed_replicas_on_loopback_are_noted_if_routers_share() -> None:
+    """Every machine has its own 127.0.0.1."""
     quiet = HostSeen(num_answered=0, num_audited=0)
     flags = {("redis", "url"): "redis://10.0.0.6:6379/0"}
     url = "http://127.0.0.1:8000"
@@ -147,8 +146,7 @@ def test_replicas_without_a_name_on_loopback_are_noted() -> None:
     assert list(judge(quiet, config=config.load(), replicas=[local])) == []
 
 
-def test_a_ca_file_for_a_plain_redis_is_reported() -> None:
-    """A certificate in the configuration asks for encryption."""
+def test_a_ca_file_without_encryption_is_a_warning() -> None:
     quiet = HostSeen(num_answered=0, num_audited=0)
 
     (found,) = judged(quiet, redis__url="redis://10.0.0.6:6379/0", redis__ca_file="ca.pem")

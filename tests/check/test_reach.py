@@ -1,4 +1,4 @@
-"""router.check.reach: whether something listens, found without a word said there."""
+"""router.check.reach: whether something listens at an address."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
-async def test_what_listens_is_found(tmp_path: Path) -> None:
-    """At a port, or at a path that is there."""
+async def test_a_listening_port_or_an_existing_path_is_open(tmp_path: Path) -> None:
     server = await asyncio.start_server(ignore, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
@@ -28,18 +27,16 @@ async def test_what_listens_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["tcp://h", "tcp://h:x", "tcp://:1", "h:1", "tcp://[::1"])
-async def test_what_is_no_address_is_found(text: str) -> None:
-    """Before anything is tried."""
+async def test_an_invalid_address_is_not_tried(text: str) -> None:
     assert await reach(text, timeout_s=10) == "not an address"
 
 
-async def test_an_unknown_host_is_found() -> None:
-    """Its name cannot be resolved."""
+async def test_a_host_that_cannot_be_resolved_is_unknown() -> None:
     assert await reach("tcp://nowhere.invalid:1", timeout_s=10) == "unknown host"
 
 
-async def test_silence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a network without a way there, and of one that swallows packets."""
+async def test_a_host_that_does_not_answer_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no route, or packets are dropped."""
 
     async def no_way(host: str, port: int) -> None:
         raise OSError(113, "No route to host")

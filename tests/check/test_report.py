@@ -1,4 +1,4 @@
-"""router.check.report and finding: a report for people, and for machines."""
+"""router.check.report and finding: a report for people and for machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rendered(*findings: Finding) -> str:
 
 
 def test_findings_are_shown_by_subject_with_their_hints() -> None:
-    """What is well needs no hint; the subject's mark is its gravest."""
+    """A subject's mark is that of its gravest finding."""
     text = rendered(finding("ok"), finding("warning"), finding("error", "router"), finding("note"))
 
     assert [line.rstrip() for line in text.splitlines() if line and line[0] != " "] == [
@@ -38,31 +38,28 @@ def test_findings_are_shown_by_subject_with_their_hints() -> None:
     assert "do ok" not in text
 
 
-def test_all_is_well_is_reported() -> None:
-    """With what there is to note."""
+def test_the_last_line_counts_the_findings() -> None:
     assert rendered(finding("ok")).endswith("all is well\n")
     assert rendered(finding("note")).endswith("all is well (1 note)\n")
     assert rendered(finding("warning")).endswith("1 warning\n")
 
 
 def test_text_is_shown_as_it_is() -> None:
-    """Brackets are no markup: a hint is to be copied."""
+    """Brackets are not markup: hints are copied."""
     text = rendered(Finding("redis", "x", "error", "[red]a[/red]", '{"b": [1]}'))
 
     assert "[red]a[/red]" in text
     assert '{"b": [1]}' in text
 
 
-def test_notes_are_not_wrong() -> None:
-    """Warnings and errors are."""
+def test_a_report_with_notes_only_is_well() -> None:
     assert Report(findings=(finding("ok"), finding("note"))).is_well
     assert not Report(findings=(finding("warning"),)).is_well
     assert not Report(findings=(finding("error"),)).is_well
     assert gravest([]) == "ok"
 
 
-def test_a_report_is_json() -> None:
-    """With all that was seen."""
+def test_a_report_survives_json() -> None:
     report = Report(findings=(finding("ok"),), replicas=(REPLICA,), redis=REDIS, pools=(POOL,))
 
     report_json = json.loads(json.dumps(report.as_json()))
@@ -79,6 +76,5 @@ def test_a_report_is_json() -> None:
     ("num_bytes", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 40, "5 TiB")],
 )
-def test_sizes_are_readable(num_bytes: int, text: str) -> None:
-    """In three digits."""
+def test_sizes_have_three_digits(num_bytes: int, text: str) -> None:
     assert size(num_bytes) == text

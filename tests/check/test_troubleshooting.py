@@ -56,7 +56,7 @@ FOUND = [
 
 @pytest.mark.parametrize("finding", FOUND, ids=lambda finding: finding.about)
 def test_a_finding_is_on_the_page_in_its_own_words(finding: Finding) -> None:
-    """And the page names the flags of its hint: there, or in the section that it links."""
+    """The page names the flags of its hint, there or in the section that it links."""
     text = ROWS[finding.text]
     if linked := re.search(r"\(#([a-z-]+)\)", text):
         heading = linked[1].replace("-", " ").capitalize()
@@ -66,16 +66,14 @@ def test_a_finding_is_on_the_page_in_its_own_words(finding: Finding) -> None:
     assert [flag for flag in flags if flag not in text] == []
 
 
-def test_the_section_about_check_has_no_message_that_is_gone() -> None:
-    """Each row is a finding."""
+def test_every_message_in_the_section_about_check_is_a_finding() -> None:
     section = PAGE.partition("## What the start banner and `check` say")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE))
 
     assert set(rows) == {finding.text for finding in FOUND[1:]}
 
 
-def test_the_banner_has_the_words_of_the_check() -> None:
-    """As many as it shows."""
+def test_the_banner_uses_the_words_of_the_check() -> None:
     for finding in FOUND:
         lines = banner(config.load(), Report(findings=(finding,)), data_url="http://h")
 

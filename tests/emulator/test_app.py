@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +14,7 @@ from transformers import AutoTokenizer
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import TINY_MODEL, EmulatorOptions
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 
 OPTIONS = EmulatorOptions(
     block_size=16,
@@ -302,17 +301,6 @@ async def test_small_routes(http: httpx.AsyncClient, replica: Emulator) -> None:
     assert 'vllm:inter_token_latency_seconds_count{engine="0",model_name="tiny"} 2.0' in metrics
 
 
-async def test_reset_forgets_the_cache(http: httpx.AsyncClient) -> None:
-    """After a reset the same prompt is computed again."""
-    body = {"messages": HELLO, "max_tokens": 1}
-    await http.post(CHAT, json=body)
-
-    assert (await http.post("/reset_prefix_cache")).json() == {"success": True}
-
-    usage = (await http.post(CHAT, json=body)).json()["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
-
-
 async def test_request_ids_go_through_or_are_made(http: httpx.AsyncClient) -> None:
     """The client's id is in the header and the answer's id, streaming or not."""
     headers = {"X-Request-Id": "abc"}
@@ -329,59 +317,37 @@ async def test_request_ids_go_through_or_are_made(http: httpx.AsyncClient) -> No
 
 CLIENT = "BadRequestError"
 INVALID = "Bad Request"
-
-
-@pytest.mark.parametrize(
-    ("body", "type_", "param", "words"),
-    [
-        ({}, INVALID, "body.messages", "Field required"),
-        ({"messages": "x"}, INVALID, "body.messages", "valid list"),
-        ({"messages": []}, CLIENT, None, "empty conversation"),
-        ({"messages": [{"role": "odd"}]}, CLIENT, None, "unknown role"),
-        ([1], INVALID, "body", "valid dictionary"),
-        ({"messages": HELLO, "max_tokens": "x"}, INVALID, "body.max_tokens", "integer"),
-        ({"messages": HELLO, "max_tokens": 0}, CLIENT, "max_tokens", "at least 1"),
-        ({"messages": HELLO, "max_completion_tokens": 9999}, CLIENT, "max_tokens", "greater"),
-        ({"messages": HELLO, "temperature": -1}, CLIENT, "temperature", "negative"),
-        ({"messages": HELLO, "n": 0}, CLIENT, "n", "at least 1"),
-        ({"messages": HELLO, "n": 2, "temperature": 0}, CLIENT, None, "greedy"),
-        ({"messages": HELLO, "cache_salt": ""}, CLIENT, "cache_salt", "non-empty"),
-        ({"messages": HELLO, "stream_options": {"x": 1}}, CLIENT, "stream_options", "stream=True"),
-        (
-            {"messages": [{"role": "user", "content": "hello " * 9000}]},
-            CLIENT,
-            "input_tokens",
-            "at least 8193 input tokens",
-        ),
-    ],
-)
-async def test_the_answer_to_a_wrong_chat_request_says_what_is_wrong(
-    http: httpx.AsyncClient, body: Any, type_: str, param: str | None, words: str
-) -> None:
-    """Type, parameter and message as recorded from vLLM; the status is 400."""
-    answer = await http.post(CHAT, json=body)
-
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, 400)
-    assert (error["type"], error["param"]) == (type_, param)
-    assert words in error["message"]
+COMPLETIONS = "/v1/completions"
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "type_", "param", "words"),
     [
+        (CHAT, {}, 400, INVALID, "body.messages", "Field required"),
+        (CHAT, {"messages": "x"}, 400, INVALID, "body.messages", "valid list"),
+        (CHAT, {"messages": []}, 400, CLIENT, None, "empty conversation"),
+        (CHAT, {"messages": [{"role": "odd"}]}, 400, CLIENT, None, "unknown role"),
+        (CHAT, [1], 400, INVALID, "body", "valid dictionary"),
+        (CHAT, {"messages": HELLO, "max_tokens": "x"}, 400, INVALID, "body.max_tokens", "integer"),
+        (CHAT, {"messages": HELLO, "max_tokens": 0}, 400, CLIENT, "max_tokens", "at least 1"),
+        (CHAT, {"messages": HELLO, "max_tokens": 9999}, 400, CLIENT, "max_tokens", "greater"),
+        (CHAT, {"messages": HELLO, "temperature": -1}, 400, CLIENT, "temperature", "negative"),
+        (CHAT, {"messages": HELLO, "n": 0}, 400, CLIENT, "n", "at least 1"),
+        (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, 400, CLIENT, None, "greedy"),
+        (CHAT, {"messages": HELLO, "cache_salt": ""}, 400, CLIENT, "cache_salt", "non-empty"),
+        (CHAT, {"messages": HELLO, "stream_options": {"x": 1}}, 400, CLIENT, "stream_options", ""),
         (CHAT, {"model": "nope"}, 404, "NotFoundError", "model", "does not exist"),
-        ("/v1/completions", {"prompt": [5] * 9000}, 400, CLIENT, "input_tokens", "9000 input"),
-        ("/v1/completions", {"prompt": [5] * 8192}, 400, CLIENT, "max_tokens", "got 0"),
-        ("/v1/completions", {"prompt": [99999]}, 400, CLIENT, None, "vocabulary"),
-        ("/v1/completions", {"prompt": [[1], ["x"]]}, 400, CLIENT, "prompt", "non-empty"),
-        ("/v1/completions", {}, 400, CLIENT, "prompt", "non-empty"),
-        ("/tokenize", {}, 400, INVALID, "body.prompt", "2 validation errors"),
+        (COMPLETIONS, {"prompt": [5] * 9000}, 400, CLIENT, "input_tokens", "9000 input"),
+        (COMPLETIONS, {"prompt": [5] * 8192}, 400, CLIENT, "max_tokens", "got 0"),
+        (COMPLETIONS, {"prompt": [99999]}, 400, CLIENT, None, "vocabulary"),
+        (COMPLETIONS, {"prompt": [[1], ["x"]]}, 400, CLIENT, "prompt", "non-empty"),
+        (COMPLETIONS, {}, 400, CLIENT, "prompt", "non-empty"),
+        ("/tokenize", {}, 400, INVALID, "body.prompt", "Field required"),
         ("/detokenize", {}, 400, INVALID, "body.tokens", "Field required"),
         ("/emulator/faults", {"kind": "nonsense"}, 400, CLIENT, None, "not a fault"),
     ],
 )
-async def test_errors_are_worded_as_the_engine_words_them(
+async def test_an_error_has_the_shape_of_the_engines(
     http: httpx.AsyncClient,
     path: str,
     body: Any,
@@ -390,7 +356,7 @@ async def test_errors_are_worded_as_the_engine_words_them(
     param: str | None,
     words: str,
 ) -> None:
-    """Status, type, parameter and message as recorded from vLLM."""
+    """Status, type and parameter as recorded from vLLM, and a message."""
     answer = await http.post(path, json=body)
 
     error = answer.json()["error"]
@@ -467,39 +433,6 @@ async def test_the_least_loaded_rank_is_taken() -> None:
                 loads = [rank.load for rank in replica.replica.ranks]
 
     assert loads == [1, 1]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_without_tokenization_answers_come_at_once(stream: bool) -> None:
-    """The mode for overhead benchmarks: same shapes, no cache."""
-    options = EmulatorOptions(tokenize=False, events=False)
-    async with Emulator(options) as replica:
-        async with openai.AsyncOpenAI(base_url=f"{replica.url}/v1", api_key="x") as client:
-            for _ in range(2):
-                if stream:
-                    async with client.chat.completions.stream(
-                        model="tiny", messages=HELLO, stream_options={"include_usage": True}
-                    ) as events:
-                        answer: Any = await events.get_final_completion()
-                else:
-                    answer = await client.chat.completions.create(model="tiny", messages=HELLO)
-                assert answer.usage is not None
-                assert answer.usage.completion_tokens == 129
-        async with httpx.AsyncClient(base_url=replica.url) as http:
-            body = {"prompt": "x", "stream": True}
-            assert (await http.post("/v1/completions", json=body)).text.endswith("[DONE]\n\n")
-            assert (await http.get("/kv_event_sources")).json() == {}
-
-
-async def test_a_long_new_prompt_is_tokenized_off_the_loop(http: httpx.AsyncClient) -> None:
-    """The answer is the same, and the loop is free meanwhile."""
-    body = {"messages": [{"role": "user", "content": "hello " * 6000}]}
-
-    async with asyncio.TaskGroup() as group:
-        long = group.create_task(http.post("/tokenize", json=body))
-        group.create_task(http.get("/health"))
-
-    assert long.result().json()["count"] > 6000
 
 
 async def test_without_prefix_caching_nothing_is_reused() -> None:

@@ -62,7 +62,7 @@ def test_a_taken_port_is_explained() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--instant", "--speed", "2"],
+        ["--preset", "instant", "--no-events"],
         ["--model", str(TINY_MODEL), "--lora", "a=/b", "--preset", "a100-8b", "--base-ms", "1"],
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.events import GARBAGE
 from loadtest.emulator.faults import Fault, FaultKind
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 from router.kv_events.wire import END_OF_REPLAY, BlockStored, decode
 
 CHAT = "/v1/chat/completions"
@@ -65,16 +64,6 @@ async def test_a_status_on_command(session: aiohttp.ClientSession, kind: str, st
     assert (await ask(session))["usage"]["completion_tokens"] == 8
 
 
-async def test_death_before_the_first_byte(session: aiohttp.ClientSession) -> None:
-    """The connection breaks without an answer."""
-    await arm(session, {"kind": "die_before", "count": 1})
-
-    with pytest.raises(aiohttp.ClientConnectionError):
-        await ask(session)
-
-    await ask(session)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_death_after_the_first_byte(
     replica: Emulator, session: aiohttp.ClientSession, stream: bool
@@ -92,21 +81,6 @@ async def test_death_after_the_first_byte(
     assert b"[DONE]" not in received
     await ask(session)
     assert replica.replica.ranks[0].engine.num_requests == 0
-
-
-async def test_a_hanging_request_ends_with_its_client(session: aiohttp.ClientSession) -> None:
-    """Nothing comes until the client's own patience ends."""
-    await arm(session, {"kind": "hang", "count": 1})
-
-    with pytest.raises(TimeoutError):
-        await ask_with_patience(session, 0.1)
-
-    await ask(session)
-
-
-async def ask_with_patience(session: aiohttp.ClientSession, total_s: float) -> None:
-    async with session.post(CHAT, json=BODY, timeout=aiohttp.ClientTimeout(total=total_s)) as reply:
-        await reply.read()
 
 
 async def test_faults_can_be_seen_and_cleared(
@@ -184,31 +158,6 @@ async def one(session: aiohttp.ClientSession, url: str, salt: str) -> dict[str, 
         return dict((await answer.json())["usage"])
 
 
-async def test_requests_in_flight_are_lost_in_a_restart() -> None:
-    """Their connections break; the next life knows nothing of them."""
-    async with Emulator(EmulatorOptions()) as replica, aiohttp.ClientSession() as session:
-        body = BODY | {"stream": True, "max_tokens": 5000, "ignore_eos": True}
-        async with session.post(replica.url + CHAT, json=body) as answer:
-            await answer.content.readline()
-            replica.changed.clear()
-            replica.app.arm(_fault("restart"))
-            with pytest.raises(aiohttp.ClientError):
-                await answer.read()
-        await replica.changed.wait()
-
-        assert replica.replica.ranks[0].engine.num_requests == 0
-
-
-async def test_a_killed_replica_is_gone() -> None:
-    """In a test's own process the replica dies, not the process."""
-    async with Emulator(OPTIONS) as replica, aiohttp.ClientSession() as session:
-        replica.app.arm(_fault("kill"))
-        await replica.serve()
-
-        with pytest.raises(aiohttp.ClientConnectorError):
-            await session.get(f"{replica.url}/health")
-
-
 async def test_where_it_may_the_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the command line `kill` is SIGKILL for the process itself."""
     killed: list[tuple[int, int]] = []
@@ -234,20 +183,6 @@ async def test_a_taken_port_is_named_and_nothing_stays_open() -> None:
                 pass
 
 
-async def test_many_replicas_live_in_one_process() -> None:
-    """Three at once, each with its own cache."""
-    async with (
-        Emulator(OPTIONS) as a,
-        Emulator(OPTIONS) as b,
-        Emulator(OPTIONS) as c,
-        aiohttp.ClientSession() as session,
-    ):
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(session, each.url, "s")) for each in (a, b, c)]
-
-    assert [t.result()["prompt_tokens_details"]["cached_tokens"] for t in tasks] == [0, 0, 0]
-
-
 def _fault(kind: FaultKind) -> Fault:
     return Fault(kind=kind)
 
@@ -265,18 +200,6 @@ async def test_garbage_is_published_as_batches_are(
     payloads = [payload for _, payload in publisher._buffer]
     assert publisher.next_sequence == before + 7
     assert payloads[-7:] == [*GARBAGE, GARBAGE[0]]
-
-
-@pytest.mark.parametrize("kind", ["status", "refuse"])
-async def test_a_poison_request_fails_and_no_other(
-    session: aiohttp.ClientSession, kind: str
-) -> None:
-    """Wherever it is sent: the fault is in its body."""
-    poison = BODY | {"emulator": {"poison": kind}}
-    async with session.post(CHAT, json=poison) as answer:
-        assert answer.status >= 500
-
-    await ask(session)
 
 
 async def test_generations_are_noted_at_both_ends(tmp_path: Path) -> None:

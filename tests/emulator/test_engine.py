@@ -10,21 +10,19 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from loadtest.emulator.block_manager import BlockManager, CachedSequence
-from loadtest.emulator.engine import Engine, Generation
-from loadtest.emulator.scheduler import Request, Scheduler
-from loadtest.emulator.time_model import TimeModel
-from router.contracts import NO_EXTRA, HashContract
-
-CONTRACT = HashContract(algorithm="xxhash", block_size=4)
+from loadtest.emulator.engine import Engine
+from loadtest.emulator.generation import Generation
+from loadtest.engine_model.blocks import Blocks
+from loadtest.engine_model.scheduler import Scheduler
+from loadtest.engine_model.time_model import TimeModel
 
 
 @asynccontextmanager
 async def running(
     time_model: TimeModel, speed: float = 1.0, clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[Engine]:
-    blocks = BlockManager(64, 4)
-    scheduler = Scheduler(blocks, CONTRACT, max_num_batched_tokens=10, max_num_seqs=8)
+    blocks = Blocks(64, 4)
+    scheduler = Scheduler(blocks, max_num_batched_tokens=10, max_num_seqs=8)
     engine = Engine(blocks, scheduler, time_model, speed=speed, clock=clock)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(engine.run())
@@ -35,14 +33,19 @@ async def running(
 def submit(
     engine: Engine, num_tokens: int, num_reply: int, arrival_s: float | None = None
 ) -> Generation:
-    sequence = CachedSequence(list(range(num_tokens)), [b"%d" % i for i in range(num_tokens // 4)])
-    arrival_s = time.monotonic() if arrival_s is None else arrival_s
-    request = Request(sequence, [1] * num_reply, extra=NO_EXTRA, arrival_s=arrival_s)
-    return engine.submit(request, asyncio.Event())
+    generation = Generation(
+        list(range(num_tokens + num_reply)),
+        [b"%08d" % i for i in range(num_tokens // 4)],
+        num_tokens,
+        asyncio.Event(),
+        arrival_s=time.monotonic() if arrival_s is None else arrival_s,
+    )
+    engine.submit(generation)
+    return generation
 
 
 async def finished(generation: Generation) -> None:
-    while not (generation.request.finished or generation.failed):
+    while not (generation.finished or generation.failed):
         generation.ready.clear()
         await generation.ready.wait()
 
@@ -55,9 +58,8 @@ async def test_the_first_token_comes_when_the_model_says_however_late_the_proces
         generation = submit(engine, 25, 1, arrival_s=100.0)
         await finished(generation)
 
-        request = generation.request
-        assert request.first_token_s is not None
-        took_s = request.first_token_s - request.arrival_s
+        assert generation.first_token_s is not None
+        took_s = generation.first_token_s - generation.arrival_s
         assert took_s == pytest.approx((3 * 1.0 + 2.5) * 1e-3 / 2, abs=1e-9)
         assert engine.num_requests == 0
 
@@ -69,7 +71,7 @@ async def test_steps_without_duration_still_let_others_run() -> None:
         for generation in generations:
             await finished(generation)
 
-        assert [g.request.num_output_tokens for g in generations] == [200] * 3
+        assert [g.num_output_tokens for g in generations] == [200] * 3
         assert engine.scheduler.stats.num_steps >= 200
 
 
@@ -79,8 +81,7 @@ async def test_failing_and_aborting_end_requests_at_once() -> None:
         aborted, failed = submit(engine, 5, 5), submit(engine, 5, 5)
         await asyncio.sleep(0)
 
-        engine.abort(aborted)
-        engine.abort(aborted)
+        engine.scheduler.abort(aborted)
         engine.fail_all()
 
         assert failed.failed

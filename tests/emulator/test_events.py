@@ -34,12 +34,10 @@ def publisher(**options: object) -> EventPublisher:
     return EventPublisher(PublisherOptions(**base | options), 3)  # type: ignore[arg-type]
 
 
-async def subscribed(
-    context: zmq.asyncio.Context, source: EventPublisher, topic: bytes = b""
-) -> zmq.asyncio.Socket:
+async def subscribed(context: zmq.asyncio.Context, source: EventPublisher) -> zmq.asyncio.Socket:
     """Connect a subscriber and wait until the publisher knows of it (XPUB-style, by probing)."""
     socket = context.socket(zmq.SUB)
-    socket.subscribe(topic)
+    socket.subscribe(b"")
     socket.connect(f"tcp://127.0.0.1:{source.ports[0]}")
     while not await socket.poll(5):
         source.publish([AllBlocksCleared()], 0.0)
@@ -68,8 +66,8 @@ async def test_batches_are_numbered_from_zero_in_three_frames(
     context: zmq.asyncio.Context,
 ) -> None:
     """Topic, sequence and payload; the payload names time, events and rank."""
-    source = publisher(topic="kv")
-    socket = await subscribed(context, source, b"kv")
+    source = publisher()
+    socket = await subscribed(context, source)
     source.publish([STORED, BlockRemoved(block_hashes=[7], medium="GPU", group_idx=0)], 1.5)
 
     frames: list[bytes] = []
@@ -77,7 +75,7 @@ async def test_batches_are_numbered_from_zero_in_three_frames(
         frames = await socket.recv_multipart()
 
     batch = decode(frames[2], with_tokens=True)
-    assert frames[0] == b"kv"
+    assert frames[0] == b""
     assert (batch.ts, batch.dp_rank) == (1.5, 3)
     assert batch.events[0] == STORED
     assert isinstance(batch.events[1], BlockRemoved)
@@ -85,22 +83,20 @@ async def test_batches_are_numbered_from_zero_in_three_frames(
     source.close()
 
 
-@pytest.mark.parametrize("topic_frame", [True, False])
-async def test_a_replay_sends_what_is_buffered_from_a_number_on(
-    context: zmq.asyncio.Context, topic_frame: bool
+async def test_a_replay_sends_the_buffered_batches_from_a_number_on(
+    context: zmq.asyncio.Context,
 ) -> None:
-    """Both reply shapes: with the topic frame, and without as older releases do."""
-    source = publisher(buffer_steps=3, replay_topic_frame=topic_frame)
+    """Each in four frames: delimiter, topic, sequence and payload."""
+    source = publisher(buffer_steps=3)
     for _ in range(5):
         source.publish([STORED], 0.0)
 
     replies = await replayed(context, source, 3)
 
-    at = 2 if topic_frame else 1
-    assert [len(reply) for reply in replies] == [at + 2] * 3
-    numbers = [int.from_bytes(reply[at], "big", signed=True) for reply in replies]
+    assert [len(reply) for reply in replies] == [4] * 3
+    numbers = [int.from_bytes(reply[2], "big", signed=True) for reply in replies]
     assert numbers == [3, 4, -1]
-    assert decode(replies[0][at + 1], with_tokens=True).events == [STORED]
+    assert decode(replies[0][3], with_tokens=True).events == [STORED]
     source.truncate(1)
     assert len(await replayed(context, source, 0)) == 2
     source.close()
@@ -128,24 +124,6 @@ async def test_dropped_batches_leave_a_gap_that_a_replay_fills(
     assert len(await replayed(context, source, first)) == 4
     socket.close(linger=0)
     source.close()
-
-
-async def test_arrays_and_bytes_on_request() -> None:
-    """The older wire form decodes to the same event."""
-    source = publisher(shape="array")
-    with zmq.asyncio.Context() as context:
-        socket = await subscribed(context, source)
-        source.publish([STORED], 0.0)
-        frames: list[bytes] = []
-        while not frames or int.from_bytes(frames[1], "big") < source.next_sequence - 1:
-            frames = await socket.recv_multipart()
-        socket.close(linger=0)
-    source.close()
-
-    (event,) = decode(frames[2], with_tokens=True).events
-    assert isinstance(event, BlockStored)
-    assert (event.block_hashes, event.token_ids) == ([7], [1, 2])
-    assert b"block_hashes" not in frames[2]
 
 
 async def test_a_taken_port_is_named() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS, StepWork, TimeModel
+from loadtest.engine_model.time_model import PRESETS, StepWork, TimeModel
 
 
 def test_the_longest_sequence_is_what_model_and_cache_allow(tmp_path: Path) -> None:

@@ -8,27 +8,12 @@ import aiohttp
 import pytest
 
 from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.events import EventPublisher
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.pool import EmulatedPool, PoolMaster
+from loadtest.emulator.pool import PoolMaster
 from loadtest.emulator.pool_client import PoolClient
-from loadtest.emulator.time_model import PRESETS
-from router.kv_events.wire import BlockStored
-
-
-def test_the_least_recently_used_go_first() -> None:
-    """A look-up by an engine is a use, one by the master's routes is not."""
-    pool = EmulatedPool(capacity_bytes=30, bytes_per_object=10)
-    assert pool.put(["a", "b", "c"]) == ["a", "b", "c"]
-    assert pool.leading(["a", "x", "b"]) == 1
-    assert pool.holds(["b", "x"]) == [True, False]
-    assert pool.put(["a", "d"]) == ["d"]
-
-    assert pool.keys() == ["c", "a", "d"]
-    assert (pool.num_evicted, pool.num_put, len(pool)) == (1, 4, 3)
-    pool.remove(["c", "x"])
-    assert pool.leading(["a", "d"]) == 2
-    pool.restart()
-    assert (pool.num_evicted, pool.num_put, len(pool)) == (0, 0, 0)
+from loadtest.engine_model.time_model import PRESETS
+from router.kv_events.wire import BlockStored, KvEvent
 
 
 def options(master: PoolMaster, **fields: Any) -> EmulatorOptions:
@@ -83,37 +68,23 @@ async def test_a_hole_ends_what_is_fetched() -> None:
             assert len(master.pool) == 10
 
 
-async def test_new_objects_are_reported_once() -> None:
+async def test_new_objects_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One event per block, on the cpu tier, as the connector does."""
+    published: list[KvEvent] = []
+    monkeypatch.setattr(
+        EventPublisher, "publish", lambda publisher, events, ts: published.extend(events)
+    )
     async with PoolMaster() as master, Emulator(options(master)) as one:
-        blocks = one.replica.ranks[0].engine.blocks
-        seen: list[BlockStored] = []
-        take = blocks.take_events
-
-        def taken() -> list[Any]:
-            events = take()
-            seen.extend(e for e in events if isinstance(e, BlockStored) and e.medium == "cpu")
-            return events
-
-        one.replica.ranks[0].engine.blocks = _Watched(blocks, taken)  # type: ignore[assignment]
         await complete(one, list(range(100, 148)))
         await complete(one, list(range(100, 164)))
 
-        assert [len(event.block_hashes) for event in seen] == [1, 1, 1, 1]
-        assert seen[0].parent_block_hash is None
-        assert seen[1].parent_block_hash == seen[0].block_hashes[0]
-        assert seen[3].token_ids == list(range(148, 164))
-
-
-class _Watched:
-    """A block manager whose events are looked at on their way."""
-
-    def __init__(self, blocks: Any, take: Any) -> None:
-        self._blocks = blocks
-        self.take_events = take
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._blocks, name)
+    seen = [
+        event for event in published if isinstance(event, BlockStored) and event.medium == "cpu"
+    ]
+    assert [len(event.block_hashes) for event in seen] == [1, 1, 1, 1]
+    assert seen[0].parent_block_hash is None
+    assert seen[1].parent_block_hash == seen[0].block_hashes[0]
+    assert seen[3].token_ids == list(range(148, 164))
 
 
 async def test_a_pool_that_is_gone_has_nothing() -> None:

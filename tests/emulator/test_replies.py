@@ -59,17 +59,12 @@ def test_a_reply_ends_by_itself_unless_asked_otherwise() -> None:
     """The natural length ends with an end-of-sequence token; limits and ignore_eos overrule it."""
     dice = WRITER.dice([1], None)
 
-    natural = WRITER.words(dice, ReplyRules(max_tokens=50, median_tokens=7))
-    longer = WRITER.words(dice, ReplyRules(max_tokens=50, median_tokens=7, min_tokens=9))
-    spread = {
-        len(WRITER.words(dice, ReplyRules(max_tokens=500, median_tokens=50, sigma=0.5)).ids)
-        for _ in range(20)
-    }
+    natural = WRITER.words(dice, ReplyRules(max_tokens=50, natural_tokens=7))
+    longer = WRITER.words(dice, ReplyRules(max_tokens=50, natural_tokens=7, min_tokens=9))
 
     assert (len(natural.ids), natural.ids[-1], natural.texts[-1]) == (8, TOKENIZER.eos_id, "")
     assert natural.finish_reason == "stop"
     assert len(longer.ids) == 10
-    assert len(spread) > 5
 
 
 def test_a_stop_string_ends_the_text_before_it() -> None:
@@ -117,8 +112,8 @@ def test_a_tool_call_fits_its_schema() -> None:
         f'<tool_call>\n{{"name": "f", "arguments": {reply.tool_call.arguments}}}\n</tool_call>'
     )
     assert reply.text() == ""
-    assert reply.arguments_until(0) == 0
-    assert reply.arguments_until(len(reply.ids)) == len(reply.tool_call.arguments)
+    parts = [reply.arguments(number, number + 1) for number in range(len(reply.ids))]
+    assert "".join(parts) == reply.arguments() == reply.tool_call.arguments
 
 
 def test_a_tool_call_can_be_cut_by_its_length() -> None:

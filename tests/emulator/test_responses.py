@@ -10,11 +10,9 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 
-OPTIONS = EmulatorOptions(
-    num_gpu_blocks=600, max_model_len=8192, time_model=PRESETS["instant"], keep_responses=True
-)
+OPTIONS = EmulatorOptions(num_gpu_blocks=600, max_model_len=8192, time_model=PRESETS["instant"])
 HELLO = "hello there " * 40
 TOOLS: list[Any] = [
     {
@@ -84,31 +82,8 @@ async def test_a_call_is_made_on_request(client: openai.AsyncOpenAI, stream: boo
     assert answered.usage.input_tokens_details.cached_tokens > 0
 
 
-async def test_what_is_kept_can_be_read_and_gone_on_from(client: openai.AsyncOpenAI) -> None:
-    """Its messages and its text come before the new input."""
-    first = await client.responses.create(model="tiny", input=HELLO, max_output_tokens=40)
-    again = await client.responses.retrieve(first.id)
-    second = await client.responses.create(
-        model="tiny", input="go on", max_output_tokens=4, previous_response_id=first.id
-    )
-
-    assert again.output_text == first.output_text
-    assert first.usage is not None
-    assert second.usage is not None
-    held = first.usage.input_tokens + 39
-    assert second.usage.input_tokens_details.cached_tokens == held // 16 * 16
-    with pytest.raises(openai.BadRequestError, match="Cannot cancel"):
-        await client.responses.cancel(first.id)
-    unkept = await client.responses.create(model="tiny", input=HELLO, store=False)
-    for response_id in (unkept.id, "resp_unheard_of"):
-        with pytest.raises(openai.NotFoundError, match=f"Response with id '{response_id}' not"):
-            await client.responses.retrieve(response_id)
-    with pytest.raises(openai.NotFoundError):
-        await client.responses.create(model="tiny", input="x", previous_response_id=unkept.id)
-
-
 async def test_what_vllm_refuses_is_refused(client: openai.AsyncOpenAI) -> None:
-    """An item of an unknown type, an encrypted reasoning."""
+    """An item of an unknown type, encrypted reasoning, an earlier response: none is kept."""
     items: list[Any] = [
         [{"type": "unheard_of"}],
         [{"type": "reasoning", "summary": [], "encrypted_content": "x"}],
@@ -116,3 +91,5 @@ async def test_what_vllm_refuses_is_refused(client: openai.AsyncOpenAI) -> None:
     for given in items:
         with pytest.raises(openai.BadRequestError):
             await client.responses.create(model="tiny", input=given)
+    with pytest.raises(openai.BadRequestError, match="previous_response_id is not emulated"):
+        await client.responses.create(model="tiny", input="x", previous_response_id="resp_1")

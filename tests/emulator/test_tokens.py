@@ -89,7 +89,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_directory_is_read_once_until_it_changes(tmp_path: Path) -> None:
-    """Replicas of one process share a tokenizer; one that is written anew is read anew."""
+    """Replicas of one process share a tokenizer; one that is written again is read again."""
     directory = _changed_model(tmp_path, {})
     first, again = ChatTokenizer(directory), ChatTokenizer(directory)
     path = directory / "tokenizer.json"

@@ -12,8 +12,8 @@ import pytest
 
 from loadtest.agent_text import code
 from tests.engines.harness import Engine, Router, all_up, wait_until
+from tests.tokens.engine_flags import HEAD
 from tests.tokens.splits import model_with
-from tests.tokens.template_defaults import HEAD
 
 DEFAULTS = {"enable_thinking": False}
 """Without it, each of the template's prompts begins with a system message."""

@@ -32,8 +32,8 @@ async def handed_on(
 ) -> list[list[TurnResult]]:
     """Take four sessions from replica to replica: two turns at the first, one at each other one.
 
-    `num_objects`: of a block that the first one stores. Each has stored something before: of one
-    that has not, it is not known that its layout is another.
+    `num_objects`: of a block that the first one stores. Each engine has stored something before, so
+    that a listing shows its layout; in dev mode it reports its prefix.
     """
     sessions = make_sessions(replace(PROFILE, num_sessions=4, seed=74))
     names = [f"r{number + 1}" for number in range(len(engines))]

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.emulator.time_model import TimeModel
-from loadtest.experiments import Options, RecordsError, Report, load, make_report
+from loadtest.engine_model.time_model import TimeModel
 from policies.view import CandidateId
 from router.api.sessions import session_hash
 from router.records.outcome import Outcome
@@ -155,18 +154,6 @@ async def test_what_is_held_out_or_passed_through_is_as_without() -> None:
         assert stage.metric("warmroute_arm_requests_total") <= 2
 
 
-async def test_explaining_names_the_arm() -> None:
-    """And changes nothing."""
-    async with Engines(2) as engines, on_stage(*engines, **settings()) as stage:
-        headers = {"X-Session-ID": f"{SECRET}-3"}
-        explained = (await stage.admin("/admin/explain", chat(words(3)), headers)).json()
-        reply = await turn(stage, 3)
-
-        assert f"e/{explained['assignment']['arm']}" == reply.headers["x-warmroute-arm"]
-        assert explained["policy"] == reply.headers["x-warmroute-policy"]
-        assert stage.metric("warmroute_arm_requests_total") == 1
-
-
 # -- guardrails ----------------------------------------------------------------------------------
 
 
@@ -274,69 +261,6 @@ async def test_a_switchback_is_ended_by_its_guardrail(tmp_path: Path) -> None:
         assert shown["arms"][0]["stopped"] is None
         assert stage.metric("warmroute_experiment_stops_total", arm="home") == 1
         assert reply.headers["x-warmroute-policy"] == "kv_aware"
-
-
-@pytest.mark.timeout(180)
-async def test_a_switchback_is_ended_by_significance(tmp_path: Path) -> None:
-    """A watcher of the report stops it once the verdict is there: the records are enough."""
-    file = tmp_path / "decisions.jsonl"
-    homely = {"time_model": TimeModel(base_ms=200.0), "slot_s": 0.4, "wash_out_s": 0.04}
-    async with slow_homes(file, **homely) as stage:
-        experiments = stage.router.experiments
-
-        async def watch() -> Report:
-            """Report again and again on records as they come; end what is decided."""
-            while True:
-                report = await asyncio.to_thread(reported, file)
-                if report is not None and report.verdicts[0].is_final:
-                    reason = {"reason": report.verdicts[0].text}
-                    stopped = await stage.admin("/admin/experiments/e/stop", reason)
-                    assert stopped.status == 200
-                    return report
-                await asyncio.sleep(0.5)
-
-        async with asyncio.timeout(150), asyncio.TaskGroup() as tg:
-            watching = tg.create_task(watch())
-            tg.create_task(traffic(stage, lambda: experiments.is_empty, limit_s=150))
-        report = watching.result()
-        shown = await described(stage)
-        reply = await turn(stage, 20)
-
-        assert shown["standing"] == "ended"
-        assert shown["ended"]["reason"] == report.verdicts[0].text
-        assert "x-warmroute-arm" not in reply.headers
-    records = [r for r in records_in(file) if r.assignment is not None]
-
-    (verdict,), (comparison,) = report.verdicts, report.comparisons
-    assert (verdict.baseline, verdict.arm, verdict.kind) == ("idle", "home", "worse")
-    assert verdict.text.startswith("home is slower by ")
-    assert comparison.p_value < 0.05
-    assert {r.assignment.trial for r in records if r.assignment} == {shown["id"]}
-    assert any(r.assignment.not_counted == "wash_out" for r in records if r.assignment)
-    for record in records:
-        assigned = record.assignment
-        assert assigned is not None
-        assert assigned.unit == str(assigned.slot)
-        assert record.policy == {"idle": "least_loaded", "home": "session_sticky"}[assigned.arm]
-    by_slot: dict[int, set[str]] = {}
-    for record in records:
-        assert record.assignment is not None
-        assert record.assignment.slot is not None
-        by_slot.setdefault(record.assignment.slot, set()).add(record.assignment.arm)
-    assert all(len(arms) == 1 for arms in by_slot.values())
-    pairs = [
-        by_slot[slot] | by_slot[slot + 1] for slot in by_slot if not slot % 2 if slot + 1 in by_slot
-    ]
-    assert all(pair == {"idle", "home"} for pair in pairs)  # as the report takes them to be
-    assert len(pairs) >= 8
-
-
-def reported(file: Path) -> Report | None:
-    """Report as `warmroute report` does; None: there is nothing to compare yet."""
-    try:
-        return make_report(load([str(file)]), options=Options(effect=0.5))[0]
-    except RecordsError:
-        return None
 
 
 # -- several routers -----------------------------------------------------------------------------

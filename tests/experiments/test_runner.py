@@ -70,20 +70,6 @@ def test_sessions_are_split_by_their_shares() -> None:
     assert found == counts(experiments, NOW_S + 1e6)
 
 
-def test_every_router_assigns_alike() -> None:
-    """From the definition alone: unit, share, policy and all."""
-    one, other = started(), started()
-
-    for digest in DIGESTS[:200]:
-        assert replace_trial(assign(one, "m", digest, NOW_S)) == replace_trial(
-            assign(other, "m", digest, NOW_S)
-        )
-
-
-def replace_trial(assignment: Assignment | None) -> Assignment | None:
-    return replace(assignment, trial="") if assignment is not None else None
-
-
 def test_experiments_do_not_share_their_draws() -> None:
     """Another name or seed is another split, independent of the first."""
     first = started()
@@ -420,18 +406,6 @@ def test_orders_about_what_is_not_there_are_refused() -> None:
         experiments.find("e")
 
 
-def test_an_experiment_is_not_ramped_for_ever() -> None:
-    """Every order is kept, for the layout depends on all: there is a bound."""
-    experiments = started()
-    full = experiments.find("e").state
-    change = {"at_s": NOW_S, "shares": {"a": 0.5, "b": 0.5}}
-    packed = encode_state(replace(full, changes=tuple([change] * 1000)))  # type: ignore[arg-type]
-    experiments._trials["e"] = Trial(decode_state(packed))
-
-    with pytest.raises(ExperimentConflict, match="1000 times"):
-        experiments.ramp("e", {"a": 0.1}, NOW_S)
-
-
 # -- other routers -------------------------------------------------------------------------------
 
 
@@ -477,18 +451,6 @@ def test_of_two_that_claim_alike_the_first_has_the_traffic() -> None:
         assert assignment.experiment == "f"
         assert router.overruled_by(router.find("e")) == "f"
         assert router.overruled_by(router.find("f")) is None
-
-
-def test_those_that_share_nothing_do_not_overrule() -> None:
-    """However they were started; all are given to a store that lost them."""
-    experiments = started(experiment(models=("m",)))
-    experiments.start(experiment(name="f", models=("n",)), NOW_S + 1)
-
-    assert experiments.overruled_by(experiments.find("f")) is None
-    ended = experiments.find("e")
-    experiments.remove("e", NOW_S + 2)
-    assert experiments.overruled_by(ended) is None
-    assert set(experiments.states) == {"e", "f"}
 
 
 def test_a_store_that_lost_a_state_gets_it_again() -> None:

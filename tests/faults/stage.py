@@ -29,7 +29,7 @@ from loadtest.emulator import replica as replica_module
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.engine_model.time_model import PRESETS, TimeModel
 from router import config
 from router.assembly import Router
 from router.contracts import BlockKey, block_key
@@ -416,7 +416,7 @@ async def together(stages: Sequence[Stage], *engines: Emulator) -> None:
 def truth(engine: Emulator) -> list[set[BlockKey]]:
     """Read the blocks that each rank of an engine really has."""
     ranks = engine.replica.ranks
-    return [{block_key(d) for d in rank.engine.blocks.cached_digests()} for rank in ranks]
+    return [{block_key(d) for d in rank.engine.blocks.cached_keys()} for rank in ranks]
 
 
 def everything(redis: RedisServer) -> bytes:

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from loadtest.emulator.emulator import Emulator
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from router.index.cache_view import LINGER_S
 from router.messages import Notes
 from tests.faults.stage import Engines, Stage, arm, chat, num_running, on_stage, streamed, words

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     SLOW,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from tests.faults.stage import Engines, Json, Stage, chat, on_stage, streamed, words
 from tests.faults.tenants import A, B, tenants_file
 

@@ -14,7 +14,7 @@ from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
 from router.request import audit
 from router.tokens import trust
-from tests.check.checking import checked, finding
+from tests.check.running import checked, finding
 from tests.faults.stage import INSTANT, Stage, chat, on_stage, words
 from tests.tokens.splits import Side, model_with
 from tests.tokens.vllm_routes import HERE

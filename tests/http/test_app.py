@@ -596,18 +596,6 @@ async def test_a_slash_at_the_end_of_a_known_route_changes_nothing() -> None:
         assert models.json()["data"][0]["id"] == "tiny"
 
 
-async def test_another_method_on_a_known_route_is_refused_here() -> None:
-    """With 405; only a web page's question whether it may ask goes through."""
-    async with FakeEngine() as engine, on_stage(engine) as stage:
-        refused = await stage.ask(None, "/v1/chat/completions", method="GET")
-        asked = await stage.ask(None, "/v1/chat/completions", method="OPTIONS")
-
-        assert refused.status == 405
-        assert "takes POST" in refused.error["message"]
-        assert asked.status == 200
-        assert [received.method for received in engine.received] == ["OPTIONS"]
-
-
 async def test_its_own_pages_answer() -> None:
     """Health, readiness, metrics."""
     async with Engines(1) as engines, on_stage(*engines) as stage:

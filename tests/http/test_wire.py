@@ -318,6 +318,10 @@ async def test_405_names_the_methods_of_a_route() -> None:
 
             assert reply.status == 405
             assert reply.headers["Allow"] == allowed
+        asked = await stage.ask(None, "/v1/chat/completions", method="OPTIONS")
+
+        assert asked.status == 200
+        assert [received.method for received in engine.received] == ["OPTIONS"]
 
 
 async def test_a_wrong_base_url_is_answered_with_the_right_route() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.simulator.blocks import Blocks, Held
+from loadtest.engine_model.blocks import Blocks, KvSequence
 from router.contracts import BlockKey
 from router.index import eviction
 from router.index.eviction import EvictionOrder, FirstLost, Use
@@ -271,17 +271,17 @@ def test_the_cache_evicts_what_was_expected(
     num_blocks: int, made: list[list[int]], asked: list[int]
 ) -> None:
     """One request after the other, whatever they share: the next one takes the blocks foretold."""
-    cache = Blocks(num_blocks, SIZE, lambda: BlockKey(0))
+    cache = Blocks(num_blocks, SIZE)
     order = EvictionOrder()
     for names in made:
         keys = chain(*names)
         use = order.begin(keys, cache.cached_keys())
-        held = Held(list(keys), SIZE * len(keys) + 1)
+        held = KvSequence(list(keys), SIZE * len(keys) + 1)
         assert cache.allocate(held, held.num_tokens, cache.match(held))
         cache.free(held)
         order.end(use, 0.0)
     before = cache.cached_keys()
-    new = Held(chain(*asked), SIZE * len(asked) + 1)
+    new = KvSequence(chain(*asked), SIZE * len(asked) + 1)
     num_lost = len(before) + len(asked) + 1 - cache.num_usable_blocks
     lost = order.lost(num_lost, before) if num_lost > 0 else ()
 
@@ -309,18 +309,18 @@ def test_what_is_in_use_says_whether_a_prompt_can_begin(
     num_blocks: int, made: list[tuple[list[int], bool]], asked: list[int]
 ) -> None:
     """As the cache does that is asked for blocks of it, some requests over and some not."""
-    cache = Blocks(num_blocks, SIZE, lambda: BlockKey(0))
+    cache = Blocks(num_blocks, SIZE)
     order = EvictionOrder()
     for names, is_over in made:
         keys = chain(*names)
-        held = Held(list(keys), SIZE * len(keys) + 1)
+        held = KvSequence(list(keys), SIZE * len(keys) + 1)
         if not cache.allocate(held, held.num_tokens, cache.match(held), whole=True):
             continue
         use = order.begin(keys, cache.cached_keys())
         if is_over:
             cache.free(held)
             order.end(use, 0.0)
-    new = Held(chain(*asked), SIZE * len(asked) + 1)
+    new = KvSequence(chain(*asked), SIZE * len(asked) + 1)
     num_free = cache.num_usable_blocks - order.num_in_use() - order.num_open(SIZE)
     num_needed = len(asked) + 1 - order.num_shared(chain(*asked))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.emulator.block_manager import CachedSequence
-from loadtest.emulator.window_blocks import WindowBlockManager
+from loadtest.engine_model.blocks import KvSequence
+from loadtest.engine_model.window_blocks import WindowBlocks
 from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
 from router.index.last_block import Drop
@@ -47,12 +47,12 @@ def test_so_many_conversations_stay_in_a_cache_and_one_more_does_not() -> None:
 
     def num_hit(num_sessions: int) -> int:
         """Count those that are hit whole in a second round."""
-        blocks = WindowBlockManager(num_blocks + 1, 4, window=9)
+        blocks = WindowBlocks(num_blocks + 1, 4, window=9)
         hits = 0
         for turn in range(2):
             for session in range(num_sessions):
                 digests = [bytes([session, position]) * 8 for position in range(10)]
-                sequence = CachedSequence([session] * length, digests)
+                sequence = KvSequence(digests, length)
                 hit = blocks.match(sequence)
                 hits += turn and len(hit) == 10
                 for end in range(len(hit) * 4 + 1, length + 1):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from router.contracts import BlockKey
-from router.index.hit_length import Chain, KvLayout, is_understood, make_layout
+from router.index.group_rules import Chain
+from router.index.hit_length import KvLayout, is_understood, make_layout
 from router.index.last_block import Drop
 from router.messages import KvGroup
 

@@ -28,7 +28,6 @@ def replica(
     waiting: int = 0,
     queue_ms: float = 0.0,
     busy: float = 0.0,
-    pressure: float = 0.0,
     cost: CostModel = PLAIN,
 ) -> ReplicaView:
     return ReplicaView(
@@ -39,7 +38,6 @@ def replica(
         num_waiting=waiting,
         queue_ms=queue_ms,
         busy_ratio=busy,
-        cache_pressure=pressure,
         cost=cost,
     )
 
@@ -103,7 +101,6 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                 num_queued_tokens=draw(st.integers(0, 10**6)),
                 queue_ms=draw(_MS),
                 busy_ratio=draw(st.floats(0.0, 1.0)),
-                cache_pressure=draw(st.floats(0.0, 10.0)),
                 num_pool_tokens=num_pool,
                 reads_pool=reads_pool,
                 num_disk_tokens=draw(st.integers(0, num_read)),

@@ -6,6 +6,7 @@ import pytest
 
 from policies.view import CandidateId
 from router.pool.catalog import PoolCatalog
+from router.pool.master import MasterFigures
 from tests.pool.samples import HEAD, a_pool, chain, digest, list_keys, names
 
 
@@ -28,6 +29,9 @@ def test_nothing_is_credited_before_a_listing_has_shown_the_layout() -> None:
     assert pool.match("tiny", chain(1, 2)) == 0
     assert pool.wants_listing
     assert pool.lacks_layouts
+    pool.wants_listing = False
+    pool.add_replica("r2", "tiny", ("tiny",))
+    assert pool.wants_listing
     list_keys(pool, names(1, 2))
     assert pool.match("tiny", chain(1, 2)) == 2
     assert not pool.lacks_layouts
@@ -139,7 +143,13 @@ def test_blocks_between_two_on_disk_are_taken_to_be_on_disk() -> None:
 
 def test_a_block_s_size_is_the_sum_over_its_objects() -> None:
     pool = a_pool()
-    pool.bytes_per_object = 100.0
+    pool.figures = MasterFigures(
+        num_keys=3,
+        allocated_bytes=300,
+        capacity_bytes=None,
+        num_evicted_keys=None,
+        num_put_keys=None,
+    )
     assert pool.bytes_per_block("tiny") is None
     list_keys(pool, names(1) + names(1, head="tiny@tp_rank:1@group:0"))
 

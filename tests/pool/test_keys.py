@@ -55,7 +55,7 @@ def test_numbers_of_ranks_and_groups_are_not_part_of_the_pattern() -> None:
     assert (one.numbers, one.group) == ((0, 1, 1), 1)
     assert (other.numbers, other.group) == ((3, 0), 0)
     assert one.pattern == read_head("m@tp_rank:7@pp_rank:7@group:7").pattern
-    assert one.pattern.words == {"m"}
+    assert one.words == {"m"}
 
 
 def test_an_asterisk_in_a_name_is_a_character() -> None:

@@ -325,14 +325,12 @@ def test_one_read_that_hangs_does_not_price_all_others_out() -> None:
 
 
 def test_others_teach_at_a_bounded_pace() -> None:
+    """All of them until the window is full, then 20 a second."""
     fit = CostFit()
     work = Work(num_tokens=100.0, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
     for _ in range(128):
-        fit.observe_elsewhere(work, 50.0, 50.0, 0.0)
-    assert fit.num_observations == 128
+        assert fit.takes_elsewhere(0.0)
+        fit.observe(work, 50.0, 50.0)
 
-    for millisecond in range(1000):
-        fit.observe_elsewhere(work, 50.0, 50.0, 1.0 + millisecond / 1000.0)
-    assert fit.num_observations == pytest.approx(148, abs=1)
-    fit.observe(work, 50.0, 50.0)
-    assert fit.num_observations == pytest.approx(149, abs=1)
+    taken = [fit.takes_elsewhere(1.0 + millisecond / 1000.0) for millisecond in range(1000)]
+    assert sum(taken) == pytest.approx(20, abs=1)

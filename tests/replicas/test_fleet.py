@@ -291,19 +291,6 @@ def test_a_view_is_kept_until_something_changes() -> None:
     assert shown(Holding(16, 16), 140.0).cost != first.cost
 
 
-def test_cache_pressure_rises_with_work_and_fades() -> None:
-    fleet = fleet_of("a")
-    candidates = fleet.candidates("m", 0.0)
-    (before,) = fleet.views(candidates, {}, 0.0)
-    send(fleet, "a", 0.0, tokens=600, fetched=200)
-    (after,) = fleet.views(candidates, {}, 0.0)
-    (later,) = fleet.views(candidates, {}, 600.0)
-
-    assert before.cache_pressure == 0.0
-    assert after.cache_pressure == pytest.approx(0.5)
-    assert later.cache_pressure == pytest.approx(0.5 * 2.718281828**-2)
-
-
 def test_busy_is_time_with_a_prefill_at_work() -> None:
     fleet = fleet_of("a")
     candidates = fleet.candidates("m", 0.0)
@@ -324,7 +311,7 @@ def test_other_routers_requests_count_as_ours() -> None:
     lease = fleet.admit(A, elsewhere(400), 0.0)
     assert fleet.has(A)
     (view,) = fleet.views(fleet.candidates("m", 0.0), {}, 0.0)
-    assert (view.num_requests, view.queue_ms, view.cache_pressure) == (1, 400.0, 0.25)
+    assert (view.num_requests, view.queue_ms) == (1, 400.0)
 
     fleet.first_token(lease, 0.5, 450.0)
     fleet.first_token(lease, 0.5, 450.0)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.messages import pool_lister
+from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, Json, Reply, Stage, chat, on_stage, streamed, words
 from tests.redis_servers import RedisServer
 from tests.request.pooled import parts
@@ -205,3 +206,24 @@ async def test_routers_share_each_pool_s_directory(shared_redis: RedisServer) ->
             for name in "ab":
                 follower = [stage.router.pools[name].follower for stage in (one, other)]
                 await one.until(lambda f=follower: sum(each.is_lister for each in f) == 1)
+
+
+async def test_an_engine_in_dev_mode_reports_its_layout() -> None:
+    """Its `cache_prefix` chooses among the layouts of a model."""
+    store = {
+        "kv_connector": "MooncakeStoreConnector",
+        "kv_connector_extra_config": {"cache_prefix": "tp2"},
+    }
+    page = {"vllm_config": {"model_config": {"model": "tiny"}, "kv_transfer_config": store}}
+    pool = EmulatedPool()
+    pool.put([f"{prefix}@tiny@tp_rank:0@{1:064x}" for prefix in ("tp1", "tp2")])
+    engine = FakeEngine(server_info=page, is_paused={"is_paused": False})
+    async with PoolMaster(pool) as master, engine:
+        settings = {"mooncake__master": master.url, "mooncake__poll_s": 0.02, "ready": False}
+        async with on_stage(replicas=[engine.url], **settings) as stage:
+            catalog = stage.router.pools[""].catalog
+            await stage.until(lambda: bool(catalog.layouts))
+
+            assert {name: layout.text for name, layout in catalog.layouts.items()} == {
+                "tiny@@tp2@tiny": "tp2@tiny@tp_rank:0"
+            }

@@ -16,7 +16,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from policies import Decision, Snapshot
 from policies.cost import KvAware
 from policies.view import CandidateId, ReplicaView
@@ -709,14 +709,13 @@ def a_prompt(num_waiting: int = 0) -> Any:
     plan = SimpleNamespace(
         view=view, candidate=SimpleNamespace(id=view.id), num_pooled_tokens=None, prefill=None
     )
-    read = SimpleNamespace(session_hash=None, request="any")
+    read = SimpleNamespace(session_hash=None, request="any", tenant=None)
     return SimpleNamespace(
         read=read,
         num_tokens=10,
         num_more_tokens=0,
         plan=plan,
         service_class=None,
-        tenant=None,
         assigned=None,
         deadline_ms=None,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from loadtest.emulator.time_model import TimeModel
+from loadtest.engine_model.time_model import TimeModel
 from router.index.eviction import Use
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (

@@ -1,11 +1,11 @@
 """Model families, and what vLLM makes of generated conversations for each of them.
 
 `python -m tests.tokens.families NAME …`, where vLLM is installed, runs the engine's own request
-models and renderers (the code behind its routes, no weights) and prints fingerprints of the ids,
-null where the engine refuses a conversation. `prove_families` compares them with ours.
+models and renderers: the code behind its routes, without weights. It prints fingerprints of the
+ids, or null if the engine refuses a conversation. `prove_families` compares them with ours.
 
-All families use the tiny model's tokenizer, but gpt-oss, Kimi's and Mistral's their own: what
-differs is the rendering.
+Families differ in rendering. gpt-oss, Kimi and Mistral have their own tokenizers, all others the
+tiny model's.
 """
 
 from __future__ import annotations

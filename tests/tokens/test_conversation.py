@@ -68,19 +68,6 @@ def test_uncertain_tools(tool: dict[str, Any]) -> None:
         build_tools([tool], JsonMemo())
 
 
-def test_tools_are_remembered_by_their_text() -> None:
-    """The same tools are built once; another order or kind of number is another text."""
-    memo = JsonMemo()
-
-    def build(**parameters: object) -> Any:
-        return build_tools([{"function": {"name": "f", "parameters": parameters}}], memo)
-
-    assert build(a=1, b=2) is build(a=1, b=2)
-    assert list(build(b=2, a=1)[0]["function"]["parameters"]) == ["b", "a"]
-    assert str(build(a=1.0, b=2)[0]["function"]["parameters"]) == "{'a': 1.0, 'b': 2}"
-    assert build_tools(None, memo) is None
-
-
 def test_developers_become_one_system_message() -> None:
     """A role that the template does not know becomes the system's, in front."""
     talk: list[dict[str, Any]] = [

@@ -9,6 +9,7 @@ import pytest
 
 from router.contracts import NO_EXTRA, Algorithm, ExtraKeys, HashContract
 from router.tokens import incremental
+from router.tokens.chains import MAX_CHAINS
 from router.tokens.incremental import Boundary, Segment, SegmentTree
 
 CONTRACT = HashContract(algorithm="xxhash", block_size=4)
@@ -121,27 +122,11 @@ def test_size_counts_chains() -> None:
     root = tree.make_root("r")
     _, path = _add(tree, root, b"a" * 45)
 
-    for n in range(2 * incremental.MAX_CHAINS):
+    for n in range(2 * MAX_CHAINS):
         tree.keys(path, CONTRACT, ExtraKeys(cache_salt=str(n)))
         assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
 
-    assert all(
-        segment.chains is not None and len(segment.chains) == incremental.MAX_CHAINS
-        for segment in path
-    )
-
-
-def test_chain_ids_are_not_reused() -> None:
-    """However many pairs of contract and extra keys come, none gets another's chain."""
-    tree = SegmentTree()
-    _, path = _add(tree, tree.make_root("r"), bytes(range(40)))
-    keys = tree.keys(path, CONTRACT, NO_EXTRA)
-
-    for n in range(incremental._MAX_CHAIN_IDS + 5):
-        tree._chain_id(CONTRACT, ExtraKeys(cache_salt=str(n)))
-
-    assert tree.keys(path, CONTRACT, NO_EXTRA) == keys
-    assert tree.keys(path, CONTRACT, ExtraKeys(cache_salt="0")) != keys
+    assert all(segment.chains is not None and len(segment.chains) == MAX_CHAINS for segment in path)
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
@@ -177,29 +162,11 @@ def test_digests_are_those_of_the_whole_chain() -> None:
     ]
     assert tree.digests(path, CONTRACT, NO_EXTRA, []) == []
     assert tree.size_bytes == size_bytes + 16 * len(whole)
-    for number in range(incremental.MAX_CHAINS):
+    for number in range(MAX_CHAINS):
         tree.keys(path, CONTRACT, ExtraKeys(cache_salt=str(number)))
     assert tree.digests(path, CONTRACT, NO_EXTRA, [3]) == whole[3:4]
     recounted = sum(s.size_bytes for s in path[1:])
     assert tree.size_bytes == recounted
-
-
-def test_digests_where_others_have_displaced_a_part_of_the_chain() -> None:
-    """Prompts of other salts share the beginning, and its keys are put together all the same."""
-    tree = SegmentTree()
-    root = tree.make_root("r")
-    text = bytes(range(200)) * 4
-    whole = CONTRACT.digests(None, list(text))
-    _, path = _add(tree, root, text)
-    keys = tree.keys(path, CONTRACT, NO_EXTRA)
-    for number in range(incremental.MAX_CHAINS):
-        tree.keys(path[:2], CONTRACT, ExtraKeys(cache_salt=str(number)))
-
-    assert len(path) > 3
-    again = tree.keys(path, CONTRACT, NO_EXTRA)
-    assert again == keys
-    assert tree.digests(path, CONTRACT, NO_EXTRA, range(len(keys))) == whole
-    assert tree.size_bytes == sum(segment.size_bytes for segment in path[1:])
 
 
 def test_digests_after_an_eviction() -> None:

@@ -95,17 +95,6 @@ def test_the_budget_holds_whatever_is_in_it(item: str) -> None:
     assert 0.2 < size_bytes / (1 << 20) < 1.3
 
 
-def test_put_twice() -> None:
-    """The first value stays: requests in flight may hold it."""
-    memo = JsonMemo()
-    first: dict[str, Any] = {}
-    memo.put("key", first, (first,))
-
-    memo.put("key", {"other": 1}, ())
-
-    assert memo.get("key") is first
-
-
 def test_an_owners_part_is_found_by_no_other() -> None:
     """Of one budget, and printed once each."""
     memo = JsonMemo(max_bytes=3000)

@@ -12,9 +12,8 @@ import pytest
 from router.api.openai import parse_chat
 from router.extras import install_hint
 from router.tokens import Prompter, load_prompter
-from router.tokens.models.kimi_code import read_code
 from router.tokens.models.kimi_tools import declare_tools, sort_keys
-from tests.tokens.kimi_models import CODE, build_model
+from tests.tokens.kimi_models import build_model
 
 USER = {"role": "user", "content": "hi"}
 
@@ -38,17 +37,6 @@ def _rewrite(model: Path, old: str, new: str) -> None:
     path = model / "tokenization_kimi.py"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-
-
-def test_facts_of_the_code() -> None:
-    """What decides ids and prompts is read of the code."""
-    code = read_code(CODE)
-
-    assert code.pattern.startswith(r"[\p{Han}]+|[^\r\n")
-    assert code.num_special == 258
-    assert code.special_defaults == ("<|im_end|>", "[EOT]")
-    assert (code.keeps_added, code.sorts_tools, code.declares_tools) == (False, True, False)
-    assert code.template_defaults == {}
 
 
 @pytest.mark.parametrize(

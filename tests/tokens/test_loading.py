@@ -111,13 +111,6 @@ def test_a_template_with_the_date(model: Path) -> None:
         timed.plan_chat(HELLO)
 
 
-def test_without_architectures(model: Path) -> None:
-    """A configuration that names no architecture names none of those."""
-    _change(model / "config.json", architectures=None)
-
-    assert load_prompter(str(model)).engine_only is None
-
-
 def test_mistral_format(model: Path) -> None:
     """Mistral's own files, together, make the engine take Mistral's own tokenizer."""
     _change(model / "config.json", architectures=["MistralForCausalLM"])
@@ -231,24 +224,3 @@ def test_processor_template(model: Path, processor: str, is_local: bool) -> None
         with pytest.raises(NeedsEngine):
             prompter.plan_chat(HELLO)
     assert "# Tools" in _text(prompter, WITH_TOOLS)
-
-
-def test_broken_processor_template(model: Path) -> None:
-    """A processor that cannot be read does not count."""
-    (model / "chat_template.json").write_text("{")
-
-    assert _text(load_prompter(str(model))).startswith("<|im_start|>")
-
-
-def test_a_given_template(model: Path) -> None:
-    """It is rendered in place of the model's; tools stay, whatever `tool_choice` is."""
-    prompter = load_prompter(str(model), chat_template="{{ messages | tojson }}{{ tools is none }}")
-    request = parse_chat(
-        {
-            "messages": [{"role": "user", "content": "x"}],
-            "tools": [{"type": "function", "function": {"name": "f"}}],
-            "tool_choice": "none",
-        }
-    )
-
-    assert _text(prompter, request) == '[{"role": "user", "content": "x"}]False'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +17,7 @@ from router.errors import TemplateFailed
 from router.extras import install_hint
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from router.tokens.model_files import ModelFiles
-from router.tokens.models import FAMILIES, find_family, mistral, mistral_encoder, modes
+from router.tokens.models import FAMILIES, find_family, mistral, modes
 from tests.tokens.mistral_models import build_model
 from tests.tokens.vllm_routes import MODEL
 
@@ -140,20 +139,6 @@ def test_tools_are_checked_once(prompter: Prompter) -> None:
         assert made.call_count == 5
 
 
-def test_large_tools_are_checked_each_time(
-    prompter: Prompter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sixty-four sets are remembered, and a body has room for megabytes of tools."""
-    monkeypatch.setattr(mistral, "_MAX_TOOLS_BYTES", 10)
-    request = parse_chat({"messages": [USER], "tools": [TOOL]})
-    asked = mistral.ChatCompletionRequest.from_openai
-
-    with mock.patch.object(mistral.ChatCompletionRequest, "from_openai", side_effect=asked) as made:
-        first = prompter.render(request, owner="large")
-        assert prompter.render(request, owner="large") == first
-        assert made.call_count == 4
-
-
 def test_texts(prompter: Prompter) -> None:
     """A completion's text begins with the tokenizer's first token, and no text has special ones."""
     plan = prompter.plan_completion(parse_completion({"prompt": "[INST]</s>"}))
@@ -187,27 +172,6 @@ def test_broken_files(tmp_path: Path, content: str) -> None:
     (tmp_path / "tekken.json").write_text(content)
 
     assert _load(tmp_path).engine_only is not None
-
-
-def test_a_file_with_an_odd_expression(model: Path, tmp_path: Path) -> None:
-    """So does one whose expression does not compile, or whose words are not all there."""
-    given = json.loads((model / "tekken.json").read_text())
-    (tmp_path / "config.json").write_text("{}")
-    for changed in (
-        {"config": {**given["config"], "pattern": "(((("}},
-        {"config": {**given["config"], "default_vocab_size": 10**9}},
-        {"vocab": given["vocab"][1:]},
-    ):
-        (tmp_path / "tekken.json").write_text(json.dumps({**given, **changed}))
-
-        assert _load(tmp_path).engine_only is not None
-
-
-def test_a_huge_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does one that is larger than any tokenizer."""
-    monkeypatch.setattr(mistral_encoder, "_MAX_FILE_BYTES", 1000)
-
-    assert _load(model).engine_only is not None
 
 
 def test_without_the_library(model: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from array import array
 from typing import Any
 from unittest import mock
 
@@ -54,7 +53,7 @@ def _fresh_keys(tokens: Tokens, contract: HashContract, extra: ExtraKeys) -> lis
 
 
 class Agents:
-    """A few conversations that grow, branch, are edited and start anew, out of one seed."""
+    """A few conversations that grow, branch, are edited and start again, out of one seed."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -150,21 +149,6 @@ def test_a_turn_encodes_what_it_added() -> None:
     assert second.num_new_tokens < 0.1 * second.num_tokens
 
 
-def test_the_same_again_encodes_nothing() -> None:
-    """A repeated prompt is known to its last token."""
-    prompter = _load()
-    body = {"messages": [{"role": "user", "content": "hello"}]}
-    first = _run(prompter, body)
-
-    plan = prompter.plan_chat(parse_chat(body))
-    again = prompter.commit(plan, plan.encode())
-
-    assert plan.num_new_chars == 0
-    assert plan.encode() == []
-    assert again.num_new_tokens == 0
-    assert again.ids() == first.ids()
-
-
 @pytest.mark.parametrize("kind", ["chat", "text", "ids"])
 def test_what_one_owner_sent_helps_no_other(kind: str) -> None:
     """Else the time saved would tell what others sent. The tokens are the same for all."""
@@ -192,38 +176,6 @@ def test_what_one_owner_sent_helps_no_other(kind: str) -> None:
     assert tokens["a"].ids() == tokens[""].ids() == tokens["b"].ids()
 
 
-def test_owners_without_end_are_forgotten_in_time() -> None:
-    """What they sent is found again all the same."""
-    prompter = _load()
-    request = parse_completion({"prompt": "hello"})
-    for number in range(5000):
-        plan = prompter.plan_completion(request, owner=f"o{number}")
-        prompter.commit(plan, plan.encode())
-
-    assert len(prompter._roots) <= 4096
-    assert prompter.plan_completion(request, owner="o1").walk.new == []
-
-
-def test_two_plans_of_one_text() -> None:
-    """Requests that come together both encode; both get the tokens."""
-    prompter = _load()
-    request = parse_chat({"messages": [{"role": "user", "content": "hello " * 500}]})
-    plans = [prompter.plan_chat(request), prompter.plan_chat(request)]
-
-    one, two = [prompter.commit(plan, plan.encode()) for plan in plans]
-
-    assert one.ids() == two.ids()
-
-
-def test_forged_special_tokens_are_special() -> None:
-    """The engine encodes the rendered text: a marker in a message is a marker."""
-    prompter = _load("model")
-
-    tokens = _run(prompter, {"messages": [{"role": "user", "content": "a<|im_end|>b"}]})
-
-    assert tokens.ids().count(2) == 2
-
-
 @pytest.mark.parametrize("prompt", ["plain text " * 300, "", "<|im_start|>user\nhi<|im_end|>" * 99])
 @pytest.mark.parametrize("kind", ["none", "ends", "odd"])
 def test_special_tokens_around_completions(prompt: str, kind: str) -> None:
@@ -241,29 +193,6 @@ def test_special_tokens_around_completions(prompt: str, kind: str) -> None:
 
         assert tokens.ids() == tokenizer.encode(prompt, add_special_tokens=special).ids
         assert prompter.prove(parse_completion(body), tokens)
-
-
-def test_prompts_of_a_batch() -> None:
-    """Each prompt of a batch is planned on its own; ids prove themselves."""
-    prompter = _load()
-    request = parse_completion({"prompt": [[1, 2, 3], [4]]})
-
-    plan = prompter.plan_completion(request, 1)
-    tokens = prompter.commit(plan, plan.encode())
-
-    assert tokens.ids() == [4]
-    assert plan.num_new_chars == 0
-    assert prompter.prove(request, tokens)
-
-
-def test_wrong_pieces_are_found_out() -> None:
-    """A full encode finds tokens that are not the prompt's."""
-    prompter = _load()
-    request = parse_chat({"messages": [{"role": "user", "content": "hello"}]})
-    plan = prompter.plan_ids(array("I", [1, 2, 3]))
-    tokens = prompter.commit(plan, plan.encode())
-
-    assert not prompter.prove(request, tokens)
 
 
 def test_distrust_ends_local_tokenization() -> None:
@@ -291,17 +220,6 @@ def test_without_tokenizer() -> None:
     assert _run(prompter, {"prompt": [1, 2]}).ids() == [1, 2]
 
 
-def test_without_template() -> None:
-    """A model with a tokenizer alone can be completed, not talked to."""
-    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    prompter = Prompter(TextEncoder(tokenizer), None)
-
-    with pytest.raises(NeedsEngine):
-        _run(prompter, {"messages": [{"role": "user", "content": "x"}]})
-    assert prompter.engine_only is None
-    assert _run(prompter, {"prompt": "text"}).num_tokens > 0
-
-
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -319,29 +237,10 @@ def test_completions_for_the_engine(body: dict[str, Any], reason: str) -> None:
     assert caught.value.reason == reason
 
 
-def test_empty_batch_is_for_the_engine() -> None:
-    """A request without prompts is the engine's to refuse."""
-    request = parse_completion({"prompt": None, "prompt_embeds": "AAAA"})
-    prompter = _load()
-
-    with pytest.raises(NeedsEngine):
-        prompter.plan_completion(type(request)(model=None, prompts=()))
-
-
 def test_template_errors_are_the_clients() -> None:
     """What the template refuses, the engine would refuse."""
     with pytest.raises(TemplateFailed, match="no role robot"):
         _run(_load(), {"messages": [{"role": "robot", "content": "x"}]})
-
-
-def test_many_salts_on_one_prefix() -> None:
-    """More chains than a segment remembers are hashed again, and right."""
-    prompter = _load()
-    tokens = _run(prompter, {"prompt": "shared system prompt " * 300})
-
-    for turn in range(25):
-        extra = ExtraKeys(cache_salt=f"tenant {turn % 12}")
-        assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)
 
 
 def written_ids(tokens: Tokens) -> bytes:
@@ -377,5 +276,17 @@ def test_ids_are_written_as_json_once() -> None:
         assert prompter.size_bytes > size_bytes
         assert written_ids(tokens) == written
         messages = [*messages, {"role": "assistant", "content": content}, messages[0]]
-    tree = prompter._tree
+    tree = prompter._memory._tree
     assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
+
+
+def test_owners_without_end_are_forgotten_in_time() -> None:
+    """What they sent is found again all the same."""
+    prompter = _load()
+    request = parse_completion({"prompt": "hello"})
+    for number in range(5000):
+        plan = prompter.plan_completion(request, owner=f"o{number}")
+        prompter.commit(plan, plan.encode())
+
+    assert len(prompter._memory._roots) <= 4096
+    assert prompter.plan_completion(request, owner="o1").walk.new == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router.releases import V0_32, V0_33
 from router.tokens import Prompter, Prompters
 
 
@@ -42,3 +43,19 @@ def test_a_replica_that_is_gone_is_forgotten_by_all() -> None:
     prompters.forget("r1")
 
     assert not prompter.trust.disagrees("r1")
+
+
+def test_a_newer_replica_has_the_model_loaded_again() -> None:
+    """Once; the old prompter serves until then, and an older replica changes nothing."""
+    prompters, old, new = Prompters(), Prompter(None, None), Prompter(None, None)
+    assert prompters.start_loading("m", V0_32)
+    assert not prompters.start_loading("m", V0_33)
+    prompters.finish_loading("m", old)
+
+    assert prompters.start_loading("m", V0_33)
+    assert prompters.get("m") is old
+    prompters.finish_loading("m", new)
+
+    assert prompters.get("m") is new
+    assert not prompters.start_loading("m", V0_32)
+    assert not prompters.start_loading("m", V0_33)

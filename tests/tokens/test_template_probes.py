@@ -75,11 +75,3 @@ def test_a_template_with_which_no_engine_starts() -> None:
     """It raises an error that the engine does not catch."""
     with pytest.raises(NeedsEngine):
         adapted(PLAIN + "{{ 1 / 0 }}")
-
-
-def test_chats_are_left_alone() -> None:
-    """What a client of the chat API sends is rendered as it is."""
-    chat = ChatRequest(model=None, messages=[{"role": "system", "content": "s"}, *REMINDED])
-    renderer = ChatRenderer(lambda with_tools: STRICT, {})
-
-    assert TemplateProbes(renderer).adapted(chat) is chat

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from router.request.media_tokens import MediaFinder
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from router.tokens.conversation import build_conversation
 from router.tokens.json_memo import JsonMemo
-from router.tokens.media import MediaBook, has_media, media_items, media_key, tokens_between
+from router.tokens.media import MediaBook, has_media, media_items, media_key
 from router.tokens.media_names import MediaItem
 from tests.tokens.record_vision import BLOCK_SIZE, as_responses, bodies
 from tests.tokens.vllm_routes import fingerprint
@@ -148,18 +147,6 @@ async def test_prompts_of_responses_are_vllms(setup: Setup) -> None:
         assert last.hex()[-16:] == recorded["last_digest"]
 
 
-async def test_a_turn_costs_what_it_added(setup: Setup) -> None:
-    """The images of earlier turns and what lies between them are known by their bytes."""
-    (first, _), (second, _) = PROMPTS[5], PROMPTS[6]
-    for body in (first, second):
-        known = await setup.find(media_items(body["messages"]))
-        request, texts = setup.texts(body)
-        plan = setup.prompter.plan_media(request, texts, known)
-        tokens = setup.prompter.commit(plan, plan.encode())
-
-    assert 0 < plan.num_known_tokens < tokens.num_tokens
-
-
 async def test_a_prompt_is_known_up_to_an_image_that_is_not(setup: Setup) -> None:
     """An address in the middle: what is in front of it has the engine's ids and blocks."""
     body, prompt = next((b, p) for b, p in PROMPTS if len(p["places"]) > 2)
@@ -216,17 +203,6 @@ async def test_a_wrong_count_ends_images_for_a_while(setup: Setup) -> None:
     assert setup.book.is_off(now_s + 29)
     assert not setup.book.is_off(now_s + 31)
     assert setup.prompter.trust.reason is None
-
-
-def test_what_stands_for_an_image_is_found() -> None:
-    """Between what is the same on both sides; anything else is not certain."""
-    ours = [1, 2, 9, 3]
-
-    assert tokens_between([1, 2, 9, 9, 9, 3], ours, 9) == array("I", [9, 9, 9])
-    assert tokens_between([1, 2, 7, 9, 7, 3], ours, 9) == array("I", [7, 9, 7])
-    for other in ([1, 9, 9, 3], [1, 2, 9, 9], [1, 2, 3], [], [2, 2, 9, 3]):
-        assert tokens_between(other, ours, 9) is None
-    assert tokens_between([1, 9, 9, 9], [1, 9, 9], 9) is None
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,13 @@ import orjson
 from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
 from router.tokens.arguments import continued_and_begun
-from router.tokens.conversation import build_tools, check_message, reasoning_of, text_parts
+from router.tokens.conversation import (
+    build_tools,
+    check_calls,
+    check_message,
+    reasoning_of,
+    text_parts,
+)
 from router.tokens.encoder import TextEncoder
 from router.tokens.marked_text import MARK, TEXT, escaped
 from router.tokens.model_files import ModelFiles
@@ -208,20 +214,9 @@ def _calls(message: Json) -> Sequence[Json]:
     """
     if "tool_calls" not in message:
         return ()
-    calls = message["tool_calls"]
-    if type(calls) is not list:
-        raise NeedsEngine("tool_calls", "not a list")
-    for call in calls:
-        function = call.get("function") if type(call) is dict else None
-        if (
-            type(function) is not dict
-            or call.get("type") != "function"
-            or type(call.get("id")) is not str
-            or type(function.get("name")) is not str
-            or type(function.get("arguments")) is not str
-            or "<|" in function["name"]
-        ):
-            raise NeedsEngine("tool_calls", "id, type or function")
+    calls = check_calls(message["tool_calls"])
+    if any("<|" in call["function"]["name"] for call in calls):
+        raise NeedsEngine("tool_calls", "name")
     return calls
 
 

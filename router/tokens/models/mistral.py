@@ -29,7 +29,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from router.api.openai import ChatRequest, Json
 from router.errors import TemplateFailed
 from router.tokens.arguments import template_arguments
-from router.tokens.conversation import check_message, reasoning_of, text_parts
+from router.tokens.conversation import check_calls, check_message, reasoning_of, text_parts
 from router.tokens.json_memo import JsonMemo
 from router.tokens.marked_text import MARK, TEXT, escaped
 from router.tokens.model_files import ModelFiles
@@ -267,30 +267,17 @@ def _calls(message: Json, memo: JsonMemo, by_chat: bool) -> list[dict[str, Any]]
         if "tool_calls" in message:
             raise NeedsEngine("tool_calls", "null")
         return []
-    if type(calls) is not list:
-        raise NeedsEngine("tool_calls", "not a list")
-    rebuilt = []
-    for call in calls:
-        function = call.get("function") if type(call) is dict else None
-        if (
-            type(function) is not dict
-            or call.get("type") != "function"
-            or type(call.get("id")) is not str
-            or type(function.get("name")) is not str
-            or type(function.get("arguments")) is not str
-        ):
-            raise NeedsEngine("tool_calls", "id, type or function")
-        rebuilt.append(
-            {
-                "id": call["id"][-_CALL_ID_CHARS:] if by_chat else call["id"],
-                "type": "function",
-                "function": {
-                    "name": function["name"],
-                    "arguments": memo.arguments(function["arguments"]),
-                },
-            }
-        )
-    return rebuilt
+    return [
+        {
+            "id": call["id"][-_CALL_ID_CHARS:] if by_chat else call["id"],
+            "type": "function",
+            "function": {
+                "name": call["function"]["name"],
+                "arguments": memo.arguments(call["function"]["arguments"]),
+            },
+        }
+        for call in check_calls(calls)
+    ]
 
 
 def _written(tokens: Sequence[int], texts: Sequence[str]) -> str:

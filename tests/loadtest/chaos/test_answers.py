@@ -9,10 +9,10 @@ import orjson
 import pytest
 
 from loadtest.chaos.answers import Oracle, Read, difference, read_stream, read_whole
-from loadtest.chaos.stack import NUM_GPU_BLOCKS, REPLY, REPLY_SEED
+from loadtest.chaos.stack import NUM_GPU_BLOCKS, REPLY_SEED
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 
 ERROR = b'data: {"error": {"message": "gone", "type": "Broken", "param": null, "code": 502}}\n\n'
 CHAT: dict[str, Any] = {
@@ -40,7 +40,6 @@ async def test_an_engine_says_what_was_expected(api: Any, body: dict[str, Any]) 
     expected = Oracle().expect(api, body)
     options = EmulatorOptions(
         seed=REPLY_SEED,
-        reply=REPLY,
         num_gpu_blocks=NUM_GPU_BLOCKS,
         time_model=PRESETS["instant"],
         events=False,

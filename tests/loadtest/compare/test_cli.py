@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from click.testing import CliRunner, Result
 
 from loadtest.compare.cli import compare
 from loadtest.runner.stack import child_environment
-from router.extras import install_hint
 from tests.forks import PYTHONPATH, python_command
 
 SMALL = ["--generate", "agents", "--sessions", "8", "--turns", "2"]
@@ -47,7 +45,7 @@ def run(*args: str) -> Result:
         ([*SMALL, "--policies", "kv_aware,random", "--loop", "closed", "--request-rate", "2"],
          "needs the open loop"),
         (["--policies", "kv_aware,random", "--simulate"], "either --trace FILE or --generate"),
-        (["--from", "nowhere"], "is no directory"),
+        (["--from", "nowhere"], "has no compare.json"),
         (["--from", "nowhere", "--policies", "kv_aware"], "--policies does not go with it"),
     ],
 )  # fmt: skip
@@ -57,19 +55,6 @@ def test_what_makes_no_sense_is_refused(args: list[str], said: str) -> None:
 
     assert answer.exit_code == 2, answer.output
     assert said in " ".join(answer.output.split())
-
-
-def test_scipy_is_asked_for_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Status 2 and how to install it; no directory is made, no run begun."""
-    monkeypatch.setitem(sys.modules, "scipy", None)
-
-    answer = run(*SIMULATED, "--out", str(tmp_path / "out"))
-
-    assert answer.exit_code == 2
-    assert install_hint("experiments") in answer.output
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")

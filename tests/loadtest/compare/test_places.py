@@ -12,7 +12,7 @@ from loadtest.compare.report import make_report
 from loadtest.compare.setting import Setting
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 from loadtest.generated import Agents
 from loadtest.results import TurnResult
 from loadtest.runner import ReplayOptions
@@ -82,7 +82,7 @@ async def test_simulated_rounds_differ_a_little_and_repeat_exactly() -> None:
 def targets(*urls: str) -> tuple[tuple[Arm, ...], Setting]:
     arms = tuple(Arm(label=name, url=url) for name, url in zip("ab", urls, strict=True))
     setting = Setting(place="targets", arms=arms, baseline="a", order=(("a", "b"), ("b", "a")),
-                      workload=WORKLOAD.name)  # fmt: skip
+                      workload=WORKLOAD.name, num_turns=len(WORKLOAD.turns))  # fmt: skip
     return arms, setting
 
 

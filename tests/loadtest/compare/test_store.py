@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from loadtest.compare.report import make_report
 from loadtest.compare.store import StoreError, load, prepare, run_path, save_run
 from loadtest.results import Run
-from tests.loadtest.compare.samples import TTFTS, made_run, made_runs, made_setting
+from tests.loadtest.compare.samples import made_run, made_runs, made_setting
 
 SETTING = made_setting(("kv_aware", "kv_aware:alpha=8"))
 RUNS = made_runs(SETTING, {"kv_aware": 0.1, "kv_aware:alpha=8": 0.2})
@@ -47,21 +47,6 @@ def test_part_of_a_comparison_is_read_too(tmp_path: Path) -> None:
     assert "2 runs never began" in report.note
 
 
-def test_run_files_alone_will_do(tmp_path: Path) -> None:
-    """Made by `warmroute replay`: labels are arms, rounds are rounds; the baseline may be named."""
-    for run in made_runs(made_setting(), TTFTS):
-        name = f"{run.info.label}-{run.info.round}.jsonl"
-        (tmp_path / "runs").mkdir(exist_ok=True)
-        save_run(tmp_path, run)
-        run_path(tmp_path, run).rename(tmp_path / name)
-
-    setting, runs = load(tmp_path, baseline="least_loaded")
-
-    assert setting.baseline == "least_loaded"
-    assert len(runs) == 4
-    assert make_report(setting, runs).comparisons[0].arm == "kv_aware"
-
-
 def test_a_directory_in_use_is_not_written_over(tmp_path: Path) -> None:
     """Another run's results may be in it."""
     kept(tmp_path)
@@ -74,9 +59,10 @@ def test_a_directory_in_use_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_nothing_to_read_is_refused(tmp_path: Path) -> None:
-    """No directory, no run."""
-    with pytest.raises(StoreError, match="is no directory"):
+    """A directory without a setting, and a comparison without runs."""
+    with pytest.raises(StoreError, match=r"has no compare\.json"):
         load(tmp_path / "none")
+    prepare(tmp_path, SETTING)
     with pytest.raises(StoreError, match="no run file"):
         load(tmp_path)
 
@@ -118,7 +104,7 @@ def test_other_versions_and_damaged_files_are_refused(tmp_path: Path) -> None:
     (out / "compare.json").write_text("{")
     with pytest.raises(StoreError, match=r"compare\.json"):
         load(out)
-    (out / "compare.json").unlink()
+    (out / "compare.json").write_text(json.dumps(setting))
     run_path(out, RUNS[0]).write_text('{"schema": "warmroute.run/9"}\n')
     with pytest.raises(StoreError, match=r"warmroute\.run/9"):
         load(out)

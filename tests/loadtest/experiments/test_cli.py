@@ -95,7 +95,7 @@ def test_bad_input_is_status_two(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("library", "extra"),
-    [("duckdb", "experiments"), ("scipy", "experiments"), ("matplotlib", "plots")],
+    [("scipy", "experiments"), ("matplotlib", "plots")],
 )
 def test_a_missing_extra_says_what_to_install(
     file: Path, tmp_path: Path, library: str, extra: str, monkeypatch: pytest.MonkeyPatch

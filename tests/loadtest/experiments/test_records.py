@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.experiments.bad_lines import RecordsError
-from loadtest.experiments.records import load
+from loadtest.experiments.records import RecordsError, load
 from tests.loadtest.experiments.samples import START_S, Scene, records, write
 
 SMALL = Scene(num_sessions=20)

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from loadtest.experiments import redecide
-from loadtest.experiments.bad_lines import RecordsError
-from loadtest.simulator import Halves, Setup, simulate
+from loadtest.experiments import RecordsError, redecide
 from policies import CandidateId, create
-from router.records.record import DecisionRecord
+from router.records.record import DecisionRecord, PrefillRecord
 from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Arm, Scene, records, write
-from tests.loadtest.simulator.workloads import conversations
 
 PARAMS = Arm(name="other", policy="kv_aware", params={"alpha": 0.5}, share=lambda at: 1 / 3)
 MADE = records(
@@ -86,22 +83,41 @@ def test_another_policy_is_a_shadow_after_the_fact(tmp_path: Path) -> None:
 
 def test_both_halves_are_decided_again(tmp_path: Path) -> None:
     """Where prompts are computed apart, another policy is asked about these."""
-    setup = Setup(
-        num_replicas=0, halves=Halves(num_prefill=3, num_decode=2), load=2.0, keeps_records=True
-    )
-    made = simulate(conversations(5), create("least_loaded"), setup).records
-    apart = [record for record in made if record.prefill and record.prefill.decision]
-    file = write(tmp_path / "a.jsonl", made)
+    decode, made = create("decode_load"), [r for r in MADE if r.policy == MADE[0].policy][:20]
+    policy = create(made[0].policy, made[0].policy_params)
+    apart = [
+        replace(
+            record,
+            policy=decode.name,
+            policy_params={},
+            decision=decode.decide(record.snapshot),
+            prefill=PrefillRecord(
+                result="remote",
+                why="chosen",
+                here_ms=2.0,
+                there_ms=1.0,
+                transfer="store",
+                candidate=record.decision.candidate,
+                policy=record.policy,
+                policy_params=record.policy_params,
+                snapshot=record.snapshot,
+                decision=record.decision,
+            ),
+        )
+        for record in made
+    ]
+    file = write(tmp_path / "a.jsonl", apart)
 
-    found = redecide([file], other=create("least_loaded"), other_label="the same")
+    found = redecide([file], other=policy, other_label="the same")
 
     assert found.agrees
-    assert found.by_policy == {"decode_load": len(made), "least_loaded": len(apart)}
+    assert found.by_policy == {"decode_load": len(made), policy.name: len(made)}
     assert found.what_if is not None
     assert found.what_if.agreement == 1.0
-    assert found.what_if.num_decisions == len(apart) > 10
+    assert found.what_if.num_decisions == len(made)
 
-    changed = replace(apart[0].prefill, decision=apart[0].decision)
+    other = replace(made[0].decision, candidate=CandidateId("gone"))
+    changed = replace(apart[0].prefill, decision=other)
     write(tmp_path / "a.jsonl", [replace(apart[0], prefill=changed)])
     with pytest.raises(RecordsError, match=r"prefill.decision.candidate"):
         redecide([file])

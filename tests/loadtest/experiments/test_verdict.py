@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from loadtest.experiments import Options
-from loadtest.experiments.bad_lines import RecordsError
+from loadtest.experiments import Options, RecordsError
 from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import (
     CONTROL,

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.engine_model.time_model import PRESETS, TimeModel
 from loadtest.replay.cli import command
 from loadtest.results import TurnResult
 from loadtest.runner import RunWriter, read_run

@@ -14,7 +14,7 @@ from aiohttp import web
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS, TimeModel
+from loadtest.engine_model.time_model import PRESETS, TimeModel
 from loadtest.results import TurnResult
 from loadtest.runner import ReplayOptions, Started, TargetError, replay
 from loadtest.workload import Turn, Workload

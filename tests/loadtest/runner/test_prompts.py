@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.time_model import PRESETS
+from loadtest.engine_model.time_model import PRESETS
 from loadtest.runner import ReplayError, ReplayOptions, replay
 from loadtest.runner.options import Api
 from loadtest.runner.prompts import make_prompts

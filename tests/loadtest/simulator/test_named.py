@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.simulator.named import named_policies
-from policies import POLICIES, create
-from policies.naming import label_of
+from policies import POLICIES
 
 
 def test_all_are_all() -> None:
@@ -27,14 +26,6 @@ def test_all_are_all() -> None:
 def test_a_list_may_have_parameters(texts: list[str], labels: list[str]) -> None:
     """`name=value` behind a comma belongs to the policy before it; defaults are not shown."""
     assert [label for label, _ in named_policies(texts)] == labels
-
-
-def test_labels_name_what_differs() -> None:
-    """A label makes the same policy again."""
-    policy = create("kv_aware", {"alpha": 3.5})
-
-    assert label_of(policy) == "kv_aware:alpha=3.5"
-    assert dict(named_policies([label_of(policy)])) == {label_of(policy): policy}
 
 
 @pytest.mark.parametrize(

@@ -212,13 +212,3 @@ def test_interval_is_an_interval_and_the_seed_decides(ttfts: list[float], seed: 
         shift = 0.0 if one.kind == "ratio" else 1.0
         assert min(ttfts) * 0.999 <= one.low + shift <= one.high + shift <= max(ttfts) * 1.001
         assert one == found(ours, theirs, name, seed)
-
-
-def test_percentiles_are_those_of_the_summary() -> None:
-    """Nearest rank, as everywhere else here."""
-    ttfts = np.random.default_rng(3).lognormal(size=101)
-    ours = [turn(f"s{s}", ttft_s=float(ttft)) for s, ttft in enumerate(ttfts)]
-
-    compared = found(ours, ours, "TTFT P90")
-
-    assert compared.ours == float(np.sort(ttfts)[90])

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from loadtest.emulator.time_model import PRESETS, StepWork
+from loadtest.engine_model.time_model import PRESETS, StepWork
 from loadtest.engines.vllm import Engine
 from loadtest.machine import this_machine
 from loadtest.results import Predicted, TurnResult

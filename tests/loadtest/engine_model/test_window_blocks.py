@@ -10,19 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.emulator.block_manager import CachedSequence
+from loadtest.emulator.block_events import EventWriter
+from loadtest.emulator.generation import Generation
 from loadtest.emulator.options import EmulatorOptions
-from loadtest.emulator.scheduler import Request, Scheduler
-from loadtest.emulator.window_blocks import WindowBlockManager
+from loadtest.engine_model.scheduler import Scheduler
+from loadtest.engine_model.window_blocks import WindowBlocks
 from policies.view import CandidateId
-from router.contracts import NO_EXTRA, ExtraKeys, HashContract
+from router.contracts import HashContract
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
-from router.kv_events.wire import BlockStored, EventBatch, decode, encode
+from router.kv_events.wire import BlockStored, EventBatch, KvEvent, decode, encode
 from tests.engines.hybrid_models import prompt_of
+from tests.loadtest.engine_model.requests import generation
 
 R1 = CandidateId("r1")
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "kv_groups"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "kv_groups"
 CONTRACT = HashContract(algorithm="xxhash_cbor", block_size=4)
 
 
@@ -30,15 +32,18 @@ class Replica:
     """An emulated cache with its scheduler, and a router's view of it."""
 
     def __init__(self, num_blocks: int, *, window: int, num_windows: int = 2) -> None:
-        self.blocks = WindowBlockManager(num_blocks, 4, window=window, num_windows=num_windows)
-        self.scheduler = Scheduler(self.blocks, CONTRACT, max_num_batched_tokens=24, max_num_seqs=4)
+        self.blocks = WindowBlocks(num_blocks, 4, window=window, num_windows=num_windows)
+        self.scheduler = Scheduler(self.blocks, max_num_batched_tokens=24, max_num_seqs=4)
         self.index = BlockIndex()
         self.stream = RankStream(R1, self.index, block_size=16, capacity_blocks=num_blocks)
         self.stream.opened(has_replay=False)
         self.num_batches = 0
 
+    def events(self) -> list[KvEvent]:
+        return EventWriter(self.blocks).events(self.blocks.take_changes())
+
     def publish(self) -> None:
-        events = self.blocks.take_events()
+        events = self.events()
         if events:
             self.stream.receive(self.num_batches, encode(EventBatch(0.0, events, 0)))
             self.num_batches += 1
@@ -47,16 +52,13 @@ class Replica:
         chain = CONTRACT.extend(None, tokens)[0][: (len(tokens) - 1) // 4]
         return self.index.match(chain, [R1])[R1].num_gpu_blocks * 4 if chain else 0
 
-    def add(self, tokens: list[int], num_reply: int = 1) -> Request:
-        sequence = CachedSequence(list(tokens), CONTRACT.digests(None, tokens))
-        request = Request(sequence, list(range(num_reply)), extra=NO_EXTRA, arrival_s=0.0)
+    def add(self, tokens: list[int], num_reply: int = 1) -> Generation:
+        request = generation(CONTRACT, tokens, range(num_reply))
         self.scheduler.add(request)
         return request
 
     def run(self) -> None:
-        while self.scheduler.has_requests():
-            step = self.scheduler.schedule(1.0)
-            assert step is not None
+        while (step := self.scheduler.schedule(1.0)) is not None:
             self.scheduler.complete(step, 1.0)
             self.publish()
 
@@ -129,7 +131,7 @@ def test_events_are_those_of_the_engine() -> None:
     replica = Replica(64, window=9, num_windows=1)
     replica.add(draw("a", 30))
     replica.scheduler.schedule(1.0)  # 24 tokens of 30: the boundary at 28 is not reached
-    window, full = replica.blocks.take_events()
+    window, full = replica.events()
 
     assert isinstance(window, BlockStored)
     assert isinstance(full, BlockStored)
@@ -146,7 +148,7 @@ def test_events_are_those_of_the_engine() -> None:
         {"sliding_window": 0},
         {"sliding_window": 64, "num_window_groups": 0},
         {"sliding_window": 64, "pool": "http://127.0.0.1:1"},
-        {"sliding_window": 64, "event_shape": "array"},
+        {"sliding_window": 64, "eagle": True},
         {"sliding_window": 64, "num_gpu_blocks": 101, "max_model_len": 51 * 16},
     ],
 )
@@ -160,21 +162,21 @@ def test_a_recording_of_vllm_is_repeated() -> None:
     """Asked what a real engine was asked, it reuses the same tokens and tells the same events."""
     recorded = json.loads((FIXTURES / "vllm-0.32.0-windows.json").read_text())
     contract = HashContract(algorithm="sha256", block_size=32)
-    blocks = WindowBlockManager(72, 32, window=96, num_windows=2)
-    scheduler = Scheduler(blocks, contract, max_num_batched_tokens=2048, max_num_seqs=1)
+    blocks = WindowBlocks(72, 32, window=96, num_windows=2)
+    scheduler = Scheduler(blocks, max_num_batched_tokens=2048, max_num_seqs=1)
     table = recorded["requests"]
     reused = []
     for request in table:
-        tokens = prompt_of(request, table)
-        extra = ExtraKeys(cache_salt=request.get("salt"))
-        digests = contract.digests(None, tokens, extra)
-        sequence = CachedSequence(tokens, digests, cache_salt=request.get("salt"))
-        reply = request.get("answered", [0])
-        generation = Request(sequence, list(reply), extra=extra, arrival_s=0.0)
-        scheduler.add(generation)
+        made = generation(
+            contract,
+            prompt_of(request, table),
+            request.get("answered", [0]),
+            cache_salt=request.get("salt"),
+        )
+        scheduler.add(made)
         while (step := scheduler.schedule(1.0)) is not None:
             scheduler.complete(step, 1.0)
-        reused.append(generation.num_cached_tokens)
+        reused.append(made.num_cached_tokens)
 
     expected = [
         event
@@ -182,4 +184,4 @@ def test_a_recording_of_vllm_is_repeated() -> None:
         for event in decode(bytes.fromhex(payload), with_tokens=True).events
     ]
     assert reused == [request["cached"] for request in table]
-    assert blocks.take_events() == expected
+    assert EventWriter(blocks).events(blocks.take_changes()) == expected

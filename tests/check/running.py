@@ -1,4 +1,4 @@
-"""Run `warmroute check` in front of engines, and read its report."""
+"""Whole checks for tests: a configuration, a check of it, and its findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from loadtest.emulator.emulator import Emulator
 from router import config
 from router.check import Finding, Report, check
 from router.config import Config
-from tests.faults.stage import PATIENCE_S, words
+from tests.faults.stage import words
+from tests.ports import free_port
+
+PATIENCE_S = 60.0  # of a loaded machine; nothing here takes a second
 
 
 def settings(*replicas: str | Emulator, **flags: Any) -> Config:
@@ -26,7 +29,13 @@ def settings(*replicas: str | Emulator, **flags: Any) -> Config:
 
 
 async def checked(*replicas: str | Emulator, **flags: Any) -> Report:
+    """Check a configuration."""
     return await check(settings(*replicas, **flags), wait_s=PATIENCE_S)
+
+
+def nowhere() -> str:
+    """Return a URL at which nothing listens."""
+    return f"http://127.0.0.1:{free_port()}"
 
 
 async def prompted(engine: Emulator, *, number: int = 1) -> None:
@@ -38,12 +47,19 @@ async def prompted(engine: Emulator, *, number: int = 1) -> None:
 
 
 def finding(report: Report, subject: str, about: str) -> Finding:
-    """Give the one finding about something."""
+    """Return the one finding about a part of a subject."""
     (found,) = [f for f in report.of(subject) if f.about == about]
     return found
 
 
 def wrong(report: Report) -> list[tuple[str, str, str]]:
-    return [
-        (f.subject, f.about, f.text) for f in report.findings if f.level in ("error", "warning")
-    ]
+    """List the errors and warnings."""
+    return [(f.subject, f.about, f.text) for f in report.complaints()]
+
+
+def endpoints(engine: Emulator) -> dict[str, list[str]]:
+    """Configure an engine's event endpoints."""
+    publisher = engine.replica.ranks[0].publisher
+    assert publisher is not None
+    events, replay = (f"tcp://127.0.0.1:{port}" for port in publisher.ports)
+    return {"events": [events], "replay": [replay]}

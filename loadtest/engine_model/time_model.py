@@ -42,18 +42,28 @@ class TimeModel(Struct, frozen=True, kw_only=True, gc=False):
             + self.ms_per_mtoken_context * work.num_decode_context_tokens * 1e-6
         )
 
+    def steps_s(self, work: StepWork, num_steps: int) -> float:
+        """Predict the duration of steps that only decode; each reads one more token a request."""
+        more_ms = self.ms_per_mtoken_context * work.num_decodes * 1e-6
+        return num_steps * self.step_s(work) + 5e-4 * more_ms * num_steps * (num_steps - 1)
+
     def slower(self, factor: float) -> TimeModel:
         """Return the model of a machine that takes `factor` times as long."""
         return TimeModel(**{name: factor * ms for name, ms in structs.asdict(self).items()})
 
 
-# Data-sheet figures at the utilisation that serving engines reach (half of the dense bf16 FLOP/s
-# in linear layers, 0.4 of it in attention, 0.8 of the memory bandwidth):
-#   per_prefill_token = 2 * parameters / FLOP/s      per_mtoken2 = 4 * layers * hidden / FLOP/s
-#   base = weight bytes / bandwidth                  per_mtoken_context = KV bytes / bandwidth
+# From data sheets, at the utilisation that serving engines reach: half of the dense bf16 FLOP/s in
+# linear layers, 0.4 of it in attention, 0.8 of the memory bandwidth.
+#
+#   per_prefill_token  = 2 * parameters / FLOP/s.
+#   per_mtoken2        = 4 * layers * hidden / FLOP/s.
+#   base               = weight bytes / bandwidth.
+#   per_mtoken_context = KV bytes / bandwidth.
+#   per_decode         is an estimate of sampling and bookkeeping.
+#
 # 8B: Llama 3.1 8B, 32 layers, hidden 4096, 131,072 bytes of KV a token. 70B: 80 layers, hidden
-# 8192, 327,680 bytes of KV a token, on four GPUs. H100 SXM: 989 TFLOP/s, 3.35 TB/s; A100 80 GB:
-# 312 TFLOP/s, 2.0 TB/s. per_decode is sampling and bookkeeping, measured on neither.
+# 8192, 327,680 bytes of KV a token, on four GPUs. H100 SXM: 989 TFLOP/s, 3.35 TB/s. A100 80 GB:
+# 312 TFLOP/s, 2.0 TB/s.
 PRESETS: Final[dict[str, TimeModel]] = {
     "h100-8b": TimeModel(
         base_ms=6.0,
@@ -77,9 +87,9 @@ PRESETS: Final[dict[str, TimeModel]] = {
         ms_per_mtoken_context=31.0,
     ),
     # Two vLLM 0.32.0 CPU engines with `loadtest.tiny_model`, sharing two cores with their API
-    # servers, a router and a client. Tokens and pairs: prompts of 250 to 12,000 tokens, and 300 to
-    # 1,500 behind 2,000 to 12,000, at both at once; the rest fitted to runs of
-    # `loadtest.studies.real_grid` without a pool, seed 5. Nearly all of it is attention.
+    # servers, a router and a client. Measured with prompts of 250 to 12,000 tokens on both at once.
+    # Decodes are fitted to runs of `loadtest.studies.real_grid` without a pool, seed 5. Nearly all
+    # of the time is attention.
     "cpu-tiny": TimeModel(
         base_ms=3.2,
         ms_per_prefill_token=0.002,

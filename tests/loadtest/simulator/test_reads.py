@@ -1,45 +1,17 @@
+"""Reads share links equally."""
+
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.simulator.pool import Pool, Reads
-from router.contracts import BlockKey
-
-
-def keys(*names: int) -> list[BlockKey]:
-    return [BlockKey(name) for name in names]
-
-
-def test_least_recently_used_goes_first() -> None:
-    """An engine's look-up is a use, a router's is not."""
-    pool = Pool(capacity_blocks=3)
-    pool.store(keys(1, 2, 3))
-
-    assert pool.leading(keys(1, 9)) == 1
-    assert pool.match(keys(2, 3)) == 2
-    pool.store(keys(4))
-
-    assert pool.match(keys(2)) == 0
-    assert pool.match(keys(1)) == 1
-    assert (len(pool), pool.num_stored, pool.num_evicted) == (3, 4, 1)
-
-
-def test_what_is_there_is_not_stored_again() -> None:
-    """Writing a known block only touches it."""
-    pool = Pool(capacity_blocks=2)
-    pool.store(keys(1, 2))
-    pool.store(keys(1))
-    pool.store(keys(3))
-
-    assert pool.match(keys(1)) == 1
-    assert pool.num_stored == 3
+from loadtest.simulator.reads import Reads
 
 
 def test_one_read_has_the_whole_link() -> None:
     """A thousand tokens at a hundred a second are ten seconds."""
-    reads: Reads[str] = Reads(100.0, num_links=2)
+    reads = Reads(100.0, num_links=2)
     reads.begin(0, "a", 1000, 5.0)
 
     assert reads.next_s() == pytest.approx(15.0)
@@ -50,7 +22,7 @@ def test_one_read_has_the_whole_link() -> None:
 
 def test_reads_of_one_replica_share_its_link() -> None:
     """Two at once take as long as one after the other would, for both."""
-    reads: Reads[str] = Reads(100.0, num_links=2)
+    reads = Reads(100.0, num_links=2)
     reads.begin(0, "a", 1000, 0.0)
     reads.begin(0, "b", 500, 0.0)
 
@@ -61,7 +33,7 @@ def test_reads_of_one_replica_share_its_link() -> None:
 
 def test_replicas_share_the_pools_links() -> None:
     """Four replicas on two links read at half their speed."""
-    reads: Reads[str] = Reads(100.0, num_links=2)
+    reads = Reads(100.0, num_links=2)
     for replica in range(4):
         reads.begin(replica, "abcd"[replica], 1000, 0.0)
 
@@ -79,7 +51,7 @@ def test_no_more_is_read_than_the_links_carry(
     begun: list[tuple[int, int, float]], num_links: float
 ) -> None:
     """Every read ends, and all together never beat the links."""
-    reads: Reads[int] = Reads(100.0, num_links=num_links)
+    reads = Reads(100.0, num_links=num_links)
     now_s, done, waiting = 0.0, 0, sorted(begun, key=lambda b: b[2])
     while waiting or reads.next_s() is not None:
         next_s = reads.next_s()

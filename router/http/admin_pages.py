@@ -1,0 +1,320 @@
+"""The pages of the admin port: their routes and handlers, by subject."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from router.api.apis import APIS
+from router.config import Config, ReplicaConfig, experiment_of
+from router.discovery.status import Status
+from router.discovery.watches import Watches
+from router.errors import BadRequest, ConfigError
+from router.experiments.definition import check
+from router.experiments.runner import ExperimentRunner
+from router.http.adapters import Adapter, Adapters
+from router.http.answers import metrics_answer
+from router.http.control import Control, Order
+from router.metrics import Metrics
+from router.replicas.deaths import Body, Deaths
+from router.request.explain import Explainer
+from router.request.results import Inbound
+from router.tenants import Tenant, Tenants
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_T = TypeVar("_T")
+
+
+class Pages(Protocol):
+    """Some pages of the admin port."""
+
+    def routes(self) -> Mapping[str, Handler]:
+        """Return the handlers by method and path, as in `GET /admin/pool`."""
+
+
+class _Ramp(Struct, forbid_unknown_fields=True):
+    shares: Annotated[dict[str, float], Meta(min_length=1)]
+
+
+class _Stop(Struct, forbid_unknown_fields=True):
+    arm: str | None = None
+    reason: Annotated[str, Meta(max_length=200)] = "stopped by an operator"
+
+
+class _Drain(Struct, forbid_unknown_fields=True):
+    draining: bool
+
+
+class ReplicaPages:
+    """Replicas, and the pools that they share."""
+
+    def __init__(self, watches: Watches, status: Status) -> None:
+        self._watches = watches
+        self._status = status
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {
+            "GET /admin/replicas": self._replicas,
+            "POST /admin/replicas": self._add,
+            "DELETE /admin/replicas/{name}": self._remove,
+            "POST /admin/replicas/{name}/drain": self._drain,
+            "GET /admin/pool": self._pool,
+        }
+
+    async def _replicas(self, _: web.Request) -> web.Response:
+        return _json(
+            {
+                "replicas": self._status.describe(),
+                "sharing": self._status.sharing(),
+                "sources": self._status.sources(),
+            }
+        )
+
+    async def _pool(self, _: web.Request) -> web.Response:
+        pools = self._status.describe_pools()
+        return _json({"pool": pools[0] if len(pools) == 1 else None, "pools": pools})
+
+    async def _add(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, ReplicaConfig, '{"url": "http://HOST:PORT"}')
+        with _as_bad_request():
+            entry, is_new = self._watches.add(wanted)
+        added = {"name": entry.name, "url": entry.replica.url}
+        return _json(added, status=201 if is_new else 200)
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, _Drain, '{"draining": true} or false')
+        entry = self._watches.drain(request.match_info["name"], draining=wanted.draining)
+        return _json({"name": entry.name, "draining": entry.draining})
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        entry = self._watches.remove(request.match_info["name"], now=_is_set(request, "now"))
+        return _json({"name": entry.name, "leaving": entry.leaving}, status=202)
+
+
+class ExperimentPages:
+    """Experiments."""
+
+    def __init__(self, runner: ExperimentRunner) -> None:
+        self._runner = runner
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {
+            "GET /admin/experiments": self._experiments,
+            "POST /admin/experiments": self._start,
+            "GET /admin/experiments/{name}": self._experiment,
+            "POST /admin/experiments/{name}/ramp": self._ramp,
+            "POST /admin/experiments/{name}/stop": self._stop,
+            "DELETE /admin/experiments/{name}": self._forget,
+        }
+
+    async def _experiments(self, _: web.Request) -> web.Response:
+        names = [trial.state.definition.name for trial in self._runner.trials]
+        return _json({"experiments": [self._described(name) for name in names]})
+
+    async def _experiment(self, request: web.Request) -> web.Response:
+        return _json(self._described(request.match_info["name"]))
+
+    async def _start(self, request: web.Request) -> web.Response:
+        tree = await _read(request, dict[str, Any], '{"name": …, "arms": [{…}, {…}]}')
+        with _as_bad_request():
+            definition = experiment_of(tree)
+            check(definition)
+            self._runner.start(definition, time.time())
+        return _json(self._described(definition.name), status=201)
+
+    async def _ramp(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, _Ramp, '{"shares": {"VARIANT": 0.5}}')
+        name = request.match_info["name"]
+        with _as_bad_request():
+            self._runner.ramp(name, wanted.shares, time.time())
+        return _json(self._described(name))
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, _Stop, '{}, or {"arm": "VARIANT", "reason": "why"}')
+        name = request.match_info["name"]
+        with _as_bad_request():
+            self._runner.stop(name, time.time(), wanted.reason, arm=wanted.arm)
+        return _json(self._described(name))
+
+    async def _forget(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        self._runner.remove(name, time.time())
+        return _json({"name": name, "removed": True})
+
+    def _described(self, name: str) -> dict[str, Any]:
+        return self._runner.describe(name, time.time())
+
+
+class EnginePages:
+    """Orders to engines, and their adapters."""
+
+    def __init__(self, control: Control, adapters: Adapters) -> None:
+        self._control = control
+        self._adapters = adapters
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {
+            "GET /admin/adapters": self._list_adapters,
+            "POST /admin/adapters": self._load_adapter,
+            "DELETE /admin/adapters/{name:.+}": self._unload_adapter,
+            "POST /admin/control": self._order,
+        }
+
+    async def _list_adapters(self, _: web.Request) -> web.Response:
+        return _json({"adapters": self._adapters.describe()})
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, Adapter, '{"name": "sql", "path": "/adapters/sql-2"}')
+        return _json(await self._adapters.load(wanted))
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        name, base = request.match_info["name"], request.query.get("base")
+        return _json(await self._adapters.unload(name, base))
+
+    async def _order(self, request: web.Request) -> web.Response:
+        order = await _read(request, Order, '{"route": "reset_prefix_cache", "replicas": ["r1"]}')
+        return _json(await self._control.follow(order))
+
+
+class ExplainPages:
+    """Dry runs of requests; `tenants` None: clients are not distinguished."""
+
+    def __init__(self, explainer: Explainer, tenants: Tenants | None) -> None:
+        self._explainer = explainer
+        self._tenants = tenants
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {
+            "POST /admin/explain": self._explain,
+        }
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        path = _explained_path(request.query.get("api"), body)
+        inbound = Inbound(
+            api=APIS[path],
+            method="POST",
+            path=path,
+            target=path,
+            headers=request.headers,
+            body=body,
+            arrived_s=time.monotonic(),
+            tenant=self._tenant(request.query.get("tenant")),
+            needs_json=True,
+        )
+        explained = await self._explainer.explain(inbound, with_tokens=_is_set(request, "tokens"))
+        return _json(explained)
+
+    def _tenant(self, name: str | None) -> Tenant | None:
+        """Find the tenant of a dry run; None: it has none.
+
+        Raises:
+            BadRequest: there is none of that name.
+        """
+        if name is None:
+            return None
+        tenant = self._tenants.named(name) if self._tenants is not None else None
+        if tenant is None:
+            raise BadRequest(f"unknown tenant {name[:64]!r}", param="tenant")
+        return tenant
+
+
+class RouterPages:
+    """The router itself; `in_force` returns its configuration as it is now."""
+
+    def __init__(self, metrics: Metrics, deaths: Deaths, in_force: Callable[[], Config]) -> None:
+        self._metrics = metrics
+        self._deaths = deaths
+        self._in_force = in_force
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {
+            "GET /admin/refusals": self._refusals,
+            "DELETE /admin/refusals/{body}": self._allow,
+            "GET /admin/config": self._show_config,
+            "GET /admin/metrics": self._metrics_page,
+        }
+
+    async def _refusals(self, _: web.Request) -> web.Response:
+        now_s = time.monotonic()
+        refusals = [
+            {
+                "body": each.body.hex(),
+                "replicas": each.replicas,
+                "left_s": round(each.until_s - now_s, 1),
+            }
+            for each in self._deaths.refusals(now_s)
+        ]
+        return _json({"refusals": refusals})
+
+    async def _allow(self, request: web.Request) -> web.Response:
+        name = request.match_info["body"]
+        try:
+            body = Body(bytes.fromhex(name))
+        except ValueError as exc:
+            raise BadRequest("give a `body` of GET /admin/refusals", param="body") from exc
+        is_known = self._deaths.clear(body)
+        return _json({"body": name, "allowed": is_known}, status=200 if is_known else 404)
+
+    async def _show_config(self, _: web.Request) -> web.Response:
+        return _json(self._in_force())
+
+    async def _metrics_page(self, _: web.Request) -> web.Response:
+        return metrics_answer(self._metrics)
+
+
+async def _read(request: web.Request, kind: type[_T], example: str) -> _T:
+    """Read an order.
+
+    Raises:
+        BadRequest: it is not one; the message says what one looks like.
+    """
+    try:
+        return msgspec.json.decode(await request.read() or b"{}", type=kind)
+    except msgspec.DecodeError as exc:
+        raise BadRequest(f"send {example}: {exc}") from exc
+
+
+@contextmanager
+def _as_bad_request() -> Iterator[None]:
+    """Answer what a configuration would be refused for."""
+    try:
+        yield
+    except ConfigError as exc:
+        raise BadRequest(exc.message, param=exc.param) from exc
+
+
+def _explained_path(name: str | None, body: bytes) -> str:
+    """Find where a request to be explained would go; without a name, by a field it must have.
+
+    Raises:
+        BadRequest: there is no API of that name.
+    """
+    if name is None:
+        name = "chat"
+        if b'"messages"' not in body:
+            fields = {b'"prompt"': "completions", b'"input"': "responses"}
+            name = next((fields[field] for field in fields if field in body), name)
+    for path, api in APIS.items():
+        if api.name == name:
+            return path
+    known = ", ".join(api.name for api in APIS.values())
+    raise BadRequest(f"unknown API {name[:64]!r}; known: {known}", param="api")
+
+
+def _is_set(request: web.Request, name: str) -> bool:
+    return request.query.get(name) in ("1", "true")
+
+
+def _json(value: object, *, status: int = 200) -> web.Response:
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode(value, enc_hook=str),  # paths
+        content_type="application/json",
+    )
