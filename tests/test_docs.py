@@ -227,13 +227,6 @@ def test_a_generated_part_without_a_maker_is_refused() -> None:
         docs.fill("<!-- generated: optoins -->\n<!-- end -->", docs.MAKERS)
 
 
-def test_parts_on_demand_stay_without_their_data() -> None:
-    """The study is left alone where there is no trace."""
-    text = "<!-- generated: published -->\nas it was\n<!-- end -->"
-
-    assert docs.fill(text, docs.MAKERS) == text
-
-
 def test_old_parts_are_found_and_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
