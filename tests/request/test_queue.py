@@ -555,7 +555,7 @@ async def decoding(**settings: Any) -> AsyncIterator[tuple[Stage, Emulator, asyn
 
     One request has been answered, and one is being answered for minutes, or until it is cancelled.
     """
-    metrics = {"health__load_interval_s": 0.1}
+    metrics = {"health__interval_s": 0.2, "health__load_interval_s": 0.2}  # 40 tokens a reading
     async with (
         Engines(1, time_model=TimeModel(base_ms=5.0)) as (engine,),
         on_stage(engine, queue__mode="on", queue__ready_ms=0.0, **metrics, **settings) as stage,
