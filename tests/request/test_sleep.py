@@ -125,6 +125,7 @@ async def test_a_pause_by_the_admin_port_is_known_at_once() -> None:
     rare = {"health__load_interval_s": 3600.0}
     async with pooled(**QUICK | rare) as (stage, _, engines):
         await ask(stage, engines, words(1))
+        await named(stage)
         assert stage.router.caches.index.num_blocks(R1, "gpu") > 0
         sent = {"route": "pause", "replicas": ["r1"]}
         assert (await stage.admin("/admin/control", sent)).status == 200
