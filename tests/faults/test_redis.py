@@ -478,6 +478,7 @@ async def test_garbage_in_our_own_keys_does_no_harm(start_redis: Start) -> None:
             client.set(BASE + "load:y", DEEP_MSGPACK)
             for bucket in range(0, 65536, 1001):
                 client.hset(b"{wr:default}:b:" + bucket.to_bytes(2, "little"), "odd", "x")
+            await both(stages, lambda s: s.metric("warmroute_routers") == 4)
         client.zrem(BASE + "routers", b"\xff", "y")
         await as_before(stages, engines)
         assert stages[0].metric("warmroute_sharing_total", kind="garbage") > 0

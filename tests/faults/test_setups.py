@@ -136,7 +136,7 @@ async def test_exchanged_event_endpoints_are_not_followed() -> None:
         one, other = {"url": first.url}, {"url": second.url}
         replicas = [one | endpoints(second), other | endpoints(first)]
         async with on_stage(ready=False, replicas=replicas) as stage:
-            await stage.until(lambda: stage.log.count("event stream not usable") >= 2)
+            await stage.until(lambda: stage.log.count("event stream not usable") >= 4)
             said = await reasons(stage)
 
     assert said["r1"].endswith(" is an event endpoint of r2")

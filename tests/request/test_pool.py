@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import random
 from contextlib import AsyncExitStack
 
 import pytest
 
 from loadtest.emulator.emulator import Emulator
-from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.cli.explain import table
-from tests.faults.stage import Engines, Reply, Stage, chat, on_stage, streamed, words
+from tests.faults.stage import Reply, Stage, chat, on_stage, words
 from tests.request.pooled import PER_BLOCK, ask, listed, named, parts, pooled
 
 
@@ -142,23 +139,6 @@ async def test_a_late_answer_leaves_the_directory_s_word() -> None:
         assert stage.metric("warmroute_pool_failures_total", code="pool_late") >= 1
 
 
-async def test_fifty_requests_do_not_wait_for_a_late_master() -> None:
-    """Few of them do, for a moment; for the others the directory's word counts at once."""
-    settings = {"mooncake__verify_timeout_s": 0.02, "mooncake__poll_s": 60}
-    async with pooled(**settings) as (stage, master, engines):
-        texts = [(words(number), "ok", words(100)) for number in range(50)]
-        for number in range(3):
-            await ask(stage, engines, *texts[number])
-        await listed(stage)
-        master.fault = "hang"
-        async with asyncio.TaskGroup() as tg:
-            for number in range(50):
-                tg.create_task(stage.ask(streamed(chat(*texts[number % 3], words(number)))))
-
-        assert stage.metric("warmroute_pool_verifications_total", result="late") <= 10
-        assert stage.metric("warmroute_requests_total", outcome="ok") >= 50
-
-
 async def test_a_master_that_dies_takes_the_pool_with_it() -> None:
     """The first to notice reports it: no fetch is predicted that cannot come."""
     async with pooled(mooncake__poll_s=60) as (stage, master, engines):
@@ -177,18 +157,6 @@ async def test_a_master_that_dies_takes_the_pool_with_it() -> None:
         assert first.predicted == first.reported == 0
         assert second.predicted == second.reported > 0
         assert stage.metric("warmroute_pool_up") == 1
-
-
-async def test_nothing_is_credited_before_a_listing_has_shown_the_layout() -> None:
-    """Engines' events name blocks, but not their objects."""
-    async with pooled(mooncake__poll_s=60) as (stage, master, engines):
-        follower = stage.router.pools[""].follower
-        follower._list_again_s = math.inf
-        await ask(stage, engines, words(1))
-        reply = await ask(stage, engines, words(1))
-
-        assert reply.reported > parts(reply)["pool"] == 0
-        assert "/batch_query_keys" not in master.num_asked
 
 
 async def test_verification_can_be_turned_off() -> None:
@@ -275,35 +243,6 @@ async def test_replicas_of_two_layouts_are_each_credited_with_their_own() -> Non
         assert of_both[0]
         assert of_one[0]
         assert of_one[1] == 0
-
-
-async def test_what_is_of_another_data_type_is_not_credited(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Its keys are the same, an engine could not read it; the log says so once."""
-    async with PoolMaster(EmulatedPool()) as master:
-        options = {"pool": master.url, "ms_per_fetched_token": 0.0}
-        settings = {
-            "mooncake__master": master.url,
-            "mooncake__poll_s": 0.02,
-            "policy__name": "round_robin",
-        }
-        async with (
-            Engines(1, **options) as (one,),
-            Engines(1, kv_cache_dtype="fp8", **options) as (two,),
-            on_stage(one, two, **settings) as stage,
-        ):
-            await stage.until(lambda: stage.pool.is_up)
-            first = await ask(stage, (one, two), words(1))
-            await named(stage)
-            second = await ask(stage, (one, two), words(1), "ok", words(2))
-            await stage.until(lambda: "KV caches of auto, fp8" in stage.log)
-            listed = (await stage.admin("/admin/replicas")).json()["replicas"]
-
-    assert first.replica != second.replica
-    assert len(stage.pool.directories["tiny"]) > 0
-    assert parts(second)["pool"] == 0
-    assert [each["replica"]["kv_dtype"] for each in listed] == ["auto", "fp8"]
 
 
 @pytest.mark.parametrize("verify_keys", [512, 40])
