@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent
-IMPORT = re.compile(
-    r"^(?:from tests\.(?:\w+\.)*test_\w+ import|import tests\.(?:\w+\.)*test_)", re.M
-)
+IMPORT = re.compile(r"^(?:from|import) tests\.(?:\w+\.)*test_\w+", re.M)
 
 
 def test_no_test_imports_another_test_module() -> None:

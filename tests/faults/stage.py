@@ -335,7 +335,10 @@ async def on_stage(
     """Run a router in front of engines (anything with a `url`).
 
     `settings` are configuration keys, dots as double underscores: `health__interval_s=0.05`.
+
+    ready: Wait until every engine is found, and the router is ready.
     """
+    num_wanted = sum(not isinstance(engine, str) for engine in engines)
     if redis is not None:
         settings = {"redis__url": redis.url, "redis__lease_s": LEASE_S} | settings
     flags: dict[tuple[str, ...], Any] = {
@@ -361,6 +364,7 @@ async def on_stage(
             try:
                 stage.url, stage.admin_url = await listens
                 if ready:
+                    await stage.until(lambda: len(stage.router.fleet.replicas) >= num_wanted)
                     await stage.ready()
                 yield stage
                 if is_idle:

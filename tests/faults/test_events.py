@@ -166,7 +166,6 @@ async def test_a_publisher_that_comes_late_is_followed(monkeypatch: pytest.Monke
 async def test_an_engine_without_events_is_served_by_guesses() -> None:
     """BLIND and said so: in the log, in /metrics, in every decision."""
     async with Engines(2, events=False) as engines, on_stage(*engines) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         first = await stage.ask(chat(words(1)))
         second = await stage.ask(chat(words(1)))
 
@@ -209,6 +208,7 @@ NONSENSE = [
 ]
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_nonsense_from_an_engine_does_no_harm() -> None:
     """Whatever engines say about themselves: the router runs on, and each of them is served."""
     async with AsyncExitStack() as stack:

@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from router.backoff import Backoff
-from router.cluster import sharing
+from router.cluster import following, sharing
 from router.cluster.sharing import Sharing
 from router.errors import StoreUnavailable
 from router.messages import SCHEMA
@@ -148,8 +148,11 @@ async def test_a_hung_redis_is_left_alone(start_redis: Start) -> None:
         await as_before(stages, engines)
 
 
-async def test_a_router_that_starts_while_redis_hangs_serves(start_redis: Start) -> None:
-    """Readiness waits for it for a second, at most."""
+async def test_a_router_that_starts_while_redis_hangs_serves(
+    start_redis: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readiness waits for Redis for some seconds (here 0.5 s), and not for longer."""
+    monkeypatch.setattr(following, "_SETTLE_S", 0.5)
     redis = start_redis()
     async with Engines(1) as (engine,):
         redis.pause()

@@ -16,7 +16,6 @@ from tests.faults.stage import (
     SLOW,
     STUCK,
     Engines,
-    Stage,
     arm,
     chat,
     num_running,
@@ -89,10 +88,6 @@ async def working(engine: FakeEngine, num_requests: int = 1) -> None:
         await asyncio.sleep(0.02)
 
 
-async def until_known(stage: Stage, number: int) -> None:
-    await stage.until(lambda: len(stage.router.fleet.replicas) == number)
-
-
 # -- what comes before the first token -----------------------------------------------------------
 
 
@@ -155,7 +150,6 @@ async def test_an_engine_that_only_writes_comments_is_left(path: str) -> None:
         FakeEngine(engines[1].answer) as b,
         on_stage(a, b, policy__name="round_robin", forward__first_byte_timeout_s=0.5) as stage,
     ):
-        await until_known(stage, 2)
         replies = [await stage.ask(BODIES[path] | {"stream": True}, path) for _ in range(2)]
 
         assert [reply.status for reply in replies] == [200, 200]
@@ -186,7 +180,6 @@ async def test_an_engine_that_dies_after_comments_is_left() -> None:
             FakeEngine(Streaming(answers).answer) as b,
             on_stage(a, b, policy__name="round_robin") as stage,
         ):
-            await until_known(stage, 2)
             for _ in range(2):
                 reply = await stage.ask(streamed(chat(words(1))))
                 assert reply.body == ROLE + TOKEN + LAST + DONE
@@ -308,7 +301,6 @@ async def test_a_whole_answer_that_takes_long_is_generated_once() -> None:
         Engines(2, time_model=model) as engines,
         on_stage(*engines, forward__first_byte_timeout_s=0.4) as stage,
     ):
-        await until_known(stage, 2)
         reply = await stage.ask(chat(words(1), max_tokens=60, ignore_eos=True))
 
         assert reply.status == 200
@@ -324,7 +316,6 @@ async def test_a_whole_answer_of_an_idle_engine_moves_on() -> None:
         on_stage(*engines, policy__name="round_robin", forward__first_byte_timeout_s=0.6) as stage,
         asyncio.TaskGroup() as tg,
     ):
-        await until_known(stage, 2)
         for engine in engines:
             arm(engine, "hang", count=1, text="lost")
         others = [
@@ -392,7 +383,6 @@ async def test_a_replica_that_writes_is_not_down_though_its_probes_hang() -> Non
         on_stage(*engines, policy__name="round_robin", **QUICK) as stage,
         asyncio.TaskGroup() as tg,
     ):
-        await until_known(stage, 2)
         for engine in engines:
             arm(engine, "hang_probes")
         asked = [
@@ -449,7 +439,6 @@ async def test_a_stream_begins_early_and_fails_over_all_the_same(path: str) -> N
         FakeEngine(Streaming(answers).answer) as b,
         on_stage(a, b, policy__name="round_robin", forward__early_stream_s=0.1) as stage,
     ):
-        await until_known(stage, 2)
         replies = [await stage.ask(BODIES[path] | {"stream": True}, path) for _ in range(2)]
 
         early = [reply for reply in replies if reply.body.startswith(OURS)]

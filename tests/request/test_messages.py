@@ -56,7 +56,6 @@ async def test_turns_are_predicted(tmp_path: Path) -> None:
     """Whole and streamed: the same replica, the cached tokens and the prompt's are the engine's."""
     file = tmp_path / "decisions.jsonl"
     async with Engines(2) as engines, on_stage(*engines, log__decisions=file) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         replies = [await stage.ask(message(words(1)), PATH)]
         said = [words(1), text_of(replies[0]), words(2)]
         for fields in ({}, {"stream": True}, {"stream": True, "tools": [TOOL]}):

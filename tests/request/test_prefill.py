@@ -87,7 +87,6 @@ async def split(
             } | settings
             async with on_stage(*engines.values(), **flags) as stage:
                 await stage.until(lambda: stage.pool.is_up)
-                await stage.until(lambda: len(stage.router.fleet.replicas) == len(engines))
                 yield Split(stage, master, engines)
 
 

@@ -65,7 +65,6 @@ async def peers(
             "prefill__transfer": transfer.removesuffix("_push"),
         } | settings
         async with on_stage(p, d, **flags) as stage:
-            await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
             it = Peers(stage, p, d)
             yield it
             assert it.wrong == []

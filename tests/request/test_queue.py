@@ -614,8 +614,6 @@ async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
         policy = {"policy__name": "least_loaded", "forward__retry_backoff_s": 0.0}
         settings = {**ON, **policy, "queue__window": 0, "listen__drain_s": 0.1}
         async with on_stage(first, second, **settings) as stage, asyncio.TaskGroup() as tg:
-            await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
-            await stage.ready()
             asking = Asking(stage, tg)
             tasks = [asking.ask(name) for name in "abcd"]
             await asking.waits(2)

@@ -49,7 +49,6 @@ async def test_requests_without_a_cached_prompt_spread_evenly(
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(FakeEngine(hold)) for _ in range(NUM_ENGINES)]
         stage = await stack.enter_async_context(on_stage(*engines, policy__name=policy))
-        await stage.until(lambda: len(stage.router.fleet.replicas) == NUM_ENGINES)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(NUM_ENGINES * PER_ENGINE):
                 tasks.create_task(stage.ask(ROUTES[path] | fields, path, headers=headers))
