@@ -477,7 +477,7 @@ MAKERS: dict[str, Maker] = {
     "events": docstring("router/kv_events/follower.py"),
     "tasks": docstring("router/run.py"),
     "sharing": docstring("router/cluster/__init__.py"),
-    "membership": docstring("router/cluster/membership.py"),
+    "index-writer": docstring("router/cluster/index_writer.py"),
     "store": docstring("router/cluster/redis_store.py"),
     "pooling": docstring("router/pool/follower.py"),
     "pool-keys": docstring("router/pool/keys.py"),

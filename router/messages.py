@@ -1,11 +1,11 @@
-"""What routers send one another through Redis: the structs, and how they are packed.
+"""What routers share through Redis: the structs, and how they are packed.
 
-Two streams of Redis. The *log* has deltas, what became of blocks: one router leads a candidate's
-part of it (it holds the lease), the others follow. The *work* stream has notes, what each router
-has in flight, so that load, claims and sessions count everywhere.
+Redis has the *index*, which blocks each candidate holds. Every router follows every engine itself;
+the router that holds a stream's lease writes what changed, as deltas. Redis also has a stream of
+*notes*: what each router has in flight, so that load, claims and sessions count everywhere.
 
 Deltas are absolute (these blocks are held now, of this one there are n copies now), never relative:
-one applied twice, or on top of a snapshot that has it already, does nothing.
+a delta that is written twice does no harm.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ MAX_GROUPS = 256
 MAX_UNKNOWN = 256
 """Kinds of prompts whose extra keys are not understood: adapters, mostly."""
 
-SCHEMA = 1
-"""Of everything in Redis. A router refuses data of another schema rather than misread it."""
+SCHEMA = 2
+"""Of everything in Redis. A router upgrades data of the schema before, and refuses any other."""
 
 StreamId = NewType("StreamId", str)
-"""What routers call a candidate's stream among themselves: its replica's configured name, or its
-base URL where it was given none, and `#rank`. Two routers may number their replicas differently."""
+"""What routers call a candidate's stream among themselves: its replica's name or else its base URL,
+and `#rank`. Two routers may number their replicas differently."""
 
 _StreamId = Annotated[StreamId, Meta(max_length=2_048)]
 
@@ -91,7 +91,7 @@ def unpack_keys(packed: bytes) -> list[BlockKey]:
     return keys.tolist()  # type: ignore[return-value]
 
 
-# -- the log: what became of blocks --------------------------------------------------------------
+# -- the index: which blocks are held ------------------------------------------------------------
 
 SharedTier = Literal["gpu", "cpu", "pool"]
 
@@ -121,9 +121,9 @@ class KvGroup(Struct, frozen=True, array_like=True, gc=False):
 
 
 class StreamStatus(Struct, frozen=True, array_like=True):
-    """How much of a candidate its leader knows.
+    """How much of a candidate's blocks the router that writes them knows.
 
-    `state` and `reason` are for people; the rest is what another router needs to lead in its place.
+    `state` and `reason` are for people; the rest is what a router needs to start from the blocks.
     """
 
     state: Literal["exact", "degraded", "blind"]
@@ -133,11 +133,11 @@ class StreamStatus(Struct, frozen=True, array_like=True):
     is_verified: bool = True  # the contract was found in the engine's events, not guessed
     is_suspect: bool = False  # matches do not count until history is read again
     lacks: Text = ""  # what the index has missed, until the next epoch
-    is_proven: bool = True  # a replay has shown that the engine is the one the blocks are of
+    unused_is_proven: bool = True  # of schema 1
     groups: Annotated[tuple[KvGroup, ...], Meta(max_length=MAX_GROUPS)] = ()
-    """Of a model with several KV groups, or one that is no full attention; in the order seen."""
+    """Of a model with several KV groups, or one without full attention; in the order seen."""
     unknown: Annotated[tuple[Text, ...], Meta(max_length=MAX_UNKNOWN)] = ()
-    """Kinds of prompts whose extra keys are not understood (router.kv_events.unknown_keys)."""
+    """Kinds of prompts with extra keys of an unknown form (router.kv_events.unknown_keys)."""
     removes_all_copies: bool = False  # one removal stands for all copies of a block
 
 
@@ -150,40 +150,28 @@ class TierChange(Struct, frozen=True, array_like=True):
     copies: tuple[tuple[BlockKey, int], ...] = ()  # held, in so many copies: n > 1, or 1 again
 
 
-class Delta(Struct, frozen=True, array_like=True):
-    """What changed in one stream since its last delta.
+class Delta(Struct, frozen=True, kw_only=True):
+    """What changed in one stream since the last delta.
 
-    `number` counts a stream's deltas: the one written next fits only if nothing was lost, or
-    written by another router, in between. The first delta of an epoch has `cleared`: all before it
-    is forgotten, on gpu and cpu tier (what the pool holds is no replica's).
-
-    `continues`: the rest of what changed follows in the next delta. Until one comes that does not
-    continue, the stream has no position: blocks of several moments are mixed, and a router that
-    resumed from any position would count copies twice.
+    After it the blocks contain all of the engine's batches up to `position`, and none behind
+    `newest`. The two differ while a large change is written in several deltas.
     """
 
-    stream_id: _StreamId
-    number: Number
-    cleared: bool = False
+    stream_id: StreamId
+    cleared: bool = False  # the blocks on gpu and cpu tier are forgotten first
     changes: tuple[TierChange, ...] = ()
-    position: Position | None = None  # None: as before; after a clear or `continues`: unknown
+    position: Position | None = None  # None: as before; after a clear there is none
+    newest: Position | None = None  # None: as before
     status: StreamStatus | None = None  # None: as before
-    pool: _StreamId | None = None  # whose the changes on tier pool are; None: this stream's
-    continues: bool = False
 
 
-class StreamHead(Struct, frozen=True, array_like=True):
-    """Where one stream stands in Redis.
+class StreamHead(Struct, frozen=True, kw_only=True):
+    """The state of one stream in Redis; see `Delta`."""
 
-    `has_leader`, which only a snapshot says: the last delta was written by the router that holds
-    the lease. Else no router has led since, for an unknown time, or the one that leads now has not
-    read yet what its engine did meanwhile.
-    """
-
-    number: Number  # of the last delta written
     position: Position | None
-    status: StreamStatus | None
-    has_leader: bool = True
+    newest: Position | None = None
+    status: StreamStatus | None = None
+    writer: str | None = None  # the router that wrote last
 
 
 # -- the work stream: what is in flight ----------------------------------------------------------
@@ -236,13 +224,6 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
     last: Number = 0
 
 
-class Suspected(Struct, frozen=True, array_like=True, tag="doubted"):
-    """A candidate's predictions turned out wrong: its leader must read history again."""
-
-    stream_id: _StreamId
-    reason: Text
-
-
 class Registered(Struct, frozen=True, array_like=True, tag="registered"):
     """The registry of replicas changed: read it again."""
 
@@ -285,7 +266,16 @@ class Cleared(Struct, frozen=True, array_like=True, tag="cleared"):
     body: Digest
 
 
-Note = Began | Answered | Ended | Alive | Suspected | Registered | Consumed | Left | Lost | Cleared
+class PoolChanged(Struct, frozen=True, array_like=True, tag="pool"):
+    """The router learned what became of blocks in a shared pool."""
+
+    stream_id: _StreamId
+    change: TierChange
+
+
+Note = (
+    Began | Answered | Ended | Alive | Registered | Consumed | Left | Lost | Cleared | PoolChanged
+)
 
 
 class Notes(Struct, frozen=True, array_like=True):
@@ -338,10 +328,8 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_delta = decoder(Delta, "msgpack")
 decode_position = decoder(Position, "msgpack")
 decode_status = decoder(StreamStatus, "msgpack")
-decode_head = decoder(StreamHead, "msgpack")
 decode_notes = decoder(Notes, "msgpack")
 decode_load = decoder(Load, "msgpack")
 decode_session = decoder(SessionState, "msgpack")

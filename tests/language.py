@@ -2,11 +2,10 @@
 
     python -m tests.language            every page, and every text in the code
     python -m tests.language FILES      these files
-    python -m tests.language --all FILES    these files, with every docstring and comment
 
-Pages are checked whole. Of Python files every text is checked that is no code: help, descriptions
-of options and metrics, log messages, errors, findings, and docstrings of commands. Of the alerts it
-is what an operator reads. Each problem is a line, `file:line: message`.
+Pages are checked whole. In Python files every text is checked: docstrings, comments, help,
+descriptions of options and metrics, log messages, errors and findings. In the alerts, the texts for
+operators are checked. Each problem is a line, `file:line: message`.
 
 A sentence ends with its paragraph, list item, table cell or line that ends in a colon. An inline
 code span is one word; a command block is none.
@@ -35,13 +34,6 @@ SOURCES = (
     "*.md", "docs/**/*.md", "router/**/*.py", "policies/**/*.py", "loadtest/**/*.py",
     "docker/grafana/*.py", "docker/prometheus/alerts.yml",
 )  # fmt: skip
-OLD = (
-    "router/cluster/",
-    "router/kv_events/",
-    "router/scheduling/",
-)
-"""Where docstrings and comments are not checked yet."""
-
 INSTEAD: Final = {
     r"dear(er|est)?": "expensive, or slow",
     r"cheap(er|est)? prefill": "fast prefill",
@@ -122,18 +114,13 @@ def _judge(sentence: str) -> Iterator[str]:
 # -------------------------------------------------------------------- texts in files
 
 
-def texts(path: Path, *, is_whole: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a file that people read, and the line each begins at.
-
-    Args:
-        is_whole: Include what only developers read: docstrings and comments.
-    """
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the texts of a file that people read, and the line each begins at."""
     content = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         yield from _of_python(ast.parse(content), content.splitlines())
-        if is_whole:
-            yield from _docstrings(ast.parse(content))
-            yield from _comments(content)
+        yield from _docstrings(ast.parse(content))
+        yield from _comments(content)
     elif path.suffix == ".yml":
         yield from _of_alerts(yaml.compose(content))
     else:
@@ -141,10 +128,7 @@ def texts(path: Path, *, is_whole: bool = False) -> Iterator[tuple[int, str]]:
 
 
 def _of_python(tree: ast.Module, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield docstrings of commands, and other strings that are sentences.
-
-    Other strings in triple quotes are queries, data and docstrings of what only developers read.
-    """
+    """Yield strings that are sentences; other strings in triple quotes are queries and data."""
     pieces: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "split":
@@ -155,9 +139,6 @@ def _of_python(tree: ast.Module, lines: Sequence[str]) -> Iterator[tuple[int, st
             text = "".join(map(_piece, node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in pieces:
             text = node.value
-        elif isinstance(node, ast.FunctionDef) and _is_command(node):
-            yield node.body[0].lineno, ast.get_docstring(node) or ""
-            continue
         else:
             continue
         in_triple_quotes = lines[node.lineno - 1].encode()[node.col_offset :].startswith(_TRIPLE)
@@ -204,12 +185,6 @@ def _piece(node: ast.expr) -> str:
     return str(node.value) if isinstance(node, ast.Constant) else "`value`"
 
 
-def _is_command(node: ast.FunctionDef) -> bool:
-    """Return whether the docstring of a function is the help of a command."""
-    decorators = [ast.unparse(each) for each in node.decorator_list]
-    return any("command(" in each or "group(" in each for each in decorators)
-
-
 def _of_alerts(node: yaml.Node | None) -> Iterator[tuple[int, str]]:
     """Yield summaries and descriptions."""
     if isinstance(node, yaml.SequenceNode):
@@ -223,22 +198,15 @@ def _of_alerts(node: yaml.Node | None) -> Iterator[tuple[int, str]]:
                 yield from _of_alerts(value)
 
 
-def _is_plain(path: Path) -> bool:
-    """Return whether a file's docstrings and comments are checked, too."""
-    name = path.resolve().relative_to(ROOT).as_posix()
-    return not name.startswith(OLD)
-
-
 def main(argv: Sequence[str]) -> int:
     """Print the problems of files; return 1 if there are any."""
-    names = [name for name in argv if name != "--all"]
-    files = [Path(name) for name in names] or [
+    files = [Path(name) for name in argv] or [
         path for pattern in SOURCES for path in sorted(ROOT.glob(pattern)) if path not in FOREIGN
     ]
     found = [
         f"{path.resolve().relative_to(ROOT)}:{at}: {message}"
         for path in files
-        for line, text in texts(path, is_whole="--all" in argv or _is_plain(path))
+        for line, text in texts(path)
         for at, message in problems(text, line)
     ]
     print("\n".join([*found, f"{len(found)} problems of language"]) if found else "language: ok")

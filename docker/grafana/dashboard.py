@@ -269,7 +269,7 @@ ROWS = [
                 mappings={"0": ("alone", RED), "1": ("shared", GREEN)},
             ),
             Panel("Live routers", "As each router counts them.", [Query(f"warmroute_routers{{{ROUTER}}}", "{{instance}}")], "none", width=6),
-            Panel("Who follows the engines", "leading: for all routers. following: through another router. direct: only for itself.", [Query(f"warmroute_feeds{{{ROUTER}}}", "{{instance}} {{role}}")], "none", width=6),
+            Panel("Who writes to Redis", "leading: this router also writes to Redis what it follows. direct: it only follows.", [Query(f"warmroute_feeds{{{ROUTER}}}", "{{instance}} {{role}}")], "none", width=6),
             Panel(
                 "Shared changes", "deltas: changes of caches. rewrites, snapshots: all blocks of a replica. gaps, garbage, refused: lost or foreign entries.",
                 [Query(rate("sharing_total", "kind"), "{{kind}}")], "ops", width=6,

@@ -68,22 +68,19 @@ def _redis_server(folder: Path) -> Iterator[redis.Redis]:
         process.wait()
 
 
-class _Writer:
-    """A store, and the running numbers of the streams it writes."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._numbers: dict[StreamId, int] = {}
-        self.store = store
-
-    async def write(self, stream_id: StreamId, keys: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
-        """Store a replica's blocks on gpu."""
-        await self.store.hold([stream_id])
-        deltas = []
-        for at in range(0, len(keys), _BLOCKS_A_DELTA):
-            self._numbers[stream_id] = self._numbers.get(stream_id, 0) + 1
-            change = TierChange("gpu", keys[at : at + _BLOCKS_A_DELTA].tobytes())
-            deltas.append(Delta(stream_id, self._numbers[stream_id], changes=(change,)))
-        assert set(await self.store.write(deltas)) <= {Written.OK}
+async def _write(
+    store: RedisStore, stream_id: StreamId, keys: np.ndarray[Any, np.dtype[np.uint64]]
+) -> None:
+    """Store a replica's blocks on gpu."""
+    await store.hold([stream_id])
+    deltas = [
+        Delta(
+            stream_id=stream_id,
+            changes=(TierChange("gpu", keys[at : at + _BLOCKS_A_DELTA].tobytes()),),
+        )
+        for at in range(0, len(keys), _BLOCKS_A_DELTA)
+    ]
+    assert set(await store.write(deltas)) <= {Written.OK}
 
 
 async def _opened(client: redis.Redis) -> RedisStore:
@@ -103,12 +100,11 @@ def _keys(num: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
 async def _memory(setting: Setting, client: redis.Redis) -> list[Line]:
     """Let one replica hold the blocks, then eight; then load all of it."""
     store = await _opened(client)
-    writer = _Writer(store)
     num_blocks = setting.size(1_000_000, 8_192)
     keys = _keys(num_blocks, 1)
     before = client.info("memory")["used_memory"]
     start_s = time.perf_counter()
-    await writer.write(StreamId("r1#0"), keys)
+    await _write(store, StreamId("r1#0"), keys)
     taken_s = time.perf_counter() - start_s
     lines = [
         Line(
@@ -121,9 +117,8 @@ async def _memory(setting: Setting, client: redis.Redis) -> list[Line]:
     ]
     for number in range(1, _NUM_HOLDERS + 1):
         if number > 1:
-            await writer.write(StreamId(f"r{number}#0"), keys)
+            await _write(store, StreamId(f"r{number}#0"), keys)
         if number in (1, _NUM_HOLDERS):
-            client.xtrim("{wr:default}:log", maxlen=0, approximate=False)
             grown = client.info("memory")["used_memory"] - before
             lines.append(
                 Line(
@@ -143,7 +138,8 @@ async def _loaded(store: RedisStore, num_blocks: int) -> Line:
     start_s = time.perf_counter()
     num_found = 0
     longest_s = since_s = 0.0
-    async for part in (await store.snapshot()).slices():
+    stream_ids = [StreamId(f"r{number}#0") for number in range(1, _NUM_HOLDERS + 1)]
+    async for part in (await store.snapshot(stream_ids)).slices():
         now_s = time.perf_counter()
         longest_s, since_s = max(longest_s, now_s - (since_s or now_s)), now_s
         num_found += sum(len(keys) for keys in part.values())
@@ -159,7 +155,6 @@ async def _loaded(store: RedisStore, num_blocks: int) -> Line:
 
 async def _looked_up(setting: Setting, client: redis.Redis) -> list[Line]:
     store = await _opened(client)
-    writer = _Writer(store)
     stream_ids = [StreamId(f"r{number + 1}#0") for number in range(_NUM_HOLDERS)]
     lines = []
     for num_tokens in _PROMPTS:
@@ -170,7 +165,7 @@ async def _looked_up(setting: Setting, client: redis.Redis) -> list[Line]:
         for sample in range(setting.size(20, 2)):
             keys = _keys(num_blocks, num_tokens + sample)
             for stream_id in stream_ids:
-                await writer.write(stream_id, keys[: rng.randrange(1, num_blocks)])
+                await _write(store, stream_id, keys[: rng.randrange(1, num_blocks)])
             client.config_resetstat()
             for _ in range(10):
                 start_s = time.perf_counter()

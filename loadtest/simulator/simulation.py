@@ -169,13 +169,12 @@ class _Simulation:
                 deadline_s=None if turn.deadline_s is None else now_s + turn.deadline_s,
             )
             router.queue.add(waiting)
-            if router.queue.has_limits(waiting):
+            if waiting.deadline_s is not None:
                 plan = router.plan(ask, now_s)
                 waiting.answers_at = plan.candidate.id
-                outlook = router.queue.expect(waiting, plan.prompt, now_s)
-                if outlook is not None and outlook.spare_ms < 0.0:
+                if router.queue.expect(waiting, plan.prompt, now_s).spare_ms < 0.0:
                     router.queue.remove(waiting)
-                    self._reject(waiting, outlook.limit, now_s)
+                    self._reject(waiting, "deadline", now_s)
                     return
             self._release(router, now_s)
 

@@ -306,7 +306,6 @@ class Parts:
                 PoolShare(pool.catalog, pool.follower, pool.name) for pool in self.pools.values()
             ],
             lease_s=config.redis.lease_s,
-            keeps_blocks=config.index.mode == "local",
             accounts=self.tenants.accounts if self.tenants is not None else None,
             count_failure=self.count_failure,
         )

@@ -18,7 +18,7 @@ from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject, size
 from router.check.seen import ReplicaSeen
 from router.cluster.redis_connection import RedisConnection
-from router.cluster.redis_log import read_heads
+from router.cluster.redis_snapshot import read_heads
 from router.config import IndexConfig, RedisConfig
 from router.errors import StoreError, StoreRefused
 from router.messages import (
@@ -33,7 +33,7 @@ from router.replicas.registry import Registry
 
 _MAX_STREAMS: Final = 10_000
 _FULL: Final = 0.9  # of maxmemory
-_SLOW_MS: Final = 5.0  # a round trip: deltas go out about as often
+_SLOW_MS: Final = 5.0  # a round trip; routers write about as often
 _REDIS: Final = Subject("redis")
 
 
@@ -41,11 +41,10 @@ class StreamSeen(Struct, frozen=True, kw_only=True):
     """One rank's event stream in Redis."""
 
     id: StreamId
-    number: int
     sequence: int | None  # the engine's last batch in it
     state: str | None
     reason: str | None
-    leader: str | None  # the router that holds its lease; None: no router does
+    leader: str | None  # the router that writes it: it holds the lease; None: no router does
 
 
 class RedisSeen(Struct, frozen=True, kw_only=True):
@@ -67,7 +66,6 @@ class RedisSeen(Struct, frozen=True, kw_only=True):
     routers: tuple[str, ...] = ()  # that live
     feeds: tuple[StreamSeen, ...] = ()
     pool_lister: str | None = None  # the router that lists the pool's keys for all
-    num_log_entries: int | None = None
     num_sessions: int | None = None
     refused: tuple[str, ...] = ()  # orders about replicas that no router follows, and why
 
@@ -119,13 +117,12 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
             ("HMGET", f"{base}meta", "schema"),
             ("HGETALL", f"{base}feeds"),
             ("ZRANGE", f"{base}routers", 0, -1, "WITHSCORES"),
-            ("XLEN", f"{base}log"),
             ("HLEN", f"{base}sessions"),
             ("HGETALL", f"{base}replicas"),
             ("TIME",),
         ]
     )
-    info, meta, feeds, routers, num_log, num_sessions, records, clock = replies.values
+    info, meta, feeds, routers, num_sessions, records, clock = replies
     for needed in (meta, feeds, routers):
         if isinstance(needed, Exception):
             raise await connection.refusal(needed)
@@ -153,7 +150,6 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
         feeds=tuple(
             StreamSeen(
                 id=name,
-                number=head.number,
                 sequence=head.position.sequence if head.position is not None else None,
                 state=head.status.state if head.status is not None else None,
                 reason=head.status.reason if head.status is not None else None,
@@ -162,7 +158,6 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
             for name, head in sorted(heads.items())
         ),
         pool_lister=_listers(leaders),
-        num_log_entries=num_log if isinstance(num_log, int) else None,
         num_sessions=num_sessions if isinstance(num_sessions, int) else None,
     )
     return found, _records(records)
@@ -266,10 +261,12 @@ def _distance(seen: RedisSeen, config: RedisConfig, index: IndexConfig) -> Itera
 def _namespace(seen: RedisSeen) -> Finding:
     if seen.schema is None:
         return _REDIS.ok("namespace", f"{seen.namespace!r} is new: the first router creates it")
+    if seen.schema == str(SCHEMA - 1):
+        text = f"{seen.namespace!r} has schema {seen.schema}: the first router upgrades it"
+        return _REDIS.ok("namespace", text)
     if seen.schema == str(SCHEMA):
-        log = f", {seen.num_log_entries:,} entries in the log" if seen.num_log_entries else ""
         sessions = f", {seen.num_sessions:,} sessions" if seen.num_sessions else ""
-        text = f"{seen.namespace!r}, schema {seen.schema}{log}{sessions}"
+        text = f"{seen.namespace!r}, schema {seen.schema}{sessions}"
         return _REDIS.ok("namespace", text)
     if not seen.schema.isdigit():
         hint = "the key belongs to another program: choose another --redis-namespace"
@@ -306,7 +303,7 @@ def _memory(seen: RedisSeen) -> Finding:
     if policy.startswith("volatile"):
         return _REDIS.warning(
             "memory",
-            f"{text}: it may evict leases, so leaders change without need",
+            f"{text}: it may evict leases, so routers write everything again without need",
             "maxmemory-policy noeviction",
         )
     if seen.used_bytes >= _FULL * limit:
@@ -319,7 +316,7 @@ def _memory(seen: RedisSeen) -> Finding:
 
 
 def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
-    """List the leaders of event streams; compare with the replicas that are configured here."""
+    """List who writes each stream; compare with the replicas that are configured here."""
     engines = [stream for stream in seen.feeds if not is_pool_stream(StreamId(stream.id))]
     if engines:
         yield _REDIS.ok("feeds", "; ".join(map(_stream, engines)))
@@ -330,8 +327,8 @@ def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findi
     if orphans and seen.routers:
         yield _REDIS.warning(
             "feeds",
-            f"no leader for {', '.join(orphans)}, although routers run",
-            "can the routers reach it, and is it in their configuration under this name?",
+            f"no router writes {', '.join(orphans)}, although routers run",
+            "can a router reach its event port, and do they configure it under this name?",
         )
     known = {_owner(stream) for replica in replicas for stream in _stream_ids(replica)}
     led = {_owner(stream.id) for stream in engines if stream.leader is not None}
@@ -347,7 +344,7 @@ def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findi
 def _stream(stream: StreamSeen) -> str:
     state = f" {stream.state.upper()}" if stream.state else ""
     why = f" ({stream.reason})" if stream.reason else ""
-    return f"{stream.id}{state}{why}, leader {stream.leader or 'none'}"
+    return f"{stream.id}{state}{why}, written by {stream.leader or 'no router'}"
 
 
 def _stream_ids(replica: ReplicaSeen) -> Iterator[StreamId]:

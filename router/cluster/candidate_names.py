@@ -1,8 +1,8 @@
 """What routers call each other's candidates: a candidate's stream id, and back.
 
-Two routers may number their replicas differently (`r1` here is `r2` there), so a stream is named by
-the replica's identity (its given name, else its base URL) and rank: `east#0`,
-`http://10.0.0.5:8000#2`. The rank is always said, whether or not there are others.
+Two routers may number their replicas differently: `r1` here is `r2` there. So a stream's id is the
+replica's identity and the rank: `east#0`, `http://10.0.0.5:8000#2`. The identity is the replica's
+name, or else its base URL. The rank is always part of it.
 """
 
 from __future__ import annotations

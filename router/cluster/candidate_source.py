@@ -1,7 +1,4 @@
-"""Where one candidate's blocks are known from: its engine, or another router that follows it.
-
-Both ways need the same facts of the replica; here they are in one place.
-"""
+"""One candidate's event stream: what the replica says of it, and how to open it."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ from typing import Final
 
 from policies.view import CandidateId
 from router.addresses import reachable_endpoint
-from router.cluster.shared_stream import SharedStream
-from router.contracts import DEFAULT_SEED, BlockKey
+from router.contracts import BlockKey
 from router.errors import ConfigError
 from router.index.block_index import BlockIndex
 from router.index.counters import StreamCounters
@@ -23,13 +19,19 @@ _DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not sa
 
 
 class CandidateSource:
-    """One candidate's streams and events.
+    """Creates one candidate's stream, and opens its events.
 
     Args:
-        block_size: None: the replica does not say.
-        capacity_blocks: None: likewise.
-        pool_stored: Takes what its connector wrote to the shared pool; None: it has none.
+        candidate: The candidate's name.
+        index: Where its blocks are put.
+        url: The replica's; hosts that an endpoint leaves out are taken from it.
         endpoint: Its event publisher; None: it has none.
+        replay_timeout_s: Longest wait for the next replay reply.
+        block_size: None: the replica does not say.
+        capacity_blocks: None: the replica does not say.
+        seeds: Texts to try as the engine's seed before the defaults.
+        lora_paths: Adapter name to path.
+        pool_stored: Takes what its connector wrote to the shared pool; None: it has none.
     """
 
     __slots__ = (
@@ -78,7 +80,7 @@ class CandidateSource:
         return self._endpoint is not None
 
     def rank_stream(self) -> RankStream:
-        """Create a stream for the engine's own events, that knows nothing yet."""
+        """Create a stream that knows nothing yet."""
         return RankStream(
             self.candidate,
             self._index,
@@ -90,22 +92,11 @@ class CandidateSource:
             counters=self._counters,
         )
 
-    def shared_stream(self) -> SharedStream:
-        """Create a stream for what another router publishes of them."""
-        return SharedStream(
-            self.candidate,
-            self._index,
-            block_size=self._block_size,
-            capacity_blocks=self._capacity_blocks,
-            seed=next(iter(self._seeds), DEFAULT_SEED),
-            counters=self._counters,
-        )
-
     def events(self) -> EngineEvents:
         """Open the event stream.
 
         Raises:
-            ConfigError: the endpoint is none.
+            ConfigError: the endpoint is not valid.
         """
         assert self._endpoint is not None
         replay = self._endpoint.replay_endpoint

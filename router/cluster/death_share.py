@@ -1,6 +1,6 @@
-"""What routers tell one another of requests that were at replicas when they went down.
+"""Shares the requests that were at replicas when these went down.
 
-Each tells what it finds, as notes; and all it knows when it finds another router, which may be new.
+Each router publishes what it notices. It publishes all it knows when another router is found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from router.replicas.deaths import Body, Deaths, Lost
 
 
 def share_deaths(deaths: Deaths, *, names: CandidateNames, outbox: Outbox, peers: Peers) -> None:
-    """Have routers know the same deaths."""
+    """Connect the deaths of this router with those of others."""
 
     def tell(lost: Lost, now_s: float) -> None:
         stream_id = names.stream_id_of(CandidateId(lost.replica))

@@ -1,7 +1,6 @@
 """Whether Redis can be used right now, and why not.
 
-What must live here: the state and its reason, the pauses between attempts. What must not: what to
-do about it (sharing), how to connect (router.cluster.redis_store).
+What to do about it is in sharing, how to connect in redis_store.
 """
 
 from __future__ import annotations

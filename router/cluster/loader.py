@@ -1,4 +1,4 @@
-"""Snapshots, in the background: what Redis knows of the streams that other routers lead."""
+"""Loads from Redis the blocks of candidates that this router begins to follow."""
 
 from __future__ import annotations
 
@@ -7,75 +7,116 @@ import logging
 import time
 from typing import Final
 
-from router.cluster.catch_up import Loading
-from router.cluster.membership import Membership, Memberships
+from msgspec import Struct
+
 from router.cluster.redis_snapshot import IndexSnapshot
 from router.cluster.redis_store import RedisStore
-from router.messages import StreamId
+from router.index.staged_blocks import StagedBlocks
+from router.messages import Position, StreamHead, StreamId, StreamStatus
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 0.02  # how soon a stream that wants its snapshot gets it
-_POSTPONED_S: Final = 0.1  # the same where the snapshot was worth less than what we know
+WAIT_S: Final = 2.0
+"""Longest wait for a stream that another router is writing as a whole."""
+
+_LOOK_S: Final = 0.02  # streams that are asked for within this time are loaded together
 _SLICE_S: Final = 0.002
 """Longest time to stage what was read before requests get a turn. A dict that grows comes on top:
 8 to 11 ms for the one of 175,000 blocks."""
 
 
-async def load_snapshots(store: RedisStore, memberships: Memberships) -> None:
-    """Load the snapshots that are wanted, several by one pass over the index, for ever.
+class Loaded(Struct):
+    """A stream's blocks: all batches up to `position`, and none behind `newest`."""
 
-    Raises:
-        StoreError: Redis is gone or will not do.
-    """
-    while True:
-        wanting = memberships.wanting()
-        is_done = not wanting or await _load(store, memberships, wanting)
-        await asyncio.sleep(_LOOK_S if is_done else _POSTPONED_S)
+    head: StreamHead
+    position: Position
+    status: StreamStatus
+    staged: StagedBlocks
+    newest: Position | None = None  # None: not known
 
 
-async def _load(store: RedisStore, memberships: Memberships, wanting: list[Membership]) -> bool:
-    """Load the snapshots of some streams; False: some were postponed."""
-    started_s = time.monotonic()
-    # From here on the log is kept.
-    loadings = {member.stream_id: memberships.begin_load(member) for member in wanting}
-    snapshot = await store.snapshot(list(loadings))
-    for stream_id, loading in loadings.items():
-        loading.head = snapshot.heads.get(stream_id)
-    accepted = [m for m in wanting if memberships.accepts(m, loadings[m.stream_id])]
-    with_blocks = {
-        member.stream_id: loadings[member.stream_id]
-        for member in accepted
-        if member.stream_id in snapshot.heads and member.has_blocks
-    }
-    num_blocks = await _stage(snapshot, with_blocks) if with_blocks else 0
-    ends = await store.heads() if with_blocks else {}
-    for member in accepted:
-        end = ends.get(member.stream_id)
-        through = end.number if end is not None else None
-        memberships.end_load(member, loadings[member.stream_id], through=through)
-    if with_blocks:
+class _Wanted(Struct):
+    result: asyncio.Future[Loaded | None]
+    until_s: float
+
+
+class SnapshotLoader:
+    """Loads streams, several in one pass over the index."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._wanted: dict[StreamId, _Wanted] = {}
+        self.num_loads = 0
+
+    async def load(self, stream_id: StreamId) -> Loaded | None:
+        """Load a stream's blocks; None: Redis does not have them."""
+        result: asyncio.Future[Loaded | None] = asyncio.get_running_loop().create_future()
+        self._wanted[stream_id] = _Wanted(result, time.monotonic() + WAIT_S)
+        return await result
+
+    def cancel(self) -> None:
+        """Load nothing: Redis is gone."""
+        for stream_id in list(self._wanted):
+            self._end(stream_id, None)
+
+    async def run(self) -> None:
+        """Load what is wanted, for ever.
+
+        Raises:
+            StoreError: Redis is gone or cannot be used.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._wanted:
+                await self.load_wanted()
+
+    async def load_wanted(self) -> None:
+        """Load the streams that are wanted now, if Redis has them."""
+        started_s = time.monotonic()
+        snapshot = await self._store.snapshot(tuple(self._wanted))
+        found: dict[StreamId, Loaded] = {}
+        for stream_id, wanted in list(self._wanted.items()):
+            head = snapshot.heads.get(stream_id)
+            if head is None or (head.position is None and started_s >= wanted.until_s):
+                self._end(stream_id, None)
+            elif head.position is not None:
+                if head.status is None:
+                    self._end(stream_id, None)
+                else:
+                    found[stream_id] = Loaded(head, head.position, head.status, StagedBlocks())
+        if not found:
+            return
+        num_blocks = await _stage(snapshot, found)
+        heads = await self._store.heads()
+        for stream_id, loaded in found.items():
+            loaded.newest = heads[stream_id].newest if stream_id in heads else None
+            self.num_loads += 1
+            self._end(stream_id, loaded)
         seconds = round(time.monotonic() - started_s, 2)
         logger.info(
-            "snapshot loaded",
-            extra={"streams": len(with_blocks), "blocks": num_blocks, "seconds": seconds},
+            "cache contents loaded from redis",
+            extra={"streams": len(found), "blocks": num_blocks, "seconds": seconds},
         )
-    return len(accepted) == len(wanting)
+
+    def _end(self, stream_id: StreamId, loaded: Loaded | None) -> None:
+        wanted = self._wanted.pop(stream_id, None)
+        if wanted is not None and not wanted.result.done():
+            wanted.result.set_result(loaded)
 
 
-async def _stage(snapshot: IndexSnapshot, loadings: dict[StreamId, Loading]) -> int:
-    """Read the blocks of some streams into their loadings; count them."""
+async def _stage(snapshot: IndexSnapshot, found: dict[StreamId, Loaded]) -> int:
+    """Read the streams' blocks; count them."""
     num_blocks = 0
     async for blocks in snapshot.slices():
         until_s = time.monotonic() + _SLICE_S
         for (stream_id, tier), keys in blocks.items():
-            if stream_id in loadings and tier != "pool":
-                loadings[stream_id].staged.add(tier, keys)
+            if stream_id in found and tier != "pool":
+                found[stream_id].staged.add(tier, keys)
                 num_blocks += len(keys)
             if time.monotonic() >= until_s:  # blocks are spread evenly: all dicts grow at once
                 await asyncio.sleep(0)
                 until_s = time.monotonic() + _SLICE_S
     for (stream_id, tier), copies in (await snapshot.copies()).items():
-        if stream_id in loadings and tier != "pool":
-            loadings[stream_id].staged.add(tier, (), copies.items())
+        if stream_id in found and tier != "pool":
+            found[stream_id].staged.add(tier, (), copies.items())
     return num_blocks

@@ -1,7 +1,7 @@
-"""What runs while Redis is there, one loop each: reading, writing, publishing, holding leases.
+"""What runs while Redis is there, one loop each: notes of other routers, our notes, leases.
 
-Each loop ends with the StoreError that ended it; `Sharing` then ends the others, goes on without
-Redis and begins anew. Nothing else may end them.
+Each loop ends with the StoreError that ended it. `Sharing` then ends the others, goes on without
+Redis and connects again. The loop that writes the index is in index_writer.
 """
 
 from __future__ import annotations
@@ -13,178 +13,66 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from router.cluster.membership import Membership, Memberships, Role
+from router.cluster.index_writer import FLUSH_S, IndexWriter
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
-from router.cluster.redis_log import Cursor
-from router.cluster.redis_store import RedisStore, Written
+from router.cluster.redis_store import RedisStore
 from router.errors import EMPTIED, StoreFull, StoreUnavailable
-from router.messages import Consumed, Delta, Notes, Registered, StreamId
+from router.messages import Consumed, Notes, PoolChanged, Registered, StreamId
 
 logger = logging.getLogger(__name__)
-
-FLUSH_S: Final = 0.005
-"""Deltas of so long go together, and notes of first tokens and ends: Redis has little to do."""
 
 _GATHER_S: Final = 0.002  # notes of requests that begin together go together
 
 USAGE_S: Final = 0.1
-"""Between two notes of what tenants used: so old is what routers know of one another's."""
+"""Pause between two notes of what tenants used."""
 
 _READ_S: Final = 1.0  # one blocking read: silence for so long is no failure
-_SLICE_S: Final = 0.004  # longest time to apply what was read before requests get a turn
 _FULL_PAUSE_S: Final = 1.0  # a full Redis is not asked more often
-_HURRY_S: Final = 0.05  # between beats while something waits for one
+_HURRY_S: Final = 0.05  # how soon the lease of a new stream is asked for
 
 
-class LogReader:
-    """Reads the log and the work stream from a cursor on."""
+class NoteReader:
+    """Reads the notes of other routers, and our own about pools: their order counts."""
 
     def __init__(
         self,
         store: RedisStore,
-        memberships: Memberships,
         peers: Peers,
         *,
-        me: str,
         on_registered: Callable[[], None],
-        on_pool: Callable[[Delta], None],
+        on_pool: Callable[[PoolChanged], None],
         on_consumed: Callable[[str, Consumed, float], None] = lambda *_: None,
     ) -> None:
         self._store = store
-        self._memberships = memberships
         self._peers = peers
-        self._me = me
         self._on_registered = on_registered
         self._on_pool = on_pool
         self._on_consumed = on_consumed
-        self.num_deltas = 0
-        self.num_gaps = 0
 
-    async def run(self, cursor: Cursor) -> None:
-        """Apply what comes, for ever.
+    async def run(self, after: str) -> None:
+        """Apply the notes behind an id, for ever.
 
         Raises:
-            StoreError: Redis is gone or will not do.
+            StoreError: Redis is gone or cannot be used.
         """
         while True:
-            reading = await self._store.read(cursor, block_s=_READ_S)
-            cursor = reading.cursor
-            if reading.is_gap:
-                cursor = await self._after_gap(cursor)
-            for notes in reading.notes:  # first: they are few, and load is old in no time
+            found, after = await self._store.read_notes(after, block_s=_READ_S)
+            for notes in found:
                 self._apply(notes)
-            until_s = time.monotonic() + _SLICE_S
-            for delta in reading.deltas:
-                self._memberships.receive(delta)
-                self._on_pool(delta)
-                self.num_deltas += 1
-                if time.monotonic() >= until_s:
-                    await asyncio.sleep(0)
-                    until_s = time.monotonic() + _SLICE_S
-
-    async def _after_gap(self, cursor: Cursor) -> Cursor:
-        """Load anew what others lead: entries are gone that were never read.
-
-        Raises:
-            StoreUnavailable: not some are gone but all: Redis was emptied.
-        """
-        self.num_gaps += 1
-        tail = (await self._store.snapshot(())).cursor
-        if tail.incarnation != cursor.incarnation:
-            raise StoreUnavailable(EMPTIED)
-        logger.warning("redis log: entries were lost, loading again")
-        self._memberships.reload()
-        return tail
+            await asyncio.sleep(0)
 
     def _apply(self, notes: Notes) -> None:
-        if notes.router == self._me:
-            return
         self._peers.apply(notes, time.monotonic())
-        if any(isinstance(note, Registered) for note in notes.notes):
-            self._on_registered()
+        is_own = notes.router == self._peers.name
         for note in notes.notes:
-            if isinstance(note, Consumed):
-                self._on_consumed(notes.router, note, time.monotonic())
-
-
-class DeltaWriter:
-    """Writes what changed in the streams we lead, and in what we know of the pool."""
-
-    def __init__(
-        self, store: RedisStore, memberships: Memberships, pool_deltas: Callable[[], list[Delta]]
-    ) -> None:
-        self._store = store
-        self._memberships = memberships
-        self._pool_deltas = pool_deltas
-        self.num_deltas = 0
-        self.num_refused = 0
-        self.is_full = False
-
-    async def run(self) -> None:
-        """Write for ever.
-
-        Raises:
-            StoreError: Redis is gone or will not do.
-        """
-        while True:
-            num_written = await self.flush()
-            if self.is_full:
-                await asyncio.sleep(_FULL_PAUSE_S)
-            else:
-                await asyncio.sleep(0 if num_written else FLUSH_S)
-
-    async def flush(self) -> int:
-        """Write one delta of each stream that has something to publish; return how many."""
-        batch: list[tuple[Membership | None, Delta]] = []
-        for member in self._memberships:
-            delta = self._memberships.next_delta(member) if member.role is Role.LEADING else None
-            if delta is not None:
-                batch.append((member, delta))
-        batch += [(None, delta) for delta in self._memberships.tombstones]
-        self._memberships.tombstones.clear()
-        batch += [(None, delta) for delta in self._pool_deltas()]
-        if not batch:
-            return 0
-        deltas = [delta for _, delta in batch]
-        results = await self._store.write(deltas)
-        for (leader, delta), result in zip(batch, results, strict=True):
-            self._note_result(leader, delta, result)
-        self._note_room(deltas, results)
-        return len(results)
-
-    def _note_result(self, member: Membership | None, delta: Delta, result: Written) -> None:
-        if result is Written.OK:
-            self.num_deltas += 1
-        else:
-            self.num_refused += 1
-        publication = member.publication if member is not None else None
-        if member is None or publication is None or publication.pending is not delta:
-            return
-        match result:
-            case Written.OK:
-                publication.acknowledge()
-            case Written.NO_ROOM:
-                publication.no_room()
-            case _:
-                if result is Written.LOST and not self.is_full:  # full: half of a large delta
-                    logger.warning(
-                        "redis lost written entries", extra={"candidate": member.candidate}
-                    )
-                self._memberships.step_down(member)
-
-    def _note_room(self, deltas: list[Delta], results: list[Written]) -> None:
-        """Note that Redis is full, or that it took what needs room."""
-        if Written.NO_ROOM in results:
-            if not self.is_full:
-                logger.error("redis is full: the shared index is not updated; raise maxmemory")
-            self.is_full = True
-        elif self.is_full and any(
-            result is Written.OK and any(change.stored for change in delta.changes)
-            for delta, result in zip(deltas, results, strict=True)
-        ):
-            logger.info("redis accepts writes again")
-            self.is_full = False
+            match note:
+                case PoolChanged():
+                    self._on_pool(note)
+                case Registered() if not is_own:
+                    self._on_registered()
+                case Consumed() if not is_own:
+                    self._on_consumed(notes.router, note, time.monotonic())
 
 
 class NotePublisher:
@@ -200,7 +88,7 @@ class NotePublisher:
         """Publish for ever; while nothing happens, nothing runs.
 
         Raises:
-            StoreError: Redis is gone or will not do.
+            StoreError: Redis is gone or cannot be used.
         """
         self._outbox.on_note = self._noted
         try:
@@ -240,7 +128,7 @@ async def publish_usage(store: RedisStore, take: Callable[[float], Consumed | No
     """Publish what tenants used here, for ever.
 
     Raises:
-        StoreError: Redis is gone or will not do.
+        StoreError: Redis is gone or cannot be used.
     """
     while True:
         note = take(time.monotonic())
@@ -251,12 +139,22 @@ async def publish_usage(store: RedisStore, take: Callable[[float], Consumed | No
 
 
 class LeaseKeeper:
-    """Sends heartbeats, and holds the leases of what this router leads."""
+    """Sends heartbeats, and holds leases: of the streams that can be written here, of pools.
+
+    Args:
+        store: Where the leases are.
+        writer: Writes the streams whose lease this router holds.
+        peers: The other routers; silent ones are removed.
+        outbox: What this router has in flight.
+        lease_s: How long a lease lasts.
+        further: Other leases.
+        on_held: Takes the leases that are ours now.
+    """
 
     def __init__(
         self,
         store: RedisStore,
-        memberships: Memberships,
+        writer: IndexWriter,
         peers: Peers,
         outbox: Outbox,
         *,
@@ -265,12 +163,13 @@ class LeaseKeeper:
         on_held: Callable[[frozenset[StreamId]], None],
     ) -> None:
         self._store = store
-        self._memberships = memberships
+        self._writer = writer
         self._peers = peers
         self._outbox = outbox
         self._beat_s = lease_s / 6
         self._further = further
         self._on_held = on_held
+        self._asked: frozenset[StreamId] = frozenset()
         self.held: frozenset[StreamId] = frozenset()
         self.num_routers = 1
 
@@ -278,39 +177,32 @@ class LeaseKeeper:
         """Beat, renew and acquire, six times per lease, for ever.
 
         Raises:
-            StoreError: Redis is gone, will not do, or has lost everything (flushed).
+            StoreError: Redis is gone, cannot be used, or was emptied.
         """
         while True:
-            now_s = time.monotonic()
-            beat = await self._store.beat(self._outbox.load(now_s))
-            if beat.incarnation != incarnation:
-                raise StoreUnavailable(EMPTIED)
-            self.num_routers = len(beat.routers)
-            if self._peers.wanted():
-                self._peers.join(await self._store.loads(), time.monotonic())
-            is_settled = await self._hold()
-            self._outbox.alive()
-            self._peers.expire(time.monotonic())
-            await self._pause(is_settled)
+            await self.beat(incarnation)
+            await self._pause()
 
-    async def _hold(self) -> bool:
-        """Renew our leases, take free ones, and lead accordingly; True: nothing is left to do."""
-        wanted = [member.stream_id for member in self._memberships]
-        self.held = await self._store.hold([*wanted, *self._further])
-        must_read = any(
-            member.stream_id in self.held and member.role is not Role.LEADING
-            for member in self._memberships
-        )
-        heads = await self._store.heads() if must_read else {}
-        is_settled = self._memberships.reconcile(self.held, heads)
+    async def beat(self, incarnation: str) -> None:
+        """Send one heartbeat, renew our leases and take free ones."""
+        beat = await self._store.beat(self._outbox.load(time.monotonic()))
+        if beat.incarnation != incarnation:
+            raise StoreUnavailable(EMPTIED)
+        self.num_routers = len(beat.routers)
+        if self._peers.wanted():
+            self._peers.join(await self._store.loads(), time.monotonic())
+        self._asked = frozenset(self._writer.wanted())
+        self.held = await self._store.hold([*self._asked, *self._further])
+        heads = await self._store.heads() if self._writer.needs_heads(self.held) else {}
+        self._writer.update(self._asked, self.held, heads)
         self._on_held(self.held)
-        return is_settled
+        self._outbox.alive()
+        self._peers.expire(time.monotonic())
 
-    async def _pause(self, is_settled: bool) -> None:
-        """Wait for the next beat; less while something has to be taken over, or is new."""
-        known = {member.stream_id for member in self._memberships}
+    async def _pause(self) -> None:
+        """Wait for the next beat, less if there is a new stream."""
         until_s = time.monotonic() + self._beat_s
         while time.monotonic() < until_s:
             await asyncio.sleep(min(_HURRY_S, self._beat_s))
-            if not is_settled or {member.stream_id for member in self._memberships} != known:
+            if not self._asked.issuperset(self._writer.wanted()):
                 return

@@ -1,4 +1,4 @@
-"""What operators ordered, among routers: replicas added or drained, experiments stopped."""
+"""Shares what operators ordered: replicas added or drained, experiments stopped."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Our requests as notes for other routers, until a loop takes them.
+"""Our requests as notes for other routers, until a loop publishes them.
 
-What must live here: what is open here, which notes wait, what to do when they are lost. What must
-not: how and when notes travel (redis_store, loops), other routers' notes (peers).
+Part of this module: what is open here, which notes wait, what happens if they are lost. Elsewhere:
+how notes travel (redis_store, loops), other routers' notes (peers).
 
-Overflow rule: above `max_notes`, or `max_bytes` of claimed keys, all of it is dropped, and what is
-taken next lists every open lease anew, with a heartbeat that ends the rest; `resend` does the same
-for notes that were taken and may not have arrived. What that loses is what others would have
-learned from requests that are over by then: first-token times, sessions (which are stored, too).
+Waiting notes are bounded by `max_notes`, their claimed keys by `max_bytes`. Beyond that all notes
+are dropped, and the next ones list every open lease, with a heartbeat that ends the rest. `resend`
+does the same if notes may not have arrived. Others then miss first-token times and sessions of
+requests that are over.
 
-Cost: a request takes three notes, some 60 bytes each, and its claim, 8 bytes a new block: of a
-turn with 2,000 new tokens 1 kB, of a cold prompt of 100,000 tokens 50 kB. Of prompts to BLIND
-candidates the whole chain goes: all routers guess alike what is cached there.
+A request takes three notes of about 60 bytes, and 8 bytes for each block that it will compute. A
+turn with 2,000 new tokens takes 1 kB, a cold prompt of 100,000 tokens 50 kB. For BLIND candidates
+the whole chain is sent, because all routers guess their contents in the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from policies.view import CandidateId
 from router.cluster.candidate_names import CandidateNames
 from router.index.cache_view import CacheView
 from router.index.claim import Claim
@@ -37,8 +36,6 @@ from router.messages import (
     Note,
     OpenLease,
     SessionState,
-    StreamId,
-    Suspected,
     encode,
     pack_keys,
 )
@@ -58,7 +55,7 @@ class _Own(Struct):
 
 
 def _ignore(is_urgent: bool) -> None:
-    """Do nothing about a note: it is published to no router."""
+    """Ignore a note: nothing is published."""
 
 
 class Outbox:
@@ -75,8 +72,7 @@ class Outbox:
         max_bytes: int = 16 * 1024 * 1024,
     ) -> None:
         self.on_note: Callable[[bool], None] = _ignore
-        """Called when there is something to take, with whether it is urgent: until others know
-        where a request went, theirs go there, too."""
+        """Called when there is a note to take, with whether it is urgent."""
         self._caches = caches
         self._sessions = sessions
         self._names = names
@@ -86,7 +82,6 @@ class Outbox:
         self._open: dict[int, _Own] = {}
         self._last = 0
         self._notes: list[Note] = []
-        self._suspicions: dict[StreamId, Suspected] = {}  # one of a stream is enough
         self._told: deque[Lost | Cleared] = deque(maxlen=max_notes)
         self._num_bytes = 0
         self._is_lost = False
@@ -147,13 +142,6 @@ class Outbox:
         if self._open.pop(lease.number, None) is not None:
             self._put(Ended(lease.number, computed))
 
-    def suspected(self, candidate: CandidateId, reason: str) -> None:
-        """Ask a candidate's leader to read history anew: predictions turned out wrong."""
-        stream_id = self._names.stream_id_of(candidate)
-        if stream_id is not None:
-            self._suspicions[stream_id] = Suspected(stream_id, reason)
-            self.on_note(False)
-
     def tell(self, note: Lost | Cleared) -> None:
         """Put a note of a request that was lost into the outbox."""
         self._told.append(note)
@@ -172,15 +160,14 @@ class Outbox:
                 if own.is_answered:
                     self._notes.append(Answered(number))
             self._notes.append(Alive(tuple(self._open), self._last))
-        notes = (*self._notes, *self._suspicions.values(), *self._told)
+        notes = (*self._notes, *self._told)
         self._notes.clear()
         self._told.clear()
-        self._suspicions.clear()
         self._num_bytes = 0
         return notes
 
     def resend(self) -> None:
-        """Publish everything anew: notes did not arrive, or not for certain."""
+        """Publish everything again: notes did not arrive, or may not have."""
         self._metrics.notes_dropped.inc(len(self._notes))
         self._notes.clear()
         self._num_bytes = 0

@@ -6,9 +6,9 @@
     alive      a heartbeat              ends what was lost on the way
     left       it has ended             ends what it had left open
 
-Each note changes the same fleet, caches and sessions that our own requests do. What must not live
-here: how and when notes travel (redis_store, loops), our own (outbox). A note may be late, lost or
-arrive twice: see router.cluster.lease_tracker.
+Each note changes the same fleet, caches and sessions that our own requests change. A note may be
+late, lost or received twice: see router.cluster.lease_tracker. How notes travel is in redis_store
+and loops, our own notes are in outbox.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from policies.view import CandidateId
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.lease_tracker import LeaseTracker
 from router.contracts import BlockKey
@@ -36,9 +35,9 @@ from router.messages import (
     Load,
     Lost,
     Notes,
+    PoolChanged,
     Registered,
     SessionState,
-    Suspected,
     decode_load,
     unpack_keys,
 )
@@ -100,8 +99,6 @@ class Peers:
         lease_s: float = LEASE_S,
     ) -> None:
         self.name = name
-        self.on_suspected: Callable[[CandidateId, str], None] = _ignore
-        """Called with candidate and reason where another router found predictions wrong."""
         self.on_lost: Callable[[Lost | Cleared, float], None] = _ignore
         """Called with what another router says of requests that were lost, and now."""
         self.on_found: Callable[[float], None] = _ignore
@@ -135,21 +132,15 @@ class Peers:
                     self._end(peer.work.end(number), now_s, computed=computed)
                 case Alive(open=numbers, last=last):
                     self._kept(peer, peer.work.keep(numbers, last), now_s)
-                case Suspected(stream_id=stream_id, reason=reason):
-                    candidate = self._names.candidate_of(stream_id)
-                    if candidate is not None:
-                        self.on_suspected(candidate, reason)
                 case Lost() | Cleared():
                     self.on_lost(note, now_s)
-                case Consumed():
-                    pass  # for the tenants' accounts
-                case _:
-                    assert isinstance(note, Registered)  # for the registry's loop
+                case Consumed() | PoolChanged() | Registered() | Left():
+                    pass  # for others: see router.cluster.loops
 
     def join(self, loads: Mapping[str, bytes], now_s: float) -> None:
-        """Take over what other routers have in flight; again where `wanted` says so.
+        """Take over what other routers have in flight.
 
-        Each may be older or newer than the notes that follow.
+        Each load may be older or newer than the notes that follow.
         """
         joined: list[tuple[_Peer, Load]] = []
         for router, packed in loads.items():

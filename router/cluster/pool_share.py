@@ -1,12 +1,11 @@
 """What routers share of the shared pool: who lists it, and what each has learned.
 
-One router holds the lease `pool` (`pool@NAME` of one that has a name) and lists the master's keys.
-All learn: from the events of the engines they follow, from verification. What any of them learns it
-writes without a lease, and the last entry in the log counts: our own come back in their place among
-the others'.
+One router holds the lease `pool` (`pool@NAME` if the pool has a name) and lists the master's keys.
+All routers learn: from the events of engines, from verification. Each writes what it learned, which
+needs no lease, and publishes it as notes. The last note about a block counts, our own included.
 
-A router that joins adds what Redis has to what it knows, and publishes what Redis lacks. What is
-stale of either goes with the next listing.
+A router that joins adds what Redis has to what it knows, and publishes what Redis lacks. The next
+listing removes what is stale.
 """
 
 from __future__ import annotations
@@ -15,7 +14,15 @@ import logging
 from typing import Final
 
 from router.cluster.redis_store import RedisStore
-from router.messages import Delta, StreamId, TierChange, pack_keys, pool_lister, pool_stream
+from router.messages import (
+    Delta,
+    PoolChanged,
+    StreamId,
+    TierChange,
+    pack_keys,
+    pool_lister,
+    pool_stream,
+)
 from router.pool.catalog import PoolCatalog
 from router.pool.directory import PoolDirectory
 from router.pool.follower import PoolFollower
@@ -53,13 +60,13 @@ class PoolShare:
             )
 
     def came_up(self) -> None:
-        """Redis is there (again): begin to note what we learn."""
+        """Begin to note what we learn: Redis is there."""
         self._is_up = True
         self._joined.clear()
         self._rest.clear()
 
     def went_down(self) -> None:
-        """Redis is gone: publish nothing."""
+        """Publish nothing: Redis is gone."""
         self._is_up = False
         for directory in self._pool.directories.values():
             directory.journal(False)
@@ -91,7 +98,7 @@ class PoolShare:
         self._pool.wants_listing = True
 
     def take(self) -> list[Delta]:
-        """Hand out what we learned, as deltas that need no lease."""
+        """Return what we learned since the last call."""
         deltas, self._rest = self._rest, []
         for model in self._joined if self._is_up else ():
             change = self._pool.directories[model].take_changes()
@@ -99,22 +106,16 @@ class PoolShare:
                 deltas.append(self._delta(model, change))
         return deltas
 
-    def apply(self, delta: Delta) -> None:
-        """Learn what a router learned; our own entries, too, in the order of the log."""
-        stream_id, own = delta.pool or delta.stream_id, pool_stream("", self._name)
-        if not stream_id.startswith(own):
+    def apply(self, note: PoolChanged) -> None:
+        """Apply what a router learned."""
+        own = pool_stream("", self._name)
+        directory = self._pool.directories.get(note.stream_id.removeprefix(own))
+        if directory is None or not note.stream_id.startswith(own):
             return
-        model = stream_id.removeprefix(own)
-        directory = self._pool.directories.get(model)
-        for change in delta.changes:
-            if change.tier != "pool":
-                continue
-            if directory is not None:
-                try:
-                    directory.apply(change)
-                except ValueError:
-                    logger.warning("a delta of the pool is not understood", extra={"model": model})
+        try:
+            directory.apply(note.change)
+        except ValueError:
+            logger.warning("a note of the pool is not valid", extra={"stream": note.stream_id})
 
     def _delta(self, model: str, change: TierChange) -> Delta:
-        stream_id = pool_stream(model, self._name)
-        return Delta(stream_id, 0, changes=(change,), pool=stream_id)
+        return Delta(stream_id=pool_stream(model, self._name), changes=(change,))

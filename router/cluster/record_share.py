@@ -1,4 +1,4 @@
-"""What is kept of requests for other routers, and for a router that starts: sessions, responses."""
+"""Stores sessions and responses, for other routers and for a router that starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from router.cluster.loops import FLUSH_S
+from router.cluster.index_writer import FLUSH_S
 from router.cluster.order_share import FULL_S
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers

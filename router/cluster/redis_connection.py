@@ -1,22 +1,19 @@
 """The way to Redis: which server has the data, a few connections there, deadlines.
 
-What must live here: TLS, passwords, Sentinel, Cluster, pipelines of raw commands. What must not:
-keys and what they hold (redis_store), which error means what (redis_errors), what a server says of
-itself (redis_server).
+Part of this module: TLS, passwords, Sentinel, Cluster, pipelines of raw commands. Elsewhere: keys
+(redis_store), the meaning of errors (redis_errors), a server's description (redis_server).
 
-All keys of a namespace share one hash tag, so in a Cluster they lie on one node: it is looked for
-and then spoken to like any other server. Every operation ends by its deadline; a connection that
-was left in the middle of a reply is cut, never used again.
+All keys of a namespace share one hash tag, so in a Cluster they are on one node. That node is then
+used like any other server. Every operation ends by its deadline. A connection that was left in the
+middle of a reply is cut, never used again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, Final
 
 from redis import exceptions as errors
 from redis.asyncio import BlockingConnectionPool
@@ -50,17 +47,6 @@ Command = tuple[Word, ...]
 _MAX_CONNECTIONS: Final = 16
 
 
-class Replies(NamedTuple):
-    """What came back, errors among it, and which life of the server it came from.
-
-    `origin` changes when the server restarts and with every fail-over: what was written last
-    before that may be gone.
-    """
-
-    values: list[Any]
-    origin: str
-
-
 class RedisConnection:
     """A few connections to the one server that has a namespace's data.
 
@@ -82,7 +68,6 @@ class RedisConnection:
         self._seeds = [home] if home is not None else [address_of(s) for s in config.sentinels]
         self._pool: BlockingConnectionPool | None = None
         self._locating = asyncio.Lock()
-        self._origins: WeakKeyDictionary[AbstractConnection, str] = WeakKeyDictionary()
         self.server: Server | None = None  # None: not reached yet
 
     async def ask(self, *command: Word, timeout_s: float | None = None) -> Any:
@@ -91,14 +76,14 @@ class RedisConnection:
         Raises:
             StoreUnavailable: no answer, or not in time; StoreRefused: an error.
         """
-        (value,) = (await self.ask_all([command], timeout_s=timeout_s)).values
+        (value,) = await self.ask_all([command], timeout_s=timeout_s)
         if isinstance(value, Exception):
             raise await self.refusal(value)
         return value
 
     async def ask_all(
         self, commands: Sequence[Command], *, timeout_s: float | None = None
-    ) -> Replies:
+    ) -> list[Any]:
         """Send commands at once and read all replies; one that is an error is given as such.
 
         Raises:
@@ -128,10 +113,9 @@ class RedisConnection:
         return named
 
     async def close(self) -> None:
-        """Cut the connections; the next operation looks for the server anew.
+        """Cut the connections; the next operation looks for the server again.
 
-        One that is in use is cut by its user in the end: redis-py's connections cannot be pulled
-        from under a reader.
+        A connection in use is cut when its operation ends.
         """
         pool, self._pool = self._pool, None
         if pool is not None:
@@ -140,13 +124,12 @@ class RedisConnection:
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _exchange(self, commands: Sequence[Command]) -> Replies:
+    async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         pool = self._pool or await self._located()
         connection: AbstractConnection = await pool.get_connection()  # type: ignore[no-untyped-call]
         try:
             await _send(connection, commands)
-            values = [await _reply(connection) for _ in commands]
-            return Replies(values, self._origins[connection])
+            return [await _reply(connection) for _ in commands]
         except BaseException:  # cancelled as well: replies may be under way
             await connection.disconnect(nowait=True)
             raise
@@ -257,7 +240,6 @@ class RedisConnection:
                 await connection.on_connect()
                 await connection.send_command("HELLO", 2)
                 self.server = check_server(as_map(await connection.read_response()), address, mode)
-                self._origins[connection] = await _origin(connection)
             except BaseException:  # or the pool would take it for ready
                 await connection.disconnect(nowait=True)
                 raise
@@ -284,17 +266,6 @@ async def _reply(connection: AbstractConnection) -> Any:
         return await connection.read_response(disconnect_on_error=False)
     except errors.ResponseError as exc:
         return exc
-
-
-async def _origin(connection: AbstractConnection) -> str:
-    """Name this life of the server; where it may not be asked, every connection is a new one."""
-    await connection.send_command("INFO", "server")
-    reply = await _reply(connection)
-    if isinstance(reply, bytes):
-        for line in reply.decode(errors="replace").splitlines():
-            if line.startswith("run_id:"):
-                return line.removeprefix("run_id:")
-    return f"unknown-{uuid.uuid4().hex}"
 
 
 _KINDS: Final[dict[str, type[AbstractConnection]]] = {

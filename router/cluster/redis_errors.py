@@ -1,4 +1,4 @@
-"""What goes wrong with Redis, under our own names: redis-py's exceptions end here."""
+"""Errors of Redis, as ours: redis-py's exceptions end here."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class StoreFacts(Struct, frozen=True, kw_only=True):
 
 async def memory_of(connection: RedisConnection) -> tuple[int | None, int | None, str]:
     """Ask for memory in use and allowed, and what happens beyond; refuse to be evicted."""
-    (reply,) = (await connection.ask_all([("INFO", "memory")])).values
+    (reply,) = await connection.ask_all([("INFO", "memory")])
     if not isinstance(reply, bytes):  # the ACL user may not ask
         return None, None, ""
     lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())

@@ -70,7 +70,7 @@ class RedisRecords:
         """Write which replicas issued responses, each for `ttl_s`."""
         ttl = max(1, round(ttl_s))
         commands = [("SET", self._response(key), owners[key], "EX", ttl) for key in owners]
-        for value in (await self._connection.ask_all(commands)).values:
+        for value in await self._connection.ask_all(commands):
             if isinstance(value, Exception):
                 raise await self._connection.refusal(value)
 

@@ -1,9 +1,8 @@
 """The scripts that run in Redis, and how they are called.
 
-They lie in `lua/`, each with its arguments at the top. All of them get one key, `…:meta`, and make
-the others from it: the hash tag keeps every key of a namespace in one slot. They run on Redis 6.2
-and 7 and on Valkey; what they read of the clock or at random they only use in effects, which is
-what Redis replicates since version 5.
+The scripts are in `lua/`, each with its arguments at the top. All of them get one key, `…:meta`,
+and derive the others: the hash tag keeps every key of a namespace in one slot. They run on Redis
+6.2 and 7 and on Valkey. Scripts may read the clock, because Redis replicates their effects.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Final
 from msgspec import Struct
 from redis.exceptions import NoScriptError
 
-from router.cluster.redis_connection import Command, RedisConnection, Replies, Word
+from router.cluster.redis_connection import Command, RedisConnection, Word
 
 
 class Script(Struct, frozen=True):
@@ -53,7 +52,7 @@ ALL: Final = (
 
 
 class Scripts:
-    """Calls scripts on one namespace; loads them again where Redis has forgotten them."""
+    """Calls scripts on one namespace; loads them again if Redis has forgotten them."""
 
     def __init__(self, connection: RedisConnection, meta: str) -> None:
         self._connection = connection
@@ -65,8 +64,7 @@ class Scripts:
         Raises:
             StoreError: see `RedisConnection.ask`.
         """
-        replies = await self._connection.ask_all([("SCRIPT", "LOAD", s.text) for s in ALL])
-        for value in replies.values:
+        for value in await self._connection.ask_all([("SCRIPT", "LOAD", s.text) for s in ALL]):
             if isinstance(value, Exception):
                 raise await self._connection.refusal(value)
 
@@ -76,14 +74,14 @@ class Scripts:
         Raises:
             StoreError: see `RedisConnection.ask`.
         """
-        (value,) = (await self.run_all(script, [words], timeout_s=timeout_s)).values
+        (value,) = await self.run_all(script, [words], timeout_s=timeout_s)
         if isinstance(value, Exception):
             raise await self._connection.refusal(value)
         return value
 
     async def run_all(
         self, script: Script, calls: Sequence[Sequence[Word]], *, timeout_s: float | None = None
-    ) -> Replies:
+    ) -> list[Any]:
         """Run a script several times in one pipeline; errors are given as replies.
 
         Raises:
@@ -93,11 +91,11 @@ class Scripts:
             ("EVALSHA", script.digest, 1, self._meta, *words) for words in calls
         ]
         replies = await self._connection.ask_all(commands, timeout_s=timeout_s)
-        missed = [i for i, v in enumerate(replies.values) if isinstance(v, NoScriptError)]
+        missed = [i for i, v in enumerate(replies) if isinstance(v, NoScriptError)]
         if missed:  # restarted, flushed, failed over
             await self.load()
             again = [commands[i] for i in missed]
             later = await self._connection.ask_all(again, timeout_s=timeout_s)
-            for i, value in zip(missed, later.values, strict=True):
-                replies.values[i] = value
+            for i, value in zip(missed, later, strict=True):
+                replies[i] = value
         return replies

@@ -1,10 +1,8 @@
-"""All that Redis knows of blocks, in slices: what a router begins with, or begins again.
+"""All blocks that Redis knows of some streams, in slices: what a router starts with.
 
-Packed by a script over ranges of buckets, so that one call takes a millisecond or two and others
-are served in between; unpacked by numpy. Slices are of different moments. That does no harm, for
-the log is followed from a cursor taken before the first of them, and what it says is absolute.
-But where Redis is emptied on the way, what is there already is a torn part of the old index: with
-the position that the whole had it would count, and no delta would bring the rest.
+A script packs ranges of buckets, so that one call takes a millisecond or two; numpy unpacks them.
+Slices are of different moments, so a stream's blocks may be newer than the position that was read
+first. If Redis is emptied meanwhile, the blocks read so far are of no use.
 """
 
 from __future__ import annotations
@@ -13,20 +11,26 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from router.cluster.redis_connection import RedisConnection
-from router.cluster.redis_log import MAX_STREAMS, Cursor, is_number, read_heads
 from router.cluster.redis_scripts import BEGIN, SLICE, Scripts
 from router.contracts import BlockKey
 from router.errors import EMPTIED, StoreRefused, StoreUnavailable
-from router.messages import SharedTier, StreamHead, StreamId, unpack_keys
+from router.messages import (
+    SharedTier,
+    StreamHead,
+    StreamId,
+    decode_position,
+    decode_status,
+    unpack_keys,
+)
 
 Holder = tuple[StreamId, SharedTier]
 Keys = NDArray[np.uint64]
 
 NUM_BUCKETS: Final = 1 << 16
+MAX_STREAMS: Final = 65_536
 
 _BLOCKS_A_CALL: Final = 2_000  # 1 ms of the server's time
 _COPIES_A_CALL: Final = 1_000
@@ -36,20 +40,26 @@ _TIERS: Final = frozenset(get_args(SharedTier))
 
 
 class IndexSnapshot:
-    """What a snapshot begins with; `slices` and `copies` bring the blocks.
+    """The heads of the wanted streams, and an iterator over their blocks.
 
-    `cursor`: follow the log from here. `heads`: of each stream, no later than the blocks.
+    Args:
+        incarnation: Of the namespace when the snapshot began.
+        work_id: The last note at that moment.
+        heads: Of each stream, no later than its blocks.
+        bits: The holders of each bit.
     """
 
-    __slots__ = ("_base", "_bits", "_connection", "_holders_of", "_scripts", "cursor", "heads",
-                 "num_garbage")  # fmt: skip
+    __slots__ = ("_base", "_bits", "_connection", "_holders_of", "_scripts", "heads",
+                 "incarnation", "num_garbage", "work_id")  # fmt: skip
 
     def __init__(
         self,
         connection: RedisConnection,
         scripts: Scripts,
         base: str,
-        cursor: Cursor,
+        *,
+        incarnation: str,
+        work_id: str,
         heads: Mapping[StreamId, StreamHead],
         bits: Mapping[int, Holder],
     ) -> None:
@@ -58,7 +68,8 @@ class IndexSnapshot:
         self._base = base
         self._bits = bits
         self._holders_of: dict[bytes, tuple[Holder, ...]] = {}
-        self.cursor = cursor
+        self.incarnation = incarnation
+        self.work_id = work_id
         self.heads = heads
         self.num_garbage = 0
 
@@ -75,10 +86,10 @@ class IndexSnapshot:
             keys = self._unpacked(packed)
             if keys:
                 yield keys
-        await self._still_there()
+        await self._check_incarnation()
 
     async def copies(self) -> dict[Holder, dict[BlockKey, int]]:
-        """Read which blocks are held in more than one copy, and in how many.
+        """Read which blocks are held in several copies, and in how many.
 
         Raises:
             StoreError: Redis failed or was emptied.
@@ -91,18 +102,18 @@ class IndexSnapshot:
                     "HSCAN", f"{self._base}copies:{bit}", position, "COUNT", _COPIES_A_CALL
                 )
                 for key, count in zip(flat[::2], flat[1::2], strict=True):
-                    if len(key) == 8 and is_number(count) and int(count) > 0:
+                    if len(key) == 8 and _is_number(count) and int(count) > 0:
                         copies.setdefault(holder, {})[BlockKey(unpack_keys(key)[0])] = int(count)
                     else:
                         self.num_garbage += 1
                 if position == b"0":
                     break
-        await self._still_there()
+        await self._check_incarnation()
         return copies
 
-    async def _still_there(self) -> None:
+    async def _check_incarnation(self) -> None:
         (found,) = await self._connection.ask("HMGET", f"{self._base}meta", "incarnation")
-        if (found or b"") != self.cursor.incarnation.encode():
+        if (found or b"") != self.incarnation.encode():
             raise StoreUnavailable(EMPTIED)
 
     def _unpacked(self, packed: Sequence[bytes]) -> dict[Holder, Keys]:
@@ -123,7 +134,7 @@ class IndexSnapshot:
         }
 
     def _holders(self, value: bytes) -> tuple[Holder, ...]:
-        """Name the holders whose bits are set; bits of the dead have no name."""
+        """Name the holders whose bits are set; dead bits have no name."""
         if len(value) > _MAX_VALUE_BYTES:
             self.num_garbage += 1
             return ()
@@ -136,39 +147,50 @@ class IndexSnapshot:
 
 
 async def begin_snapshot(
-    connection: RedisConnection,
-    scripts: Scripts,
-    base: str,
-    wanted: Collection[StreamId] | None,
+    connection: RedisConnection, scripts: Scripts, base: str, wanted: Collection[StreamId]
 ) -> IndexSnapshot:
-    """Read cursor, heads and holders, all of one moment; of `wanted` streams or of all."""
-    replies = await scripts.run_all(BEGIN, [()])
-    (value,) = replies.values
-    if isinstance(value, Exception):
-        raise await connection.refusal(value)
-    incarnation, log_number, log_id, work_id, holders, flat_heads, led = value
+    """Read heads and holders, all of one moment, of the `wanted` streams."""
+    incarnation, work_id, holders, flat_heads = await scripts.run(BEGIN)
     try:
-        cursor = Cursor(
-            incarnation=incarnation.decode(),
-            origin=replies.origin,
-            log_id=log_id.decode(),
-            log_number=int(log_number),
-            work_id=work_id.decode(),
-        )
+        names = incarnation.decode(), work_id.decode()
     except ValueError as exc:
         raise StoreRefused(f"what lies under {base}meta is not ours") from exc
     heads, num_garbage = read_heads(flat_heads)
     bits, num_odd = _named_bits(holders)
-    heads = {
-        stream_id: replace(head, has_leader=stream_id.encode() in led)
-        for stream_id, head in heads.items()
-        if wanted is None or stream_id in wanted
-    }
-    if wanted is not None:
-        bits = {bit: holder for bit, holder in bits.items() if holder[0] in wanted}
-    snapshot = IndexSnapshot(connection, scripts, base, cursor, heads, bits)
+    snapshot = IndexSnapshot(
+        connection,
+        scripts,
+        base,
+        incarnation=names[0],
+        work_id=names[1],
+        heads={stream_id: head for stream_id, head in heads.items() if stream_id in wanted},
+        bits={bit: holder for bit, holder in bits.items() if holder[0] in wanted},
+    )
     snapshot.num_garbage = num_garbage + num_odd
     return snapshot
+
+
+def read_heads(flat: Sequence[bytes]) -> tuple[dict[StreamId, StreamHead], int]:
+    """Read the heads of all streams, and count the entries that are none."""
+    heads: dict[StreamId, StreamHead] = {}
+    fields = dict(zip(flat[::2], flat[1::2], strict=False))
+    num_garbage = 0
+    for name, writer in fields.items():
+        if not name.startswith(b"w"):
+            continue
+        position, newest, status = (fields.get(letter + name[1:]) for letter in (b"p", b"t", b"s"))
+        try:
+            if len(heads) >= MAX_STREAMS:
+                raise ValueError("too many streams")
+            heads[StreamId(name[1:].decode())] = StreamHead(
+                position=decode_position(position) if position else None,
+                newest=decode_position(newest) if newest else None,
+                status=decode_status(status) if status else None,
+                writer=writer.decode(),
+            )
+        except ValueError:
+            num_garbage += 1
+    return heads, num_garbage
 
 
 def _named_bits(flat: Sequence[bytes]) -> tuple[dict[int, Holder], int]:
@@ -176,7 +198,7 @@ def _named_bits(flat: Sequence[bytes]) -> tuple[dict[int, Holder], int]:
     bits: dict[int, Holder] = {}
     num_garbage = 0
     for field, value in zip(flat[::2], flat[1::2], strict=False):
-        if not is_number(field) or not value:
+        if not _is_number(field) or not value:
             continue
         tier: Any
         tier, _, stream_id = value.decode(errors="replace").partition(" ")
@@ -185,3 +207,8 @@ def _named_bits(flat: Sequence[bytes]) -> tuple[dict[int, Holder], int]:
         else:
             num_garbage += 1
     return bits, num_garbage
+
+
+def _is_number(text: bytes) -> bool:
+    """Return whether this is a plain number of a size that ours have."""
+    return len(text) <= 18 and text.isdigit()

@@ -2,15 +2,15 @@
 
 All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
 
-    meta          hash     schema, incarnation, how many entries the log has had
+    meta          hash     schema, incarnation
     b:XX          hash     65,536 buckets, by the low 2 bytes of a key: other 6 -> holders' bits
     holders       hash     bit -> "tier STREAM", empty: dead; and "tier STREAM" -> bit
-    feeds         hash     heads of streams: nSTREAM number, pSTREAM position, sSTREAM status,
-                           wSTREAM who wrote last, aSTREAM abandoned since
+    feeds         hash     heads of streams: wSTREAM who wrote last, pSTREAM position,
+                           tSTREAM newest, sSTREAM status, aSTREAM abandoned since
     copies:BIT    hash     8-byte key -> copies, where there are several
-    log, work     streams  router.cluster.redis_log
-    lease:STREAM  string   which router leads it; expires
-    load:ROUTER   string   what it has in flight; expires
+    work          stream   r: the router, d: its notes
+    lease:STREAM  string   which router writes the stream; expires
+    load:ROUTER   string   what the router has in flight; expires
     routers       zset     which routers live, and until when
     sessions      hash     session -> when it is forgotten (4 bytes), state
     replicas      hash     name -> record
@@ -19,34 +19,32 @@ All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
     sweeper       string   which router sweeps; expires
 
 A bucket stays a listpack (a ziplist before Redis 7) up to 512 blocks with fewer than 512 holders'
-bits: 33 million blocks at the servers' defaults, 19 bytes each; beyond that it works on, larger.
+bits: 33 million blocks at the servers' defaults, 19 bytes each. Larger ones work, too.
 
-An epoch of a stream is a bit: to clear the stream is to call its bits dead and, when something is
-stored again, to take others. `sweep` takes dead bits out of the buckets and frees them.
+An epoch of a stream is a bit. To clear the stream is to call its bits dead; the next store takes
+others. `sweep` takes dead bits out of the buckets and frees them.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from router.cluster import redis_scripts as scripts
 from router.cluster.redis_connection import RedisConnection, Word
 from router.cluster.redis_errors import is_out_of_memory
 from router.cluster.redis_facts import StoreFacts, memory_of, other_schema
-from router.cluster.redis_log import KEEP_MS, Cursor, NewEntries, calls, read_entries, read_heads
-from router.cluster.redis_log import stream_entries as _entries
 from router.cluster.redis_records import RedisRecords
 from router.cluster.redis_scripts import Scripts
-from router.cluster.redis_snapshot import IndexSnapshot, begin_snapshot
+from router.cluster.redis_snapshot import IndexSnapshot, begin_snapshot, read_heads
 from router.cluster.redis_sweep import Swept, sweep
+from router.cluster.redis_writes import calls
 from router.config import RedisConfig
-from router.errors import StoreRefused
+from router.errors import EMPTIED, StoreRefused, StoreUnavailable
 from router.messages import (
     SCHEMA,
     Delta,
@@ -55,6 +53,7 @@ from router.messages import (
     SharedTier,
     StreamHead,
     StreamId,
+    decode_notes,
     encode,
     is_pool_stream,
 )
@@ -63,30 +62,30 @@ _NOT_REDIS: Final = "what answers there does not answer as Redis does"
 
 _PIPELINE_BYTES: Final = 256 * 1024
 _READ_ENTRIES: Final = 256
+_KEEP_MS: Final = 60_000  # a note; a router that reads later asks for all that is in flight
 
 
 class Written(Enum):
-    """What became of a delta; after anything but OK the stream's later ones fail, too."""
+    """The result of writing a delta."""
 
     OK = "ok"
-    FENCED = "fenced"  # the lease is not ours
-    LOST = "lost"  # Redis lost the deltas before it, or another router wrote
-    NO_ROOM = "no_room"  # Redis is full; what only removes is written all the same
+    FENCED = "fenced"  # another router holds the lease
+    NO_ROOM = "no_room"  # Redis is full; a delta that only removes is written all the same
 
 
 class Beat(Struct, frozen=True):
-    """What a heartbeat brought back."""
+    """The reply to a heartbeat."""
 
     incarnation: str
-    log_number: int
     routers: frozenset[str]  # that live, this one included
 
 
 class RedisStore:
     """The shared store of one namespace.
 
-    Every call raises StoreUnavailable where Redis is gone, slow or failing over, and StoreRefused
-    where it cannot be used as it is, with what to do about it; the next call tries again.
+    Every call raises StoreUnavailable if Redis is gone, slow or failing over. It raises
+    StoreRefused if Redis cannot be used as it is, with what to do about it. The next call tries
+    again.
 
     Args:
         config: Where Redis is, and how long to wait.
@@ -141,23 +140,25 @@ class RedisStore:
         )
 
     async def close(self) -> None:
-        """Cut the connections; what is ours in Redis expires."""
+        """Cut the connections; our entries in Redis expire."""
         await self._connection.close()
 
     # -- blocks ------------------------------------------------------------------------------
 
     async def write(self, deltas: Sequence[Delta]) -> list[Written]:
-        """Write deltas in order, pipelined; each whole or not at all, as far as readers can see."""
+        """Write deltas in order, pipelined.
+
+        Raises:
+            StoreUnavailable: Redis was emptied, or did not answer; deltas may have been written.
+        """
         results = [Written.OK] * len(deltas)
         batch: list[tuple[Word, ...]] = []
         places: list[int] = []
         size = 0
         for i, delta in enumerate(deltas):
+            is_fenced = not is_pool_stream(delta.stream_id)
             for words in calls(
-                delta,
-                incarnation=self._incarnation,
-                router=self._router,
-                log_entries=self._config.log_entries,
+                delta, incarnation=self._incarnation, router=self._router, is_fenced=is_fenced
             ):
                 batch.append(words)
                 places.append(i)
@@ -173,42 +174,19 @@ class RedisStore:
         self, batch: list[tuple[Word, ...]], places: list[int], results: list[Written]
     ) -> None:
         replies = await self._scripts.run_all(scripts.WRITE, batch)
-        for i, value in zip(places, replies.values, strict=True):
-            if isinstance(value, Exception) and not is_out_of_memory(value):
-                raise await self._connection.refusal(value)
+        for i, value in zip(places, replies, strict=True):
             if isinstance(value, Exception):
+                if not is_out_of_memory(value):
+                    raise await self._connection.refusal(value)
                 result = Written.NO_ROOM
             else:
-                result = _RESULTS[value[0]]
-                self._num_garbage += value[1]
+                code, num_skipped = value
+                self._num_garbage += num_skipped
+                if code == _LOST:
+                    raise StoreUnavailable(EMPTIED)
+                result = _RESULTS[code]
             if results[i] is Written.OK:
                 results[i] = result
-
-    async def read(self, after: Cursor, *, block_s: float) -> NewEntries:
-        """Wait for entries of either stream behind a cursor, and read them."""
-        log, work = self._key("log"), self._key("work")
-        wait: tuple[Word, ...] = ("BLOCK", max(1, round(block_s * 1000))) if block_s > 0 else ()
-        replies = await self._connection.ask_all(
-            [
-                ("XREAD", "COUNT", _READ_ENTRIES, *wait, "STREAMS", log, work, after.log_id,
-                 after.work_id),
-                ("HMGET", self._key("meta"), "incarnation", "log"),
-            ],
-            timeout_s=block_s + self._config.timeout_s,
-        )  # fmt: skip
-        for value in replies.values:
-            if isinstance(value, Exception):
-                raise await self._connection.refusal(value)
-        found, (incarnation, log_number) = replies.values
-        if replies.origin != after.origin or incarnation != after.incarnation.encode():
-            return NewEntries([], [], after, is_gap=True)
-        reading = read_entries(
-            after, _entries(found, log), _entries(found, work), router=self._router
-        )
-        self._num_garbage += reading.num_garbage
-        if int(log_number or 0) < reading.cursor.log_number:  # rolled back
-            return msgspec.structs.replace(reading, is_gap=True)
-        return reading
 
     async def heads(self) -> dict[StreamId, StreamHead]:
         """Read the head of every stream."""
@@ -216,8 +194,8 @@ class RedisStore:
         self._num_garbage += num_garbage
         return heads
 
-    async def snapshot(self, stream_ids: Collection[StreamId] | None = None) -> IndexSnapshot:
-        """Begin a snapshot of the given streams, or of all."""
+    async def snapshot(self, stream_ids: Collection[StreamId]) -> IndexSnapshot:
+        """Begin a snapshot of the given streams."""
         return await begin_snapshot(self._connection, self._scripts, self._base, stream_ids)
 
     async def lookup(
@@ -246,6 +224,34 @@ class RedisStore:
             raise StoreRefused(_NOT_REDIS)
         return dict(zip(asked, counts, strict=True))
 
+    # -- notes -------------------------------------------------------------------------------
+
+    async def publish(self, notes: Sequence[Note]) -> None:
+        """Add notes to the work stream."""
+        packed = encode(Notes(self._router, tuple(notes)))
+        words = (self._router, packed, self._config.log_entries, _KEEP_MS)
+        await self._scripts.run(scripts.PUBLISH, *words)
+
+    async def last_note(self) -> str:
+        """Return the id of the last note; later ones are read from there."""
+        return (await self.snapshot(())).work_id
+
+    async def read_notes(self, after: str, *, block_s: float) -> tuple[list[Notes], str]:
+        """Wait for notes behind an id, our own among them; return them, and the id of the last."""
+        wait: tuple[Word, ...] = ("BLOCK", max(1, round(block_s * 1000))) if block_s > 0 else ()
+        reply = await self._connection.ask(
+            *("XREAD", "COUNT", _READ_ENTRIES, *wait, "STREAMS", self._key("work"), after),
+            timeout_s=block_s + self._config.timeout_s,
+        )
+        notes: list[Notes] = []
+        for id_, fields in _entries(reply):
+            after = id_
+            try:
+                notes.append(decode_notes(fields[b"d"]))
+            except (ValueError, KeyError):
+                self._num_garbage += 1
+        return notes, after
+
     # -- leases, load ------------------------------------------------------------------------
 
     async def hold(self, wanted: Sequence[StreamId]) -> frozenset[StreamId]:
@@ -261,18 +267,12 @@ class RedisStore:
         """Give leases back and be no living router any more."""
         await self._scripts.run(scripts.RELEASE, self._router, "1", *stream_ids)
 
-    async def publish(self, notes: Sequence[Note]) -> None:
-        """Add notes to the work stream."""
-        packed = encode(Notes(self._router, tuple(notes)))
-        words = (self._router, packed, self._config.log_entries, KEEP_MS)
-        await self._scripts.run(scripts.PUBLISH, *words)
-
     async def beat(self, load: bytes) -> Beat:
         """Send a heartbeat, with what this router has in flight."""
         return await self._look(self._router, load)
 
     async def _look(self, router: str, load: bytes) -> Beat:
-        schema, incarnation, log_number, routers = await self._scripts.run(
+        schema, incarnation, routers = await self._scripts.run(
             scripts.BEAT, SCHEMA, uuid.uuid4().hex, router, load, self._lease_ms
         )
         if schema != str(SCHEMA).encode():
@@ -280,7 +280,6 @@ class RedisStore:
         self._incarnation = incarnation.decode()
         return Beat(
             incarnation=self._incarnation,
-            log_number=int(log_number),
             routers=frozenset(name.decode(errors="replace") for name in routers),
         )
 
@@ -297,7 +296,7 @@ class RedisStore:
     # -- sweeping ----------------------------------------------------------------------------
 
     async def sweep(self, *, pause_s: float = 0.005, forget_after_s: float = 86_400.0) -> Swept:
-        """Take out what no router needs any more; see router.cluster.redis_sweep."""
+        """Remove dead bits, old streams and old sessions; see router.cluster.redis_sweep."""
         return await sweep(
             self._scripts,
             router=self._router,
@@ -312,4 +311,12 @@ class RedisStore:
         return self._base + name
 
 
-_RESULTS: Final = (Written.OK, Written.FENCED, Written.LOST)
+def _entries(reply: Any) -> Iterator[tuple[str, dict[bytes, bytes]]]:
+    """Yield the entries of the one stream that XREAD gave; None stands for nothing in time."""
+    for _, entries in reply or ():
+        for id_, flat in entries:
+            yield id_.decode(), dict(zip(flat[::2], flat[1::2], strict=False)) if flat else {}
+
+
+_RESULTS: Final = (Written.OK, Written.FENCED)
+_LOST: Final = 2  # the incarnation is another one

@@ -1,4 +1,4 @@
-"""Takes out of Redis what no one needs any more: dead bits, old streams, old sessions."""
+"""Removes from Redis dead bits, old streams and old sessions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def sweep(
         router: Who sweeps; one at a time.
         lease_ms: For how long it may.
         pause_s: Between two calls, of about a millisecond each.
-        forget_after_s: A stream without a leader for so long is forgotten.
+        forget_after_s: A stream that no router wrote for so long is forgotten.
     """
     is_ours, num_streams, dead = await store.run(
         scripts.DEAD, router, lease_ms, round(forget_after_s * 1000)

@@ -1,9 +1,9 @@
-"""This router's part in the shared index: with Redis while it is there, else without.
+"""This router's part in what routers share: with Redis while it is there, else without.
 
     with Redis      open -> what the others ordered and have in flight -> loops, until one fails
-    without Redis   every engine followed directly, from where the log ended -> a pause -> try again
+    without Redis   this router's own view -> a pause -> try again
 
-A candidate's blocks are kept known by `following`, with Redis and without.
+Engines are followed in both cases, by `following`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,10 @@ from typing import Final, TypeVar
 from router.backoff import Backoff
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
+from router.cluster.index_writer import IndexWriter
 from router.cluster.link import PAUSE_S, Link
-from router.cluster.loader import load_snapshots
-from router.cluster.loops import (
-    DeltaWriter,
-    LeaseKeeper,
-    LogReader,
-    NotePublisher,
-    publish_usage,
-)
-from router.cluster.membership import Memberships, Role
+from router.cluster.loader import SnapshotLoader
+from router.cluster.loops import LeaseKeeper, NotePublisher, NoteReader, publish_usage
 from router.cluster.order_share import OrderShare
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
@@ -38,7 +32,7 @@ from router.cluster.redis_facts import StoreFacts
 from router.cluster.redis_store import RedisStore
 from router.errors import StoreError
 from router.index.cache_view import CacheView
-from router.messages import Delta, Left, StreamId
+from router.messages import Left, PoolChanged, StreamId
 from router.metrics import SharingState
 from router.supervisor import described, ignore
 from router.tenants import Accounts
@@ -59,7 +53,6 @@ class Sharing:
     Args:
         names: What candidates are called among routers.
         accounts: What tenants used; None: there are none.
-        keeps_blocks: Whether blocks that other routers lead are kept here (index.mode local).
     """
 
     def __init__(
@@ -74,14 +67,19 @@ class Sharing:
         records: RecordShare,
         pools: Sequence[PoolShare],
         lease_s: float,
-        keeps_blocks: bool,
         accounts: Accounts | None = None,
         count_failure: Callable[[str], None] = ignore,
     ) -> None:
         self.link = Link()
         self.facts: StoreFacts | None = None  # of the last connection
         self.num_attempts = 0  # to connect
-        self.memberships = Memberships(caches, keeps_blocks=keeps_blocks)
+        self.loader = SnapshotLoader(store)
+        self.writer = IndexWriter(
+            store,
+            caches,
+            router=peers.name,
+            pool_deltas=lambda: [delta for pool in pools for delta in pool.take()],
+        )
         self._store = store
         self._peers = peers
         self._outbox = outbox
@@ -91,51 +89,42 @@ class Sharing:
         self._orders = orders
         self._records = records
         self.following = Following(
-            caches=caches,
-            names=names,
-            memberships=self.memberships,
-            link=self.link,
-            outbox=outbox,
+            caches=caches, names=names, writer=self.writer, loader=self.loader, link=self.link
         )
-        self.reader = LogReader(
+        self.reader = NoteReader(
             store,
-            self.memberships,
             peers,
-            me=peers.name,
             on_registered=self._orders.must_read.set,
             on_pool=self._apply_to_pools,
             on_consumed=accounts.receive if accounts is not None else _ignore,
         )
-        self.writer = DeltaWriter(
-            store, self.memberships, lambda: [delta for pool in pools for delta in pool.take()]
-        )
         self.keeper = LeaseKeeper(
             store,
-            self.memberships,
+            self.writer,
             peers,
             outbox,
             lease_s=lease_s,
             further=tuple(pool.lister for pool in pools),
             on_held=self._held,
         )
-        peers.on_suspected = self.following.suspected
 
     def state(self) -> SharingState:
         """Describe it for /metrics and the admin API."""
-        roles = {member.candidate: member.role.name.lower() for member in self.memberships}
+        roles = {
+            each.candidate: "leading" if each.is_writing else "direct"
+            for each in self.writer.streams
+        }
         num_streams = Counter(roles.values())
         return SharingState(
             is_up=self.link.is_up,
             num_routers=self.keeper.num_routers if self.link.is_up else 1,
-            num_streams={name: num_streams[name] for name in (role.name.lower() for role in Role)},
+            num_streams={role: num_streams[role] for role in ("leading", "direct")},
             counts={
                 "outages": self.link.num_outages,
                 "deltas_written": self.writer.num_deltas,
                 "deltas_refused": self.writer.num_refused,
-                "deltas_read": self.reader.num_deltas,
-                "gaps": self.reader.num_gaps,
-                "rewrites": self.memberships.num_rewrites,
-                "snapshots": self.memberships.num_loads,
+                "rewrites": self.writer.num_rewrites,
+                "snapshots": self.loader.num_loads,
                 "garbage": self._store.num_garbage,
             },
             reason=self.link.reason,
@@ -170,7 +159,8 @@ class Sharing:
             await self._leave()
 
     def _go_on_without(self) -> None:
-        self.memberships.disconnected()
+        self.writer.pause()
+        self.loader.cancel()
         for pool in self._pools:
             pool.went_down()
         if self._accounts is not None:
@@ -198,22 +188,21 @@ class Sharing:
         self.num_attempts += 1
         try:
             self.facts = facts = await self._store.open()
-            cursor = (await self._store.snapshot(())).cursor
+            last_note = await self._store.last_note()
             await self._orders.read()
             await self.join_routers()
         except StoreError as exc:
             raise ExceptionGroup("redis", [exc]) from exc
         async with asyncio.TaskGroup() as tg:
-            tg.create_task(self.reader.run(cursor), name="redis: read")
+            tg.create_task(self.reader.run(last_note), name="redis: read")
             tg.create_task(self.writer.run(), name="redis: write")
             notes = NotePublisher(self._store, self._outbox)
             tg.create_task(notes.run(), name="redis: publish")
             tg.create_task(self.keeper.run(facts.incarnation), name="redis: leases")
-            tg.create_task(load_snapshots(self._store, self.memberships), name="redis: snapshots")
+            tg.create_task(self.loader.run(), name="redis: snapshots")
             tg.create_task(self._orders.run(), name="redis: registry")
             tg.create_task(self._records.store_sessions(), name="redis: sessions")
             tg.create_task(self._records.store_responses(), name="redis: responses")
-            tg.create_task(self.following.repeat_suspicions(), name="redis: suspicions")
             tg.create_task(self._sweep(), name="redis: sweep")
             if self._accounts is not None:
                 usage = publish_usage(self._store, self._accounts.note)
@@ -239,9 +228,9 @@ class Sharing:
                 await pool.join(self._store)
             await asyncio.sleep(_POOLS_S)
 
-    def _apply_to_pools(self, delta: Delta) -> None:
+    def _apply_to_pools(self, note: PoolChanged) -> None:
         for pool in self._pools:
-            pool.apply(delta)
+            pool.apply(note)
 
     def _held(self, held: frozenset[StreamId] | None) -> None:
         for pool in self._pools:

@@ -65,7 +65,7 @@ class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 3.0
     log_entries: Annotated[
         int,
-        Meta(ge=1000, description="entries kept in each stream, for a minute at most"),
+        Meta(ge=1000, description="notes kept in Redis, for a minute at most"),
     ] = 100_000
 
     @property

@@ -6,6 +6,13 @@ from collections.abc import Mapping
 from typing import Final
 
 REMOVED: Final[Mapping[str, str]] = {
+    "queue.window": "a replica has one prompt ready, or 300 ms of short prompts; remove the key",
+    "queue.ready_ms": "a replica has one prompt ready, or 300 ms of short prompts; remove the key",
+    "queue.patience": "use queue.mode off, queue.fill or queue.max_wait_s; remove the key",
+    "queue.batch_max_wait_s": "it is twice queue.max_wait_s; remove the key",
+    "queue.quantum_s": "it is 5 s of compute; use a tenant's weight, and remove the key",
+    "queue.batch_deadline_s": "batch requests have x-warmroute-deadline-ms; remove the key",
+    "queue.max_requests": "10,000 requests may wait, others get 429; remove the key",
     "forward.continue_streams": "a broken stream ends with an error event; remove the key",
     "experiment.definitions[].arms[].replicas": "use design switchback instead of partition",
     "arms[].replicas": "use design switchback instead of partition",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from router.config.ranges import Count, Seconds
+from router.config.ranges import Seconds
 from router.experiments.definition import Experiment
 
 
@@ -133,7 +133,8 @@ class IndexConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     mode: Annotated[
         Literal["local", "redis"],
         Meta(
-            description="where requests are matched: in the local index, or in Redis",
+            description="where requests are matched: in the local index, or also in Redis for "
+            "replicas whose cache this router does not know completely",
         ),
     ] = "local"
 
@@ -148,18 +149,6 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             extra={"flag": "queue"},
         ),
     ] = "auto"
-    window: Annotated[
-        int, Meta(ge=0, description="prompts that an engine has ready, besides the one it computes")
-    ] = 1
-    ready_ms: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=60_000,
-            description="milliseconds of work up to which an engine gets more prompts than that, "
-            "because it computes short prompts together",
-        ),
-    ] = 300.0
     fill: Annotated[
         float,
         Meta(
@@ -168,36 +157,13 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="share of a cache that live conversations may fill",
         ),
     ] = 0.9
-    patience: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="how long an engine must be idle before it gets a prompt that exceeds its "
-            "cache, as a multiple of the prompt's cost. The cost is its compute time, times the "
-            "prompts that wait for the engine, times the cube of how scarce compute is",
-        ),
-    ] = 0.5
     max_wait_s: Annotated[
         Seconds,
         Meta(
-            description="maximum time in the queue; after it the prompt is sent even if the cache "
-            "is full"
+            description="maximum time in the queue; after it the prompt is sent first, even if the "
+            "cache is full. Class batch: twice as long"
         ),
     ] = 300.0
-    batch_max_wait_s: Annotated[
-        Seconds,
-        Meta(
-            description="the same for class batch; batch prompts wait behind all interactive ones "
-            "until then, and go before them afterwards"
-        ),
-    ] = 600.0
-    quantum_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds of compute, times a tenant's weight, after which other waiting "
-            "tenants get their turn"
-        ),
-    ] = 5.0
     deadline_s: Annotated[
         Seconds | None,
         Meta(
@@ -206,16 +172,13 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "limit"
         ),
     ] = None
-    batch_deadline_s: Annotated[Seconds | None, Meta(description="the same for class batch")] = None
     tbt_ms: Annotated[
         Annotated[float, Meta(gt=0, le=60_000)] | None,
         Meta(
             description="predicted inter-token latency up to which a prompt is sent. Above it the "
-            "prompt waits, up to queue.max_wait_s (batch: queue.batch_max_wait_s) or its deadline, "
-            "and then gets 429. none: no limit"
+            "prompt waits, and gets 429 after queue.max_wait_s. none: no limit"
         ),
     ] = None
-    max_requests: Annotated[Count, Meta(description="prompts that may wait; more get 429")] = 10_000
 
     def is_on(self, policy: str) -> bool:
         """Return whether prompts wait where the router's policy is the one of this name."""

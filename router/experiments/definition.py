@@ -33,20 +33,12 @@ class ArmQueue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Annotated[Literal["off", "on"] | None, Meta(description="whether its prompts wait")] = (
         None
     )
-    window: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="prompts of all variants that an engine has ready, as queue.window"),
-    ] = None
     fill: Annotated[
         Annotated[float, Meta(ge=0.1, le=10)] | None,
         Meta(
             description="share of a cache that live conversations of all variants may fill, as "
             "queue.fill"
         ),
-    ] = None
-    patience: Annotated[
-        Annotated[float, Meta(ge=0)] | None,
-        Meta(description="as queue.patience"),
     ] = None
 
 
@@ -67,7 +59,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     queue: Annotated[
         ArmQueue | UnsetType,  # not written if it is not given: older routers refuse the key
-        Meta(description="design switchback: its own mode, window, fill, patience"),
+        Meta(description="design switchback: its own mode, fill"),
     ] = UNSET
 
     def made(self) -> Policy:

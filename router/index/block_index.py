@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from policies.view import CandidateId
 from router.contracts import BlockKey
-from router.index.copies import TIERS, Copies, Tier, apply_change, drop_oldest, remove, remove_to
+from router.index.copies import TIERS, Copies, Tier, drop_oldest, remove, remove_to
 from router.index.eviction import EvictionOrder
 from router.index.group_rules import Chain
 from router.index.hit_length import KvLayout, with_drop
@@ -212,33 +212,7 @@ class BlockIndex:
         """Treat the candidate as one with a single group of full attention again."""
         self._layouts.pop(candidate, None)
 
-    # -- another router's deltas and snapshots -----------------------------------------------
-
-    def apply(
-        self, candidate: CandidateId, changes: Iterable[TierChange], *, cleared: bool = False
-    ) -> None:
-        """Apply changes from the router that follows the candidate's engine; idempotent.
-
-        Args:
-            candidate: The owner of the blocks.
-            changes: Absolute; changes of the pool are left out.
-            cleared: Begin a new epoch first.
-
-        Raises:
-            ValueError: packed keys are cut off; the changes before were applied.
-        """
-        if cleared:
-            self.clear(candidate)
-        holdings = self._of(candidate)
-        self._retire_guess(holdings)
-        for change in changes:
-            if change.tier == "pool":
-                continue
-            copies = holdings.gpu if change.tier == "gpu" else holdings.cpu
-            stored, removed = apply_change(copies, change)
-            holdings.evicted.add(removed)
-            if holdings.journal is not None:
-                holdings.journal.note(change.tier, stored + removed)
+    # -- blocks loaded from Redis ------------------------------------------------------------
 
     def replace(self, candidate: CandidateId, staged: StagedBlocks) -> None:
         """Swap in the loaded blocks, and leave `staged` empty. O(1).
@@ -256,11 +230,10 @@ class BlockIndex:
 
     def discard(self, staged: StagedBlocks) -> None:
         """Drop the loaded blocks; `sweep` frees them in slices."""
-        for copies in (*staged.take().values(), *staged.retired):
+        for copies in staged.take().values():
             self._retire(copies)
-        staged.retired = []
 
-    # -- for the routers that follow this one ------------------------------------------------
+    # -- changes, to be written to Redis -----------------------------------------------------
 
     def journal(self, candidate: CandidateId, on: bool) -> None:
         """Begin or end to record changes; blocks that are held already are not recorded."""
@@ -359,6 +332,13 @@ class BlockIndex:
         return bool(self._retired)
 
     # -- questions ---------------------------------------------------------------------------
+
+    def missing(
+        self, candidate: CandidateId, keys: Sequence[BlockKey], tier: Tier
+    ) -> list[BlockKey]:
+        """Return the blocks that the candidate does not hold on a tier."""
+        held = self._held(candidate)[tier]
+        return [key for key in keys if key not in held]
 
     def holds(self, candidate: CandidateId, key: BlockKey) -> bool:
         """Return whether the candidate has the block, on any tier."""
@@ -564,11 +544,6 @@ class BlockIndex:
         if holdings is None:
             return {tier: {} for tier in TIERS}
         return {"gpu": holdings.gpu, "cpu": holdings.cpu}
-
-    def _retire_guess(self, holdings: _Holdings) -> None:
-        if isinstance(holdings.gpu, OrderedDict):
-            self._retire(holdings.gpu)
-            holdings.gpu = {}
 
     def _retire(self, copies: Copies) -> None:
         if copies:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from msgspec import structs
+
 from policies.view import CandidateId
 from router.contracts import BlockKey, ExtraKeys, HashContract
 from router.index.audit import Audit
@@ -152,14 +154,18 @@ class CacheView:
         Args:
             chain: The prompt's full blocks.
             candidates: The ones to look up.
-            found: Matches from elsewhere, of candidates whose blocks are not kept here.
+            found: Matches found in Redis, of candidates that are not known completely here.
             limit: Blocks that can be reused at most; None: all.
         """
         matches = self.index.match(chain, candidates, limit)
         if found:
             short = chain[:limit]
             for candidate in found.keys() & matches.keys():
-                held = _at_most(found[candidate], len(short))
+                best = found[candidate]
+                stream = self._streams.get(candidate)
+                if not best.num_cpu_blocks or (stream is not None and not stream.is_blind):
+                    best = _longer(best, matches[candidate])  # a guess does not know evictions
+                held = _at_most(best, len(short))
                 matches[candidate] = self.index.prolonged(short, candidate, held)
         if self.index.last_blocks:
             self._drop_last(matches)
@@ -374,6 +380,11 @@ class CacheView:
             claim,
             num_cpu_tokens=num_cpu_tokens,
         )
+
+
+def _longer(one: BlockMatch, other: BlockMatch) -> BlockMatch:
+    """Return the longer match on each tier."""
+    return BlockMatch(*map(max, structs.astuple(one), structs.astuple(other)))
 
 
 def _at_most(found: BlockMatch, limit: int) -> BlockMatch:

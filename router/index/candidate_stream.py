@@ -1,7 +1,4 @@
-"""How much is known of one candidate's blocks, from its engine or from another router.
-
-RankStream follows the engine itself; SharedStream follows another router that does.
-"""
+"""How much is known of one candidate's blocks."""
 
 from __future__ import annotations
 

@@ -2,11 +2,8 @@
 
 A set would be wrong: vLLM does not de-duplicate equal blocks. It stores, and later removes, each
 copy with an event of its own. A dict of ints is also invisible to the cyclic collector. Releases
-may differ (open changes of September 2026): a removal may say how many copies are left
-(vllm-project/vllm#48933), or stand for all copies (vllm-project/vllm#55092).
-
-Events of engines are relative, messages between routers are absolute (`apply_change`): see
-router.messages.
+may differ (open changes of September 2026): a removal that tells how many copies are left
+(vllm-project/vllm#48933), or one removal for all copies (vllm-project/vllm#55092).
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from itertools import islice
 from typing import Literal, get_args
 
 from router.contracts import BlockKey
-from router.messages import TierChange, unpack_keys
 
 Tier = Literal["gpu", "cpu"]
 
@@ -75,19 +71,3 @@ def drop_oldest(copies: Copies, num_blocks: int) -> list[BlockKey]:
     for key in dropped:
         del copies[key]
     return dropped
-
-
-def apply_change(copies: Copies, change: TierChange) -> tuple[list[BlockKey], list[BlockKey]]:
-    """Apply a change; return its stored and its removed keys.
-
-    A stored block has one copy where the change gives no number. Idempotent.
-
-    Raises:
-        ValueError: packed keys are cut off; nothing was changed.
-    """
-    stored, removed = unpack_keys(change.stored), unpack_keys(change.removed)
-    copies.update(dict.fromkeys(stored, 1))
-    copies.update(change.copies)
-    for key in removed:
-        copies.pop(key, None)
-    return stored, removed

@@ -13,21 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.contracts import BlockKey
-from router.index.copies import TIERS, Copies, Tier, apply_change
-from router.messages import TierChange
+from router.index.copies import TIERS, Copies, Tier
 
 
 class StagedBlocks:
-    """Blocks of one candidate that are not matched yet.
+    """Blocks of one candidate that are not matched yet."""
 
-    Later calls win: add a snapshot, then apply the changes since it was begun.
-    """
-
-    __slots__ = ("copies", "retired")
+    __slots__ = ("copies",)
 
     def __init__(self) -> None:
         self.copies: dict[Tier, Copies] = {tier: {} for tier in TIERS}
-        self.retired: list[Copies] = []  # dropped by a clear; the index frees them in slices
 
     def add(
         self,
@@ -43,18 +38,6 @@ class StagedBlocks:
         held = self.copies[tier]
         held.update(dict.fromkeys(names, 1))
         held.update(copies)
-
-    def apply(self, changes: Iterable[TierChange], *, cleared: bool = False) -> None:
-        """Apply changes made meanwhile; changes of the pool are left out.
-
-        Raises:
-            ValueError: packed keys are cut off.
-        """
-        if cleared:
-            self.retired += self.take().values()
-        for change in changes:
-            if change.tier != "pool":
-                apply_change(self.copies[change.tier], change)
 
     def take(self) -> dict[Tier, Copies]:
         """Return all blocks, and keep none."""

@@ -69,6 +69,7 @@ class RankBlocks:
         "_translation",
         "_unexplained",
         "counters",
+        "counts_once",
         "needs_history",
         "removes_all_copies",
         "search",
@@ -103,6 +104,7 @@ class RankBlocks:
         """How events name the only group, and its kind: full attention. Empty: several, or none."""
         self._is_taken_over = False  # blocks are held whose groups are not known
         self.counters = counters
+        self.counts_once = False  # stores may be of blocks that are there already
         self.needs_history = False  # the owner begins an epoch and sets it back
         self.understands_groups = True  # how long a hit is in the model's KV groups is known
         index.forget_layout(candidate)
@@ -211,6 +213,10 @@ class RankBlocks:
                 keys = [BlockKey(key ^ salt) for key in keys]
         if to_pool is not None:
             to_pool(keys)
+        elif self.counts_once:
+            self._index.store(
+                self._candidate, self._index.missing(self._candidate, keys, tier), tier
+            )
         else:
             parent = event.parent_block_hash
             if parent is None or salt or self._translation is not None:

@@ -1,11 +1,12 @@
 """The search for an engine's hash contract, from its own events; and its verification later.
 
-SEARCHING    every event that starts a prompt is tried
-  -> FOUND         it obeys a known contract
-  -> TRANSLATED    `MAX_MISSES` plain ones obey none
-FOUND        now and then an event is verified; one with extra keys shows `tagged`
-  -> SEARCHING     a plain event does not obey it any more (an engine was swapped unseen)
-TRANSLATED   the end, until the engine restarts
+    phase        next          when
+    SEARCHING    FOUND         an event that starts a prompt obeys a known contract
+    SEARCHING    TRANSLATED    `MAX_MISSES` plain events obey none
+    FOUND        SEARCHING     a plain event does not obey it any more: it is another engine
+    TRANSLATED   SEARCHING     the engine restarts
+
+In phase FOUND an event is verified now and then; one with extra keys shows `tagged`.
 
 A contract taken over from another router counts as FOUND, and is verified by the first event that
 can. If that fails, what is indexed stays right: a replay has proven that the engine is the same.

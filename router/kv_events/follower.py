@@ -2,8 +2,8 @@
 
 1. Wait for batches, or for the publisher to come or go.
 2. Apply them in slices, so that requests are served in between.
-3. Ask for history where some is missing: on connecting, in a gap, and, on a quiet stream, to learn
-   whether anything was missed (an engine restarted and has published nothing yet).
+3. Ask for history if some is missing: on connecting, and in a gap. On a quiet stream, ask whether
+   any batch was missed: the engine may have restarted and published nothing yet.
 4. Log a change of state.
 
 It never fails a request: an error is counted and logged, the stream's state degrades, and requests

@@ -1,7 +1,7 @@
 """How much of an engine's event history is known, and what has to be asked for.
 
-What must live here: sequence numbers, gaps, replay, restarts. What must not: the contents of a
-batch. Marks are bytes that distinguish batches (their time stamp). There are two rules.
+The contents of batches are not looked at. Marks are bytes that distinguish batches: their time
+stamp. There are two rules.
 
 1. The overlap proves identity. A restarted engine counts from 0 again, and one that came back
    unseen may have counted past the last known sequence. So replay is asked from the last batch that
@@ -10,15 +10,17 @@ batch. Marks are bytes that distinguish batches (their time stamp). There are tw
    the oldest batch there is. Blocks held since before are then missing from the index, which costs
    a computation, never a wrong answer.
 
-    replay from n, the last applied, brings    it means                       so
+The replay asks for n, the last batch that was applied, and what follows:
+
+    it brings                                  it means                       action
     n, as it was, n + 1, ...                   the same engine                apply behind n
     n, but another batch                       restarted, counted past n      forget, replay from 0
     nothing                                    restarted, has not reached n   forget, replay from 0
     n + k first                                the buffer has lost n          begin again at n + k
     ..., m, m + k                              a reply was dropped            replay again from m
 
-n may also be the last that another router applied, or this one earlier, if the index holds what was
-known then (`resume`): the proof is the same.
+n may also be the last batch that another router applied, if the index was given its blocks
+(`resume`): the proof is the same.
 
 A ROUTER drops replies beyond its high-water mark (1,000 by default, and an engine's buffer has
 10,000 batches), so the last line is not rare.
@@ -279,10 +281,6 @@ class History:
         if self._is_fresh or not self._marks:
             return None
         return Position(*self._marks[-1])
-
-    def has_seen(self, position: Position) -> bool:
-        """Return whether a batch is among the last that were applied."""
-        return not self._is_fresh and (position.sequence, position.mark) in self._marks
 
     # -- what is known -----------------------------------------------------------------------
 

@@ -25,8 +25,9 @@ from router.kv_events.wire import decode
 from router.messages import Position, StreamStatus
 
 REREAD_S: Final = (1.0, 300.0)
-"""First and last pause before history is read again after a batch that was not understood: the
-engine may have it in one piece, and once its buffer has lost it, the rest is right."""
+"""First and longest pause before history is read again after a batch that was not understood.
+
+The engine may have it in one piece. Once its buffer has lost the batch, the rest is right."""
 
 BLIND_AFTER_S: Final = 60.0
 """Without a publisher for so long the candidate's blocks do not count any more."""
@@ -54,6 +55,7 @@ class RankStream(CandidateStream):
 
     __slots__ = (
         "_blocks",
+        "_counts_once_until",
         "_disconnected_s",
         "_has_understood",
         "_history",
@@ -102,6 +104,7 @@ class RankStream(CandidateStream):
         self._has_understood = False
         self._is_partial = False
         self._is_resuming = False  # what the engine did since is not all read yet
+        self._counts_once_until: int | None = None  # the newest batch in blocks that were given
         self._lost_reason: str | None = None  # what is missing until the next epoch
         self._suspicion: str | None = None
         self._disconnected_s: float | None = None
@@ -121,13 +124,14 @@ class RankStream(CandidateStream):
     def position(self) -> Position | None:
         return self._history.position
 
-    def has_seen(self, position: Position) -> bool:
-        """Return whether a batch is among the last thousand that are in the index."""
-        return self._history.has_seen(position)
-
     @property
     def has_history(self) -> bool:
         return self._history.is_caught_up and not self._is_resuming
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the engine was reached, and all that it can replay was read."""
+        return self.has_history and (not self.is_blind or self._history.is_proven)
 
     @property
     def is_suspect(self) -> bool:
@@ -178,7 +182,6 @@ class RankStream(CandidateStream):
             is_verified=self._blocks.phase is not Phase.SEARCHING,
             is_suspect=self.is_suspect,
             lacks=self._lacks,
-            is_proven=not self._is_resuming,
             groups=self._blocks.groups,
             unknown=tuple(sorted(self.unknown)),
             removes_all_copies=self.removes_all_copies,
@@ -204,32 +207,43 @@ class RankStream(CandidateStream):
             return self._lost_reason
         return StreamReason.PARTIAL if self._is_partial else ""
 
-    # -- taking over -------------------------------------------------------------------------
+    # -- starting from known blocks ----------------------------------------------------------
 
-    def resume(self, position: Position, status: StreamStatus, now_s: float) -> bool:
-        """Start on top of what the index holds: the state after the batch at `position`.
+    def resume(
+        self,
+        position: Position,
+        status: StreamStatus,
+        now_s: float,
+        *,
+        newest: Position | None,
+    ) -> bool:
+        """Start from blocks that the index is given.
 
-        For a new stream, before it has a follower. A replay has to prove that the engine is the
-        one that wrote the batch (router.kv_events.sequence); if not, everything is forgotten. Until
-        then the state is DEGRADED and matches count: they are as old as the last leader is
-        dead. If the publisher cannot be reached they count for `BLIND_AFTER_S`.
+        For a new stream, before it has a follower. A replay must prove that the engine is the one
+        that wrote the batch at `position` (router.kv_events.sequence). If it is not, everything is
+        forgotten. Until then the state is DEGRADED and matches count; if the publisher cannot be
+        reached they count for `BLIND_AFTER_S`.
+
+        The blocks may contain batches of the replay, up to `newest`. A block that these store once
+        more counts once. So a copy may be missed, which costs a computation at worst.
 
         Args:
-            position: Of the stream that followed the engine up to now.
-            status: Its status there.
+            position: The blocks contain all batches up to here.
+            status: Of the stream that the blocks are from.
             now_s: Monotonic time.
+            newest: The blocks contain no batch behind this one; None: not known.
 
         Returns:
-            False where it cannot be done, and the index was cleared: translated hashes (no other
-            router has the translation), a blind or suspect state.
+            False if the blocks are of no use: hashes that only the other stream can translate, or
+            a blind or suspect state.
         """
         if status.contract.algorithm == "warmroute" or status.state == "blind" or status.is_suspect:
-            self._begin_epoch()
             return False
         self._blocks.take_over(status)
         self._history.resume(position)
         self._has_understood = True
         self._is_resuming = True
+        self._counts_once_until = newest.sequence if newest is not None else None
         self._lost_reason = status.lacks or None
         self._disconnected_s = now_s
         return True
@@ -286,6 +300,7 @@ class RankStream(CandidateStream):
 
     def receive(self, sequence: int, payload: bytes) -> None:
         """Receive a live batch: apply it, ignore it, or want history first."""
+        self._blocks.counts_once = False
         self._act(self._history.live(sequence, _mark(payload)), payload)
 
     @property
@@ -299,6 +314,8 @@ class RankStream(CandidateStream):
 
     def replayed(self, sequence: int, payload: bytes) -> None:
         """Receive one reply, in order."""
+        until = self._counts_once_until
+        self._blocks.counts_once = self._is_resuming and (until is None or sequence <= until)
         self._act(self._history.reply(sequence, _mark(payload)), payload)
 
     def end_replay(self, *, is_complete: bool) -> None:
@@ -308,8 +325,7 @@ class RankStream(CandidateStream):
     # -- trust -------------------------------------------------------------------------------
 
     def mark_suspect(self, reason: str) -> None:
-        # Where there is no history to read, everything is forgotten at once. A second suspicion
-        # while it is being read does not begin it again: several routers may have the same one.
+        # A second suspicion does not start the reading again while it is under way.
         is_reading = self._suspicion is not None and self._history.wanted is not None
         if reason in (StreamReason.ALL_COPIES, StreamReason.EACH_COPY):
             self._blocks.removes_all_copies = reason == StreamReason.ALL_COPIES
@@ -370,7 +386,7 @@ class RankStream(CandidateStream):
         self._is_partial = False
         self._lost_reason = None
         self._suspicion = None
-        self._is_resuming = False
+        self._is_resuming = self._blocks.counts_once = False
 
     def _apply(self, payload: bytes) -> None:
         """Apply the next batch; the one place where the index changes."""

@@ -93,9 +93,9 @@ class Received(Struct, frozen=True):
 class EngineEvents:
     """The event stream of one rank.
 
-    ZeroMQ reconnects by itself when a connection ends. If the other side broke the protocol, or
-    sent more than `MAX_PAYLOAD_BYTES` at once, it gives the connection up for good: so one that has
-    been down for some time is created again.
+    ZeroMQ reconnects by itself when a connection ends. It gives a connection up if the other side
+    broke the protocol, or sent more than `MAX_PAYLOAD_BYTES` at once. So a connection that has been
+    down for some time is created again.
 
     Args:
         endpoint: Where the engine publishes, e.g. `tcp://10.0.0.1:5557`.

@@ -1,8 +1,7 @@
 """Engine hash -> own digest, for an engine whose digests cannot be computed.
 
-The events of such an engine (random seed, unknown algorithm) still carry the tokens of the stored
-blocks, so the chain is computed again under our own contract, `warmroute`, for the index and for
-requests.
+Such an engine has a random seed or an unknown algorithm. Its events still carry the tokens of the
+stored blocks. The chain is computed from these under our own contract, `warmroute`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Extra keys of events' blocks by which no digest can be computed here: of which prompts they are.
+"""Adapters and salts whose block digests cannot be computed here.
 
-What must live here: whether prompts of an adapter, or salted ones, are named as we would name them,
-and how an extra key looks that is not understood. What must not: prompts without extra keys, the
-contract itself (contract_search), any text of a client's.
-
-An event that starts a prompt and has extra keys shows it, once the contract is found: either its
-first hash is what the contract says, or there is something in the digest that is not known here.
+An event that starts a prompt with extra keys shows it, once the contract is found. Either its first
+hash obeys the contract, or the digest contains something unknown. For such prompts nothing is
+predicted. No text of a client is kept.
 """
 
 from __future__ import annotations

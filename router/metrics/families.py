@@ -125,8 +125,8 @@ SHARING: Final[list[Family[SharingState]]] = [
     Family("warmroute_routers", "", "Live routers of this namespace",
         lambda s: _single(s.num_routers)),
     Family("warmroute_feeds", "role",
-        "Replicas by the source of their blocks: leading (the engine, for all routers), direct "
-        "(the engine, for this router), following (another router)",
+        "Event streams that this router follows, by role: leading (it also writes them to Redis), "
+        "direct",
         lambda s: _each(s.num_streams)),
     Family("warmroute_sharing_total", "kind", "What happened between this router and Redis",
         lambda s: _each(s.counts)),

@@ -206,14 +206,6 @@ class CandidateState:
         num_used = self._num_used_tokens(now_s)
         return self._steps.predict_ms(num_requests + 1, num_used + num_tokens)
 
-    @property
-    def ends_per_s(self) -> float:
-        """How many answers end here in a second; 0.0: none has ended yet."""
-        ledger = self.ledger
-        if not ledger.answer_s:
-            return 0.0
-        return (ledger.num_requests - ledger.num_waiting) / ledger.answer_s
-
     def admit(self, number: int, booking: Booking, now_s: float) -> Lease:
         """Book a request, ours or another router's; see `Ledger.admit`.
 

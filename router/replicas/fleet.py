@@ -433,19 +433,6 @@ class Fleet:
         state = self._states.get(candidate)
         return state.tbt_ms(num_tokens, now_s) if state is not None else None
 
-    def ends_per_s(self, candidate: CandidateId) -> float:
-        """Return how many answers a second end at all candidates of this role and model."""
-        state = self._states.get(candidate)
-        if state is None:
-            return 0.0
-        replica = state.candidate.replica
-        return sum(
-            each.ends_per_s
-            for each in self._states.values()
-            if each.candidate.replica.role == replica.role
-            and each.candidate.replica.base_model == replica.base_model
-        )
-
     def status(self, now_s: float) -> tuple[CandidateStatus, ...]:
         """Describe all candidates for people, eligible or not, in the order configured."""
         members = self._members.values()

@@ -35,7 +35,6 @@ _LOST_RATIO, _LOST_S = 4.0, 30.0
 request waits for something else."""
 
 BUSY_S = 60.0  # time constant of `busy`
-_ANSWER_DECAY = 0.95  # half of the weight of `answer_s` lies on the last 14 answers
 _PACE_DECAY = 0.95  # half of the weight of the pace lies on the last 14 first tokens
 
 
@@ -121,7 +120,6 @@ class Ledger:
         "_pace_s",
         "_pace_tokens",
         "_waiting",
-        "answer_s",
         "busy",
         "idle",
         "num_queued_tokens",
@@ -140,7 +138,6 @@ class Ledger:
         self._pace_s = 0.0  # when the last of them came
         self.num_queued_tokens = 0  # uncached tokens of the waiting requests
         self.num_tokens = 0  # of all prompts in flight
-        self.answer_s: float | None = None  # from first token to end, recently; None: none yet
 
     @property
     def num_requests(self) -> int:
@@ -219,12 +216,8 @@ class Ledger:
     def end(self, lease: Lease, now_s: float) -> bool:
         """Give a lease back, in any state; False if that was done before."""
         if not self._leave_queue(lease, now_s):
-            since_s = self._decoding.pop(lease.number, None)
-            if since_s is None:
+            if self._decoding.pop(lease.number, None) is None:
                 return False
-            took_s = max(0.0, now_s - since_s)
-            before_s = took_s if self.answer_s is None else self.answer_s
-            self.answer_s = before_s + (1.0 - _ANSWER_DECAY) * (took_s - before_s)
         self.num_tokens -= lease.booking.num_uncached_tokens + lease.booking.num_cached_tokens
         return True
 

@@ -1,7 +1,8 @@
-"""Match where the index is looked up in Redis itself (`index.mode: redis`): one round trip.
+"""Matches found in Redis (`index.mode: redis`), in one round trip.
 
-Only for candidates that other routers lead: what this router leads it knows better. Late or
-failing means unknown, and then the local view counts; no request waits longer than the deadline.
+Redis is asked about candidates that this router does not know completely: it cannot reach their
+event port, or it joined after the engine dropped its history. A late or failed look-up means that
+the local view counts. No request waits longer than the deadline.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from policies.view import CandidateId
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.redis_store import RedisStore
-from router.cluster.shared_stream import SharedStream
 from router.contracts import HashContract
 from router.errors import StoreError
 from router.index.block_index import BlockMatch
@@ -51,7 +51,7 @@ class Lookup:
     async def find(
         self, prompt: Prompt, candidates: Sequence[Candidate]
     ) -> dict[CandidateId, BlockMatch]:
-        """Return the matches of candidates that other routers lead, as far as Redis knows."""
+        """Return the matches of incompletely known candidates, as far as Redis knows them."""
         matches: dict[CandidateId, BlockMatch] = {}
         if prompt.tokens is None or not self._is_up():
             return matches
@@ -78,8 +78,8 @@ class Lookup:
         groups: dict[HashContract, dict[StreamId, CandidateId]] = {}
         for candidate in candidates:
             stream, id_ = self._caches.stream(candidate.id), self._names.stream_id_of(candidate.id)
-            if id_ is None or self._caches.index.has_groups(candidate.id):
-                continue  # a prefix of one of several KV groups says nothing: it counts as none
-            if isinstance(stream, SharedStream):
+            if id_ is None or stream is None or self._caches.index.has_groups(candidate.id):
+                continue  # a prefix of one of several KV groups is no hit
+            if stream.state != "exact":
                 groups.setdefault(stream.contract, {})[id_] = candidate.id
         return groups

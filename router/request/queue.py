@@ -44,6 +44,9 @@ LOOK_S: Final = 0.05
 _PACE_S: Final = (30.0, 1e-3)  # at which requests leave: time constant, and least to judge by
 _MAX_RETRY_AFTER_S: Final = 60.0
 
+MAX_WAITING: Final = 10_000
+"""Requests in the queue; others get 429."""
+
 
 class _Seat(Struct):
     """One prompt that waits, and what will become of it."""
@@ -69,21 +72,9 @@ class WaitingRoom:
         self._place = place
         self._metrics = metrics
         self._rules = QueueRules(
-            window=config.window,
-            ready_ms=config.ready_ms,
-            fill=config.fill,
-            patience=config.patience,
-            max_wait_s=config.max_wait_s,
-            batch_max_wait_s=config.batch_max_wait_s,
-            quantum_s=config.quantum_s,
-            tbt_ms=config.tbt_ms,
+            fill=config.fill, max_wait_s=config.max_wait_s, tbt_ms=config.tbt_ms
         )
-        self._queue: Queue[Plan] = Queue(
-            self._rules,
-            fleet.conversations,
-            fleet,
-            self._has_room,
-        )
+        self._queue: Queue[Plan] = Queue(self._rules, fleet.conversations, fleet, self._has_blocks)
         self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
         self._timer: asyncio.TimerHandle | None = None
         self._next: asyncio.Handle | None = None
@@ -128,13 +119,11 @@ class WaitingRoom:
         """
         if not self.is_on(read, assigned):
             return None, None
-        headers, config = read.inbound.headers, self._config
+        headers, default_s = read.inbound.headers, self._config.deadline_s
         service_class = class_of(headers, read.tenant)
         deadline_ms = deadline_ms_of(headers)
-        if deadline_ms is None:
-            is_batch = service_class == BATCH
-            default_s = config.batch_deadline_s if is_batch else config.deadline_s
-            deadline_ms = None if default_s is None else 1e3 * default_s
+        if deadline_ms is None and default_s is not None and service_class == INTERACTIVE:
+            deadline_ms = 1e3 * default_s
         return service_class, deadline_ms
 
     async def place(
@@ -163,7 +152,7 @@ class WaitingRoom:
             if placement is not None:
                 self._observe(prompt, "released", 0.0)
                 return placement
-        if len(self._queue) >= self._config.max_requests:
+        if len(self._queue) >= MAX_WAITING:
             if not self._displace(prompt, now_s):
                 self._refused(prompt, "full")
                 self._observe(prompt, "refused", 0.0)
@@ -171,7 +160,7 @@ class WaitingRoom:
         seat: _Seat = waiting.item
         self._queue.add(waiting)
         try:
-            if self._queue.has_limits(waiting):
+            if waiting.deadline_s is not None:
                 self._expect(waiting, now_s)
             if self._next is None:  # else it comes at once
                 self._release()
@@ -193,7 +182,6 @@ class WaitingRoom:
         """
         now_s, computing = monotonic(), plan.prefill or plan
         asked = self._waiting(prompt, Tries(), now_s)
-        asked.is_spent = self._queue.is_spent(asked.tenant, asked.priority)
         asked.answers_at = plan.candidate.id
         return (
             self._queue.judge(asked, computing, now_s),
@@ -218,19 +206,19 @@ class WaitingRoom:
         )
 
     def _at_once(self, waiting: Waiting, now_s: float) -> Placement | None:
-        """Place a request that comes while none waits. None: it has to wait, or has limits.
+        """Place a request that comes while none waits. None: it has to wait, or has a deadline.
 
         The usual case: it needs no place in the queue, nor a turn of the loop.
 
         Raises:
             RouterError: as `place`.
         """
-        if self._queue.has_limits(waiting):
+        if waiting.deadline_s is not None:
             return None
         seat: _Seat = waiting.item
         plan = self._place.plan(seat.prompt, seat.tries)
         waiting.answers_at = plan.candidate.id
-        verdict = self._queue.pass_by(waiting, plan.prefill or plan, now_s)
+        verdict = self._queue.start(waiting, plan.prefill or plan, now_s)
         if not verdict.goes:
             return None
         return self._commit(waiting, plan, verdict.why, now_s)
@@ -249,6 +237,9 @@ class WaitingRoom:
             held_by=waiting.held_by,
             released=why,
         )
+        if self._rules.tbt_ms is not None:
+            tbt_ms = self._queue.tbt_ms(waiting, plan.prefill or plan, now_s)
+            tries.wait = replace(tries.wait, expected_tbt_ms=tbt_ms)
         placement = self._place.commit(seat.prompt, tries, plan)
         self._pace.add(now_s)
         self._metrics.released.labels(why).inc()
@@ -259,8 +250,7 @@ class WaitingRoom:
         queue = prompt.assigned.queue if prompt.assigned is not None else None
         if queue is None:
             return None
-        own = {"window": queue.window, "fill": queue.fill, "patience": queue.patience}
-        return replace(self._rules, **{key: each for key, each in own.items() if each is not None})
+        return None if queue.fill is None else replace(self._rules, fill=queue.fill)
 
     # Releases
 
@@ -302,7 +292,7 @@ class WaitingRoom:
         waiting.answers_at = seat.plan.candidate.id
         return seat.plan.prefill or seat.plan
 
-    def _has_room(self, waiting: Waiting, plan: Plan) -> bool:
+    def _has_blocks(self, waiting: Waiting, plan: Plan) -> bool:
         seat: _Seat = waiting.item
         return self._place.has_room(seat.prompt, plan)
 
@@ -313,15 +303,13 @@ class WaitingRoom:
             self._queue.remove(waiting)  # it has failed
             return
         outlook = self._queue.expect(waiting, plan, now_s)
-        if outlook is None:
-            return
         seat: _Seat = waiting.item
         if seat.prompt.deadline_ms is not None:
             since_arrival_ms = 1e3 * (now_s - seat.prompt.read.inbound.arrived_s)
             seat.tries.wait = Wait(expected_ttft_ms=since_arrival_ms + outlook.ttft_ms)
         if outlook.spare_ms < 0.0:
             self._queue.remove(waiting)
-            self._refuse(waiting, outlook.limit, -outlook.spare_ms)
+            self._refuse(waiting, "deadline", -outlook.spare_ms)
 
     def _refuse(self, waiting: Waiting, limit: Limit, excess_ms: float) -> None:
         """Refuse a request that would miss a limit by so much."""
@@ -336,9 +324,6 @@ class WaitingRoom:
         seat: _Seat = waiting.item
         now_s = monotonic()
         assert seat.plan is not None
-        if self._rules.tbt_ms is not None:
-            tbt_ms = self._queue.tbt_ms(waiting, plan, now_s)
-            seat.tries.wait = replace(seat.tries.wait, expected_tbt_ms=tbt_ms)
         try:
             placement = self._commit(waiting, seat.plan, why, now_s)
         except Exception as exc:
@@ -364,7 +349,7 @@ class WaitingRoom:
 
     def _displace(self, prompt: Prompt, now_s: float) -> bool:
         """Refuse a request to make place for one that goes before it. False: none waits."""
-        displaced = self._queue.refused_for(
+        displaced = self._queue.displaced(
             is_batch=prompt.service_class == BATCH, priority=_priority(prompt.read.tenant)
         )
         if displaced is None:

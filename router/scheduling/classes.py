@@ -1,4 +1,4 @@
-"""Service classes: who waits for whom.
+"""Service classes.
 
 interactive   a person waits for the answer; the default
 batch         goes when no interactive request can, and is refused first
@@ -16,5 +16,5 @@ BATCH: Final[ServiceClass] = "batch"
 
 
 def lower(one: ServiceClass, other: ServiceClass) -> ServiceClass:
-    """Return the one of two classes that waits for the other."""
+    """Return the class of the two that waits for the other."""
     return BATCH if BATCH in (one, other) else INTERACTIVE

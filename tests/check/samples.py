@@ -58,9 +58,7 @@ REPLICA = ReplicaSeen(
     models=(MODEL,),
     ranks=(RANK,),
 )
-STREAM = StreamSeen(
-    id=StreamId("one#0"), number=3, sequence=7, state="exact", reason="", leader="router-a"
-)
+STREAM = StreamSeen(id=StreamId("one#0"), sequence=7, state="exact", reason="", leader="router-a")
 REDIS = RedisSeen(
     address="10.0.0.6:6379",
     namespace="default",
@@ -68,13 +66,12 @@ REDIS = RedisSeen(
     version="7.0.15",
     mode="standalone",
     round_trip_ms=0.3,
-    schema="1",
+    schema="2",
     used_bytes=50 << 20,
     max_bytes=1 << 30,
     policy="noeviction",
     routers=("router-a", "router-b"),
     feeds=(STREAM,),
-    num_log_entries=10,
     num_sessions=2,
 )
 FIGURES = MasterFigures(

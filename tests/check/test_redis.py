@@ -12,7 +12,15 @@ from router.check.finding import Level
 from router.check.redis import Records, RedisSeen, judge, look
 from router.cluster.redis_store import RedisStore
 from router.config import IndexConfig, RedisConfig
-from router.messages import Delta, ReplicaRecord, SessionState, StreamId, TierChange, pack_keys
+from router.messages import (
+    SCHEMA,
+    Delta,
+    ReplicaRecord,
+    SessionState,
+    StreamId,
+    TierChange,
+    pack_keys,
+)
 from router.replicas.registry import Registry
 from tests.check.samples import REDIS, REPLICA, STREAM, wrong
 from tests.redis_servers import RedisServer, namespace, shared_redis
@@ -49,7 +57,6 @@ async def test_a_new_namespace_stays_new(settings: RedisConfig, shared_redis: Re
 
     assert found.schema is None
     assert (found.feeds, found.pool_lister, found.routers, records) == ((), None, (), {})
-    assert found.num_log_entries == 0
     assert found.used_bytes
     assert found.round_trip_ms
     assert not list(shared_redis.client.scan_iter(f"{{wr:{settings.namespace}}}:*"))
@@ -59,17 +66,17 @@ async def test_what_routers_share_is_read(settings: RedisConfig, store: RedisSto
     """Who lives, who leads what, how much there is."""
     await store.beat(b"")
     await store.hold([STREAM.id])
-    await store.write([Delta(STREAM.id, 1, changes=(TierChange("gpu", pack_keys([1, 2])),))])  # type: ignore[list-item]
+    await store.write([Delta(stream_id=STREAM.id, changes=(TierChange("gpu", pack_keys([1, 2])),))])  # type: ignore[list-item]
     await store.records.put_sessions({7: SessionState(STREAM.id, 1, None)}, 60.0)
     await store.records.put_replica("two", ReplicaRecord(url="http://10.0.0.6:8000"))
 
     found, records = await looked(settings)
 
-    assert found.schema == "1"
+    assert found.schema == str(SCHEMA)
     assert found.routers == ("router-a",)
     (stream,) = found.feeds
-    assert (stream.id, stream.number, stream.leader) == (STREAM.id, 1, "router-a")
-    assert (found.num_log_entries, found.num_sessions) == (1, 1)
+    assert (stream.id, stream.leader) == (STREAM.id, "router-a")
+    assert found.num_sessions == 1
     assert records["two"].url == "http://10.0.0.6:8000"
 
 
@@ -80,13 +87,13 @@ async def test_garbage_is_left_out(
     base = f"{{wr:{settings.namespace}}}:"
     shared_redis.client.zadd(f"{base}routers", {"long-gone": 1.0})
     shared_redis.client.hset(f"{base}replicas", "x", b"\xc1")
-    shared_redis.client.set(f"{base}log", "not a stream")
+    shared_redis.client.set(f"{base}sessions", "not a hash")
 
     found, records = await looked(settings)
 
     assert found.routers == ()
     assert records == {}
-    assert found.num_log_entries is None
+    assert found.num_sessions is None
     shared_redis.client.set(f"{base}feeds", "not a hash")
     refused, _ = await looked(settings)
     assert refused.is_refused
@@ -111,7 +118,7 @@ REDIS_CASES: list[tuple[RedisSeen, Level, str, str, str]] = [
     (replace(REDIS, refused=("a: bad",)), "warning", "replicas", "a: bad", "{wr:default}:replicas"),
     (
         replace(REDIS, feeds=(replace(STREAM, leader=None),)),
-        "warning", "feeds", "no leader for one#0", "can the routers reach",
+        "warning", "feeds", "no router writes one#0", "can a router reach",
     ),
     (
         replace(REDIS, feeds=(STREAM, replace(STREAM, id=StreamId("http://h:1#0")))),
@@ -134,21 +141,21 @@ def test_what_is_wrong_with_redis_is_found(
 
 
 def test_a_redis_as_it_should_be_has_nothing_wrong() -> None:
-    """It is described, with its routers and the leaders of streams."""
+    """It is described, with its routers and who writes each stream."""
     findings = list(judge(REDIS, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
 
     assert wrong(findings) == []
     texts = " ".join(f.text for f in findings)
     for part in (
-        "redis 7.0.15, standalone, 0.3 ms", "schema 1", "10 entries", "2 sessions", "50 MiB used",
-        "of 1 GiB", "2: router-a, router-b", "one#0 EXACT, leader router-a",
+        "redis 7.0.15, standalone, 0.3 ms", "schema 2", "2 sessions", "50 MiB used",
+        "of 1 GiB", "2: router-a, router-b", "one#0 EXACT, written by router-a",
     ):  # fmt: skip
         assert part in texts, part
 
 
 def test_a_new_namespace_is_well() -> None:
     """No router was here before."""
-    new = replace(REDIS, schema=None, routers=(), feeds=(), num_log_entries=0, round_trip_ms=None)
+    new = replace(REDIS, schema=None, routers=(), feeds=(), round_trip_ms=None)
     findings = list(judge(new, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
 
     assert wrong(findings) == []
@@ -173,7 +180,7 @@ def test_streams_of_routers_that_are_gone_are_no_fault() -> None:
     )
 
     assert wrong(findings) == []
-    assert "one#0 DEGRADED (why), leader none" in {f.text for f in findings}
+    assert "one#0 DEGRADED (why), written by no router" in {f.text for f in findings}
 
 
 def test_streams_of_replicas_that_left_are_no_fault() -> None:
@@ -184,7 +191,7 @@ def test_streams_of_replicas_that_left_are_no_fault() -> None:
     )
 
     assert wrong(findings) == []
-    assert any(f.text.endswith("left#0, leader none") for f in findings)
+    assert any(f.text.endswith("left#0, written by no router") for f in findings)
 
 
 def test_a_redis_too_far_for_look_ups_is_found() -> None:

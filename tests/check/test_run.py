@@ -14,7 +14,7 @@ from loadtest.emulator.pool import PoolMaster
 from router import config
 from router.check import check
 from router.cluster.redis_store import RedisStore
-from router.messages import ReplicaRecord
+from router.messages import SCHEMA, ReplicaRecord
 from tests.check.running import PATIENCE_S, checked, finding, prompted, settings, wrong
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, chat, on_stage, words
@@ -143,7 +143,7 @@ async def test_redis_is_read_and_nothing_is_written(start_redis: Start) -> None:
 
 
 async def test_a_shared_redis_is_described(start_redis: Start) -> None:
-    """Routers and leaders of streams; replicas that operators added are looked at, too."""
+    """Routers and who writes each stream; replicas that operators added are looked at, too."""
     server = start_redis()
     async with Engines(2) as (one, other):
         await prompted(one)
@@ -159,7 +159,7 @@ async def test_a_shared_redis_is_described(start_redis: Start) -> None:
 
     assert wrong(report) == []
     assert report.redis is not None
-    assert report.redis.schema == "1"
+    assert report.redis.schema == str(SCHEMA)
     assert len(report.redis.routers) == 2
     streams = {stream.id: stream for stream in report.redis.feeds}
     assert streams.keys() == {f"{one.url}#0", "added#0"}  # type: ignore[comparison-overlap]

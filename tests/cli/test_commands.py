@@ -229,13 +229,17 @@ async def test_explain_says_where_a_request_would_go(tmp_path: Path) -> None:
     assert "not JSON" in wrong.stderr
 
 
-async def test_explain_says_whether_a_request_would_wait(tmp_path: Path) -> None:
+async def test_explain_says_whether_a_request_would_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And for what."""
+    monkeypatch.setattr("router.scheduling.queue.WINDOW", 0)
+    monkeypatch.setattr("router.scheduling.queue.READY_MS", 0.0)
     file = tmp_path / "request.json"
     file.write_text(json.dumps(chat(words(9))))
     async with (
         Engines(1, time_model=STUCK) as engines,
-        on_stage(*engines, queue__mode="on", queue__window=0, queue__ready_ms=0.0) as stage,
+        on_stage(*engines, queue__mode="on") as stage,
     ):
         goes = await explain(str(file), "--admin", stage.admin_url)
         async with stage.hanging_up(streamed(chat(words(1)))):

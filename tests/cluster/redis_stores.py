@@ -35,17 +35,19 @@ async def opened(
 
 
 def stored(
-    stream_id: StreamId, number: int, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
+    stream_id: StreamId, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
 ) -> Delta:
     """Write that blocks are held."""
-    return Delta(stream_id, number, changes=(TierChange(tier, stored=pack(keys)),), **more)
+    changes = (TierChange(tier, stored=pack(keys)),)
+    return Delta(stream_id=stream_id, changes=changes, **more)
 
 
 def removed(
-    stream_id: StreamId, number: int, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
+    stream_id: StreamId, keys: Iterable[int], tier: SharedTier = "gpu", **more: Any
 ) -> Delta:
     """Write that blocks are not held."""
-    return Delta(stream_id, number, changes=(TierChange(tier, removed=pack(keys)),), **more)
+    changes = (TierChange(tier, removed=pack(keys)),)
+    return Delta(stream_id=stream_id, changes=changes, **more)
 
 
 def pack(keys: Iterable[int]) -> bytes:

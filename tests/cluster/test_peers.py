@@ -16,10 +16,8 @@ from router.messages import (
     Ended,
     Left,
     Notes,
-    Registered,
     SessionState,
     StreamId,
-    Suspected,
 )
 from router.records.outcome import Outcome
 from router.replicas import EngineLoad
@@ -286,37 +284,16 @@ def test_claims_count_against_the_bound() -> None:
 
 
 def test_what_may_not_have_arrived_is_sent_anew() -> None:
-    """Taken, but the store did not take it; suspicions are kept."""
+    """Taken, but the store did not take it."""
     a, b = Node("a"), Node("b")
     a.begin("r1", chain_of(1, 2), 0.0)
     a.outbox.take()
-    a.outbox.suspected(R1, "why")
-    a.outbox.suspected(R1, "why again")
-    a.outbox.suspected(CandidateId("r9"), "unknown")
     a.outbox.resend()
     notes = a.take_notes()
     b.peers.apply(notes, 0.0)
 
-    assert [type(note) for note in notes.notes] == [Began, Alive, Suspected]
+    assert [type(note) for note in notes.notes] == [Began, Alive]
     assert b.load(0.0) == a.load(0.0)
-
-
-def test_a_suspicion_reaches_the_leader() -> None:
-    """By the local name; an unknown stream is passed over."""
-    received: list[tuple[str, str]] = []
-    b = Node("b", ("y", "x"))
-    b.peers.on_suspected = lambda candidate, reason: received.append((candidate, reason))
-    say(b, Suspected(X, "why"), Suspected(StreamId("http://z#0"), "why"), Registered())
-
-    assert received == [("r2", "why")]
-
-
-def test_without_a_listener_a_suspicion_is_counted_only() -> None:
-    """A router may be marked as suspect before anything waits for it."""
-    b = Node("b")
-    say(b, Suspected(X, "why"))
-
-    assert b.count("doubted") == 1
 
 
 # -- gone ----------------------------------------------------------------------------------------

@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-import redis
 from msgspec.structs import replace
 
-from router.cluster.redis_log import Cursor
 from router.cluster.redis_store import RedisStore, Written
 from router.cluster.redis_sweep import Swept
 from router.contracts import HashContract
@@ -26,16 +24,15 @@ from router.messages import (
     SessionState,
     StreamHead,
     StreamStatus,
-    Suspected,
     TierChange,
-    decode_delta,
     encode,
 )
 from tests.cluster.redis_stores import POOL_STREAM, R1, R2, blocks, opened, pack, removed, stored
 from tests.experiments.samples import NOW_S, experiment
-from tests.redis_servers import RedisServer, Start, wait_until
+from tests.redis_servers import RedisServer, Start
 
-OK, FENCED, LOST, NO_ROOM = Written
+OK, FENCED, NO_ROOM = Written
+ALL = (R1, R2, POOL_STREAM)
 STATUS = StreamStatus("exact", "", HashContract(algorithm="sha256", block_size=16), 1200)
 
 
@@ -51,42 +48,40 @@ async def store(shared_redis: RedisServer, namespace: str) -> AsyncIterator[Redi
 
 
 async def test_what_was_written_comes_back(store: RedisStore) -> None:
-    """By snapshot, by look-up and by the log, per holder, with the stream's head."""
-    begin = (await store.snapshot()).cursor
-    position = Position(7, b"mark")
+    """By snapshot and by look-up, per holder, with the stream's head."""
+    position, newest = Position(7, b"mark"), Position(9, b"mark")
     deltas = [
-        stored(R1, 1, range(100), cleared=True, position=position, status=STATUS),
-        stored(R2, 1, range(50), "cpu"),
-        removed(R1, 2, range(90, 100)),
-        stored(POOL_STREAM, 1, range(20), "pool"),
+        stored(R1, range(100), cleared=True, position=position, newest=newest, status=STATUS),
+        stored(R2, range(50), "cpu"),
+        removed(R1, range(90, 100)),
+        stored(POOL_STREAM, range(20), "pool"),
     ]
 
     assert await store.write(deltas) == [OK] * 4
-    snapshot = await store.snapshot()
+    snapshot = await store.snapshot(ALL)
     assert await blocks(snapshot) == {
         (R1, "gpu"): set(range(90)),
         (R2, "cpu"): set(range(50)),
         (POOL_STREAM, "pool"): set(range(20)),
     }
     assert snapshot.heads == await store.heads()
-    assert snapshot.heads[R1] == StreamHead(2, position, STATUS)
-    assert snapshot.heads[R2] == StreamHead(1, None, None)
-    assert await store.lookup(pack(range(200)), [R1, R2, POOL_STREAM]) == {
+    assert snapshot.heads == {
+        R1: StreamHead(position=position, newest=newest, status=STATUS, writer="router-1"),
+        R2: StreamHead(position=None, writer="router-1"),
+    }
+    assert await store.lookup(pack(range(200)), ALL) == {
         (R1, "gpu"): 90,
         (R1, "cpu"): 90,
         (R2, "gpu"): 0,
         (R2, "cpu"): 50,
         (POOL_STREAM, "pool"): 20,
     }
-    reading = await store.read(begin, block_s=0)
-    assert reading.deltas == deltas
-    assert not reading.is_gap
     assert store.num_garbage == 0
 
 
 async def test_a_snapshot_may_be_of_some_streams_only(store: RedisStore) -> None:
-    """A leader needs no snapshot of its own."""
-    await store.write([stored(R1, 1, [1, 2]), stored(R2, 1, [2, 3])])
+    """Blocks of other streams are left out."""
+    await store.write([stored(R1, [1, 2]), stored(R2, [2, 3])])
 
     snapshot = await store.snapshot([R2])
 
@@ -94,79 +89,41 @@ async def test_a_snapshot_may_be_of_some_streams_only(store: RedisStore) -> None
     assert await blocks(snapshot) == {(R2, "gpu"): {2, 3}}
 
 
-async def test_a_stream_has_a_leader_when_the_holder_of_its_lease_has_written(
-    shared_redis: RedisServer, namespace: str
-) -> None:
-    """What a router that is gone left is old by now; its successor says so by its first delta."""
-    url = shared_redis.url
-    async with (
-        opened(url, "gone", namespace=namespace) as gone,
-        opened(url, "next", namespace=namespace) as successor,
-    ):
-        seen = []
-        await gone.hold([R1])
-        await gone.write([stored(R1, 1, [1])])
-        seen.append((await successor.snapshot()).heads[R1].has_leader)
-        await gone.release([R1])
-        seen.append((await successor.snapshot()).heads[R1].has_leader)
-        await successor.hold([R1])
-        seen.append((await successor.snapshot()).heads[R1].has_leader)
-        await successor.write([stored(R1, 2, [2])])
-        seen.append((await successor.snapshot()).heads[R1].has_leader)
-
-        assert seen == [True, False, False, True]
-
-
-async def test_a_large_delta_goes_in_pieces_and_arrives_whole(store: RedisStore) -> None:
-    """Readers see one delta, whichever tiers and copies are in it."""
-    begin = (await store.snapshot()).cursor
+async def test_a_large_delta_is_written_in_parts(store: RedisStore) -> None:
+    """Whichever tiers and copies are in it; status and position come with it."""
     changes = (
         TierChange("gpu", pack(range(2_500)), pack(range(5_000, 6_500)), ((7, 3),)),  # type: ignore[arg-type]
         TierChange("cpu", pack(range(10))),
     )
-    delta = Delta(R1, 1, True, changes, Position(1, b"m"), STATUS)
+    delta = Delta(
+        stream_id=R1, cleared=True, changes=changes, position=Position(1, b"m"), status=STATUS
+    )
 
-    assert await store.write([delta, stored(R1, 2, [9_999])]) == [OK, OK]
-    first, second = (await store.read(begin, block_s=0)).deltas
-    assert (first.number, first.cleared, first.position) == (1, True, delta.position)
-    assert first.status == STATUS
-    assert b"".join(c.stored for c in first.changes if c.tier == "gpu") == changes[0].stored
-    assert b"".join(c.removed for c in first.changes) == changes[0].removed
-    assert [c.copies for c in first.changes if c.copies] == [((7, 3),)]
-    assert second.number == 2
-    assert (await store.heads())[R1] == StreamHead(2, delta.position, STATUS)
-    held = await blocks(await store.snapshot())
-    assert held[R1, "gpu"] == {*range(2_500), 9_999}
-    assert held[R1, "cpu"] == set(range(10))
-
-
-async def test_a_delta_whose_rest_never_came_is_no_position(
-    store: RedisStore, shared_redis: RedisServer, namespace: str
-) -> None:
-    """The next leader begins the stream anew, and may."""
-    shared_redis.client.hset(f"{{wr:{namespace}}}:feeds", f"n{R1}", "3+2")
-    shared_redis.client.hset(f"{{wr:{namespace}}}:feeds", f"p{R1}", encode(Position(1, b"m")))
-
-    assert (await store.heads())[R1] == StreamHead(3, None, None)
-    assert await store.write([stored(R1, 4, [1])]) == [LOST]
-    assert await store.write([stored(R1, 4, [1], cleared=True)]) == [OK]
-    assert (await store.heads())[R1].number == 4
+    assert await store.write([delta, stored(R1, [9_999])]) == [OK, OK]
+    snapshot = await store.snapshot([R1])
+    assert snapshot.heads[R1].position == delta.position
+    assert snapshot.heads[R1].status == STATUS
+    assert await blocks(snapshot) == {
+        (R1, "gpu"): {*range(2_500), 9_999},
+        (R1, "cpu"): set(range(10)),
+    }
+    assert await snapshot.copies() == {(R1, "gpu"): {7: 3}}
 
 
 async def test_copies_are_remembered_where_there_are_several(store: RedisStore) -> None:
     """One copy again, removed or cleared: none is left."""
     await store.write(
         [
-            Delta(R1, 1, changes=(TierChange("gpu", copies=((1, 2), (2, 3), (3, 9))),)),  # type: ignore[arg-type]
-            Delta(R1, 2, changes=(TierChange("gpu", removed=pack([3]), copies=((2, 1),)),)),  # type: ignore[arg-type]
+            Delta(stream_id=R1, changes=(TierChange("gpu", copies=((1, 2), (2, 3), (3, 9))),)),  # type: ignore[arg-type]
+            Delta(stream_id=R1, changes=(TierChange("gpu", removed=pack([3]), copies=((2, 1),)),)),  # type: ignore[arg-type]
         ]
     )
-    snapshot = await store.snapshot()
+    snapshot = await store.snapshot(ALL)
 
     assert await snapshot.copies() == {(R1, "gpu"): {1: 2}}
     assert await blocks(snapshot) == {(R1, "gpu"): {1, 2}}
-    await store.write([Delta(R1, 3, cleared=True)])
-    assert await (await store.snapshot()).copies() == {}
+    await store.write([Delta(stream_id=R1, cleared=True)])
+    assert await (await store.snapshot(ALL)).copies() == {}
 
 
 @pytest.mark.parametrize("is_filled_again", [False, True])
@@ -174,8 +131,8 @@ async def test_a_snapshot_torn_by_a_flush_is_refused(
     store: RedisStore, shared_redis: RedisServer, namespace: str, is_filled_again: bool
 ) -> None:
     """What was read is a part of an index that is gone; no router may take it for the whole."""
-    await store.write([stored(R1, 1, range(5_000), position=Position(1, b"m"))])
-    snapshot = await store.snapshot()
+    await store.write([stored(R1, range(5_000), position=Position(1, b"m"))])
+    snapshot = await store.snapshot(ALL)
     parts = aiter(snapshot.slices())
     await anext(parts)
     shared_redis.client.delete(*shared_redis.client.keys(f"{{wr:{namespace}}}:*"))
@@ -191,72 +148,72 @@ async def test_a_snapshot_torn_by_a_flush_is_refused(
 
 async def test_writing_twice_does_nothing_more(store: RedisStore) -> None:
     """What is said is absolute."""
-    for number in (1, 2):
-        await store.write([stored(R1, number, [1, 2, 3])])
-        await store.write([removed(R2, number, [3, 4])])
+    for _ in range(2):
+        await store.write([stored(R1, [1, 2, 3])])
+        await store.write([removed(R2, [3, 4])])
 
-    assert await blocks(await store.snapshot()) == {(R1, "gpu"): {1, 2, 3}}
+    assert await blocks(await store.snapshot(ALL)) == {(R1, "gpu"): {1, 2, 3}}
 
 
 async def test_a_clear_forgets_gpu_and_cpu_at_once(store: RedisStore) -> None:
     """Others' blocks, and the pool's, stay; and nothing of the old epoch comes back."""
     await store.write(
         [
-            stored(R1, 1, range(30)),
-            stored(R1, 2, range(40), "cpu", position=Position(1, b"m")),
-            stored(R2, 1, range(35)),
-            stored(R1, 3, range(10), "pool", pool=POOL_STREAM),
-            Delta(R1, 4, cleared=True),
-            stored(R1, 5, [2]),
+            stored(R1, range(30)),
+            stored(R1, range(40), "cpu", position=Position(1, b"m")),
+            stored(R2, range(35)),
+            stored(POOL_STREAM, range(10), "pool"),
+            Delta(stream_id=R1, cleared=True),
+            stored(R1, [2]),
         ]
     )
 
-    assert await blocks(await store.snapshot()) == {
+    assert await blocks(await store.snapshot(ALL)) == {
         (R1, "gpu"): {2},
         (R2, "gpu"): set(range(35)),
         (POOL_STREAM, "pool"): set(range(10)),
     }
-    assert (await store.heads())[R1] == StreamHead(5, None, None)
+    assert (await store.heads())[R1].position is None
     assert await store.lookup(pack(range(40)), [R1]) == {(R1, "gpu"): 0, (R1, "cpu"): 0}
 
 
 async def test_a_pool_of_its_own_can_be_cleared(store: RedisStore) -> None:
     """The master lost everything."""
-    await store.write([stored(POOL_STREAM, 1, [1, 2], "pool"), Delta(POOL_STREAM, 2, cleared=True)])
+    await store.write(
+        [stored(POOL_STREAM, [1, 2], "pool"), Delta(stream_id=POOL_STREAM, cleared=True)]
+    )
 
-    assert await blocks(await store.snapshot()) == {}
+    assert await blocks(await store.snapshot(ALL)) == {}
 
 
-async def test_the_pool_may_be_corrected_without_a_lease(
+async def test_a_pool_needs_no_lease(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
-    """A delta of number 0 counts nothing and needs nothing: a leader looked."""
-    begin = (await store.snapshot()).cursor
-    await store.write([stored(R1, 1, range(10), "pool", pool=POOL_STREAM)])
+    """Every router writes what it learned of it."""
+    await store.write([stored(POOL_STREAM, range(10), "pool")])
     async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
-        assert await other.write([removed(POOL_STREAM, 0, [7, 8], "pool")]) == [OK]
+        assert await other.write([removed(POOL_STREAM, [7, 8], "pool")]) == [OK]
 
     assert await store.lookup(pack(range(10)), [POOL_STREAM]) == {(POOL_STREAM, "pool"): 7}
-    assert [d.stream_id for d in (await store.read(begin, block_s=0)).deltas] == [R1, POOL_STREAM]
-    assert set(await store.heads()) == {R1}
+    assert set(await store.heads()) == set()
 
 
 async def test_several_hundred_holders_share_a_block(store: RedisStore) -> None:
     """Each has its own bit, and only its own goes."""
     stream_ids = [type(R1)(f"r{i}#0") for i in range(300)]
     await store.hold(stream_ids)
-    await store.write([stored(stream_id, 1, [1, i + 10]) for i, stream_id in enumerate(stream_ids)])
-    await store.write([removed(stream_ids[7], 2, [1]), Delta(stream_ids[8], 2, cleared=True)])
+    await store.write([stored(stream_id, [1, i + 10]) for i, stream_id in enumerate(stream_ids)])
+    await store.write([removed(stream_ids[7], [1]), Delta(stream_id=stream_ids[8], cleared=True)])
 
     counts = await store.lookup(pack([1]), stream_ids)
 
     assert [id_ for id_ in stream_ids if not counts[id_, "gpu"]] == stream_ids[7:9]
-    assert len(await blocks(await store.snapshot())) == 299
+    assert len(await blocks(await store.snapshot(stream_ids))) == 299
 
 
 async def test_a_look_up_finds_holes_before_an_end(store: RedisStore) -> None:
     """Closure can break: the blocks right before an end are looked at, and the rest bisected."""
-    await store.write([stored(R1, 1, set(range(100)) - {97, 40}), stored(R2, 1, range(64))])
+    await store.write([stored(R1, set(range(100)) - {97, 40}), stored(R2, range(64))])
 
     counts = await store.lookup(pack(range(100)), [R1, R2])
 
@@ -269,7 +226,7 @@ async def test_a_look_up_finds_holes_before_an_end(store: RedisStore) -> None:
 
 async def test_tier_cpu_counts_blocks_on_either_tier(store: RedisStore) -> None:
     """The engine moves on from gpu to cpu without a seam."""
-    await store.write([stored(R1, 1, range(30)), stored(R1, 2, range(25, 60), "cpu")])
+    await store.write([stored(R1, range(30)), stored(R1, range(25, 60), "cpu")])
 
     assert await store.lookup(pack(range(100)), [R1]) == {(R1, "gpu"): 30, (R1, "cpu"): 60}
 
@@ -282,23 +239,14 @@ async def test_only_the_lease_holder_writes(
 ) -> None:
     """The others are fenced, and nothing of theirs is there, not even the first piece."""
     async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
-        assert await other.write([stored(R1, 1, range(2_000), cleared=True)]) == [FENCED]
+        assert await other.write([stored(R1, range(2_000), cleared=True)]) == [FENCED]
         assert await other.hold([R1]) == frozenset()
         await store.release([R1])
         assert await other.hold([R1, R2]) == {R1}
-        assert await other.write([stored(R1, 1, [5])]) == [OK]
+        assert await other.write([stored(R1, [5])]) == [OK]
 
-    assert await store.write([stored(R1, 2, [6])]) == [FENCED]
-    assert await blocks(await store.snapshot()) == {(R1, "gpu"): {5}}
-
-
-async def test_a_number_that_is_not_the_next_is_lost(store: RedisStore) -> None:
-    """Redis lost what was before it, or another router wrote."""
-    assert await store.write([stored(R1, 2, [1])]) == [LOST]
-    assert await store.write([stored(R1, 1, [1]), stored(R1, 1, [2])]) == [OK, LOST]
-    assert await store.write([stored(R1, 3, [3]), stored(R1, 2, [4])]) == [LOST, OK]
-
-    assert await blocks(await store.snapshot()) == {(R1, "gpu"): {1, 4}}
+    assert await store.write([stored(R1, [6])]) == [FENCED]
+    assert await blocks(await store.snapshot(ALL)) == {(R1, "gpu"): {5}}
 
 
 async def test_a_lease_is_taken_over_when_it_expires(
@@ -317,123 +265,57 @@ async def test_a_lease_is_taken_over_when_it_expires(
         assert await dead.hold([R1]) == frozenset()
 
 
-# -- the streams ---------------------------------------------------------------------------------
+# -- notes ---------------------------------------------------------------------------------------
 
 
-async def test_reading_waits_for_what_comes(store: RedisStore) -> None:
-    """Entries wake the reader; without any it returns when its time is over."""
-    cursor = (await store.snapshot()).cursor
-    nothing = await store.read(cursor, block_s=0.01)
-
-    async with asyncio.TaskGroup() as group:
-        reading = group.create_task(store.read(nothing.cursor, block_s=30))
-        await asyncio.sleep(0.05)
-        await store.write([stored(R1, 1, [1])])
-
-    assert (nothing.deltas, nothing.notes, nothing.is_gap) == ([], [], False)
-    assert [delta.number for delta in reading.result().deltas] == [1]
-    assert not (await store.read(reading.result().cursor, block_s=0)).deltas
-
-
-async def test_notes_come_from_the_others(
+async def test_notes_come_in_order_and_wake_the_reader(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
-    """A router knows what it wrote itself."""
-    cursor = (await store.snapshot()).cursor
+    """Our own as well; without any, reading returns when its time is over."""
+    last = await store.last_note()
+    assert await store.read_notes(last, block_s=0.01) == ([], last)
     async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
-        await other.publish([Ended(3, True), Suspected(R1, "wrong")])
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(store.read_notes(last, block_s=30))
+            await other.publish([Ended(3, True)])
+        first, after = reading.result()
         await store.publish([Alive((1, 2))])
-        mine = await store.read(cursor, block_s=1)
-        theirs = await other.read(cursor, block_s=1)
+        second, end = await store.read_notes(after, block_s=1)
 
-    assert mine.notes == [Notes("router-2", (Ended(3, True), Suspected(R1, "wrong")))]
-    assert theirs.notes == [Notes("router-1", (Alive((1, 2)),))]
-    assert mine.cursor.work_id == theirs.cursor.work_id != cursor.work_id
-
-
-async def test_what_was_trimmed_is_a_gap(
-    store: RedisStore, shared_redis: RedisServer, namespace: str
-) -> None:
-    """A router that is too far behind gets an error."""
-    cursor = (await store.snapshot()).cursor
-    await store.write([stored(R1, n, [n]) for n in (1, 2, 3)])
-    shared_redis.client.xtrim(f"{{wr:{namespace}}}:log", maxlen=1, approximate=False)
-
-    assert (await store.read(cursor, block_s=0)).is_gap
+    assert first == [Notes("router-2", (Ended(3, True),))]
+    assert second == [Notes("router-1", (Alive((1, 2)),))]
+    assert await store.last_note() == end
 
 
-async def test_a_log_that_was_rolled_back_is_a_gap(
-    store: RedisStore, shared_redis: RedisServer, namespace: str
-) -> None:
-    """A replica took over that lacked the last entries."""
-    begin = (await store.snapshot()).cursor
-    await store.write([stored(R1, 1, [1])])
-    cursor = (await store.read(begin, block_s=0)).cursor
-    shared_redis.client.hset(f"{{wr:{namespace}}}:meta", "log", "0")
-
-    assert (await store.read(cursor, block_s=0)).is_gap
-
-
-async def test_the_streams_are_trimmed(start_redis: Start) -> None:
+async def test_notes_are_trimmed(start_redis: Start) -> None:
     """By the number of entries."""
     server = start_redis()
     async with opened(server.url, log_entries=1000) as store:
-        await store.hold([R1])
-        await store.write([stored(R1, n, [n]) for n in range(1, 2_501)])
         for _ in range(2_500):
             await store.publish([Alive()])
 
-    assert server.client.xlen("{wr:default}:log") < 1_200
     assert server.client.xlen("{wr:default}:work") < 1_200
 
 
 # -- emptied, restarted, hung --------------------------------------------------------------------
 
 
-async def test_a_flush_is_seen_by_everybody(start_redis: Start) -> None:
-    """By the writer, by the reader, by the heartbeat; and all begin again."""
+async def test_a_flush_is_seen(start_redis: Start) -> None:
+    """By the writer and by the heartbeat, which creates the namespace again."""
     server = start_redis()
     async with opened(server.url) as store:
         await store.hold([R1])
-        await store.write([stored(R1, 1, [1])])
-        cursor = (await store.snapshot()).cursor
+        await store.write([stored(R1, [1])])
         before = await store.beat(b"")
         server.client.flushall()
         server.client.script_flush()
 
-        assert (await store.read(cursor, block_s=0)).is_gap
-        assert await store.write([stored(R1, 2, [2])]) == [LOST]
-        after = await store.beat(b"")
-        assert after.incarnation != before.incarnation
-        assert (before.log_number, after.log_number) == (1, 0)
+        with pytest.raises(StoreUnavailable, match=EMPTIED):
+            await store.write([stored(R1, [2])])
+        assert (await store.beat(b"")).incarnation != before.incarnation
         await store.hold([R1])
-        assert await store.write([stored(R1, 2, [2])]) == [LOST]
-        assert await store.write([stored(R1, 1, [2], cleared=True)]) == [OK]
-        assert await blocks(await store.snapshot()) == {(R1, "gpu"): {2}}
-
-
-async def test_a_restart_is_a_gap_even_if_nothing_seems_to_be_missing(start_redis: Start) -> None:
-    """The last writes before it may be gone, and others in their place."""
-    server = start_redis(appendonly="yes", appendfsync="always")
-    async with opened(server.url) as store:
-        await store.hold([R1])
-        await store.write([stored(R1, 1, [1])])
-        cursor = (await store.snapshot()).cursor
-        server.stop()
-        with pytest.raises(StoreUnavailable):
-            await store.beat(b"")
-        server.start()
-        wait_until(lambda: _answers(server), "the server has loaded its data")
-
-        assert (await store.read(cursor, block_s=0)).is_gap
-        assert await blocks(await store.snapshot()) == {(R1, "gpu"): {1}}
-
-
-def _answers(server: RedisServer) -> bool:
-    try:
-        return bool(server.client.ping())
-    except redis.ConnectionError:
-        return False
+        assert await store.write([stored(R1, [2])]) == [OK]
+        assert await blocks(await store.snapshot(ALL)) == {(R1, "gpu"): {2}}
 
 
 async def test_a_hung_server_costs_no_more_than_the_deadline(start_redis: Start) -> None:
@@ -441,8 +323,7 @@ async def test_a_hung_server_costs_no_more_than_the_deadline(start_redis: Start)
     server = start_redis()
     async with opened(server.url) as store:
         await store.hold([R1])
-        await store.write([stored(R1, 1, [1])])
-        cursor = (await store.snapshot()).cursor
+        await store.write([stored(R1, [1])])
     async with opened(server.url, timeout_s=0.5, lookup_timeout_s=0.05) as store:
         server.pause()
         with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
@@ -450,8 +331,8 @@ async def test_a_hung_server_costs_no_more_than_the_deadline(start_redis: Start)
         for question in (
             store.beat(b""),
             store.hold([R1]),
-            store.write([stored(R1, 2, [2])]),
-            store.read(cursor, block_s=0.1),
+            store.write([stored(R1, [2])]),
+            store.read_notes("0-0", block_s=0.1),
             store.open(),
         ):
             with pytest.raises(StoreUnavailable, match="did not answer"):
@@ -464,9 +345,8 @@ async def test_a_hung_server_costs_no_more_than_the_deadline(start_redis: Start)
 async def test_a_cancelled_question_leaves_no_reply_to_the_next(start_redis: Start) -> None:
     """Its connection is cut."""
     async with opened(start_redis().url) as store:
-        cursor = (await store.snapshot()).cursor
         async with asyncio.TaskGroup() as group:
-            waiting = [group.create_task(store.read(cursor, block_s=30)) for _ in range(8)]
+            waiting = [group.create_task(store.read_notes("0-0", block_s=30)) for _ in range(8)]
             await asyncio.sleep(0.05)
             for task in waiting:
                 task.cancel()
@@ -483,7 +363,7 @@ async def test_forgotten_scripts_are_loaded_again(start_redis: Start) -> None:
         await store.hold([R1])
         server.client.script_flush()
 
-        assert await store.write([stored(R1, n, [n]) for n in (1, 2, 3)]) == [OK, OK, OK]
+        assert await store.write([stored(R1, [n]) for n in (1, 2, 3)]) == [OK, OK, OK]
 
 
 # -- load, sessions, replicas --------------------------------------------------------------------
@@ -583,23 +463,23 @@ async def test_a_sweep_takes_out_what_has_no_holder(
     """Dead bits are cleared and freed; what others hold stays."""
     await store.write(
         [
-            stored(R1, 1, range(3_000)),
-            stored(R2, 1, range(2_900, 3_100)),
-            Delta(R1, 2, cleared=True),
-            stored(R1, 3, [1]),
+            stored(R1, range(3_000)),
+            stored(R2, range(2_900, 3_100)),
+            Delta(stream_id=R1, cleared=True),
+            stored(R1, [1]),
         ]
     )
     swept = await store.sweep(pause_s=0)
 
     assert swept == Swept(is_ours=True, num_changed=101, num_dropped=2_899, num_bits=1)
-    assert await blocks(await store.snapshot()) == {
+    assert await blocks(await store.snapshot(ALL)) == {
         (R1, "gpu"): {1},
         (R2, "gpu"): set(range(2_900, 3_100)),
     }
     buckets = shared_redis.client.keys(f"{{wr:{namespace}}}:b:*")
     assert sum(shared_redis.client.hlen(bucket) for bucket in buckets) == 201
-    await store.write([stored(R1, 4, [2], "cpu")])  # takes the bit that was freed
-    assert (await blocks(await store.snapshot()))[R1, "cpu"] == {2}
+    await store.write([stored(R1, [2], "cpu")])  # takes the bit that was freed
+    assert (await blocks(await store.snapshot(ALL)))[R1, "cpu"] == {2}
     assert await store.sweep(pause_s=0) == Swept(is_ours=True)
 
 
@@ -611,7 +491,7 @@ async def test_one_router_sweeps_at_a_time(
     shared_redis.client.set(key, "router-2")
     assert await store.sweep() == Swept(is_ours=False)
     shared_redis.client.delete(key)
-    await store.write([stored(R1, 1, range(3_000)), Delta(R1, 2, cleared=True)])
+    await store.write([stored(R1, range(3_000)), Delta(stream_id=R1, cleared=True)])
 
     async with asyncio.TaskGroup() as group:
         sweeping = group.create_task(store.sweep(pause_s=0.05))
@@ -623,9 +503,9 @@ async def test_one_router_sweeps_at_a_time(
     assert sweeping.result().num_dropped < 3_000
 
 
-async def test_a_stream_without_a_leader_is_forgotten(store: RedisStore) -> None:
-    """After a while, with its blocks; one that has a leader again is not."""
-    await store.write([stored(R1, 1, [1, 2]), stored(R2, 1, [2, 3])])
+async def test_a_stream_that_nobody_writes_is_forgotten(store: RedisStore) -> None:
+    """After a while, with its blocks; unless a router writes it again."""
+    await store.write([stored(R1, [1, 2]), stored(R2, [2, 3])])
     await store.release([R1, R2])
     assert (await store.sweep(forget_after_s=0)).num_streams == 0
     await store.hold([R2])
@@ -636,7 +516,7 @@ async def test_a_stream_without_a_leader_is_forgotten(store: RedisStore) -> None
 
     assert swept.num_streams == 0
     assert set(await store.heads()) == {R2}
-    assert await blocks(await store.snapshot()) == {(R2, "gpu"): {2, 3}}
+    assert await blocks(await store.snapshot(ALL)) == {(R2, "gpu"): {2, 3}}
 
 
 # -- what may be wrong ---------------------------------------------------------------------------
@@ -651,12 +531,12 @@ async def test_keys_of_others_are_left_alone(shared_redis: RedisServer, namespac
     ):
         await one.hold([R1])
         await two.hold([R1])
-        await one.write([stored(R1, 1, [1])])
-        await two.write([stored(R1, 1, [2])])
+        await one.write([stored(R1, [1])])
+        await two.write([stored(R1, [2])])
         await one.sweep()
 
-        assert await blocks(await one.snapshot()) == {(R1, "gpu"): {1}}
-        assert await blocks(await two.snapshot()) == {(R1, "gpu"): {2}}
+        assert await blocks(await one.snapshot(ALL)) == {(R1, "gpu"): {1}}
+        assert await blocks(await two.snapshot(ALL)) == {(R1, "gpu"): {2}}
     assert shared_redis.client.get(f"{{wr:{namespace}}}other") == b"x"
 
 
@@ -666,61 +546,49 @@ async def test_garbage_under_our_keys_is_counted_and_skipped(
     """Other types, odd fields, entries that say nothing."""
     base = f"{{wr:{namespace}}}:"
     client = shared_redis.client
-    cursor = (await store.snapshot()).cursor
     client.set(f"{base}b:".encode() + pack([0x0101])[:2], "not a hash")
     client.hset(f"{base}b:".encode() + pack([0x0202])[:2], mapping={"x": "y", b"\0" * 6: "z" * 99})
     client.hset(f"{base}holders", mapping={"400": "nonsense", "401": "gpu "})
-    client.hset(f"{base}feeds", mapping={"nbad": "x", "nr9": "1", "pr9": "garbage", "zz": "1"})
-    client.xadd(f"{base}log", {"hello": "world"})
+    client.hset(f"{base}feeds", mapping={b"w\xff": "x", "wr9": "1", "pr9": "garbage", "zz": "1"})
     client.xadd(f"{base}work", {"hello": "world"})
 
-    assert await store.write([stored(R1, 1, [0x0101, 0x0202, 5])]) == [OK]
+    assert await store.write([stored(R1, [0x0101, 0x0202, 5])]) == [OK]
     assert store.num_garbage == 1
-    assert await store.write([removed(R1, 2, [0x0101])]) == [OK]
+    assert await store.write([removed(R1, [0x0101])]) == [OK]
     assert store.num_garbage == 2
     assert (await store.lookup(pack([0x0101]), [R1]))[R1, "gpu"] == 0
-    snapshot = await store.snapshot()
+    snapshot = await store.snapshot(ALL)
     held = await blocks(snapshot)
     assert {0x0202, 5} <= held[R1, "gpu"]
-    assert snapshot.num_garbage >= 6
-    reading = await store.read(cursor, block_s=0)
-    assert len(reading.deltas) == 2
-    assert not reading.is_gap
-    assert reading.num_garbage == 2
+    assert snapshot.num_garbage >= 5
+    num_garbage = store.num_garbage
+    assert (await store.read_notes("0-0", block_s=0))[0] == []
+    assert store.num_garbage == num_garbage + 1
     assert set(await store.heads()) == {R1}
     client.hset(f"{base}copies:0", "short", "x")
-    assert await (await store.snapshot()).copies() == {}
+    assert await (await store.snapshot(ALL)).copies() == {}
     assert (await store.sweep(pause_s=0)).is_ours
-
-
-async def test_an_entry_that_cannot_be_read_is_a_gap(
-    store: RedisStore, shared_redis: RedisServer, namespace: str
-) -> None:
-    """What it said is lost."""
-    cursor = (await store.snapshot()).cursor
-    shared_redis.client.xadd(f"{{wr:{namespace}}}:log", {"n": "1", "d": "garbage"})
-
-    assert (await store.read(cursor, block_s=0)).is_gap
 
 
 async def test_something_else_under_a_key_is_refused(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
     """With what to do about it."""
-    shared_redis.client.set(f"{{wr:{namespace}}}:log", "x")
+    shared_redis.client.set(f"{{wr:{namespace}}}:feeds", "x")
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
-        await store.write([stored(R1, 1, [1])])
+        await store.write([stored(R1, [1])])
+    shared_redis.client.set(f"{{wr:{namespace}}}:work", "x")
     shared_redis.client.set(f"{{wr:{namespace}}}:replicas", "x")
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
         await store.records.replicas()
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
-        await store.read(Cursor("", "", "0-0", 0, "0-0"), block_s=0)
+        await store.read_notes("0-0", block_s=0)
 
 
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        (SCHEMA - 1, "delete the keys"),
+        (SCHEMA - 2, "delete the keys"),
         (SCHEMA + 1, "update this router"),
         ("x", "another program uses the key"),
     ],
@@ -744,18 +612,18 @@ async def test_a_full_redis_is_read_and_relieved(start_redis: Start, version: st
     server = start_redis(version)
     async with opened(server.url) as store:
         await store.hold([R1])
-        await store.write([stored(R1, 1, range(5_000))])
+        await store.write([stored(R1, range(5_000))])
         server.client.config_set("maxmemory-policy", "noeviction")
         server.client.config_set("maxmemory", "1mb")
 
-        assert await store.write([stored(R1, 2, [1, 2])]) == [NO_ROOM]
-        assert await store.write([stored(R1, 2, range(9_000, 12_000))]) == [NO_ROOM]
-        assert len((await blocks(await store.snapshot()))[R1, "gpu"]) == 5_000
+        assert await store.write([stored(R1, [1, 2])]) == [NO_ROOM]
+        assert await store.write([stored(R1, range(9_000, 12_000))]) == [NO_ROOM]
+        assert len((await blocks(await store.snapshot(ALL)))[R1, "gpu"]) == 5_000
         assert await store.hold([R1]) == {R1}
         assert (await store.beat(b"")).routers == {"router-1"}
         await store.publish([Alive()])
-        assert await store.write([removed(R1, 2, range(4_000))]) == [OK]
-        assert len((await blocks(await store.snapshot()))[R1, "gpu"]) == 1_000
+        assert await store.write([removed(R1, range(4_000))]) == [OK]
+        assert len((await blocks(await store.snapshot(ALL)))[R1, "gpu"]) == 1_000
         with pytest.raises(StoreRefused, match="raise maxmemory"):
             await store.records.put_sessions({1: SessionState(R1, 1, None)}, 60)
 
@@ -772,24 +640,11 @@ async def test_a_redis_that_evicts_is_refused_or_warned_of(start_redis: Start) -
             await store.open()
 
 
-async def test_the_log_says_what_was_written(
-    store: RedisStore, shared_redis: RedisServer, namespace: str
-) -> None:
-    """Entry by entry, in msgpack."""
-    delta = stored(R1, 1, [1, 2, 3])
-    await store.write([delta])
-
-    ((_, fields),) = shared_redis.client.xrange(f"{{wr:{namespace}}}:log")
-
-    assert decode_delta(fields[b"d"]) == delta
-    assert fields[b"n"] == b"1"
-
-
 async def test_buckets_stay_compact(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
     """One encoding for hashes of few short fields, before Redis 7 and since."""
-    await store.write([stored(R1, 1, range(0, 300 << 16, 1 << 16))])
+    await store.write([stored(R1, range(0, 300 << 16, 1 << 16))])
 
     (bucket,) = shared_redis.client.keys(f"{{wr:{namespace}}}:b:*")
 

@@ -82,12 +82,13 @@ class Router(Ours):
         config: Mapping[str, Any] | None = None,
         policy: str | None = None,
         options: Sequence[str] = (),
+        module: str = "router.cli",
     ) -> None:
         port, admin_port = free_port(), free_port()
         self.admin_url = f"http://127.0.0.1:{admin_port}"
         self.decisions_path = log_dir / f"decisions-{port}.jsonl"
         command: list[str | Path] = [
-            "router.cli", "serve", "--listen-drain-grace-s", "0",
+            module, "serve", "--listen-drain-grace-s", "0",
             "--port", str(port), "--admin-port", str(admin_port), "--admin-open",
             "--decision-log", self.decisions_path, *options,
         ]  # fmt: skip

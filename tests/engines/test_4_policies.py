@@ -51,14 +51,16 @@ async def test_the_queue_keeps_overrun_caches_warm(
 ) -> None:
     """Two and a half times what fits: waiting saves much of what a hash by session recomputes.
 
-    A cell of `loadtest.studies.real_grid`, for the suite's smaller caches: 25 sessions. Its
-    prefills leave these engines time to spare, which would go into prompts without room: here,
-    where tokens are counted, it may not (`patience`).
+    A cell of `loadtest.studies.real_grid`, for the suite's smaller caches: 25 sessions. These
+    engines have idle time, which would go into prompts without room (`strict_router`).
     """
     drawn = draw(Cell(working_set=2.5), seed=8, num_blocks=NUM_BLOCKS - 1)
-    queue = {"mode": "on", "patience": 1e9}
+    queue = {"mode": "on"}
+    module = "tests.engines.strict_router"
     addresses = [{"url": replica.url} for replica in replicas]
-    queued = start_router(policy="kv_aware", config={"replicas": addresses, "queue": queue})
+    queued = start_router(
+        policy="kv_aware", config={"replicas": addresses, "queue": queue}, module=module
+    )
     ours = await send_all(drawn, queued, replicas)
     theirs = await send_all(drawn, start_router(policy="session_hash"), replicas)
 

@@ -42,7 +42,7 @@ def load(**fields: Any) -> Experiment:
             "was removed: use design switchback",
         ),
         ({"arms": [A | {"queue": {"mode": "on"}}, B]}, "arms[0].queue: only design switchback"),
-        ({"arms": [A, B | {"queue": {"window": -1}}]}, "arms[1].queue.window: Expected `int` >= 0"),
+        ({"arms": [A, B | {"queue": {"fill": -1}}]}, "arms[1].queue.fill: Expected `float` >= 0.1"),
         ({"control": "c"}, "control: 'c' is no variant: a, b"),
         ({"desing": "split"}, "did you mean 'design'? Allowed: name, arms"),
         ({"design": "partition"}, "Invalid enum value 'partition'. Allowed: split, switchback"),
@@ -121,8 +121,8 @@ def test_a_definition_may_be_a_file_of_its_own(tmp_path: Path) -> None:
 def test_what_has_no_queue_is_written_as_before() -> None:
     """Routers of an older build refuse keys that they do not know."""
     plain = msgspec.to_builtins(load())
-    queued = load(design="switchback", arms=[A, B | {"queue": {"window": 3}}])
+    queued = load(design="switchback", arms=[A, B | {"queue": {"fill": 0.5}}])
 
     assert all("queue" not in arm for arm in plain["arms"])
-    assert queued.arms[1].queue == ArmQueue(window=3)
+    assert queued.arms[1].queue == ArmQueue(fill=0.5)
     assert msgspec.convert(msgspec.to_builtins(queued), Experiment) == queued

@@ -74,7 +74,7 @@ async def test_a_nested_event_in_the_replay_ends_no_start() -> None:
             assert stage.state("r2") == "exact"
 
 
-async def test_the_next_leader_survives_it_too(start_redis: Start) -> None:
+async def test_the_next_router_survives_it_too(start_redis: Start) -> None:
     """The router that leads receives it, and then the other one takes its place and reads it."""
     async with Engines(2) as engines:
         say(engines[0], DEEP_MAP_EVENT)

@@ -537,7 +537,7 @@ async def test_a_stream_that_waits_in_the_queue_begins_early() -> None:
     """Before it is known where it goes."""
     async with (
         Engines(1, time_model=SLOW) as (engine,),
-        on_stage(engine, queue__mode="on", queue__window=1, forward__early_stream_s=0.1) as stage,
+        on_stage(engine, queue__mode="on", forward__early_stream_s=0.1) as stage,
         asyncio.TaskGroup() as tg,
     ):
         arm(engine, "slow", factor=20.0)

@@ -188,10 +188,9 @@ def test_a_guess_is_no_contents() -> None:
     assert list(index.contents(A)) == []
 
 
-def test_what_another_router_says_is_noted_too() -> None:
+def test_a_swap_is_too_much_for_a_journal() -> None:
+    """Everything has to be written then."""
     index = noting(1)
-    index.apply(A, [change([2], [1]), TierChange("pool", stored=pack_keys(keys(5)))])
-
-    assert index.take_changes(A) == Changes((change([2], [1]),))
     index.replace(A, StagedBlocks())
+
     assert index.take_changes(A) == Changes(is_whole=False, is_lost=True)

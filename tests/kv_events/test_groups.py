@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from policies.view import CandidateId
-from router.cluster.shared_stream import SharedStream
 from router.contracts import ExtraKeys, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.candidate_stream import StreamReason
@@ -19,9 +18,9 @@ from router.messages import (
     MAX_GROUPS,
     KvGroup,
     Position,
-    StreamHead,
     decode_status,
     encode,
+    unpack_keys,
 )
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
 
@@ -227,24 +226,21 @@ def test_connectors_blocks_count_in_full_attention_alone() -> None:
     assert talk.index.match(chain, [R1])[R1].num_cpu_blocks == 4
 
 
-def test_another_router_knows_the_groups() -> None:
-    """Groups travel in the status: a follower predicts as its leader, and can take over."""
-    leader = Talk()
-    leader.say(*hybrid(prompt(1, 6)))
-    status = decode_status(encode(leader.stream.status()))
+def test_a_router_that_starts_from_redis_knows_the_groups() -> None:
+    """Groups travel in the status."""
+    first = Talk()
+    first.say(*hybrid(prompt(1, 6)))
+    status = decode_status(encode(first.stream.status()))
 
     index, staged = BlockIndex(), StagedBlocks()
-    staged.apply(leader.index.contents(R1))
-    follower = SharedStream(R1, index, block_size=16, capacity_blocks=0)
-    follower.load(StreamHead(1, Position(0, b"mark"), status), staged)
-    chain, _ = CONTRACT.extend(None, prompt(1, 8))
-    assert index.match(chain, [R1]) == leader.index.match(chain, [R1])
-    assert index.match(chain[:5], [R1])[R1] == NO_BLOCKS
-
+    for change in first.index.contents(R1):
+        staged.add("gpu", unpack_keys(change.stored))
     heir = RankStream(R1, index, block_size=16, capacity_blocks=0)
-    assert not index.has_groups(R1)
-    assert heir.resume(Position(0, b"mark"), follower.status(), 0.0)
-    assert index.match(chain, [R1]) == leader.index.match(chain, [R1])
+    assert heir.resume(Position(0, b"mark"), status, 0.0, newest=None)
+    index.replace(R1, staged)
+    chain, _ = CONTRACT.extend(None, prompt(1, 8))
+    assert index.match(chain, [R1]) == first.index.match(chain, [R1])
+    assert index.match(chain[:5], [R1])[R1] == NO_BLOCKS
     assert heir.status().groups == status.groups
 
 

@@ -1,4 +1,4 @@
-"""A stream that goes on where another router's, or this one's own earlier one, stopped."""
+"""A stream that starts from the blocks that another router's stream had."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Engine:
                 self.stream.replayed(sequence, self.history[sequence])
             self.stream.end_replay(is_complete=True)
 
-    def resume(self, **status: Any) -> bool:
+    def resume(self, *, newest: Position | None = None, **status: Any) -> bool:
         """Let another stream go on, as if its router had shared what the first one knew."""
         position = self.stream.position
         assert position is not None
         known = structs.replace(self.stream.status(), **status)
         self.stream = self.new_stream()
-        return self.stream.resume(position, known, now_s=100.0)
+        return self.stream.resume(position, known, 100.0, newest=newest or position)
 
     def matched(self, *numbers: int, contract: HashContract = CONTRACT) -> list[int]:
         chains = [contract.extend(None, prompt(number))[0] for number in numbers]
@@ -214,15 +214,34 @@ def test_what_the_other_router_had_missed_is_still_missing() -> None:
     ],
 )
 def test_some_knowledge_cannot_be_resumed(status: dict[str, Any]) -> None:
-    """Translations are not shared; what was not believed is read again."""
+    """Translations are not shared; suspect blocks are read again."""
     engine = Engine(*said(1))
 
     assert not engine.resume(**status)
     assert engine.stream.state_and_reason() == ("blind", "no events yet")
-    assert engine.matched(1) == [0]
     engine.stream.connected()
     engine.replay()
     assert (engine.stream.state, engine.matched(1)) == ("exact", [3])
+
+
+def test_blocks_newer_than_the_position_count_once() -> None:
+    """The blocks were read while batches were written: the replay brings these again."""
+    engine = Engine(*said(1))
+    position = engine.stream.position
+    assert position is not None
+    engine.say(said(2)[0])
+    newest = engine.stream.position
+    known = engine.stream.status()
+    engine.stream = engine.new_stream()
+    engine.stream.resume(position, known, 100.0, newest=newest)
+    engine.stream.connected()
+    engine.say(said(2)[0], received=False)  # a second copy, after the blocks were read
+    engine.replay()
+
+    engine.say(batch(removed(hashes(prompt(2)))))
+    assert engine.matched(1, 2) == [3, 3]
+    engine.say(batch(removed(hashes(prompt(2)))))
+    assert engine.matched(1, 2) == [3, 0]
 
 
 # -- the contract --------------------------------------------------------------------------------
@@ -301,7 +320,7 @@ def test_counters_claims_and_trust_survive_a_hand_over() -> None:
     engine.stream = engine.new_stream(counters=old.counters)
     position = old.position
     assert position is not None
-    engine.stream.resume(position, old.status(), now_s=0.0)
+    engine.stream.resume(position, old.status(), 0.0, newest=position)
     caches.hand_over(R1, engine.stream)
     engine.stream.connected()
     engine.replay()
@@ -314,7 +333,7 @@ def test_counters_claims_and_trust_survive_a_hand_over() -> None:
 
 
 def test_a_second_suspicion_does_not_begin_the_reading_again() -> None:
-    """Several routers may have the same one; once reading has begun, a new one counts."""
+    """Once reading has begun, a new reason counts."""
     engine = Engine(*said(1, 2))
     engine.stream.mark_suspect("wrong")
     engine.stream.begin_replay()

@@ -45,60 +45,6 @@ def joined(*sequences: int) -> History:
     return subject
 
 
-def test_joining_replays_from_the_start() -> None:
-    """The first thing wanted is everything, and it is complete if it begins at 0."""
-    subject = history()
-
-    assert not subject.is_caught_up
-    assert subject.ask()
-    assert subject.wanted == 0
-    assert replay(subject, 0, 1, 2) == [BEGIN, APPLY, APPLY, IGNORE]
-    assert subject.wanted is None
-    assert subject.is_caught_up
-    assert live(subject, 3) == [APPLY]
-
-
-def test_live_batches_wait_for_history() -> None:
-    """What is published while history is outstanding comes with the replay."""
-    subject = history()
-    subject.ask()
-
-    assert live(subject, 5, 6) == [IGNORE, IGNORE]
-    assert replay(subject, 4, 5, 6) == [PARTIAL, APPLY, APPLY, IGNORE]
-    assert live(subject, 5, 6, 7) == [IGNORE, IGNORE, APPLY]
-    assert subject.counters.num_duplicates == 2
-    assert subject.counters.num_truncated == 1
-
-
-def test_an_engine_without_history_is_empty() -> None:
-    """Nothing replayed means nothing held, and 0 comes next."""
-    subject = history()
-    subject.ask()
-
-    assert replay(subject) == [EMPTY]
-    assert subject.ask()
-    assert replay(subject) == [IGNORE]
-    assert live(subject, 0) == [APPLY]
-
-
-def test_an_empty_history_fills_by_replay() -> None:
-    """Batches that were missed after an empty history are the next in order."""
-    subject = joined()
-    subject.ask()
-
-    assert replay(subject, 0, 1) == [APPLY, APPLY, IGNORE]
-
-
-def test_a_gap_is_replayed_with_an_overlap() -> None:
-    """The last applied batch is asked for too, and has to come back as it was."""
-    subject = joined(0, 1, 2)
-
-    assert live(subject, 5) == [IGNORE]
-    assert subject.wanted == 2
-    assert replay(subject, 2, 3, 4, 5) == [IGNORE, APPLY, APPLY, APPLY, IGNORE]
-    assert subject.counters.num_gaps == 1
-
-
 def test_the_next_in_order_passes_while_a_check_is_wanted() -> None:
     """A quiet check does not hold up the stream."""
     subject = joined(0, 1)
@@ -107,15 +53,6 @@ def test_the_next_in_order_passes_while_a_check_is_wanted() -> None:
     assert live(subject, 2) == [APPLY]
     assert replay(subject, 1, 2) == [IGNORE, IGNORE, IGNORE]
     assert subject.wanted is None
-
-
-def test_a_truncated_gap_begins_anew() -> None:
-    """The buffer has lost what is missing: accept it."""
-    subject = joined(0, 1, 2)
-    live(subject, 50)
-
-    assert replay(subject, 40, 41, 50)[:2] == [PARTIAL, APPLY]
-    assert subject.counters.num_truncated == 1
 
 
 @pytest.mark.parametrize("new", [(), (2, 3), (2, 3, 4, 5, 6)])
@@ -133,16 +70,6 @@ def test_a_restarted_engine_does_not_pass_as_the_old_one(new: tuple[int, ...]) -
     assert subject.counters.num_restarts == 1
 
 
-def test_a_restart_is_seen_live() -> None:
-    """The sequence starts again with other batches."""
-    subject = joined(0, 1, 2)
-
-    assert live(subject, 0, engine="second") == [RESTARTED]
-    assert subject.wanted == 0
-    assert replay(subject, 0, engine="second") == [BEGIN, IGNORE]
-    assert live(subject, 1, engine="second") == [APPLY]
-
-
 def test_a_late_duplicate_is_not_a_restart() -> None:
     """The same batch again is ignored."""
     subject = joined(0, 1, 2)
@@ -157,15 +84,6 @@ def test_a_sequence_too_old_to_remember_is_checked() -> None:
 
     assert live(subject, 5) == [IGNORE]
     assert subject.wanted == 2999
-
-
-def test_without_replay_a_gap_begins_anew() -> None:
-    """No replay: what was missed is lost."""
-    subject = history(has_replay=False)
-
-    assert subject.is_caught_up
-    assert not subject.ask()
-    assert live(subject, 0, 1, 5, 6) == [BEGIN, APPLY, PARTIAL, APPLY]
 
 
 def test_without_replay_a_restart_is_seen_live() -> None:
@@ -253,48 +171,6 @@ def test_asking_for_all_survives_a_broken_replay() -> None:
     assert replay(subject, 0, 1)[0] is BEGIN
 
 
-def test_replies_that_were_not_asked_for_are_ignored() -> None:
-    """Only an open replay takes replies."""
-    assert joined(0).reply(1, mark(1)) is IGNORE
-
-
-def test_forgetting_leaves_nothing() -> None:
-    """The next batch begins a history."""
-    subject = joined(0, 1)
-    subject.forget()
-
-    assert not subject.is_caught_up
-    assert live(subject, 9) == [PARTIAL]
-
-
-def test_nothing_passes_while_the_engine_is_suspect() -> None:
-    """After a reconnection even the next in order may be another engine's."""
-    subject = joined(0, 1)
-    subject.mark_suspect()
-
-    assert live(subject, 2, engine="second") == [IGNORE]
-    assert RESTARTED in replay(subject, 1, 2, engine="second")
-
-
-def test_a_suspicion_is_resolved_by_the_overlap() -> None:
-    """The same engine goes on where it was."""
-    subject = joined(0, 1)
-    subject.mark_suspect()
-
-    assert replay(subject, 1, 2) == [IGNORE, APPLY, IGNORE]
-    assert live(subject, 3) == [APPLY]
-
-
-def test_a_suspicion_that_cannot_be_resolved_begins_anew() -> None:
-    """With a dead replay endpoint nothing shows that it is the same engine."""
-    subject = joined(0, 1)
-    subject.mark_suspect()
-    for _ in range(MAX_FAILED_REPLAYS):
-        replay(subject, is_complete=False)
-
-    assert live(subject, 2) == [PARTIAL]
-
-
 def test_a_suspicion_during_a_replay_asks_again() -> None:
     """The replies under way may be the old engine's."""
     fresh, known = history(), joined(0, 1)
@@ -306,15 +182,6 @@ def test_a_suspicion_during_a_replay_asks_again() -> None:
         subject.end_replay(is_complete=True)
 
     assert (fresh.wanted, known.wanted) == (0, 1)
-
-
-def test_without_replay_a_suspicion_changes_nothing() -> None:
-    """Sequences that go on are taken for the same engine's."""
-    subject = history(has_replay=False)
-    live(subject, 0)
-    subject.mark_suspect()
-
-    assert live(subject, 1) == [APPLY]
 
 
 class _Engine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import pytest
 
 from policies.view import CandidateId
@@ -91,13 +90,6 @@ def test_another_contract_is_found() -> None:
     assert talk.stream.contract == OTHER
     assert talk.stream.state == "exact"
     assert talk.num_matched(prompt(1)) == 3
-
-
-def test_a_configured_seed_is_the_first_guess() -> None:
-    """What the operator says is tried first."""
-    talk = Talk(seeds=["42"])
-
-    assert talk.stream.contract.seed == "42"
 
 
 def test_evictions_and_clears_are_followed() -> None:
@@ -209,16 +201,6 @@ def test_the_cpu_tier_is_kept_apart(medium: str) -> None:
     match = talk.index.match(chain, [R1])[R1]
 
     assert (match.num_gpu_blocks, match.num_cpu_blocks) == (1, 3)
-
-
-def test_unknown_events_cost_nothing_but_a_count() -> None:
-    """A newer engine says something new; the rest of its batch is applied."""
-    talk = Talk().join()
-    new = msgspec.msgpack.encode([1.0, [{"type": "BlockMoved"}, stored(prompt(1))], 0])
-    talk.say(new)
-
-    assert talk.stream.counters.num_unknown_events == 1
-    assert talk.num_matched(prompt(1)) == 3
 
 
 def test_groups_without_a_kind_are_indexed() -> None:
@@ -546,13 +528,3 @@ def test_a_quiet_check_of_an_engine_that_goes_on_changes_nothing() -> None:
 
     assert talk.stream.epoch == epoch
     assert talk.num_matched(prompt(1)) == 3
-
-
-def test_the_reader_says_whether_there_is_a_replay() -> None:
-    """Streams are made before their sockets."""
-    talk = Talk()
-    talk.stream.opened(has_replay=False)
-
-    assert talk.stream.has_history
-    talk.stream.connected()
-    assert talk.stream.wanted_replay is None

@@ -438,28 +438,6 @@ def test_free_kv_is_what_no_request_in_flight_uses() -> None:
     assert view_of(fleet, 31.0).num_free_tokens == 1600
 
 
-def test_answers_end_as_often_as_they_run_over_how_long_they_take() -> None:
-    fleet, one = decoder()
-    fleet.add(replace(one, name="b", url="http://b"))
-    fleet.add(replace(one, name="c", url="http://c", role="both"))
-    assert fleet.ends_per_s(A) == 0.0
-    for name in ("a", "b", "c"):
-        lease = fleet.admit(
-            CandidateId(name), Booking(num_uncached_tokens=1, num_cached_tokens=0), 0.0
-        )
-        fleet.first_token(lease, 1.0)
-        fleet.end(lease, 3.0, Outcome.OK)
-        for _ in range(3):
-            lease = fleet.admit(
-                CandidateId(name), Booking(num_uncached_tokens=1, num_cached_tokens=0), 3.0
-            )
-            fleet.first_token(lease, 4.0)
-
-    assert fleet.ends_per_s(A) == pytest.approx(3 / 2.0 + 3 / 2.0)
-    assert fleet.ends_per_s(CandidateId("gone")) == 0.0
-    assert fleet.tbt_ms(CandidateId("gone"), 1, 5.0) is None
-
-
 def test_inter_token_latency_is_learned_from_readings_of_decode_replicas() -> None:
     fleet, one = decoder()
     token_s, num_tokens = 100.0, 1_000

@@ -23,21 +23,6 @@ def test_counts_waiting_and_decoding() -> None:
     assert (ledger.num_requests, ledger.num_waiting, ledger.num_queued_tokens) == (1, 1, 50)
 
 
-def test_learns_how_long_answers_take() -> None:
-    ledger = Ledger()
-    assert ledger.answer_s is None
-    ledger.end(book(ledger, 1, 0.0), 5.0)
-    assert ledger.answer_s is None
-    for number in range(2, 200):
-        lease = book(ledger, number, 0.0)
-        ledger.first_token(lease, 10.0)
-        ledger.end(lease, 12.0 if number < 100 else 13.0)
-        if number == 99:
-            assert ledger.answer_s == pytest.approx(2.0)
-
-    assert ledger.answer_s == pytest.approx(3.0, abs=0.01)
-
-
 def test_idle_time_is_that_without_a_prefill_at_work() -> None:
     ledger = Ledger()
     ledger.idle.spend(MAX_MS, 0.0)

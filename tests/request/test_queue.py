@@ -52,7 +52,16 @@ from tests.faults.tenants import B as TENANT_B
 from tests.faults.tenants import tenants_file
 from tests.redis_servers import Start
 
-ON = {"queue__mode": "on", "queue__ready_ms": 0.0, "health__interval_s": 60.0}
+ON = {"queue__mode": "on", "health__interval_s": 60.0}
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have replicas get one prompt at a time, however short."""
+    monkeypatch.setattr("router.scheduling.queue.WINDOW", 0)
+    monkeypatch.setattr("router.scheduling.queue.READY_MS", 0.0)
+
+
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 
 
@@ -117,10 +126,10 @@ async def has(stage: Stage, gate: Gate, *names: str) -> None:
 
 @asynccontextmanager
 async def one_computing(gate: Gate, **settings: Any) -> AsyncIterator[tuple[Stage, Asking]]:
-    """Run a router before an engine that computes a prompt, "a"; others wait: the window is 0."""
+    """Run a router before an engine that computes a prompt, "a"; others wait."""
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, queue__window=0, **settings) as stage,
+        on_stage(engine, **ON, **settings) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -134,8 +143,11 @@ def keep_busy(stage: Stage) -> None:
     stage.router.fleet.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
 
 
-async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
+async def test_an_engine_gets_what_it_can_use_and_the_rest_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One to compute and one ready; the next goes at a first token, another at a lease's end."""
+    monkeypatch.setattr("router.scheduling.queue.WINDOW", 1)
     gate = Gate()
     async with (
         FakeEngine(gate.answer) as engine,
@@ -146,7 +158,7 @@ async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
         tasks, took_ms = [], []
         for number, name in enumerate("abcd"):
             begun_s = time.monotonic()
-            tasks.append(asking.ask(name))
+            tasks.append(asking.ask(name, 5 + 50 * number))
             await asking.waits(max(0, number - 1))
             await stage.until(lambda n=number: len(gate.arrived) == min(n + 1, 2))  # type: ignore[misc]
             took_ms.append(1e3 * (time.monotonic() - begun_s))
@@ -166,32 +178,6 @@ async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
         assert all(float(reply.headers["x-warmroute-ms"]) >= 0 for reply in replies)
         assert stage.metric("warmroute_released_total", why="room") == 4
         assert stage.metric("warmroute_wait_seconds_count", end="released") == 4
-
-
-async def test_siblings_do_not_all_wait_for_one_cache() -> None:
-    """With many in front it is sooner computed again elsewhere, and the next find it there."""
-    gates = Gate(), Gate()
-    async with (
-        FakeEngine(gates[0].answer) as one,
-        FakeEngine(gates[1].answer) as other,
-        on_stage(one, other, **ON, policy__name="kv_aware") as stage,
-        asyncio.TaskGroup() as tg,
-    ):
-        names = [f"s{number}" for number in range(16)]
-
-        def ask(name: str) -> None:
-            body = streamed(chat(words(1, 1_000), "ok", words(sum(name.encode()), 150), user=name))
-            tg.create_task(stage.ask(body, headers={"X-Session-ID": name}))
-
-        ask(names[0])
-        await stage.until(lambda: bool(gates[0].arrived or gates[1].arrived))
-        first, second = gates if gates[0].arrived else gates[::-1]
-        for name in names[1:]:
-            ask(name)
-        await stage.until(lambda: len(second.arrived) >= 2)
-        assert len(first.arrived) == 2
-        for gate in gates:
-            gate.end(*names)
 
 
 async def test_short_ones_do_not_wait_for_long_ones() -> None:
@@ -240,7 +226,7 @@ def slots_of_one_arm(**queue: Any) -> Any:
 async def test_an_arm_may_have_its_prompts_wait() -> None:
     """In a router whose prompts do not; with the window that the arm says."""
     gate = Gate()
-    arm = slots_of_one_arm(mode="on", window=0)
+    arm = slots_of_one_arm(mode="on")
     async with (
         FakeEngine(gate.answer) as engine,
         on_stage(engine, **{**ON, "queue__mode": "off"}, experiment__definitions=arm) as stage,
@@ -265,7 +251,7 @@ async def test_an_arm_may_have_its_prompts_go_at_once() -> None:
     arm = slots_of_one_arm(mode="off")
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, queue__window=0, experiment__definitions=arm) as stage,
+        on_stage(engine, **ON, experiment__definitions=arm) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -283,7 +269,7 @@ async def test_what_has_no_prompt_does_not_wait() -> None:
     gate = Gate()
     async with (
         FakeEngine(gate.answer, **{"v1/embeddings": {"data": []}}) as engine,
-        on_stage(engine, **ON, queue__window=0) as stage,
+        on_stage(engine, **ON) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -374,10 +360,13 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(tmp_path: Path)
     assert gone.waited_ms > 0
 
 
-async def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
-    """429, in the shape of the API; who waits already is not concerned."""
+async def test_a_full_queue_refuses_and_says_when_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """429, in the shape of the API; requests that wait already stay."""
+    monkeypatch.setattr("router.request.queue.MAX_WAITING", 1)
     gate = Gate()
-    async with one_computing(gate, queue__max_requests=1) as (stage, asking):
+    async with one_computing(gate) as (stage, asking):
         asking.ask("b")
         await asking.waits(1)
         refused = await asking.ask("c")
@@ -400,7 +389,7 @@ async def test_batch_waits_for_interactive_requests(tmp_path: Path) -> None:
     gate, file = Gate(), tmp_path / "decisions.jsonl"
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, queue__window=0, log__decisions=file) as stage,
+        on_stage(engine, **ON, log__decisions=file) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -429,13 +418,16 @@ async def test_batch_waits_for_interactive_requests(tmp_path: Path) -> None:
     assert sorted(classes, key=str) == ["batch", "interactive", "interactive"]
 
 
-async def test_tenants_that_wait_take_turns(tmp_path: Path) -> None:
-    """One that has had its share goes behind the other's request, though that came later."""
+async def test_tenants_that_wait_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant that used its share goes behind the other's request, though that came later."""
+    monkeypatch.setattr("router.scheduling.order.QUANTUM_MS", 1.0)
     gate = Gate()
-    settings = {"tenants__file": tenants_file(tmp_path), "queue__quantum_s": 0.001}
+    settings = {"tenants__file": tenants_file(tmp_path)}
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, **settings, queue__window=0) as stage,
+        on_stage(engine, **ON, **settings) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -459,14 +451,15 @@ async def test_tenants_that_wait_take_turns(tmp_path: Path) -> None:
 
 
 async def test_a_tenants_priority_decides_who_goes_first_and_who_is_refused(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The higher one goes first though it came last; a full queue lets it in, and no other."""
+    monkeypatch.setattr("router.request.queue.MAX_WAITING", 2)
     gate = Gate()
     settings = {"tenants__file": tenants_file(tmp_path, b="priority: 1")}
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, **settings, queue__window=0, queue__max_requests=2) as stage,
+        on_stage(engine, **ON, **settings) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -501,10 +494,13 @@ async def test_a_class_that_is_none_is_refused() -> None:
     assert answered.status == 200
 
 
-async def test_a_full_queue_of_batch_lets_interactive_ones_in() -> None:
+async def test_a_full_queue_of_batch_lets_interactive_ones_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The batch request that takes the longest is asked to come again; batch finds no place."""
+    monkeypatch.setattr("router.request.queue.MAX_WAITING", 2)
     gate = Gate()
-    async with one_computing(gate, queue__max_requests=2) as (stage, asking):
+    async with one_computing(gate) as (stage, asking):
         long = asking.ask("long", 3_000, with_headers=BATCH)
         await asking.waits(1)
         asking.ask("short", with_headers=BATCH)
@@ -558,7 +554,7 @@ async def decoding(**settings: Any) -> AsyncIterator[tuple[Stage, Emulator, asyn
     metrics = {"health__interval_s": 0.2, "health__load_interval_s": 0.2}  # 40 tokens a reading
     async with (
         Engines(1, time_model=TimeModel(base_ms=5.0)) as (engine,),
-        on_stage(engine, queue__mode="on", queue__ready_ms=0.0, **metrics, **settings) as stage,
+        on_stage(engine, queue__mode="on", **metrics, **settings) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -612,7 +608,7 @@ async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
     gates = [Gate(), Gate()]
     async with FakeEngine(gates[0].answer) as first, FakeEngine(gates[1].answer) as second:
         policy = {"policy__name": "least_loaded", "forward__retry_backoff_s": 0.0}
-        settings = {**ON, **policy, "queue__window": 0, "listen__drain_s": 0.1}
+        settings = {**ON, **policy, "listen__drain_s": 0.1}
         async with on_stage(first, second, **settings) as stage, asyncio.TaskGroup() as tg:
             asking = Asking(stage, tg)
             tasks = [asking.ask(name) for name in "abcd"]
@@ -638,11 +634,12 @@ async def test_the_end_of_the_router_is_one_for_those_who_wait() -> None:
         assert gate.arrived == ["a"]
 
 
-async def test_routers_share_windows(start_redis: Start) -> None:
+async def test_routers_share_windows(start_redis: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one has sent fills the window of the other, and what it gives up opens it."""
+    monkeypatch.setattr("router.scheduling.queue.WINDOW", 1)
     async with (
         Engines(1, time_model=STUCK) as engines,
-        on_stages(*engines, redis=start_redis(), queue__mode="on", queue__ready_ms=0.0) as (
+        on_stages(*engines, redis=start_redis(), queue__mode="on") as (
             one,
             two,
         ),
@@ -694,7 +691,7 @@ class OneFull(Fleet):
 
 def room_of(placing: Placing) -> WaitingRoom:
     return WaitingRoom(
-        QueueConfig(ready_ms=0.0),
+        QueueConfig(),
         is_on=True,
         fleet=OneFull(),
         place=placing,  # type: ignore[arg-type]

@@ -1,17 +1,25 @@
--- Note that a router lives; create the namespace where it is empty (new, or flushed).
+-- Send a heartbeat; create the namespace if it is empty (new, or flushed).
 --
 -- KEYS  meta
 -- ARGV  schema, incarnation to begin with, router ("": only look), its load, milliseconds it lives
--- Gives {schema, incarnation, entries written to the log, routers that live}
+-- Gives {schema, incarnation, routers that live}
+--
+-- Schema 1 had a log of deltas beside the index. A router of schema 2 drops the log and keeps the
+-- rest; older routers refuse the namespace from then on, and each works alone.
 local meta = KEYS[1]
 local base = string.sub(meta, 1, -5)
-local found = redis.call('HMGET', meta, 'schema', 'incarnation', 'log')
+local found = redis.call('HMGET', meta, 'schema', 'incarnation')
 if not found[1] then
   redis.call('HSET', meta, 'schema', ARGV[1], 'incarnation', ARGV[2])
-  found = redis.call('HMGET', meta, 'schema', 'incarnation', 'log')
+  found = { ARGV[1], ARGV[2] }
+elseif found[1] == '1' and ARGV[1] == '2' then
+  redis.call('HSET', meta, 'schema', ARGV[1])
+  redis.call('HDEL', meta, 'log')
+  redis.call('UNLINK', base .. 'log')
+  found[1] = ARGV[1]
 end
 if ARGV[3] == '' or found[1] ~= ARGV[1] then
-  return { found[1], found[2] or '', found[3] or '0', {} }
+  return { found[1], found[2] or '', {} }
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -20,4 +28,4 @@ redis.call('HDEL', KEYS[1], '') -- now a full Redis takes the few bytes that fol
 redis.call('SET', base .. 'load:' .. ARGV[3], ARGV[4], 'PX', ARGV[5])
 redis.call('ZADD', routers, now + ARGV[5], ARGV[3])
 redis.call('ZREMRANGEBYSCORE', routers, '-inf', now)
-return { found[1], found[2] or '', found[3] or '0', redis.call('ZRANGE', routers, 0, -1) }
+return { found[1], found[2] or '', redis.call('ZRANGE', routers, 0, -1) }

@@ -1,4 +1,4 @@
--- Begin a sweep, if no other router does; forget streams long without a leader.
+-- Begin a sweep unless another router sweeps; forget streams that nobody has written for long.
 --
 -- KEYS  meta
 -- ARGV  router, milliseconds of its lease on sweeping, milliseconds until a stream is forgotten
@@ -17,7 +17,7 @@ local heads, holders = base .. 'feeds', base .. 'holders'
 local time = call('TIME')
 local now, num_forgotten = tonumber(time[1]), 0
 for _, name in ipairs(call('HKEYS', heads)) do
-  if string.sub(name, 1, 1) == 'n' then
+  if string.sub(name, 1, 1) == 'w' then
     local stream = string.sub(name, 2)
     local since = tonumber(call('HGET', heads, 'a' .. stream) or '') -- abandoned since
     if call('EXISTS', base .. 'lease:' .. stream) == 1 then
@@ -35,7 +35,9 @@ for _, name in ipairs(call('HKEYS', heads)) do
           call('UNLINK', base .. 'copies:' .. held)
         end
       end
-      call('HDEL', heads, 'n' .. stream, 'p' .. stream, 's' .. stream, 'w' .. stream, 'a' .. stream)
+      for letter in string.gmatch('anpstw', '.') do
+        call('HDEL', heads, letter .. stream)
+      end
       num_forgotten = num_forgotten + 1
     end
   end

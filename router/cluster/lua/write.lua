@@ -1,19 +1,13 @@
--- Apply one delta, or a piece of one: to the holders' bits, to its stream's head, to the log. All
--- of it or nothing.
+-- Apply a part of a delta to the holders' bits and to its stream's head. All of it or nothing.
 --
 -- KEYS  meta
 -- ARGV  1 incarnation            2 router                    3 stream
---       4 how far the stream must be ("41": its delta 41; "41+2": and two pieces of the next), ""
---         for what needs no lease and does not count: what a router learned of the pool
---       5 how far it is then     6 "1": cleared              7 the pool's stream
---       8 position, or ""        9 status,   or ""           (both "": as before; position "-":
---         there is none any more)
---       10 entries in the log    11 milliseconds in the log  12 which piece, or ""
---       13 the delta for the log
---       14.. of each change: tier, stored, removed, keys of copies, counts of copies ("2,3,1")
+--       4 "1": the router must hold the stream's lease; "0" for a pool's stream
+--       5 "1": cleared           6 position, or ""           7 newest, or ""   ("": as before)
+--       8 status, or ""          9.. of each change: tier, stored, removed, keys of copies, counts of copies ("2,3,1")
 -- Gives {result, how many keys were skipped because something else lies there}
 local OK, FENCED, LOST = 0, 1, 2
-local FIRST, STEP = 14, 5
+local FIRST, STEP = 9, 5
 local call, pcall, sub, byte, char, rep =
   redis.call, redis.pcall, string.sub, string.byte, string.char, string.rep
 local band = bit.band
@@ -21,22 +15,14 @@ local band = bit.band
 local meta = KEYS[1]
 local base = sub(meta, 1, -5)
 local buckets, heads, holders = base .. 'b:', base .. 'feeds', base .. 'holders'
-local stream, expected, cleared, pool = ARGV[3], ARGV[4], ARGV[6] == '1', ARGV[7]
-local counts = expected ~= ''
+local stream, is_fenced, cleared = ARGV[3], ARGV[4] == '1', ARGV[5] == '1'
 local num_skipped = 0
 
 if call('HGET', meta, 'incarnation') ~= ARGV[1] then
   return { LOST, 0 }
 end
-if counts then
-  if call('GET', base .. 'lease:' .. stream) ~= ARGV[2] then
-    return { FENCED, 0 }
-  end
-  local reached = call('HGET', heads, 'n' .. stream) or '0'
-  -- Pieces whose rest never came do not matter if all before is forgotten anyway.
-  if reached ~= expected and not (cleared and string.match(reached, '^%d+') == expected) then
-    return { LOST, 0 }
-  end
+if is_fenced and call('GET', base .. 'lease:' .. stream) ~= ARGV[2] then
+  return { FENCED, 0 }
 end
 
 -- Redis refuses for want of memory only as a script's first write, and only one that may grow
@@ -45,10 +31,11 @@ local stores = false
 for i = FIRST, #ARGV, STEP do
   stores = stores or ARGV[i + 1] ~= '' or ARGV[i + 3] ~= ''
 end
-if not stores then
+if stores then
+  call('HSETNX', meta, 'schema', '') -- it is there; a full Redis refuses this command
+else
   call('HDEL', meta, '')
 end
-local entry = call('HINCRBY', meta, 'log', 1)
 
 local function retire(tier)
   local name = tier .. ' ' .. stream
@@ -60,8 +47,8 @@ local function retire(tier)
   end
 end
 
-local function bit_of(tier, owner)
-  local name = tier .. ' ' .. owner
+local function bit_of(tier)
+  local name = tier .. ' ' .. stream
   local found = call('HGET', holders, name)
   if found then
     return tonumber(found)
@@ -162,11 +149,7 @@ if cleared then
 end
 for i = FIRST, #ARGV, STEP do
   local tier, stored, removed, copied = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local owner = stream
-  if tier == 'pool' then
-    owner = pool
-  end
-  local held = bit_of(tier, owner)
+  local held = bit_of(tier)
   local at, mask = math.floor(held / 8) + 1, 2 ^ (held % 8)
   local alone = rep('\0', at - 1) .. char(mask)
   local copies = base .. 'copies:' .. held
@@ -177,24 +160,18 @@ for i = FIRST, #ARGV, STEP do
   count_copies(copies, copied, ARGV[i + 4])
 end
 
-if counts then
-  call('HSET', heads, 'n' .. stream, ARGV[5], 'w' .. stream, ARGV[2])
-  if ARGV[8] == '-' or (cleared and ARGV[8] == '') then
+if is_fenced then
+  call('HSET', heads, 'w' .. stream, ARGV[2])
+  if ARGV[6] ~= '' then
+    call('HSET', heads, 'p' .. stream, ARGV[6])
+  elseif cleared then
     call('HDEL', heads, 'p' .. stream)
-  elseif ARGV[8] ~= '' then
-    call('HSET', heads, 'p' .. stream, ARGV[8])
   end
-  if ARGV[9] ~= '' then
-    call('HSET', heads, 's' .. stream, ARGV[9])
+  if ARGV[7] ~= '' then
+    call('HSET', heads, 't' .. stream, ARGV[7])
+  end
+  if ARGV[8] ~= '' then
+    call('HSET', heads, 's' .. stream, ARGV[8])
   end
 end
-local log = base .. 'log'
-local id
-if ARGV[12] == '' then
-  id = call('XADD', log, 'MAXLEN', '~', ARGV[10], '*', 'n', entry, 'd', ARGV[13])
-else
-  id = call('XADD', log, 'MAXLEN', '~', ARGV[10], '*', 'n', entry, 'd', ARGV[13], 'm', ARGV[12])
-end
-local oldest = tonumber(string.match(id, '^%d+')) - tonumber(ARGV[11])
-call('XTRIM', log, 'MINID', '~', string.format('%.0f', oldest))
 return { OK, num_skipped }

@@ -37,7 +37,7 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
             self.engines = {candidate: PlayedEngine(candidate) for candidate in CANDIDATES}
             self.backend = make_backend(self.engines)
             self.claims: list[tuple[CandidateId, list[BlockKey], Callable[[], None]]] = []
-            # From which batch on each engine may have been received without a gap.
+            # From which batch on a router may have received each engine's batches without a gap.
             self.starts: dict[CandidateId, set[int]] = {c: {0} for c in CANDIDATES}
 
         def teardown(self) -> None:
@@ -133,7 +133,6 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
                     for start in self.starts[candidate]
                 }
                 assert "" in wrong.values(), (candidate, wrong)
-                self.starts[candidate] = {start for start in wrong if not wrong[start]}
 
         # -- inside --------------------------------------------------------------------------
 
@@ -178,12 +177,6 @@ def machine(make_backend: MakeBackend) -> type[RuleBasedStateMachine]:
     return IndexAgainstEngines
 
 
-def _closed_prefix(chain: Sequence[BlockKey], held: set[BlockKey]) -> int | None:
-    """Count leading blocks held; None where there are others behind a hole."""
-    num_blocks = sum(key in held for key in chain)
-    return num_blocks if set(chain[:num_blocks]) <= held else None
-
-
 def _ends_where_a_prefix_ends(
     chain: Sequence[BlockKey],
     match: BlockMatch,
@@ -207,3 +200,9 @@ def _ends_where_a_prefix_ends(
     if on_either is None or claimed:
         return match.num_gpu_stored_blocks == on_gpu
     return match == BlockMatch(on_gpu, on_gpu, on_either)
+
+
+def _closed_prefix(chain: Sequence[BlockKey], held: set[BlockKey]) -> int | None:
+    """Count leading blocks held; None where there are others behind a hole."""
+    num_blocks = sum(key in held for key in chain)
+    return num_blocks if set(chain[:num_blocks]) <= held else None

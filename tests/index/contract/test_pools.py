@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from router.cluster.pool_share import PoolShare
 from router.config import MooncakeConfig
 from router.contracts import BlockKey, block_key
-from router.messages import Delta, StreamId, pool_stream, unpack_keys
+from router.messages import Delta, PoolChanged, StreamId, pool_stream, unpack_keys
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
@@ -62,7 +62,6 @@ class Log:
 
     def write(self, deltas: list[Delta]) -> None:
         for delta in deltas:
-            assert delta.number == 0  # needs no lease
             for change in delta.changes:
                 self.blocks |= set(unpack_keys(change.stored))
                 self.blocks -= set(unpack_keys(change.removed))
@@ -112,7 +111,8 @@ class Router:
 
     def receive(self, log: Log, num_deltas: int) -> None:
         for delta in log.deltas[self.num_received : self.num_received + num_deltas]:
-            self.share.apply(delta)
+            for change in delta.changes:
+                self.share.apply(PoolChanged(delta.stream_id, change))
             self.num_received += 1
 
 

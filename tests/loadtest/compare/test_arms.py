@@ -31,24 +31,24 @@ def test_policies_with_their_parameters() -> None:
 
 def test_arms_may_differ_in_their_queue() -> None:
     """Simulated as a router of the policy has it; a key of the queue switches it on or off."""
-    specs = "kv_aware,least_loaded,kv_aware:queue.mode=off,least_loaded:queue.window=3"
-    default, other, off, wide = parse_policies([specs])
+    specs = "kv_aware,least_loaded,kv_aware:queue.mode=off,least_loaded:queue.fill=0.5"
+    default, other, off, filled = parse_policies([specs])
 
     assert (default.queue_rules(), other.queue_rules()) == (QueueRules(), None)
-    assert (off.queue_rules(), wide.queue_rules()) == (None, QueueRules(window=3))
-    assert wide.params == {}
+    assert (off.queue_rules(), filled.queue_rules()) == (None, QueueRules(fill=0.5))
+    assert filled.params == {}
     assert serve_flags(default) == ["--policy", "kv_aware"]
     assert serve_flags(off)[2:] == ["--queue", "off"]
-    assert serve_flags(wide)[2:] == ["--queue", "on", "--queue-window", "3"]
+    assert serve_flags(filled)[2:] == ["--queue", "on", "--queue-fill", "0.5"]
     options = {f"--{option.flag}" for option in config.options()}
-    assert {flag for flag in serve_flags(wide) if flag.startswith("--")} <= options
+    assert {flag for flag in serve_flags(filled) if flag.startswith("--")} <= options
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kv_aware:queue.widow=1", "did you mean queue.window"),
-        ("kv_aware:queue.window=-1", "queue: Expected `int` >= 0"),
+        ("kv_aware:queue.full=1", "did you mean queue.fill"),
+        ("kv_aware:queue.fill=-1", "queue: Expected `float` >= 0.1"),
         ("kv_aware:queue.mode=maybe", "queue: Invalid enum value"),
         ("kv_awear", "did you mean 'kv_aware'"),
         ("kv_aware:alpa=1", "did you mean 'alpha'"),

@@ -157,7 +157,7 @@ def test_a_request_waits_for_the_replica_that_computes_its_prompt() -> None:
 
     given = [turn(n, 0.001 * n, tuple(range(20 * n, 20 * n + 10))) for n in range(20)]
 
-    for queue in (None, QueueRules(window=1)):
+    for queue in (None, QueueRules()):
         shown.clear()
         found = simulate(workload(*given), Watching(), replace(SPLIT, queue=queue))
         assert len(found.run.turns) == 20

@@ -204,9 +204,9 @@ def test_an_arm_has_its_queue() -> None:
     )
     assert under("kv_aware:queue.mode=off", setup) == (KvAware(), setup)
     assert under("session_hash", setup)[1] == setup
-    assert under("kv_aware:queue.patience=2", setup)[1].queue == QueueRules(patience=2.0)
-    with pytest.raises(ValueError, match=r"did you mean queue\.patience"):
-        under("kv_aware:queue.patient=2", setup)
+    assert under("kv_aware:queue.fill=2", setup)[1].queue == QueueRules(fill=2.0)
+    with pytest.raises(ValueError, match=r"did you mean queue\.fill"):
+        under("kv_aware:queue.filled=2", setup)
 
 
 @pytest.mark.parametrize(

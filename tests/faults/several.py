@@ -1,4 +1,4 @@
-"""Conversations that go through several routers."""
+"""What tests of several routers share: a conversation across them, and what they know."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 from loadtest.emulator.emulator import Emulator
 from router.cluster.peers import Peers
-from tests.faults.stage import (
-    SESSION,
-    Reply,
-    Stage,
-    chat,
-    words,
-)
+from tests.faults.stage import SESSION, Reply, Stage, chat, words
 
 
 async def turns(
@@ -44,6 +38,17 @@ async def turns(
 
 def exact(replies: Sequence[Reply]) -> bool:
     return all(reply.predicted == reply.reported for reply in replies)
+
+
+def has_written(stage: Stage) -> bool:
+    """Return whether Redis has all that this router writes, and the position of it."""
+    assert stage.router.sharing is not None
+    index = stage.router.caches.index
+    writers = stage.router.sharing.writer.streams
+    return all(
+        each._base is not None and each.pending is None and not index.num_pending(each.candidate)
+        for each in writers
+    )
 
 
 def others_requests(stage: Stage) -> int:

@@ -1,0 +1,12 @@
+"""`warmroute` with a queue that never sends a prompt without room because a replica is idle."""
+
+from __future__ import annotations
+
+from math import inf
+
+from router.cli import main
+from router.scheduling import queue
+
+if __name__ == "__main__":
+    queue.PATIENCE = inf  # type: ignore[misc]
+    main()
