@@ -125,21 +125,6 @@ async def test_replicas_of_different_lengths_and_caches_share_a_model() -> None:
         assert (reply.status, "2000" in reply.error["message"]) == (400, True)
 
 
-async def test_each_model_has_its_replicas() -> None:
-    """A prompt goes to one that serves its model, and to no other."""
-    async with (
-        Engines(2) as tiny,
-        Engines(1, served_model_names=("other",)) as other,
-        on_stage(*tiny, *other) as stage,
-    ):
-        for number in range(6):
-            assert (await stage.ask(chat(words(number)))).replica in ("r1", "r2")
-            assert (await stage.ask(chat(words(number), model="other"))).replica == "r3"
-        reply = await stage.ask(chat("a", model="third"))
-
-        assert (reply.status, reply.error["param"]) == (404, "model")
-
-
 @pytest.mark.parametrize(
     "own", [{"model": "sql"}, {"cache_salt": f"{SECRET}1"}, {"model": "sql", "cache_salt": "b"}]
 )
