@@ -336,7 +336,8 @@ async def on_stage(
 
     `settings` are configuration keys, dots as double underscores: `health__interval_s=0.05`.
 
-    ready: Wait until every engine is found, and the router is ready.
+    ready: Wait until every engine is found, and the router is ready. Replicas given as a URL may
+        be missing.
     """
     num_wanted = sum(not isinstance(engine, str) for engine in engines)
     if redis is not None:

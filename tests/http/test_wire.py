@@ -355,7 +355,7 @@ async def test_a_model_whose_replica_was_not_found_yet_may_come() -> None:
     other = MODELS | {"data": [MODELS["data"][0] | {"id": "other"}]}  # type: ignore[index, dict-item]
     async with FakeEngine() as here, FakeEngine(**{"v1/models": other}) as gone:
         await gone._runner.cleanup()
-        async with on_stage(here, gone) as stage:
+        async with on_stage(here, gone.url) as stage:
             replies = [
                 await stage.ask(chat("a", model="other")),
                 await stage.ask(None, "/v1/models/other", method="GET"),
