@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from router.kv_events import wire
+from tests.docs_blocks import VLLM_FLAGS
 from tests.engines import compat
 from tests.engines.compat import Row, judge
-from tests.test_docs import VLLM_FLAGS
 
 IMAGES = json.loads((compat.ROOT / "tests/data/media_vectors.json").read_text())["images"]
 

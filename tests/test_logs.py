@@ -6,14 +6,11 @@ import gc
 import io
 import json
 import logging
-import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from router import logs
-from tests.redis_servers import wait_until
 
 
 def record(message: str, **fields: object) -> logging.LogRecord:
@@ -103,37 +100,6 @@ def test_too_many_lines_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     writer.stop()
 
     assert stream.getvalue().count("line") == 2
-
-
-def test_the_thread_sleeps_until_there_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And writes one that comes then, or its end, without being asked."""
-    stream = io.StringIO()
-    writer = logs.LineWriter(stream, logs.TextFormatter())
-    writer.start()
-    thread = next(each for each in threading.enumerate() if each.name == "log")
-    status = Path(f"/proc/self/task/{thread.native_id}/status")
-
-    def num_wakes() -> int:
-        return int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
-
-    for number in range(2):
-        writer.emit(record(f"line {number}"))
-        wait_until(lambda: f"line {number}\n" in stream.getvalue(), "the line")  # noqa: B023
-
-    def is_asleep() -> bool:
-        before = num_wakes()
-        time.sleep(0.1)
-        return num_wakes() == before
-
-    wait_until(is_asleep, "the end of what it did")
-    before = num_wakes()
-    time.sleep(0.5)  # by the clock it would have woken 25 times
-    assert num_wakes() - before <= 2  # it may have been held up before its sleep
-    monkeypatch.setattr(logs, "_PAUSE_S", 3600.0)
-    writer.emit(record("last"))
-    writer.stop()
-
-    assert stream.getvalue().endswith("last\n")
 
 
 def test_a_line_of_a_finalizer_is_written() -> None:

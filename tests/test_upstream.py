@@ -78,21 +78,6 @@ async def test_the_body_and_the_query_arrive_as_they_are(serve: Serve, size: int
     assert (answer.status, answer.first, answer.complete) == (200, b"ok", True)
 
 
-async def test_no_server_at_the_address_is_unreachable() -> None:
-    """A refused connection says so."""
-    async with Upstream(ForwardConfig()) as upstream:
-        with pytest.raises(UpstreamUnreachable, match="refused") as caught:
-            await upstream.open(
-                "r1",
-                f"http://127.0.0.1:{free_port()}/",
-                method="GET",
-                headers=CIMultiDict(),
-                body=None,
-            )
-
-    assert caught.value.replica == "r1"
-
-
 @pytest.mark.parametrize("may_resend", [True, False])
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("ends_by", ["connect_timeout_s", "first_byte_timeout_s"])
@@ -115,94 +100,6 @@ async def test_a_connection_that_hangs_is_a_connect_timeout(
                 )
 
 
-async def test_silence_before_the_first_byte_is_a_timeout(serve: Serve) -> None:
-    """Headers alone are not a first byte."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await asyncio.sleep(60)
-        return response
-
-    url = await serve(handler)
-    async with Upstream(ForwardConfig(first_byte_timeout_s=0.1)) as upstream:
-        with pytest.raises(UpstreamTimeout, match="sent nothing before its first byte"):
-            await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
-
-
-async def test_a_replica_found_dead_fails_its_waiting_requests_at_once(serve: Serve) -> None:
-    """`abort` does not wait for the first-byte deadline."""
-    reached = asyncio.Event()
-
-    async def handler(_: web.Request) -> web.Response:
-        reached.set()
-        await asyncio.sleep(60)
-        return web.Response()
-
-    url = await serve(handler)
-    async with (
-        Upstream(ForwardConfig(first_byte_timeout_s=50)) as upstream,
-        asyncio.TaskGroup() as tg,
-    ):
-
-        async def ask() -> None:
-            with pytest.raises(UpstreamTimeout):
-                await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
-
-        tg.create_task(ask())
-        await reached.wait()
-        upstream.abort("r2")
-        upstream.abort("r1")
-
-
-@pytest.mark.parametrize("after", [b"", b"data: 1\n\n"])
-async def test_a_cut_connection_is_broken(serve: Serve, after: bytes) -> None:
-    """Before or after the first byte, the error names the replica."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        if after:
-            await response.prepare(request)
-            await response.write(after)
-            await asyncio.sleep(0.05)
-        assert request.transport is not None
-        request.transport.abort()
-        return response
-
-    url = await serve(handler)
-    async with Upstream(ForwardConfig()) as upstream:
-
-        async def read() -> None:
-            answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
-            assert answer.is_event_stream
-            assert answer.first == after
-            try:
-                await answer.pour(lambda piece: True)
-            finally:
-                answer.close()
-
-        with pytest.raises(UpstreamBroken, match="r1 failed"):
-            await read()
-
-
-async def test_silence_inside_an_answer_is_a_timeout(serve: Serve) -> None:
-    """The idle deadline starts anew with every piece."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(b"a")
-        await asyncio.sleep(60)
-        return response
-
-    url = await serve(handler)
-    async with Upstream(ForwardConfig(idle_timeout_s=0.1)) as upstream:
-        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
-        with pytest.raises(UpstreamTimeout, match="inside its answer"):
-            await answer.gather(100)
-        answer.close()
-
-
 async def test_an_answer_may_take_longer_than_its_idle_deadline(serve: Serve) -> None:
     """What counts is the wait for the next piece."""
 
@@ -211,38 +108,16 @@ async def test_an_answer_may_take_longer_than_its_idle_deadline(serve: Serve) ->
         await response.prepare(request)
         for _ in range(5):
             await response.write(b"a")
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.3)
         return response
 
     url = await serve(handler)
-    async with Upstream(ForwardConfig(idle_timeout_s=2.0)) as upstream:
+    async with Upstream(ForwardConfig(idle_timeout_s=1.2)) as upstream:
         answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
         await answer.gather(100)
         answer.close()
 
     assert answer.first == b"aaaaa"
-
-
-async def test_closing_an_unread_answer_cuts_its_connection(serve: Serve) -> None:
-    """The replica learns at once that its client is gone."""
-    cut = asyncio.Event()
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        try:
-            while True:
-                await response.write(b"x")
-                await asyncio.sleep(0.01)
-        finally:
-            cut.set()
-
-    url = await serve(handler)
-    async with Upstream(ForwardConfig()) as upstream:
-        answer = await upstream.open("r1", url, method="GET", headers=CIMultiDict(), body=None)
-        answer.close()
-        async with asyncio.timeout(60):
-            await cut.wait()
 
 
 async def ask(upstream: Upstream, url: str, *, may_resend: bool = True) -> Answer:
@@ -407,7 +282,7 @@ async def test_a_body_is_poured_as_it_comes(serve: Serve) -> None:
 async def test_pouring_stops_where_no_more_is_wanted_and_goes_on(serve: Serve) -> None:
     """What comes in between waits; the deadline does not run meanwhile."""
     url = await serve(_letters)
-    async with Upstream(ForwardConfig(idle_timeout_s=1.0)) as upstream:
+    async with Upstream(ForwardConfig(idle_timeout_s=0.4)) as upstream:
         answer = await _get(upstream, url)
         pieces = [answer.first]
 
@@ -417,7 +292,7 @@ async def test_pouring_stops_where_no_more_is_wanted_and_goes_on(serve: Serve) -
 
         while not answer.complete:
             await answer.pour(take)
-            await asyncio.sleep(1.1)  # longer than the deadline
+            await asyncio.sleep(0.5)  # longer than the deadline
         answer.close()
 
     assert b"".join(pieces) == b"abc"

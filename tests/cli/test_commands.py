@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from policies.registry import POLICIES
@@ -27,17 +24,12 @@ from policies.view import CandidateId
 from router import config
 from router.cli import main
 from router.cli.group import SUMMARIES
+from tests.cli.running import REPLICA, explain, run, said_at_start, serving
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SLOW, STUCK, Engines, chat, on_stage, streamed, words
 from tests.forks import python_command, python_environment
 
-REPLICA = ("--replica", "http://127.0.0.1:9")
 PATIENT = ("--wait", "60", "--health-timeout-s", "60", "--mooncake-timeout-s", "60")
-
-
-def run(*args: str, **kwargs: str) -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(main, args, env=kwargs)
 
 
 # -- what is wrong -------------------------------------------------------------------------------
@@ -211,11 +203,6 @@ def test_the_version_is_reported() -> None:
 # -- explain -------------------------------------------------------------------------------------
 
 
-async def explain(*args: str) -> Result:
-    """Run `explain` beside the loop that serves it."""
-    return await asyncio.to_thread(run, "explain", *args)
-
-
 async def test_explain_says_where_a_request_would_go(tmp_path: Path) -> None:
     """As a table, or as JSON; behind a token, too."""
     file, token = tmp_path / "request.json", tmp_path / "token"
@@ -341,34 +328,6 @@ async def test_explain_at_another_server_is_an_error(tmp_path: Path) -> None:
 
 
 # -- processes -----------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def serving(*args: str, is_fork: bool = True) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run `warmroute serve` as a process of its own.
-
-    Args:
-        is_fork: It ends without taking modules apart; what is left open then is not reported.
-    """
-    own = {"PYTHONWARNINGS": "error::ResourceWarning"}
-    python = python_command() if is_fork else [sys.executable]
-    environment = python_environment() if is_fork else os.environ | own
-    process = await asyncio.create_subprocess_exec(
-        *(*python, "-m", "router.cli", "serve", "--host", "127.0.0.1", "--admin-open", *args),
-        stderr=asyncio.subprocess.PIPE,
-        env=environment | {"WARMROUTE_LISTEN_DRAIN_GRACE_S": "0.1"},
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def said_at_start(process: asyncio.subprocess.Process) -> str:
-    assert process.stderr is not None
-    return (await process.stderr.readline()).decode()
 
 
 @pytest.mark.parametrize("which", ["--port", "--admin-port"])

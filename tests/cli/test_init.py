@@ -19,7 +19,7 @@ from router import config
 from router.cli import main
 from router.cli.init import SCHEMA, _sections_text
 from router.config.schema import json_schema
-from tests.cli.test_commands import said_at_start, serving
+from tests.cli.running import said_at_start, serving
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, chat, words
 from tests.ports import free_port

@@ -28,8 +28,8 @@ from router.contracts import ALGORITHMS
 from router.http import control
 from router.kv_events import wire
 from router.tokens.models import modes
+from tests.docs_blocks import VLLM_FLAGS
 from tests.engines.overlay import PYTHON, environment, overlay, version_of
-from tests.test_docs import VLLM_FLAGS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _TIMEOUT_S: Final = 300.0

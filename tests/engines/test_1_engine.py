@@ -5,9 +5,15 @@ from __future__ import annotations
 import httpx
 
 from loadtest.results import Predicted, TurnResult
-from router.contracts import ExtraKeys, HashContract, block_key
+from router.contracts import ExtraKeys, HashContract
 from tests.engines.harness import BLOCK_SIZE, Engine, EventTap, replay, unpack, wait_until
-from tests.engines.turns import mixed_sessions, settled, take_turns, wrong_predictions
+from tests.engines.turns import (
+    mixed_sessions,
+    published_blocks,
+    settled,
+    take_turns,
+    wrong_predictions,
+)
 
 
 def test_discovery_needs_nothing_but_the_url(replicas: tuple[Engine, Engine]) -> None:
@@ -84,14 +90,3 @@ def test_settled_is_defined_by_overlap() -> None:
 
     assert settled(results) == [long, elsewhere]
     assert len(wrong_predictions(results)) == 3
-
-
-def published_blocks(tap: EventTap) -> dict[int, list[int]]:
-    """Read a tap: key of every stored block to its token ids."""
-    blocks: dict[int, list[int]] = {}
-    for event in tap.events():
-        if event["type"] == "BlockStored":
-            size = event["block_size"]
-            for k, external in enumerate(event["block_hashes"]):
-                blocks[block_key(external)] = event["token_ids"][k * size : (k + 1) * size]
-    return blocks

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from tests.engines.harness import BLOCK_SIZE, Engine, EventTap, Router
-from tests.engines.test_1_engine import published_blocks
-from tests.engines.turns import mixed_sessions, take_turns
+from tests.engines.turns import mixed_sessions, published_blocks, take_turns
 from tests.tokens.corpus import chat_bodies, completion_bodies
 
 

@@ -18,8 +18,8 @@ from loadtest.engines.ports import free_port
 from loadtest.engines.vllm import TOOL_OPTIONS
 from tests.engines.harness import Engine, Router, all_up, wait_until
 from tests.engines.hybrid_models import make_model
-from tests.engines.test_5_ranks import ports_in_a_row
 from tests.engines.turns import PROFILE, take_turns, wrong_predictions
+from tests.ports import ports_in_a_row
 
 MAX_WRONG = 2  # of twelve: on a starved machine events may come later than the next request
 

@@ -11,20 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from loadtest.engines.ports import free_port
 from tests.engines.harness import Engine, Router, all_up, wait_until
+from tests.ports import ports_in_a_row
 
 NUM_BLOCKS = 600
 LORA_OPTIONS = ("--enable-lora", "--max-lora-rank", "8", "--api-server-count", "1")
 TARGETS = {"q_proj": 128, "v_proj": 64}  # output sizes of the tiny model's layers
-
-
-def ports_in_a_row(number: int) -> int:
-    """Find so many free ports in a row; return the first."""
-    while True:
-        ports = [free_port() for _ in range(number)]
-        if ports[-1] == ports[0] + number - 1:
-            return ports[0]
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from loadtest.agents import make_sessions
 from loadtest.engines.ports import free_port
+from tests.engines.halves import assert_halves_are_refused, chat, said
 from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up, wait_until
-from tests.engines.test_7_prefill import assert_halves_are_refused, chat, said
 from tests.engines.turns import PROFILE, take_turns, wrong_predictions
 from tests.forks import python_command, python_environment
 

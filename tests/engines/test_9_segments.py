@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.agents import make_sessions
-from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up
-from tests.engines.test_8_routers import ROUTER_READY_S, Load, failures
+from tests.engines.harness import MASTER_READY_S, ROUTER_READY_S, Engine, Master, Router, all_up
+from tests.engines.load import Load, failures
 from tests.engines.turns import PROFILE
 from tests.ports import free_port
 from tests.redis_servers import RedisServer, binary

@@ -21,6 +21,8 @@ from loadtest.agents import Profile, Session, Turn, make_sessions
 from loadtest.results import TurnResult
 from loadtest.runner.sending import make_client
 from loadtest.runner.sessions import send_turn
+from router.contracts import block_key
+from tests.engines.harness import EventTap
 
 SETTLE_S = 0.05
 MIN_EXACT_RATIO = 0.99  # DESIGN, section 15
@@ -130,3 +132,14 @@ def _disturbs(other: TurnResult, result: TurnResult) -> bool:
         and other.start_s < result.start_s + result.ttft_s
         and other.start_s + other.total_s > result.start_s - SETTLE_S
     )
+
+
+def published_blocks(tap: EventTap) -> dict[int, list[int]]:
+    """Read a tap: key of every stored block to its token ids."""
+    blocks: dict[int, list[int]] = {}
+    for event in tap.events():
+        if event["type"] == "BlockStored":
+            size = event["block_size"]
+            for k, external in enumerate(event["block_hashes"]):
+                blocks[block_key(external)] = event["token_ids"][k * size : (k + 1) * size]
+    return blocks

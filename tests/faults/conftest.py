@@ -5,9 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
 import uvloop
+
+from router.http import app
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Choose the loop of every async test in this directory."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not let requests wait for the replicas of a router that has just started."""
+    monkeypatch.setattr(app, "_START_S", 0.0)

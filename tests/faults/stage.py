@@ -335,7 +335,11 @@ async def on_stage(
     """Run a router in front of engines (anything with a `url`).
 
     `settings` are configuration keys, dots as double underscores: `health__interval_s=0.05`.
+
+    ready: Wait until every engine is found, and the router is ready. Replicas given as a URL may
+        be missing.
     """
+    num_wanted = sum(not isinstance(engine, str) for engine in engines)
     if redis is not None:
         settings = {"redis__url": redis.url, "redis__lease_s": LEASE_S} | settings
     flags: dict[tuple[str, ...], Any] = {
@@ -361,6 +365,7 @@ async def on_stage(
             try:
                 stage.url, stage.admin_url = await listens
                 if ready:
+                    await stage.until(lambda: len(stage.router.fleet.replicas) >= num_wanted)
                     await stage.ready()
                 yield stage
                 if is_idle:
@@ -592,3 +597,12 @@ class RawClient:
         """Read until the router closes."""
         async with asyncio.timeout(PATIENCE_S):
             return await self._reader.read()
+
+
+async def converse(stage: Stage, engines: Sequence[Emulator], num_prompts: int = 4) -> list[Reply]:
+    """Ask each of some prompts once, in turn."""
+    replies = []
+    for number in range(num_prompts):
+        replies.append(await stage.ask(chat(words(number))))
+        await stage.settled(*engines)
+    return replies

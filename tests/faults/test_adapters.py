@@ -104,7 +104,6 @@ async def test_adapters_are_loaded_and_unloaded_at_all_replicas_of_their_base() 
         FakeEngine(refuse, **pages) as c,
         on_stage(a, b, c) as stage,
     ):
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
         wanted = {"name": "team/sql", "path": "/l/1", "base": "tiny"}
         for _ in range(2):
             answer = (await stage.admin("/admin/adapters", wanted)).json()

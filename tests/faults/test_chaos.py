@@ -57,7 +57,6 @@ async def test_nothing_is_left_of_a_storm() -> None:
         Engines(3, time_model=BRISK, num_gpu_blocks=400, seed=seed) as engines,
         on_stage(*engines, peer_name="a", **settings) as stage,
     ):
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
         for engine in engines:
             for kind in ("die_before", "die_after", "refuse", "hang"):
                 arm(engine, kind, probability=0.04)

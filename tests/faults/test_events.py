@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
 import pytest
 
-from loadtest.emulator.emulator import Emulator
 from router.kv_events import stream as rank_stream
 from tests.faults.fake_engine import MODELS, FakeEngine
-from tests.faults.stage import Engines, Reply, Stage, arm, chat, holder, on_stage, words
-
-
-async def converse(stage: Stage, engines: Sequence[Emulator], num_prompts: int = 4) -> list[Reply]:
-    """Ask each of some prompts once, in turn."""
-    replies = []
-    for number in range(num_prompts):
-        replies.append(await stage.ask(chat(words(number))))
-        await stage.settled(*engines)
-    return replies
+from tests.faults.stage import Engines, arm, chat, converse, holder, on_stage, words
 
 
 async def test_a_gap_is_replayed() -> None:
@@ -177,7 +166,6 @@ async def test_a_publisher_that_comes_late_is_followed(monkeypatch: pytest.Monke
 async def test_an_engine_without_events_is_served_by_guesses() -> None:
     """BLIND and said so: in the log, in /metrics, in every decision."""
     async with Engines(2, events=False) as engines, on_stage(*engines) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         first = await stage.ask(chat(words(1)))
         second = await stage.ask(chat(words(1)))
 
@@ -220,6 +208,7 @@ NONSENSE = [
 ]
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_nonsense_from_an_engine_does_no_harm() -> None:
     """Whatever engines say about themselves: the router runs on, and each of them is served."""
     async with AsyncExitStack() as stack:

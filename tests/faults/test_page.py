@@ -11,6 +11,7 @@ from router.metrics import Metrics, PoolState, RankState, SharingState
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/operate/failures.md").read_text(encoding="utf-8")
+SECURITY_PAGE = (ROOT / "docs/operate/security.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "router").rglob("*.py"))
 DEFINED = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
@@ -58,7 +59,6 @@ def test_every_row_has_tests_that_exist() -> None:
 def test_every_fault_test_is_behind_a_row() -> None:
     """Operators see what breaks a replica, a stream, a token or a request."""
     helpers = {  # of the tests themselves, or of what is no fault
-        "test_a_view_of_a_request_holds_what_it_was_given",
         "test_long_prompts_are_encoded_off_the_loop",
     }
     for file in ("replicas", "retries", "events", "tokens", "clients"):
@@ -118,3 +118,20 @@ def test_every_setting_on_the_page_exists() -> None:
     keys = {".".join(option.path) for option in config.options()}
     for key in re.findall(r"`((?:forward|limits|health|tokens|events)\.\w+)`", PAGE):
         assert key in keys, key
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    """A function, a file, or a benchmark; none of them made up."""
+    promises = SECURITY_PAGE.partition("## Promises")[2].partition("### Supply chain")[0]
+    rows = [line for line in promises.splitlines() if re.match(r"\| [A-Z]", line)]
+    known = set(defined_in("**/test_*.py"))
+
+    assert len(rows) > 25
+    for row in rows:
+        named = re.findall(r"`([^`]+)`", row.split("|")[2])
+        assert named, row
+        for name in named:
+            is_file = name.startswith("tests/") and (ROOT / name).is_file()
+            module, _, bench = name.partition("loadtest.bench ")
+            is_bench = not module and (ROOT / f"loadtest/bench/bench_{bench}.py").is_file()
+            assert is_file or is_bench or name in known, name

@@ -6,8 +6,7 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from router.kv_events import stream as rank_stream
-from tests.faults.stage import Engines, Stage, chat, on_stage, on_stages, truth, words
-from tests.faults.test_events import converse
+from tests.faults.stage import Engines, Stage, chat, converse, on_stage, on_stages, truth, words
 from tests.fuzz.samples import DEEP_ARRAY_EVENT, DEEP_MAP_EVENT
 from tests.redis_servers import Start
 

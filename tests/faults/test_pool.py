@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
-from loadtest.emulator.emulator import Emulator
-from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.replicas import retry_budget
 from router.request import retry
+from tests.faults.pooled import pool_tokens, pooled
 from tests.faults.stage import (
     Engines,
-    Reply,
-    Stage,
     arm,
     chat,
     holder,
@@ -28,94 +23,10 @@ from tests.faults.stage import (
 Trouble = Literal["hang", "garbage", "error", "half"]
 
 
-class Pooled:
-    """A router in front of two engines that share a pool."""
-
-    def __init__(self, stage: Stage, engines: Sequence[Emulator], master: PoolMaster) -> None:
-        self.stage = stage
-        self.engines = engines
-        self.master = master
-
-    async def ask(self, number: int) -> Reply:
-        """Ask a prompt, and let the router learn what that did."""
-        reply = await self.stage.ask(chat(words(number)))
-        assert reply.status == 200
-        await self.stage.saved(*self.engines)
-        return reply
-
-    async def move(self, number: int, last: Reply) -> Reply:
-        """Ask a prompt again while the replica drains that had it last."""
-        await self.drain(last.replica, True)
-        moved = await self.stage.ask(chat(words(number)))
-        await self.drain(last.replica, False)
-        assert moved.status == 200
-        assert moved.replica != last.replica
-        return moved
-
-    async def drain(self, name: str, draining: bool) -> None:
-        await self.stage.admin(f"/admin/replicas/{name}/drain", {"draining": draining})
-
-    async def known(self) -> None:
-        """Wait until the master's keys are known by name."""
-        await self.stage.until(lambda: "tiny" in self.stage.pool.layouts)
-
-    async def is_up(self, wanted: bool) -> None:
-        await self.stage.until(lambda: self.stage.pool.is_up is wanted)
-
-
-@asynccontextmanager
-async def pooled(capacity_bytes: int = 1 << 30, **settings: Any) -> AsyncIterator[Pooled]:
-    """Run them before a pool that has evicted something: what it holds is verified."""
-    defaults = {
-        "mooncake__poll_s": 0.05,
-        "mooncake__timeout_s": 0.3,
-        "mooncake__verify_timeout_s": 5.0,
-        "health__interval_s": 0.2,
-    }
-    pool = EmulatedPool(capacity_bytes=capacity_bytes)
-    pool.num_evicted = 1
-    async with (
-        PoolMaster(pool) as master,
-        Engines(2, pool=master.url) as engines,
-        on_stage(*engines, mooncake__master=master.url, **(defaults | settings)) as stage,
-    ):
-        await stage.until(lambda: stage.pool.is_up)
-        yield Pooled(stage, engines, master)
-
-
-def pool_tokens(reply: Reply) -> int:
-    return int(reply.headers["x-warmroute-cached"].rpartition("pool=")[2])
-
-
-async def test_what_another_replica_computed_is_fetched_and_predicted() -> None:
-    """A replica that never saw a prompt fetches it; the header and the admin port say so."""
-    async with pooled() as it:
-        first = await it.ask(0)
-        await it.known()
-        moved = await it.move(0, first)
-        pool_state = (await it.stage.admin("/admin/pool")).json()["pool"]
-
-        assert pool_tokens(moved) == moved.predicted == moved.reported > 0
-        assert pool_state["state"] == "up"
-        assert pool_state["models"]["tiny"]["key_pattern"].startswith("tiny")
-        assert it.stage.metric("warmroute_pool_verifications_total", result="confirmed") >= 1
-
-
 async def test_without_a_pool_the_admin_port_says_so() -> None:
     """Nothing is made up."""
     async with Engines(1) as (engine,), on_stage(engine) as stage:
         assert (await stage.admin("/admin/pool")).json() == {"pool": None, "pools": []}
-
-
-async def test_an_evicted_prefix_is_not_counted_on() -> None:
-    """The master evicts in silence: the verification finds out before the decision counts."""
-    async with pooled(mooncake__list_s=3600) as it:
-        first = await it.ask(0)
-        await it.known()
-        it.master.pool.remove(it.master.pool.keys())
-        moved = await it.move(0, first)
-
-        assert pool_tokens(moved) == moved.predicted == moved.reported == 0
 
 
 @pytest.mark.parametrize("trouble", ["hang", "garbage", "error", "half"])
@@ -138,23 +49,6 @@ async def test_a_master_in_trouble_fails_no_request(trouble: Trouble) -> None:
         assert "pool lost: its contents are not used" in it.stage.log
 
 
-async def test_a_master_that_is_gone_fails_no_request() -> None:
-    """Engines go on without it, and so does the router; back with nothing, nothing is credited."""
-    async with pooled() as it:
-        first = await it.ask(0)
-        await it.known()
-        await it.master.stop()
-        await it.is_up(False)
-        alone = await it.ask(1)
-        it.master.pool.restart()
-        await it.master.start()
-        await it.is_up(True)
-        moved = await it.move(0, first)
-
-        assert alone.status == 200
-        assert pool_tokens(moved) == 0
-
-
 async def test_a_master_that_was_never_there_is_said_once() -> None:
     """Requests are served from the start, and the log names it once."""
     async with (
@@ -169,42 +63,6 @@ async def test_a_master_that_was_never_there_is_said_once() -> None:
         assert all(reply.status == 200 for reply in replies)
         assert all(pool_tokens(reply) == 0 for reply in replies)
         assert stage.log.count("pool lost") == 2  # the stage logs in two forms
-
-
-async def test_a_late_verification_delays_no_request() -> None:
-    """The directory's word counts after the deadline."""
-    async with pooled(mooncake__verify_timeout_s=0.01, mooncake__timeout_s=20.0) as it:
-        first = await it.ask(0)
-        await it.known()
-        it.master.fault = "hang"
-        moved = await it.move(0, first)
-
-        assert pool_tokens(moved) == moved.reported > 0
-        assert it.stage.metric("warmroute_pool_verifications_total", result="late") >= 1
-
-
-async def test_a_replica_that_never_fetches_is_held_to_be_detached() -> None:
-    """Some predictions come out wrong; then it is not credited any more, and that is said."""
-    async with (
-        PoolMaster(EmulatedPool()) as master,
-        Engines(1, pool=master.url) as (reader,),
-        Engines(1) as (stranger,),
-        on_stage(reader, stranger, mooncake__master=master.url, mooncake__poll_s=0.05) as stage,
-    ):
-        it = Pooled(stage, (reader, stranger), master)
-        await it.is_up(True)
-        replies = []
-        for number in range(8):
-            await it.drain("r2", True)
-            first = await it.ask(number)
-            await it.drain("r2", False)
-            await it.known()
-            replies.append(await it.move(number, first))
-
-        assert pool_tokens(replies[0]) > replies[0].reported == 0
-        assert pool_tokens(replies[-1]) == 0
-        assert "replica does not read the pool" in stage.log
-        assert (await stage.admin("/admin/pool")).json()["pool"]["detached"] == ["r2"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -72,7 +72,7 @@ async def test_the_owner_is_killed_while_requests_wait() -> None:
         assert [task.result().status for task in asked] == [200] * 3
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504])
+@pytest.mark.parametrize("status", [500, 504])
 async def test_a_failing_status_moves_on_once(status: int) -> None:
     """Before the first byte; if the others fail as well, the last answer is the client's."""
     async with Engines(2) as engines, on_stage(*engines) as stage:
@@ -93,7 +93,6 @@ async def test_a_failing_status_moves_on_once(status: int) -> None:
 async def test_no_replica_is_tried_twice() -> None:
     """Nor more of them than configured."""
     async with Engines(4) as engines, on_stage(*engines, forward__max_tries=3) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 4)
         for engine in engines:
             arm(engine, "refuse")
         reply = await stage.ask(chat(words(1)))
@@ -167,18 +166,15 @@ async def test_an_engines_own_error_inside_a_stream_is_passed_on() -> None:
         assert reply.body.endswith(error)
 
 
-@pytest.mark.parametrize("fault", ["die_after", "kill", "restart"])
+@pytest.mark.parametrize("fault", ["kill", "restart"])
 async def test_a_client_learns_of_an_engine_that_dies_in_its_stream(fault: str) -> None:
     """Whatever it was that ended it."""
     async with Engines(1, time_model=SLOW) as (engine,), on_stage(engine) as stage:
-        if fault == "die_after":
-            arm(engine, fault, after_tokens=2, count=1)
         async with stage.asking(
             streamed(chat(words(1), max_tokens=200, ignore_eos=True))
         ) as answer:
             first = await answer.content.readany()
-            if fault != "die_after":
-                arm(engine, fault)
+            arm(engine, fault)
             rest = await answer.read()
         events = [line for line in (first + rest).splitlines() if line.startswith(b"data:")]
 
@@ -258,7 +254,6 @@ async def test_a_hung_replica_is_noticed_and_left() -> None:
         FakeEngine(hangs_at_first) as b,
         on_stage(a, b, **QUICK) as stage,
     ):
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         reply = await stage.ask(chat("a"))
 
         assert reply.status == 200
@@ -284,7 +279,6 @@ async def test_no_request_waits_for_a_replica_that_is_not_found_again() -> None:
         FakeEngine(hangs_at_first) as b,
         on_stage(a, b, **QUICK) as stage,
     ):
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         for engine in (a, b):
             engine.pages["/health"] = engine.pages["/v1/models"] = (500, "")
         await stage.until(lambda: stage.log.count("replica down") == 4)  # each is logged twice
@@ -316,24 +310,6 @@ async def test_a_first_byte_that_does_not_come_moves_on() -> None:
         assert moved.status == 200
         assert (failed.status, failed.error["type"]) == (504, "BadGatewayError")
         await stage.until(lambda: not any(map(num_running, engines)))
-
-
-async def test_silence_inside_a_stream_ends_it() -> None:
-    """With an error event, after the idle time-out."""
-    async with (
-        Engines(1, time_model=SLOW) as (engine,),
-        on_stage(engine, forward__idle_timeout_s=0.2) as stage,
-    ):
-        async with stage.asking(
-            streamed(chat(words(1), max_tokens=200, ignore_eos=True))
-        ) as answer:
-            await answer.content.readany()
-            arm(engine, "slow", factor=1e6)
-            rest = await answer.read()
-
-        assert b"sent nothing inside its answer" in rest
-        assert b"[DONE]" not in rest
-        await stage.until(lambda: num_running(engine) == 0)
 
 
 # -- no replica left, and coming back ------------------------------------------------------------
@@ -383,23 +359,6 @@ async def test_the_only_replica_is_asked_although_it_fails() -> None:
         assert statuses == [500] * 8 + [200] * 2
 
 
-async def test_a_replica_that_comes_back_is_used_again() -> None:
-    """Down for a while, on the same address."""
-    async with Engines(1) as (engine,), on_stage(engine, **QUICK) as stage:
-        await warmed(stage, [engine])
-        engine.changed.clear()
-        arm(engine, "restart", down_s=0.4)
-        await stage.until(lambda: not stage.metric("warmroute_replica_healthy"))
-        down = await stage.ask(chat(words(1)))
-        await engine.changed.wait()
-        await stage.until(lambda: stage.metric("warmroute_replica_healthy"))
-        await stage.settled(engine)
-        back = await stage.ask(chat(words(1)))
-
-        assert (down.status, back.status) == (503, 200)
-        assert back.predicted == back.reported == 0
-
-
 @pytest.mark.parametrize("down_s", [0.0, 0.3])
 async def test_a_restarted_replica_gets_no_credit_for_its_past(down_s: float) -> None:
     """Its events are followed anew: EXACT again, and predictions right from the first one on."""
@@ -426,7 +385,6 @@ async def test_a_restarted_replica_gets_no_credit_for_its_past(down_s: float) ->
 async def test_a_drained_replica_that_restarts_stays_drained() -> None:
     """The operator who drained it says when it may come back."""
     async with Engines(2) as engines, on_stage(*engines, **QUICK) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         await stage.admin("/admin/replicas/r1/drain", {"draining": True})
         engines[0].changed.clear()
         arm(engines[0], "restart", down_s=0.2)

@@ -14,7 +14,7 @@ from aiohttp import web
 from router.cluster import redis_records
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Json, Reply, Stage, on_stage
-from tests.faults.test_tenants import A, B, tenants_file
+from tests.faults.tenants import A, B, tenants_file
 from tests.redis_servers import Start
 
 PATH = "/v1/responses"

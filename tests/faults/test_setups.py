@@ -15,6 +15,7 @@ QUICK = {"health__interval_s": 0.05, "health__timeout_s": 0.2}
 # -- no replica ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_a_request_is_told_which_replicas_have_not_answered_and_why() -> None:
     """Not that there are none; and no address of theirs."""
     async with FakeEngine() as other:
@@ -34,6 +35,7 @@ async def test_a_request_is_told_which_replicas_have_not_answered_and_why() -> N
         assert "http://" not in said
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_a_router_without_replicas_says_so() -> None:
     async with on_stage(ready=False, admin__allow_empty=True) as stage:
         reply = await stage.ask(chat("a"))
@@ -114,6 +116,7 @@ async def reasons(stage: Stage) -> dict[str, str]:
     }
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_events_of_another_replica_are_not_followed() -> None:
     """Only engines can say whose they are: their owner's count, the other is blind."""
     async with Engines(2) as (first, second):
@@ -136,7 +139,7 @@ async def test_exchanged_event_endpoints_are_not_followed() -> None:
         one, other = {"url": first.url}, {"url": second.url}
         replicas = [one | endpoints(second), other | endpoints(first)]
         async with on_stage(ready=False, replicas=replicas) as stage:
-            await stage.until(lambda: stage.log.count("event stream not usable") >= 2)
+            await stage.until(lambda: stage.log.count("event stream not usable") >= 4)
             said = await reasons(stage)
 
     assert said["r1"].endswith(" is an event endpoint of r2")

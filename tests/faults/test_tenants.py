@@ -24,25 +24,10 @@ from tests.faults.stage import (
     streamed,
     words,
 )
+from tests.faults.tenants import SALT, A, B, C, tenants_file
 from tests.redis_servers import Start
 
-A, B, C = ({"Authorization": f"Bearer sk-{SECRET}-{name}"} for name in "abc")
-SALT = f"{SECRET}-salt-of-tenant-b"
 BODY = orjson.dumps(chat(words(1)))
-
-
-def tenants_file(folder: Path, *more: str, a: str = "", b: str = "") -> Path:
-    """Write a file of tenants a (its salt is derived) and b (configured), and `more`."""
-    path = folder / "tenants.yaml"
-    digests = {n: written(digest_of(f"sk-{SECRET}-{n}")) for n in "abc"}
-    path.write_text(
-        f"secret: {SECRET}-{'0123456789' * 4}\ntenants:\n"
-        f"  - {{name: a, keys: ['{digests['a']}'], {a}}}\n"
-        f"  - {{name: b, keys: ['{digests['b']}'], salt: {SALT}, {b}}}\n"
-        f"  - {{name: c, keys: ['{digests['c']}'], cache: shared}}\n"
-        + "".join(f"  - {line}\n" for line in more)
-    )
-    return path
 
 
 async def limited(stage: Stage, body: Json, headers: Json) -> Reply:

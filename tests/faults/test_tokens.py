@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,22 +11,12 @@ import orjson
 import pytest
 from aiohttp import web
 
-from loadtest.tiny_model import MODEL_DIR
 from router.api.openai import TokenIds
 from router.tokens.encoder import TextEncoder
 from router.tokens.fast_encoder import FastEncoderFailed
 from tests.faults.fake_engine import FakeEngine
+from tests.faults.models import model_dir
 from tests.faults.stage import Engines, arm, chat, on_stage, streamed, words
-
-
-def model_dir(folder: Path, *, without: str = "", template: str | None = None) -> str:
-    """Copy the tiny model, leaving something out or giving it another chat template."""
-    shutil.copytree(MODEL_DIR, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    if without:
-        (folder / without).unlink()
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
-    return str(folder)
 
 
 @pytest.mark.parametrize("broken", ["missing", "nonsense"])
@@ -119,7 +108,6 @@ async def test_one_replica_that_lies_about_usage_ends_nothing() -> None:
 
     async with Engines(2) as engines, FakeEngine(lie) as liar:
         async with on_stage(liar, *engines, policy__name="round_robin") as stage:
-            await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
             for number in range(9):
                 assert (await stage.ask(chat(words(number)))).status == 200
 
@@ -271,6 +259,7 @@ async def test_what_no_engine_takes_is_not_tokenized() -> None:
         assert stage.metric("warmroute_tokenized_requests_total", way="unknown") == 2
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_prompts_before_the_tokenizer_is_loaded_do_not_wait() -> None:
     """They are routed without tokens; /readyz says what is loading."""
     async with Engines(1) as engines, on_stage(*engines, ready=False) as stage:
@@ -287,7 +276,6 @@ async def test_prompts_before_the_tokenizer_is_loaded_do_not_wait() -> None:
 async def test_a_failover_keeps_the_tokens() -> None:
     """The prompt is tokenized once, however many replicas are tried."""
     async with Engines(3) as engines, on_stage(*engines) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
         for engine in engines:
             arm(engine, "status", status=503, count=1)
         reply = await stage.ask(chat(words(1)))

@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 from hypothesis import strategies as st
 
-from loadtest.tiny_model import MODEL_DIR
 from router.api.apis import CHAT, COMPLETIONS
 from router.api.fit import check_fits, sizes_of
 from router.api.openai import (
@@ -21,7 +20,7 @@ from router.api.openai import (
 from router.api.outline import Outline, make_outline
 from router.api.responses import parse_responses
 from router.errors import ClientError
-from router.tokens import NeedsEngine, load_prompter
+from router.tokens import NeedsEngine
 from router.tokens.incremental import NewSegment
 from router.tokens.models.deepseek_v4 import DeepSeekV4Renderer, DeepSeekV41Renderer
 from router.tokens.models.deepseek_v32 import DeepSeekV32Renderer
@@ -29,8 +28,8 @@ from router.tokens.models.harmony import HarmonyRenderer
 from router.tokens.models.harmony_encoder import HarmonyEncoder
 from tests.faults.stage import Engines, on_stage
 from tests.fuzz.budget import fuzz
+from tests.fuzz.values import NAMES, PROMPTER, TEXTS, VALUES
 
-PROMPTER = load_prompter(str(MODEL_DIR), local_files_only=True)
 RENDERERS = [
     DeepSeekV32Renderer(),
     DeepSeekV4Renderer(),
@@ -41,29 +40,12 @@ for each in RENDERERS:
     each.today = lambda: datetime.date(2025, 6, 28)
 HARMONY = HarmonyEncoder()
 _NO_IDS = array("I")
-NAMES = (
-    "role content type text name function arguments tool_calls id parameters description strict "
-    "reasoning_content tool_call_id input_audio audio user_id"
-).split()
 FIELDS = (
     "model messages tools tool_choice documents reasoning_effort add_generation_prompt "
     "continue_final_message add_special_tokens chat_template chat_template_kwargs cache_salt "
     "max_tokens max_completion_tokens n stream stream_options prompt suffix prompt_embeds "
     "truncate_prompt_tokens kv_transfer_params metadata prompt_cache_key priority logit_bias stop"
 ).split()
-TEXTS = st.text(max_size=12) | st.sampled_from(
-    [*NAMES, "user", "assistant", "system", "tool", "developer", "text", "function", "{}", "auto"]
-)
-NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
-SCALARS = st.none() | st.booleans() | NUMBERS | TEXTS
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(NAMES) | TEXTS, inner, max_size=5)
-    ),
-    max_leaves=16,
-)
 PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}), max_size=3)
 FUNCTIONS = st.fixed_dictionaries(
     {"name": TEXTS}, optional={"parameters": VALUES, "arguments": TEXTS}

@@ -17,7 +17,7 @@ from router.discovery import engine_metrics
 from router.discovery import engine_pages as pages
 from router.discovery.engine_api import EngineApi
 from router.errors import BadRequest, UpstreamError
-from tests.discovery.test_engine_api import METRICS, MODELS, SOURCES
+from tests.discovery.pages import METRICS, MODELS, SOURCES
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import json_bytes, mangled
 

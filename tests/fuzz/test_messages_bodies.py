@@ -23,8 +23,7 @@ from router.errors import ClientError
 from router.tokens import NeedsEngine
 from tests.fuzz.budget import fuzz
 from tests.fuzz.damage import mutated
-from tests.fuzz.test_bodies import PROMPTER, SCALARS, TEXTS, VALUES
-from tests.fuzz.test_usage import is_sane
+from tests.fuzz.values import PROMPTER, SCALARS, TEXTS, VALUES, is_sane
 
 KINDS = (
     "text image tool_use tool_result tool_reference thinking redacted_thinking tool_addition "

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from loadtest.chaos.answers import read_stream, read_whole
 from router.api.failures import error_body, error_event
-from router.api.usage import TAIL_BYTES, Usage, usage_of_body, usage_of_stream
+from router.api.usage import TAIL_BYTES, usage_of_body, usage_of_stream
 from router.errors import BadRequest, RouterError, UpstreamBroken
 from tests.fuzz.damage import FIXED, mutated
+from tests.fuzz.values import is_sane
 
 EVENT = (
     b'data: {"id":"c-1","object":"chat.completion.chunk","choices":[{"index":0,"delta":'
@@ -23,14 +24,6 @@ USAGE = (
 STREAM = EVENT + b"data: " + USAGE + b"\n\ndata: [DONE]\n\n"
 SAMPLES = (USAGE, STREAM, EVENT * 3 + STREAM, STREAM.replace(b"\n", b"\r\n"))
 PATHS = st.sampled_from(("/v1/chat/completions", "/v1/messages", "/v1/responses", "/x")) | st.text()
-
-
-def is_sane(usage: Usage | None) -> bool:
-    """Whether what was read can be counted with."""
-    if usage is None:
-        return True
-    numbers = (usage.prompt_tokens, usage.completion_tokens, usage.num_cached_tokens)
-    return all(number is None or isinstance(number, int) for number in numbers)
 
 
 @FIXED

@@ -31,7 +31,6 @@ async def test_replicas_are_described() -> None:
 async def test_draining_takes_a_replica_out_and_back() -> None:
     """What runs there goes on; new requests go elsewhere."""
     async with Engines(2) as engines, on_stage(*engines) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         first = await stage.ask(chat(words(1)))
         await stage.settled(*engines)
         drained = await stage.admin(f"/admin/replicas/{first.replica}/drain", {"draining": True})

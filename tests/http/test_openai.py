@@ -28,7 +28,6 @@ async def client(**options: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, Stag
         on_stage(*engines) as stage,
         openai.AsyncOpenAI(base_url=stage.url + "/v1", api_key=SECRET, max_retries=0) as api,
     ):
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         yield api, stage, engines
 
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from router.http.access import ALLOW
 from tests.faults.fake_engine import MODELS, FakeEngine, hang_up
 from tests.faults.stage import KEY, Json, Stage, chat, on_stage, records_in, streamed
-from tests.faults.test_tenants import A, tenants_file
+from tests.faults.tenants import A, tenants_file
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
 WHOLE = orjson.dumps({"object": "chat.completion", "choices": [], "usage": USAGE})
@@ -355,7 +355,7 @@ async def test_a_model_whose_replica_was_not_found_yet_may_come() -> None:
     other = MODELS | {"data": [MODELS["data"][0] | {"id": "other"}]}  # type: ignore[index, dict-item]
     async with FakeEngine() as here, FakeEngine(**{"v1/models": other}) as gone:
         await gone._runner.cleanup()
-        async with on_stage(here, gone) as stage:
+        async with on_stage(here, gone.url) as stage:
             replies = [
                 await stage.ask(chat("a", model="other")),
                 await stage.ask(None, "/v1/models/other", method="GET"),

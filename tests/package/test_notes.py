@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from tests.package.notes import ROOT, notes
-from tests.test_version import VERSION
 
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 CHANGELOG = """# Changelog
 
 ## [Unreleased]

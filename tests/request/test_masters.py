@@ -6,7 +6,7 @@ import asyncio
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from tests.faults.stage import Engines, Reply, chat, on_stage, streamed, words
-from tests.request.test_pool import ask, named
+from tests.request.pooled import ask, named
 
 
 async def test_a_leader_that_dies_is_followed_by_the_next_and_fails_no_request() -> None:

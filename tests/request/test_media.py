@@ -108,12 +108,10 @@ async def test_an_image_is_asked_about_once(tmp_path: Path) -> None:
     [
         ("idefics3", {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}),
         ("idefics3", {"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}}),
-        ("idefics3", {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}),
         ("qwen2_audio", {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}}),
-        ("qwen2_audio", {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,%%%"}}),
         ("qwen2_audio", {"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}),
     ],
-    ids=["address", "no-base64", "nothing", "sound-address", "sound-no-base64", "sound-no-data"],
+    ids=["address", "no-base64", "sound-address", "sound-no-data"],
 )
 async def test_what_is_not_known_ends_a_prompt(tmp_path: Path, model: str, part: Json) -> None:
     """No engine is asked, nothing is fetched; the body goes on as it came."""
@@ -222,24 +220,20 @@ async def test_a_clients_own_placeholder_ends_a_prompt(tmp_path: Path) -> None:
         assert engine.num_asked == 0
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
+async def test_hostile_parts_get_the_engines_answer(tmp_path: Path) -> None:
+    """The engine refuses each of them itself."""
+    parts: list[Any] = [
         {"type": "image_url"},
         {"type": "image_url", "image_url": 7},
         {"type": {}, "image_url": {"url": "x"}},
         {"type": "video_url", "video_url": {"url": "x"}},
         {},
         7,
-    ],
-    ids=str,
-)
-async def test_hostile_parts_get_the_engines_answer(tmp_path: Path, part: Any) -> None:
-    """Whatever it is: it goes on, or is refused as it was before."""
+    ]
     async with seeing(tmp_path) as (engine, stage):
         engine.on_request = _refuse
-
-        assert (await stage.ask(show(part))).status == 400
+        for part in parts:
+            assert (await stage.ask(show(part))).status == 400, part
 
 
 async def test_thousands_of_images_take_no_longer(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from router.messages import pool_lister
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, Json, Reply, Stage, chat, on_stage, streamed, words
 from tests.redis_servers import RedisServer
-from tests.request.test_pool import parts
+from tests.request.pooled import parts
 
 
 class TwoPools(NamedTuple):

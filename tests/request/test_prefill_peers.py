@@ -65,7 +65,6 @@ async def peers(
             "prefill__transfer": transfer.removesuffix("_push"),
         } | settings
         async with on_stage(p, d, **flags) as stage:
-            await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
             it = Peers(stage, p, d)
             yield it
             assert it.wrong == []
@@ -79,14 +78,7 @@ def long_chat(number: int, **fields: Any) -> Json:
 BODIES: list[tuple[str, Json]] = [
     ("/v1/chat/completions", streamed(long_chat(1))),
     ("/v1/completions", {"model": "tiny", "prompt": words(1, LONG), "max_tokens": 4}),
-    (
-        "/v1/messages",
-        {
-            "model": "tiny",
-            "max_tokens": 4,
-            "messages": [{"role": "user", "content": words(1, LONG)}],
-        },
-    ),
+    ("/v1/messages", long_chat(1)),
     ("/v1/responses", {"model": "tiny", "input": words(1, LONG), "max_output_tokens": 4}),
 ]
 
@@ -110,7 +102,7 @@ async def test_a_prompt_goes_from_one_to_the_other(transfer: str, path: str, bod
 
 
 @pytest.mark.parametrize("transfer", TRANSFERS)
-@pytest.mark.parametrize("kind", ["status", "refuse", "die_before", "die_after", "hang"])
+@pytest.mark.parametrize("kind", ["status", "die_after", "hang"])
 async def test_a_prefill_replica_that_fails_leaves_no_one_waiting(transfer: str, kind: str) -> None:
     """The try that waits for it is cut, and the decode replica computes the prompt."""
     async with peers(transfer, prefill__timeout_s=0.5) as it:

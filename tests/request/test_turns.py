@@ -111,7 +111,6 @@ async def test_a_flood_is_read_placed_and_ended_one_by_one(
     monkeypatch.setattr(Turns.__init__, "__defaults__", (0.0,))
     monkeypatch.setattr(queue_module, "TURN_S", 0.0)
     async with Engines(2) as engines, on_stage(*engines, queue__mode=queue) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
         steps = stage.router.story.steps
         async with Loop() as loop:
             read = _counted(loop, monkeypatch, type(steps.reader), "_understood")

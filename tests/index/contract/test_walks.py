@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from router.index.copies import TIERS
 from tests.index.contract.conftest import Subject
 from tests.index.contract.engine import BLOCKS, CHAINS, NUM_BLOCKS
-from tests.index.contract.test_contract import CANDIDATES, machine
+from tests.index.contract.machine import CANDIDATES, machine
 
 NUM_STEPS = 300
 NUM_HAPPENINGS = 60

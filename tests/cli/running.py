@@ -1,0 +1,54 @@
+"""Run commands in this process, or as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from click.testing import CliRunner, Result
+
+from router.cli import main
+from tests.forks import python_command, python_environment
+
+REPLICA = ("--replica", "http://127.0.0.1:9")
+
+
+def run(*args: str, **kwargs: str) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(main, args, env=kwargs)
+
+
+async def explain(*args: str) -> Result:
+    """Run `explain` beside the loop that serves it."""
+    return await asyncio.to_thread(run, "explain", *args)
+
+
+@asynccontextmanager
+async def serving(*args: str, is_fork: bool = True) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run `warmroute serve` as a process of its own.
+
+    Args:
+        is_fork: It ends without taking modules apart; what is left open then is not reported.
+    """
+    own = {"PYTHONWARNINGS": "error::ResourceWarning"}
+    python = python_command() if is_fork else [sys.executable]
+    environment = python_environment() if is_fork else os.environ | own
+    process = await asyncio.create_subprocess_exec(
+        *(*python, "-m", "router.cli", "serve", "--host", "127.0.0.1", "--admin-open", *args),
+        stderr=asyncio.subprocess.PIPE,
+        env=environment | {"WARMROUTE_LISTEN_DRAIN_GRACE_S": "0.1"},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def said_at_start(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr is not None
+    return (await process.stderr.readline()).decode()
