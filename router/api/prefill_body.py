@@ -37,6 +37,16 @@ _DROP: Final[Mapping[str, tuple[str, ...]]] = {
 
 _PARAMS: Final = "kv_transfer_params"
 
+NIXL_ASK: Final[Mapping[str, Any]] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""Transfer parameters of a prompt that a NixlConnector hands over."""
+
 
 class _Thinking(Struct):
     type: str = ""
@@ -87,6 +97,26 @@ def decode_body(body: bytes, params: Mapping[str, Any]) -> bytes:
         BadRequest: the field is there too often.
     """
     return with_fields(body, {_PARAMS: params})
+
+
+def mooncake_ask(transfer_id: str) -> dict[str, Any]:
+    """Return the transfer parameters of a prompt that a MooncakeConnector hands over."""
+    return {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "transfer_id": transfer_id,
+    }
+
+
+def mooncake_read(bootstrap: str | None, engine_id: str, transfer_id: str) -> dict[str, Any]:
+    """Return the transfer parameters of a request whose prompt another engine computes."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_bootstrap_addr": bootstrap,
+        "remote_engine_id": engine_id,
+        "transfer_id": transfer_id,
+    }
 
 
 def is_capped(answer: bytes) -> bool:

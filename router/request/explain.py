@@ -7,7 +7,9 @@ from typing import Any
 from policies.naming import params_of
 from router.index.cache_view import CacheView
 from router.replicas.fleet import Fleet
-from router.request.results import Inbound, Tries
+from router.replicas.halves import PrefillPlan
+from router.request.plan import Plan
+from router.request.results import Inbound, Prompt, Tries
 from router.request.story import Story
 
 
@@ -49,35 +51,10 @@ class Explainer:
                 for view in snapshot.replicas
             ],
         }
-        queue = self._story.steps.queue
-        if queue.takes(prompt, Tries()):
-            verdict, outlook, tbt_ms = queue.judge(prompt, plan)
-            where = (plan.prefill or plan).candidate.id
-            conversations = self._fleet.conversations
-            explained["queue"] = {
-                "where": where,
-                "num_sessions": conversations.at(where).num_sessions,
-                "num_session_tokens": round(conversations.num_tokens_at(where)),
-                "capacity_tokens": self._fleet.capacity_tokens(where),
-                "goes_at_once": verdict.goes,
-                "why": verdict.why,
-                "class": prompt.service_class,
-                "deadline_ms": prompt.deadline_ms,
-                "expected_ttft_ms": outlook.ttft_ms,
-                "tbt_limit_ms": queue.tbt_limit_ms,
-                "expected_tbt_ms": tbt_ms,
-                "num_waiting": queue.num_waiting,
-            }
+        if self._story.steps.queue.takes(prompt, Tries()):
+            explained["queue"] = self._queue(prompt, plan)
         if plan.halves is not None:
-            elsewhere = plan.prefill
-            explained["prefill"] = {
-                "where": elsewhere.candidate.id if elsewhere is not None else None,
-                "why": plan.halves.why,
-                "here_ms": plan.halves.here_ms,
-                "there_ms": plan.halves.there_ms,
-                "decision": elsewhere.decision if elsewhere is not None else None,
-                "candidates": elsewhere.snapshot.replicas if elsewhere is not None else (),
-            }
+            explained["prefill"] = _prefill(plan, plan.halves)
         if with_tokens and prompt.tokens is not None:
             contract = self._caches.contract(decision.candidate)
             keys = prompt.keys(contract) if contract is not None else []
@@ -85,3 +62,37 @@ class Explainer:
             explained["token_ids"] = prompt.tokens.ids()
             explained["keys"] = [f"{key:015x}" for key in keys]
         return explained
+
+    def _queue(self, prompt: Prompt, plan: Plan) -> dict[str, Any]:
+        """Return what the queue would do with a request."""
+        queue = self._story.steps.queue
+        verdict, outlook, tbt_ms = queue.judge(prompt, plan)
+        where = (plan.prefill or plan).candidate.id
+        conversations = self._fleet.conversations
+        return {
+            "where": where,
+            "num_sessions": conversations.at(where).num_sessions,
+            "num_session_tokens": round(conversations.num_tokens_at(where)),
+            "capacity_tokens": self._fleet.capacity_tokens(where),
+            "goes_at_once": verdict.goes,
+            "why": verdict.why,
+            "class": prompt.service_class,
+            "deadline_ms": prompt.deadline_ms,
+            "expected_ttft_ms": outlook.ttft_ms,
+            "tbt_limit_ms": queue.tbt_limit_ms,
+            "expected_tbt_ms": tbt_ms,
+            "num_waiting": queue.num_waiting,
+        }
+
+
+def _prefill(plan: Plan, halves: PrefillPlan[Plan]) -> dict[str, Any]:
+    """Return where a prompt would be computed that a decode replica answers."""
+    elsewhere = plan.prefill
+    return {
+        "where": elsewhere.candidate.id if elsewhere is not None else None,
+        "why": halves.why,
+        "here_ms": halves.here_ms,
+        "there_ms": halves.there_ms,
+        "decision": elsewhere.decision if elsewhere is not None else None,
+        "candidates": elsewhere.snapshot.replicas if elsewhere is not None else (),
+    }

@@ -10,6 +10,7 @@ from policies.view import NOTHING_HELD, CandidateId, Holding, ReplicaView
 from router.contracts import HashContract
 from router.index.block_index import NO_BLOCKS
 from router.index.cache_view import CacheView
+from router.replicas.conversations import Conversation
 from router.replicas.replica import Candidate
 from router.request.plan import Found, PoolMatch, Pools
 from router.request.results import Prompt
@@ -171,3 +172,24 @@ def _of_any_rank(
         cpu = sum(each.num_cpu_tokens for each in found) // size * size // len(group)
         held |= {each.id: Holding(gpu, cpu) for each in group}
     return held
+
+
+def with_last_turn(
+    prompt: Prompt, session: Conversation, held: dict[CandidateId, Holding]
+) -> tuple[dict[CandidateId, Holding], CandidateId | None]:
+    """Credit a session's last replica with its last prompt, if no more of this one is known.
+
+    A guess, for prompts with unnamed media and for models without a tokenizer.
+
+    Returns:
+        The holdings, and the replica that was credited. None: more is known.
+    """
+    home = session.candidate
+    known = held.get(home, NOTHING_HELD)
+    num_tokens = min(session.num_tokens, prompt.num_tokens - 1)
+    if num_tokens <= known.num_gpu_tokens:
+        return held, None
+    credited = replace(
+        known, num_gpu_tokens=num_tokens, num_cpu_tokens=max(known.num_cpu_tokens, num_tokens)
+    )
+    return {**held, home: credited}, home

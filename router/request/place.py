@@ -22,21 +22,20 @@ from msgspec.structs import replace
 
 from policies.policy import Policy
 from policies.registry import create
-from policies.view import NOTHING_HELD, CandidateId, Holding, RequestView, Snapshot
+from policies.view import RequestView, Snapshot
 from router.cluster.outbox import Outbox
 from router.experiments.assignment import Assignment
 from router.experiments.runner import ExperimentRunner
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.records.record import AssignmentRecord
-from router.replicas.conversations import Conversation
 from router.replicas.fleet import Fleet
 from router.replicas.halves import choose_halves
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate
 from router.request import tenancy
-from router.request.match import Matcher
-from router.request.plan import Placement, Plan
+from router.request.match import Matcher, with_last_turn
+from router.request.plan import Placement, Plan, booking_of
 from router.request.results import Prompt, Read, Tries
 from router.request.split import why_here
 from router.scheduling.classes import BATCH
@@ -181,7 +180,7 @@ class Place:
             session = conversations.get(read.session_hash, now_s)
         held, home = found.held, None
         if session is not None and read.request is not None and not prompt.is_matchable:
-            held, home = _with_last_turn(prompt, session, held)
+            held, home = with_last_turn(prompt, session, held)
         views = self._fleet.views(candidates, held, now_s, in_front_ms)
         conversations.expire(now_s)
         snapshot = Snapshot(
@@ -232,7 +231,7 @@ class Place:
         tries.charge = tries.charge or tenancy.charge(prompt, plan.prefill or plan, now_s)
         prefill = None
         if plan.prefill is not None:
-            prefill = self._begin(prompt, plan.prefill, _booking(prompt, plan.prefill), now_s)
+            prefill = self._begin(prompt, plan.prefill, booking_of(prompt, plan.prefill), now_s)
             booking = Booking(  # until its prompt is computed, it only has its place
                 num_uncached_tokens=0,
                 num_cached_tokens=prompt.num_tokens,
@@ -241,7 +240,7 @@ class Place:
                 is_batch=prompt.service_class == BATCH,
             )
         else:
-            booking = _booking(prompt, plan)
+            booking = booking_of(prompt, plan)
         placement = self._begin(prompt, plan, booking, now_s, prefill)
         tries.replicas.add(placement.replica)
         self._num_decisions[prompt.read.model] += 1
@@ -255,7 +254,7 @@ class Place:
         assert placement.plan.halves is not None
         halves = replace(placement.plan.halves, choice=plan)
         placement.plan = replace(placement.plan, halves=halves)
-        placement.prefill = self._begin(prompt, plan, _booking(prompt, plan), self._clock())
+        placement.prefill = self._begin(prompt, plan, booking_of(prompt, plan), self._clock())
         return placement.prefill
 
     def rebook(
@@ -268,7 +267,7 @@ class Place:
         """
         now_s, old = self._clock(), placement.lease
         self._fleet.end(old, now_s, Outcome.CLIENT_GONE)  # counts neither way
-        booking = _booking(prompt, plan)
+        booking = booking_of(prompt, plan)
         if is_sent:
             booking = booking.sent(plan.view.num_gpu_tokens)
         placement.lease = self._fleet.admit(placement.lease.candidate, booking, now_s)
@@ -373,47 +372,3 @@ class Place:
     def absolve(self, lease: Lease) -> None:
         """Take back what a request's failure counted against its replica."""
         self._fleet.absolve(lease, self._clock())
-
-
-def _booking(prompt: Prompt, plan: Plan) -> Booking:
-    """Return what a request adds to the load of the candidate that computes it."""
-    read, held = prompt.read, plan.view
-    is_prompt, is_prefill = read.request is not None, plan.candidate.replica.role == "prefill"
-    num_pool, num_cached = held.num_fetched_tokens, held.num_cached_tokens
-    num_uncached = 0
-    if is_prompt:
-        num_uncached = max(prompt.num_tokens - num_cached, 0) + prompt.num_more_tokens
-    # The whole answer of a prefill replica is its first token. A batch's time teaches nothing.
-    has_first_token = is_prefill or (read.streams and is_prompt and read.num_prompts == 1)
-    return Booking(
-        num_uncached_tokens=num_uncached,
-        num_cached_tokens=num_cached,
-        num_fetched_tokens=num_cached - held.num_gpu_tokens,
-        is_from_pool=num_pool > 0,
-        num_disk_tokens=plan.num_disk_tokens if num_pool else 0,
-        streams=has_first_token,
-        session_hash=read.session_hash if is_prompt and not is_prefill else None,
-        is_batch=prompt.service_class == BATCH,
-        num_prompts=read.num_prompts,
-    )
-
-
-def _with_last_turn(
-    prompt: Prompt, session: Conversation, held: dict[CandidateId, Holding]
-) -> tuple[dict[CandidateId, Holding], CandidateId | None]:
-    """Credit a session's last replica with its last prompt, if no more of this one is known.
-
-    A guess, for prompts with unnamed media and for models without a tokenizer.
-
-    Returns:
-        The holdings, and the replica that was credited. None: more is known.
-    """
-    home = session.candidate
-    known = held.get(home, NOTHING_HELD)
-    num_tokens = min(session.num_tokens, prompt.num_tokens - 1)
-    if num_tokens <= known.num_gpu_tokens:
-        return held, None
-    credited = replace(
-        known, num_gpu_tokens=num_tokens, num_cpu_tokens=max(known.num_cpu_tokens, num_tokens)
-    )
-    return {**held, home: credited}, home

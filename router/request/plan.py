@@ -16,9 +16,10 @@ from router.index.claims import Claim
 from router.index.hit_length import KvLayout
 from router.records.record import AssignmentRecord
 from router.replicas.halves import PrefillPlan
-from router.replicas.ledger import Lease
+from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate
 from router.request.results import Prompt
+from router.scheduling.classes import BATCH
 
 
 class PoolMatch(Struct, frozen=True):
@@ -208,3 +209,26 @@ class Placement(Struct, kw_only=True):
     def may_fetch(self) -> bool:
         """Whether the engine will look for something in the pool, whatever was counted on."""
         return (self.predicted.num_pool_tokens or 0) > self.predicted.num_own_tokens
+
+
+def booking_of(prompt: Prompt, plan: Plan) -> Booking:
+    """Return what a request adds to the load of the candidate that computes it."""
+    read, held = prompt.read, plan.view
+    is_prompt, is_prefill = read.request is not None, plan.candidate.replica.role == "prefill"
+    num_pool, num_cached = held.num_fetched_tokens, held.num_cached_tokens
+    num_uncached = 0
+    if is_prompt:
+        num_uncached = max(prompt.num_tokens - num_cached, 0) + prompt.num_more_tokens
+    # The whole answer of a prefill replica is its first token. A batch's time teaches nothing.
+    has_first_token = is_prefill or (read.streams and is_prompt and read.num_prompts == 1)
+    return Booking(
+        num_uncached_tokens=num_uncached,
+        num_cached_tokens=num_cached,
+        num_fetched_tokens=num_cached - held.num_gpu_tokens,
+        is_from_pool=num_pool > 0,
+        num_disk_tokens=plan.num_disk_tokens if num_pool else 0,
+        streams=has_first_token,
+        session_hash=read.session_hash if is_prompt and not is_prefill else None,
+        is_batch=prompt.service_class == BATCH,
+        num_prompts=read.num_prompts,
+    )

@@ -30,7 +30,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.naming import params_of
-from router.api.prefill_body import decode_body, is_capped, prefill_body, transfer_params
+from router.api.prefill_body import (
+    NIXL_ASK,
+    decode_body,
+    is_capped,
+    mooncake_ask,
+    mooncake_read,
+    prefill_body,
+    transfer_params,
+)
 from router.config import PrefillConfig
 from router.errors import (
     BadRequest,
@@ -66,16 +74,6 @@ none is: the decode replica has waited enough."""
 _UNREAD: Final = ("status_", "event_")
 """Failures of a decode replica that may come from a failed read of the other's blocks. It is asked
 to compute the prompt."""
-
-_MOONCAKE_ASK: Final[Mapping[str, Any]] = {"do_remote_decode": True, "do_remote_prefill": False}
-_NIXL_ASK: Final[Mapping[str, Any]] = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 
 
 class _Done(Struct, frozen=True, kw_only=True):
@@ -222,14 +220,16 @@ class Prefill:
         how, body = placement.candidate.replica.transfer, prompt.read.inbound.body or b""
         is_begun = False
         try:
-            params, transfer = None, NO_TRANSFER
+            params: Mapping[str, Any] | None = None
+            transfer = NO_TRANSFER
             if how == "nixl":
-                params = _NIXL_ASK
+                params = NIXL_ASK
                 transfer = Transfer(engine_id=f"{prompt.read.request_id}-{secrets.token_hex(8)}")
             elif how == "mooncake":
-                params = {**_MOONCAKE_ASK, "transfer_id": secrets.token_hex(16)}
+                transfer_id = secrets.token_hex(16)
+                params = mooncake_ask(transfer_id)
                 engine_id = await self._bootstraps.engine_id(prefill.candidate)
-                asked = _mooncake_params(prefill, engine_id, params)
+                asked = mooncake_read(prefill.candidate.replica.bootstrap, engine_id, transfer_id)
                 transfer = Transfer(body=decode_body(body, asked))
             own_body = prefill_body(prompt.read.inbound.api.name, body, params)
             is_begun = True
@@ -397,18 +397,6 @@ def _read_from(prompt: Prompt, done: _Done, transfer: Transfer) -> _Done:
     except BadRequest:
         return replace(done, failure="body")
     return replace(done, transfer=Transfer(body=body, engine_id=engine_id))
-
-
-def _mooncake_params(
-    prefill: Placement, engine_id: str, params: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "remote_bootstrap_addr": prefill.candidate.replica.bootstrap,
-        "remote_engine_id": engine_id,
-        "transfer_id": params["transfer_id"],
-    }
 
 
 def _gone(prefill: Placement) -> Sent:
