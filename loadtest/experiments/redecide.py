@@ -21,8 +21,8 @@ from loadtest.experiments.shadows import QUANTILES, WhatIf, named
 from policies.policy import Policy
 from policies.registry import create
 from policies.view import CandidateCost, CandidateId, Decision, Snapshot
+from router.experiments.shadow import shadow_decisions
 from router.records.record import SCHEMA, DecisionRecord, ShadowDecision
-from router.request.shadow import shadow_decisions
 
 _NAMED: Final = 5
 

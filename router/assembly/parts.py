@@ -38,6 +38,7 @@ from router.discovery.watch import ReplicaWatch, WatchTools
 from router.discovery.watches import Watches
 from router.errors import ConfigError
 from router.experiments.runner import ExperimentRunner
+from router.experiments.shadow import Shadows
 from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
@@ -52,7 +53,6 @@ from router.replicas.engine_key import EngineKey
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
 from router.replicas.response_owners import ResponseOwners
-from router.request.shadow import Shadows
 from router.request.verify import PoolVerifier
 from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls

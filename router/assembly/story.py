@@ -16,7 +16,6 @@ from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
 from router.request.bootstraps import Bootstraps
 from router.request.engine_tokens import EngineTokenizer
-from router.request.handing import Handing
 from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
 from router.request.match import Matcher
@@ -164,7 +163,8 @@ def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sende
         sleepers=parts.sleepers,
         headers=headers,
         retries=retries,
-        handing=Handing(parts.hand_over, max_tokens=parts.fleet.longest, metrics=parts.metrics),
+        hand_over=parts.hand_over,
+        max_tokens=parts.fleet.longest,
         metrics=parts.metrics,
     )
 
@@ -185,7 +185,7 @@ def _recorder(parts: Parts) -> Recorder:
         pool=parts.verifier,
         decision_log=parts.decision_log,
         experiments=parts.experiments,
-        shadows=parts.shadows,
+        shadows=parts.shadows if parts.config.shadow.policies else None,
     )
 
 

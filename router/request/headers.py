@@ -11,9 +11,9 @@ from router.api.clients import FORWARDED
 from router.api.sessions import engine_name
 from router.api.withheld import PREFIX, Withheld
 from router.replicas.engine_key import EngineKey
-from router.request import tenancy
 from router.request.plan import Placement
 from router.request.results import Prompt, Read, Tries
+from router.tenants import Tenant
 from router.upstream import Answer, end_to_end
 
 _NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"}) | FORWARDED
@@ -81,7 +81,7 @@ def answer_headers(
     client = prompt.read.inbound.client
     if answer.status < 400 and client is not None and client.sees_details:
         _explain_in(headers, prompt, tries, placement)
-    tenancy.add_limits(headers, prompt.read.tenant, monotonic())
+    _add_limits(headers, prompt.read.inbound.tenant)
     return headers
 
 
@@ -91,7 +91,7 @@ def explained_headers(prompt: Prompt, tries: Tries, placement: Placement) -> CIM
     client = prompt.read.inbound.client
     if client is not None and client.sees_details:
         _explain_in(headers, prompt, tries, placement)
-    tenancy.add_limits(headers, prompt.read.tenant, monotonic())
+    _add_limits(headers, prompt.read.inbound.tenant)
     return headers
 
 
@@ -100,8 +100,14 @@ def counted_headers(read: Read) -> CIMultiDict[str]:
     headers: CIMultiDict[str] = CIMultiDict()
     headers["Content-Type"] = "application/json"
     headers["x-warmroute-request-id"] = read.request_id
-    tenancy.add_limits(headers, read.tenant, monotonic())
+    _add_limits(headers, read.inbound.tenant)
     return headers
+
+
+def _add_limits(headers: CIMultiDict[str], tenant: Tenant | None) -> None:
+    """Add the rest of a tenant's limits to an answer's headers."""
+    if tenant is not None:
+        headers.update(tenant.account.headers(monotonic()))
 
 
 def _explain_in(

@@ -228,7 +228,9 @@ class Place:
             RateLimited: its tenant has no tokens left this minute.
         """
         now_s = self._clock()
-        tries.charge = tries.charge or tenancy.charge(prompt, plan.prefill or plan, now_s)
+        tenant = prompt.read.inbound.tenant
+        if tenant is not None and tries.charge is None:
+            tries.charge = tenancy.charge(tenant, prompt, plan.prefill or plan, now_s)
         prefill = None
         if plan.prefill is not None:
             prefill = self._begin(prompt, plan.prefill, booking_of(prompt, plan.prefill), now_s)

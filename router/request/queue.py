@@ -31,8 +31,7 @@ from router.replicas.recent import RecentRate
 from router.request.place import Place
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries, Wait
-from router.request.service import class_of, deadline_ms_of
-from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass
+from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass, class_of, deadline_ms_of
 from router.scheduling.queue import Limit, Outlook, Queue, Verdict
 from router.scheduling.waiting import QueueRules, Waiting
 from router.tenants import Tenant
@@ -120,7 +119,8 @@ class WaitingRoom:
         if not self.is_on(read, assigned):
             return None, None
         headers, default_s = read.inbound.headers, self._config.deadline_s
-        service_class = class_of(headers, read.tenant)
+        tenant = read.inbound.tenant
+        service_class = class_of(headers, tenant.service_class if tenant is not None else None)
         deadline_ms = deadline_ms_of(headers)
         if deadline_ms is None and default_s is not None and service_class == INTERACTIVE:
             deadline_ms = 1e3 * default_s

@@ -37,9 +37,9 @@ from router.contracts import NO_EXTRA, ExtraKeys
 from router.errors import BadRequest, PayloadTooLarge
 from router.replicas.fleet import Fleet
 from router.request import tenancy
-from router.request.handing import kind_of
 from router.request.results import Inbound, Read
-from router.request.service import keepalive_s_of
+from router.scheduling.classes import keepalive_s_of
+from router.tokens.hand_over import kind_of
 
 
 class Reader:
@@ -97,7 +97,7 @@ class Reader:
             return None
         known = None
         if len(body) >= MIN_BYTES:
-            known = self._known.find(body, tenancy.owner_of(inbound.tenant))
+            known = self._known.find(body, inbound.owner)
         if known is not None and (known.num_new_bytes <= SMALL_BYTES or _is_quick(body)):
             view = self._known.parse(body, known)
             if view is not None:
@@ -132,7 +132,9 @@ class Reader:
                 reads_query=not inbound.needs_model,
             )
             streams, salt = body is not None and body.get("stream") is True, None
-        inbound, tenant_salt = tenancy.salted(inbound, model, body)
+        if inbound.tenant is not None:
+            inbound, tenant_salt = tenancy.salted(inbound, model, body)
+            salt = tenant_salt or salt
         if model is None and inbound.needs_model:
             model = self._model_of(None) or None
         keepalive_s = None
@@ -151,7 +153,7 @@ class Reader:
             request=request,
             outline=outline,
             kind=kind,
-            salt=tenant_salt or salt,
+            salt=salt,
             keepalive_s=keepalive_s,
             response_id=named_in(inbound.path, body) if is_response else None,
             is_kept=inbound.path == CREATE and body is not None and is_kept(body),

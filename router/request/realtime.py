@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -242,7 +241,8 @@ class Realtime:
     ) -> None:
         """Give back what a connection holds, and record it."""
         self._steps.place.end(placement, outcome)
-        tenancy.settle(tries, placement, status, None, monotonic())
+        if tries.charge is not None:
+            tenancy.settle(tries.charge, tries, placement, status, None)
         self._steps.recorder.finished(prompt, tries, placement, status=status, outcome=outcome)
 
 

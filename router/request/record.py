@@ -10,6 +10,7 @@ from policies.naming import params_of
 from policies.view import Holding
 from router.api.usage import Usage
 from router.experiments.runner import ExperimentRunner
+from router.experiments.shadow import Shadows
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.records.log import DecisionLog
@@ -19,7 +20,6 @@ from router.request.audit import TokenAudit
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries
 from router.request.send import Sent
-from router.request.shadow import Shadows
 from router.request.verify import PoolVerifier
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Recorder:
         pool: PoolVerifier | None,
         decision_log: DecisionLog | None,
         experiments: ExperimentRunner,
-        shadows: Shadows,
+        shadows: Shadows | None,
     ) -> None:
         self._metrics = metrics
         self._caches = caches
@@ -92,7 +92,7 @@ class Recorder:
         if usage is not None:
             self._audit(prompt, tries, placement, sent or Sent(), usage)
         logger.info("routed", extra={"fields": _fields(prompt, tries, placement, record)})
-        if prompt.read.request is not None:
+        if self._shadows is not None and prompt.read.request is not None:
             self._shadows.put(record, self._write)
         else:
             self._write(record)

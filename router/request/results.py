@@ -58,6 +58,11 @@ class Inbound(Struct, frozen=True, kw_only=True):
     as_sent: AsSent | None = None  # None: not compressed. `body` is the decompressed content
     client: Client | None = None  # None: a dry run
 
+    @property
+    def owner(self) -> str:
+        """Name the cache that its prompts are remembered with: its tenant's own, or all others'."""
+        return (self.tenant.salt or "") if self.tenant is not None else ""
+
 
 class Read(Struct, frozen=True, kw_only=True):
     """What a request says.

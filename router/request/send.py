@@ -6,6 +6,7 @@ can answer instead.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from time import monotonic
@@ -20,12 +21,12 @@ from router.discovery.sleep import Sleepers
 from router.errors import Overdue, UpstreamError, UpstreamUnreachable
 from router.metrics import Metrics
 from router.records.outcome import Outcome
-from router.request.handing import Handing
 from router.request.headers import RequestHeaders
 from router.request.plan import Placement
 from router.request.results import Inbound, Prompt, Tries
 from router.request.retry import SET_ASIDE, UNLOADED, Retries
-from router.tokens.hand_over import Kind
+from router.request.tokenize import MaxTokens
+from router.tokens.hand_over import HandOver, Kind
 from router.upstream import Answer, Upstream
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ _SET_ASIDE: Final = (
 elastic EP, which leaves /health at 200. Source: `_reject_add_while_paused` in v1/engine/core.py and
 entrypoints/serve/elastic_ep/middleware.py of vLLM 0.33.0."""
 
+_IDS_FIELD: Final = b"prompt_token_ids"
+_SPACE: Final = b" \t\r\n"
 _SMALL_ANSWER: Final = 1024 * 1024
 _MAX_HELD_BYTES: Final = 4 * 1024 * 1024
 
@@ -90,7 +93,15 @@ class Sent(Struct, frozen=True, kw_only=True):
 
 
 class Sender:
-    """Sends requests to replicas."""
+    """Sends requests to replicas, as token ids where that is proven (`router.tokens.hand_over`).
+
+    The ids stand in `kv_transfer_params.prompt_token_ids`, behind all other fields. The engine
+    ignores them where `echo` is asked for or messages have media. Parsers, logprobs and salts work
+    as ever. Source: vLLM 0.32.0, renderers/online_renderer.py.
+
+    Args:
+        max_tokens: A longer prompt goes as text: the engine has other words for it.
+    """
 
     def __init__(
         self,
@@ -100,7 +111,8 @@ class Sender:
         sleepers: Sleepers,
         headers: RequestHeaders,
         retries: Retries,
-        handing: Handing,
+        hand_over: HandOver,
+        max_tokens: MaxTokens,
         metrics: Metrics,
     ) -> None:
         self._upstream = upstream
@@ -108,7 +120,8 @@ class Sender:
         self._sleepers = sleepers
         self._headers = headers
         self._retries = retries
-        self._handing = handing
+        self._hand_over = hand_over
+        self._max_tokens = max_tokens
         self._metrics = metrics
         self._compress: set[str] = set()  # replicas that answered compressed
 
@@ -126,11 +139,11 @@ class Sender:
         """
         body, kind = transfer.body, prompt.read.kind
         if body is None:
-            body = await self._handing.body_with_ids(prompt, tries, placement)
+            body = await self._body_with_ids(prompt, tries, placement)
         has_ids = body is not None and transfer.body is None
         try:
             answer = await self._ask(prompt, tries, placement, body, transfer.engine_id)
-            if has_ids and self._handing.is_refused(prompt, answer):
+            if has_ids and self._refuses_ids(prompt, answer):
                 answer.close()
                 has_ids, kind = False, None
                 answer = await self._ask(prompt, tries, placement, None, transfer.engine_id)
@@ -203,6 +216,47 @@ class Sender:
             raise
         return answer
 
+    async def _body_with_ids(
+        self, prompt: Prompt, tries: Tries, placement: Placement
+    ) -> bytes | None:
+        """Return a request's body with its token ids. None: it goes as it came.
+
+        80,000 ids take 0.2 ms, where none was written before 0.6.
+        """
+        kind, tokens, model = prompt.read.kind, prompt.tokens, prompt.read.model or ""
+        if kind is None or prompt.way != "local" or tokens is None or tries.records:
+            return None  # after a failure it goes as it came
+        longest = self._max_tokens(model)
+        if longest is not None and prompt.num_tokens > longest:
+            return None
+        if not self._hand_over.is_due(
+            model, kind, placement.replica, prompt.num_tokens, monotonic()
+        ):
+            return None
+        steps = tokens.json()
+        try:
+            while True:
+                next(steps)
+                await asyncio.sleep(0)
+        except StopIteration as end:
+            ids: bytes = end.value
+        body = with_ids(prompt.read.inbound.body or b"", ids)
+        if body is not None:
+            self._metrics.handed_over.labels(model).inc()
+        return body
+
+    def _refuses_ids(self, prompt: Prompt, answer: Answer) -> bool:
+        """Return whether an engine refused the ids: the request is to be sent without them.
+
+        Also records whether it failed on them.
+        """
+        model, now_s = prompt.read.model or "", monotonic()
+        if answer.outcome_status == 400 and _IDS_FIELD in answer.readable:
+            self._hand_over.suspend(model, "refused", now_s)
+            return True
+        self._hand_over.observe_attempt(model, now_s, failed=answer.outcome_status == 500)
+        return False
+
     def _note_encoded(self, replica: str) -> None:
         """Log, once for each replica, that what answers there compresses without being asked."""
         if replica not in self._compress:
@@ -245,3 +299,11 @@ def _client_body(inbound: Inbound) -> tuple[bytes | None, bool]:
     if inbound.as_sent is not None and inbound.body is inbound.as_sent.view:
         return inbound.as_sent.body, True
     return inbound.body, inbound.as_sent is None
+
+
+def with_ids(body: bytes, ids: bytes) -> bytes | None:
+    """Add the ids, in JSON, to a JSON object that has other members; None: it is none."""
+    end = len(body.rstrip(_SPACE)) - 1
+    if body[end : end + 1] != b"}":
+        return None
+    return b"".join((body[:end], b',"kv_transfer_params":{"prompt_token_ids":[', ids, b"]}}"))

@@ -130,7 +130,7 @@ class Story:
         try:
             passage = await self._sent(prompt, tries)
         except RouterError:
-            tenancy.refund(tries, monotonic())
+            _refund(tries)
             raise
         placement, answer = passage.placement, passage.answer
         steps.place.answered(passage.prompt, placement, answer)
@@ -234,7 +234,7 @@ class Story:
 
     def _left(self, prompt: Prompt, tries: Tries, plan: Plan | None) -> None:
         """Record a request whose client left while it waited, if it is known where it would go."""
-        tenancy.refund(tries, monotonic())
+        _refund(tries)
         if plan is not None:
             self.steps.recorder.left(prompt, tries, plan, status=CLIENT_LEFT)
 
@@ -271,7 +271,8 @@ class Story:
         steps.place.end(placement, outcome)
         if tries.is_excused:
             steps.place.absolve(placement.lease)
-        tenancy.settle(tries, placement, status, usage, monotonic())
+        if tries.charge is not None:
+            tenancy.settle(tries.charge, tries, placement, status, usage)
         steps.recorder.finished(
             passage.prompt,
             tries,
@@ -282,6 +283,12 @@ class Story:
             usage=usage,
             first_s=passage.first_s,
         )
+
+
+def _refund(tries: Tries) -> None:
+    """Take a tenant's charge back: no replica answered."""
+    if tries.charge is not None:
+        tries.charge.settle(0, monotonic())
 
 
 def _last_word(prompt: Prompt, error: UpstreamError | None) -> RouterError:

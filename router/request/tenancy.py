@@ -11,10 +11,10 @@ block hashes, so predictions stay exact.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any, Final
 
 from msgspec.structs import replace
-from multidict import CIMultiDict
 
 from router.api.body_fields import with_fields
 from router.api.usage import Usage
@@ -27,11 +27,6 @@ _SALT: Final = "cache_salt"
 _BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens are not known
 _NO_CACHE: Final = ("/tokenize", "/detokenize", "/count_tokens")
 """Ends of routes that compute nothing, so need no salt."""
-
-
-def owner_of(tenant: Tenant | None) -> str:
-    """Name whose prompts a prompt is remembered with: those of the same tenant's cache."""
-    return (tenant.salt or "") if tenant is not None else ""
 
 
 def salted(
@@ -53,7 +48,8 @@ def salted(
         UnsupportedBody: the body cannot be salted, so the engine's cache would be everybody's.
     """
     tenant = inbound.tenant
-    if tenant is None or not inbound.body:
+    assert tenant is not None
+    if not inbound.body:
         return inbound, None
     check_model(tenant, model)
     if inbound.path.endswith(_NO_CACHE):
@@ -87,46 +83,31 @@ def check_model(tenant: Tenant, model: str | None) -> None:
     )
 
 
-def charge(prompt: Prompt, plan: Plan, now_s: float) -> Charge | None:
-    """Charge a request's tenant for the uncached tokens of a plan. None: it has no tenant.
+def charge(tenant: Tenant, prompt: Prompt, plan: Plan, now_s: float) -> Charge:
+    """Charge a request's tenant for the uncached tokens of a plan.
 
     Raises:
         RateLimited: the tenant has not so many left this minute.
     """
-    if prompt.read.tenant is None:
-        return None
     if prompt.tokens is None:
         num_tokens = len(prompt.read.inbound.body or b"") // _BYTES_PER_TOKEN
     else:
         num_tokens = max(prompt.num_tokens - plan.view.num_cached_tokens, 0)
         num_tokens += prompt.num_more_tokens
-    return prompt.read.tenant.account.charge(num_tokens, now_s)
-
-
-def refund(tries: Tries, now_s: float) -> None:
-    """Take the charge back: no replica answered."""
-    if tries.charge is not None:
-        tries.charge.settle(0, now_s)
+    return tenant.account.charge(num_tokens, now_s)
 
 
 def settle(
-    tries: Tries, placement: Placement, status: int, usage: Usage | None, now_s: float
+    charge: Charge, tries: Tries, placement: Placement, status: int, usage: Usage | None
 ) -> None:
-    """Correct the charge by what the engine reported; a refused request costs nothing."""
-    if tries.charge is None:
-        return
+    """Correct a charge by what the engine reported; a refused request costs nothing."""
+    now_s = monotonic()
     if status >= 400:
-        tries.charge.settle(0, now_s)
+        charge.settle(0, now_s)
     elif usage is not None:
         num_cached = usage.num_cached_tokens
         if tries.prefill is not None and tries.prefill.result == "remote":
             num_cached = tries.prefill.num_reported_cached_tokens or 0  # computed there
         if num_cached is None:
             num_cached = placement.predicted.num_cached_tokens
-        tries.charge.settle(max(usage.prompt_tokens - num_cached, 0), now_s)
-
-
-def add_limits(headers: CIMultiDict[str], tenant: Tenant | None, now_s: float) -> None:
-    """Add what is left of the tenant's limits to an answer's headers."""
-    if tenant is not None:
-        headers.update(tenant.account.headers(now_s))
+        charge.settle(max(usage.prompt_tokens - num_cached, 0), now_s)

@@ -29,7 +29,6 @@ from router.metrics import Metrics
 from router.request.engine_tokens import EngineTokenizer
 from router.request.media_tokens import MediaFinder, num_media_chars
 from router.request.results import Read, Tokenized
-from router.request.tenancy import owner_of
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.media import KnownMedia, MediaBook, has_media, mark_media, media_items
 from router.tokens.media_names import MediaItem
@@ -166,7 +165,7 @@ class Tokenizer:
         ids = await self._engine.ids(read, prompter) if may_ask else None
         if ids is None:
             return Tokenized(has_media=is_media)
-        plan = prompter.plan_ids(ids, owner_of(read.tenant))
+        plan = prompter.plan_ids(ids, read.inbound.owner)
         tokens = prompter.commit(plan, plan.encode())
         return Tokenized(tokens=tokens, way="engine", has_media=is_media)
 
@@ -194,12 +193,12 @@ class Tokenizer:
                 check_text_fits(num_chars, longest, most)
             if num_chars > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
                 return None
-            plan = prompter.plan_rendered(read.chat, parts, owner=owner_of(read.tenant))
+            plan = prompter.plan_rendered(read.chat, parts, owner=read.inbound.owner)
         else:
             assert read.completion is not None
             if _num_chars(read.completion) > (longest or _MAX_TOKENS) * _MAX_BYTES_PER_TOKEN:
                 return None
-            plan = prompter.plan_completion(read.completion, owner=owner_of(read.tenant))
+            plan = prompter.plan_completion(read.completion, owner=read.inbound.owner)
         encoded = await self._encoded(plan)
         num_tokens = plan.num_known_tokens + sum(map(len, encoded))
         # Its chain would be worth nothing; of one that is cut a token less is left.
@@ -250,7 +249,7 @@ class Tokenizer:
         before, mark, behind = text.partition(_MEDIA_MARK)
         if not mark or len(text) > _MAX_TOKENS * _MAX_BYTES_PER_TOKEN:
             raise NeedsEngine("multimodal")
-        plan = prompter.plan_rendered(chat, [before], owner=owner_of(read.tenant))
+        plan = prompter.plan_rendered(chat, [before], owner=read.inbound.owner)
         tokens = prompter.commit(plan, await self._encoded(plan)).before_tail()
         if not tokens.num_tokens:
             raise NeedsEngine("multimodal")
@@ -285,10 +284,8 @@ class Tokenizer:
             raise NeedsEngine("multimodal")
         known: list[KnownMedia] = []
         if is_as_sent:  # else a client wrote such a token itself
-            known = await self._media.find(read.model or "", prompter, items, owner_of(read.tenant))
-        plan = prompter.plan_media(
-            chat, texts[: len(known) + 1], known, owner=owner_of(read.tenant)
-        )
+            known = await self._media.find(read.model or "", prompter, items, read.inbound.owner)
+        plan = prompter.plan_media(chat, texts[: len(known) + 1], known, owner=read.inbound.owner)
         tokens = prompter.commit(plan, await self._encoded(plan))
         found = Tokenized(
             tokens=tokens,
@@ -321,10 +318,10 @@ class Tokenizer:
         if num_items > _HEAVY_ITEMS or num_chars > _HEAVY_BYTES:
             return await self._heavily(partial(prompter.render_parts, chat, apart=True))
         if num_items > prompter.max_inline_items:
-            owner = owner_of(read.tenant)
+            owner = read.inbound.owner
             render = partial(prompter.render_parts, chat, owner=owner, apart=True)
             return await self._off_loop(render)
-        return prompter.render_parts(chat, owner=owner_of(read.tenant))
+        return prompter.render_parts(chat, owner=read.inbound.owner)
 
     def _log_bug(self, read: Read, bug: BaseException) -> None:
         """Log where it happened, but not what it says: that may quote the prompt."""

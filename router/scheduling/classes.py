@@ -6,7 +6,11 @@ batch         goes when no interactive request can, and is refused first
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Final, Literal, get_args
+
+from router.errors import BadRequest
 
 ServiceClass = Literal["interactive", "batch"]
 
@@ -15,6 +19,59 @@ INTERACTIVE: Final[ServiceClass] = "interactive"
 BATCH: Final[ServiceClass] = "batch"
 
 
+CLASS_HEADER: Final = "x-warmroute-class"
+DEADLINE_HEADER: Final = "x-warmroute-deadline-ms"
+MAX_DEADLINE_MS: Final = 3_600_000
+
+KEEPALIVE_HEADER: Final = "x-warmroute-keepalive-s"
+MAX_KEEPALIVE_S: Final = 600
+
+_NUMBER: Final = re.compile(r"[0-9]{1,7}")
+
+
 def lower(one: ServiceClass, other: ServiceClass) -> ServiceClass:
     """Return the class of the two that waits for the other."""
     return BATCH if BATCH in (one, other) else INTERACTIVE
+
+
+def class_of(headers: Mapping[str, str], of_tenant: ServiceClass | None) -> ServiceClass:
+    """Return the class of a request.
+
+    Raises:
+        BadRequest: the header names none.
+    """
+    given = headers.get(CLASS_HEADER)
+    highest = of_tenant or INTERACTIVE
+    if given is None:
+        return highest
+    for name in CLASSES:
+        if name == given:
+            return lower(name, highest)
+    raise BadRequest(f"`{CLASS_HEADER}` must be one of {', '.join(CLASSES)}", param=CLASS_HEADER)
+
+
+def deadline_ms_of(headers: Mapping[str, str]) -> float | None:
+    """Return within what time of its arrival a request wants its first token; None: no header.
+
+    Raises:
+        BadRequest: the header is no number in its range.
+    """
+    return _number(headers, DEADLINE_HEADER, MAX_DEADLINE_MS)
+
+
+def keepalive_s_of(headers: Mapping[str, str]) -> float | None:
+    """Return how often a stream's client wants a comment before the first token; None: never.
+
+    Raises:
+        BadRequest: the header is no number in its range.
+    """
+    return _number(headers, KEEPALIVE_HEADER, MAX_KEEPALIVE_S)
+
+
+def _number(headers: Mapping[str, str], name: str, most: int) -> float | None:
+    given = headers.get(name)
+    if given is None:
+        return None
+    if not _NUMBER.fullmatch(given) or not 1 <= int(given) <= most:
+        raise BadRequest(f"`{name}` must be a whole number from 1 to {most}", param=name)
+    return float(given)

@@ -21,9 +21,13 @@ Source: vLLM 0.32.0, renderers/online_renderer.py:_reused_prompt_token_ids.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
 
+import orjson
+import xxhash
+
+from router.api.openai import ChatRequest
 from router.backoff import Suspension
 from router.tokens.prompters import Prompters
 
@@ -45,6 +49,32 @@ class Kind(NamedTuple):
 
     path: str
     digest: int
+
+
+def kind_of(path: str, chat: ChatRequest, body: Mapping[str, Any]) -> Kind | None:
+    """Return what decides a chat's prompt besides its messages; None: it is not handed over."""
+    if chat.engine_only is not None or body.get("echo") or "kv_transfer_params" in body:
+        return None
+    choice = chat.tool_choice
+    try:
+        said = orjson.dumps(
+            [
+                bool(chat.tools),
+                choice if isinstance(choice, str) else choice is not None,
+                bool(chat.documents),
+                chat.reasoning_effort,
+                chat.add_generation_prompt,
+                chat.continue_final_message,
+                chat.add_special_tokens,
+                chat.chat_template,
+                chat.chat_template_kwargs,
+                body.get("thinking"),
+            ],
+            option=orjson.OPT_SORT_KEYS,
+        )
+    except orjson.JSONEncodeError:  # nested deeper than it writes, or no Unicode
+        return None
+    return Kind(path, xxhash.xxh3_64_intdigest(said))
 
 
 class _Model:

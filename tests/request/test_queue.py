@@ -29,7 +29,7 @@ from router.replicas.fleet import Fleet
 from router.replicas.ledger import NOTHING, InFront
 from router.request.queue import WaitingRoom
 from router.request.results import Tries
-from router.request.service import DEADLINE_HEADER
+from router.scheduling.classes import DEADLINE_HEADER
 from router.scheduling.queue import Queue
 from tests.cli.running import explain
 from tests.faults.fake_engine import FakeEngine

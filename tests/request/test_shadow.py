@@ -1,4 +1,4 @@
-"""router.request.shadow: what others would have done, beside the requests and exactly."""
+"""router.experiments.shadow: what others would have done, beside the requests and exactly."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from policies import POLICIES, create
 from policies.naming import parse
 from policies.policy import Policy
 from policies.view import Decision, Snapshot
+from router.experiments.shadow import Shadows, shadow_decisions
 from router.metrics import Metrics
 from router.records.record import DecisionRecord, PrefillRecord
-from router.request.shadow import Shadows, shadow_decisions
 from tests.faults.stage import Engines, Stage, chat, on_stage, records_in, streamed, words
 from tests.policies.snapshots import replica, snapshot
 

@@ -96,7 +96,7 @@ class Shadows:
     def put(self, record: DecisionRecord, write: Write) -> None:
         """Queue a record; `write` gets it later, with the shadows' choices or without."""
         snapshot = record.snapshot
-        if not self._policies or record.by_policy is None:
+        if record.by_policy is None:
             write(record)
         elif draw(snapshot.seed, snapshot.number, _ROUND) >= self._bound:
             write(record)

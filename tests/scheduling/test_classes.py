@@ -1,17 +1,20 @@
-"""router.request.service: which class a request is of."""
+"""router.scheduling.classes: which class a request is of."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import BadRequest
-from router.request.service import CLASS_HEADER, DEADLINE_HEADER, class_of, deadline_ms_of
-from router.scheduling.classes import CLASSES
+from router.scheduling.classes import (
+    CLASS_HEADER,
+    CLASSES,
+    DEADLINE_HEADER,
+    ServiceClass,
+    class_of,
+    deadline_ms_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,13 +29,12 @@ from router.scheduling.classes import CLASSES
     ],
 )
 def test_a_header_can_lower_a_class_only(
-    header: str | None, of_tenant: str | None, is_of: str
+    header: str | None, of_tenant: ServiceClass | None, is_of: str
 ) -> None:
     """What the tenants' file says is as good as it gets."""
     headers = {} if header is None else {CLASS_HEADER: header}
-    tenant: Any = None if of_tenant is None else SimpleNamespace(service_class=of_tenant)
 
-    assert class_of(headers, tenant) == is_of
+    assert class_of(headers, of_tenant) == is_of
 
 
 @given(st.text(max_size=30).filter(lambda text: text not in CLASSES))

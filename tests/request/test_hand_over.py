@@ -1,4 +1,4 @@
-"""router.request.handing: token ids handed to engines, and when that is suspended."""
+"""Token ids handed to engines, and when that is suspended."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from aiohttp import web
 
 from loadtest.tiny_model import MODEL_DIR
 from router.api.openai import parse_chat
-from router.request.handing import kind_of, with_ids
+from router.request.send import with_ids
 from router.tokens import Prompter, load_prompter
+from router.tokens.hand_over import kind_of
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, Json, Stage, chat, on_stage, words
 
