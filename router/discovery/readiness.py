@@ -44,7 +44,7 @@ class Readiness:
 
     def not_ready(self) -> str | None:
         """Return why requests should not come yet; None: they may."""
-        if not self._fleet.replicas:
+        if not self._can_answer():
             first = next(iter(self._waiting.items()), None)
             return f"no replica yet: {first[0]}: {first[1]}" if first else "no replica"
         loading = self._prompters.loading()
@@ -52,9 +52,13 @@ class Readiness:
 
     def is_starting(self) -> bool:
         """Whether requests will be served, or served better, in a moment."""
-        if self._fleet.replicas:
+        if self._can_answer():
             return self.not_ready() is not None
         return any(reason == UNDISCOVERED for reason in self._waiting.values())
+
+    def _can_answer(self) -> bool:
+        """Return whether there is a replica that answers: one of role prefill does not."""
+        return any(replica.role != "prefill" for replica in self._fleet.replicas)
 
     async def until_started(self) -> None:
         """Hold a request while the router has just started and is about to know its replicas.

@@ -16,7 +16,8 @@ def test_sessions_without_tokens_reuse_their_last_turn(
     """Each stays at its replica, which reports the last turn as cached. Nothing is predicted."""
     settings = {
         "replicas": [{"url": engine.url} for engine in replicas],
-        "tokens": {"tokenizer_modes": {"tiny": "harmony"}},  # a mode whose chats are not written
+        # A mode that the router does not know, and engines that tokenize too late.
+        "tokens": {"tokenizer_modes": {"tiny": "custom"}, "engine_timeout_s": 1e-6},
     }
     sessions: list[list[dict[str, Any]]] = [
         [SYSTEM, {"role": "user", "content": f"I am {name}. " * 60}] for name in ("one", "two")
