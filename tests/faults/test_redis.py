@@ -104,11 +104,12 @@ async def as_before(stages: Sequence[Stage], engines: Sequence[Emulator]) -> Non
     await together(stages, *engines)
     assert exact(await turns(stages, engines, num_turns=4, session=7))
     for stage in stages:
-        async with asyncio.timeout(20):
-            while (await stage.sharing())["routers"] != len(stages):
-                await asyncio.sleep(0.05)
+        for _ in range(400):
+            if (await stage.sharing())["routers"] == len(stages):
+                break
+            await asyncio.sleep(0.05)
         state = await stage.sharing()
-        assert (state["state"], state["reason"]) == ("shared", "")
+        assert (state["state"], state["reason"], state["routers"]) == ("shared", "", len(stages))
 
 
 # -- it goes, and comes back ---------------------------------------------------------------------
