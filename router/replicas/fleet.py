@@ -169,8 +169,11 @@ class Fleet:
 
     def model(self, name: str) -> ServedModel | None:
         """Find a served model or adapter by name."""
-        served = (each for replica in self.replicas for each in replica.models)
-        return next((each for each in served if each.id == name), None)
+        for member in self._members.values():  # plain loops: every request asks
+            for served in member.replica.models:
+                if served.id == name:
+                    return served
+        return None
 
     def models(self) -> list[dict[str, Any]]:
         """List the union of served models as entries of `/v1/models`, without duplicates."""
