@@ -1,6 +1,6 @@
 """Runs a router: one TaskGroup, every task named; its reloads and its end.
 
-    watch NAME    discover a replica, follow its events, probe it; anew when it restarts
+    watch NAME    discover a replica, follow its events, probe it; again when it restarts
     pool NAME     look at its Mooncake master, list its keys
     pool NAME questions
                   ask it about the blocks that requests would fetch
@@ -9,7 +9,7 @@
                   follow a source of replicas
     tenants       read the tenants' file again when it changes
     sweep         end claims whose events came; free what retired epochs left, in slices;
-                  let go of removed replicas that are idle
+                  drop removed replicas that are idle
     loop lag      measure what blocks the event loop
     garbage       collect it often and briefly
     redis         share state with other routers; see router.cluster
@@ -20,7 +20,7 @@ A replica's own tasks are in router.discovery.watch; router.discovery.watches st
 Signals:
 
     SIGTERM       drain in three phases: a supervisor's (router.http.draining)
-    SIGINT        likewise without the first: a person's at a terminal, with no front end
+    SIGINT        without the first phase: a person at a terminal has no front end
     either        a second time: end now; a third time: the system's default action
     SIGHUP        read files again
 """

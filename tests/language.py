@@ -155,11 +155,12 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 and isinstance(each.value, ast.Constant)
                 and isinstance(each.value.value, str)
             ):
-                yield each.lineno, _TABLE.sub(_blank, inspect.cleandoc(each.value.value))
+                yield each.lineno, _TABLE.sub(_as_list, inspect.cleandoc(each.value.value))
 
 
-def _blank(found: re.Match[str]) -> str:
-    return "\n" * found[0].count("\n")
+def _as_list(found: re.Match[str]) -> str:
+    """Make a list of a table's lines: each is a text of its own."""
+    return re.sub(r"^ *(?=\S)", "- ", found[0], flags=re.MULTILINE)
 
 
 def _comments(content: str) -> Iterator[tuple[int, str]]:

@@ -81,7 +81,7 @@ def test_docstrings_and_comments_are_texts_and_data_is_not(tmp_path: Path) -> No
         'QUERY = """SELECT anew arms"""\nSQL = "SELECT arm, anew"; NAMES = "an arm".split()\n'
         'def f():\n    """Do it anew."""\n\n'
         "# Two lines of\n# one comment, anew.\nX = 1  # likewise\n"
-        'def g():\n    """Fine.\n\n    one    anew\n    two    alike\n    """\n'
+        'def g():\n    """Fine.\n\n    one    fine\n    two    as well\n    """\n'
     )
 
     found = sorted(line for line, text in texts(code) if messages(text))

@@ -1,7 +1,7 @@
 """Guardrails: the evidence against each bound of each variant, unit by unit.
 
     errors       every request is an observation, so that a burst of failures stops a variant
-    ttft         the share of late first tokens, tested against 1 - ttft_quantile
+    ttft         the share of first tokens that are late, tested against 1 - ttft_quantile
     ttft_ratio   pairs of one first-token time of the variant and one of the control: the share of
                  pairs in which the variant's is more than the ratio times longer, against 1/2
 

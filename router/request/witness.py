@@ -2,7 +2,7 @@
 
     check      a request that comes: is it known to end replicas?
     lost       a try failed: it is a suspect if its replica turns out to be dead or hung
-    left       likewise, its client did not wait for that
+    left       the same, but its client did not wait for that
     answered   it was answered: it is no suspect
 
 A replica that died answers to no probe the moment after, so it is probed at once: the client's own
