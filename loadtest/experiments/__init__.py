@@ -6,7 +6,7 @@ variants. The steps of a report:
     records        which lines count, bad lines named
     observations   which requests count, for which unit      metrics
     evidence       effects and their intervals at every look
-    variants           figures of each variant, for the tables
+    `arms`         figures of each variant, for the tables
     findings       what limits or breaks the claim           ratio_check, soundness,
                                                              design_limits, surroundings
     verdict        the answer in words
