@@ -141,6 +141,10 @@ class Router(Ours):
         explained: dict[str, Any] = response.json()
         return explained
 
+    def knows_pool(self) -> bool:
+        """Return whether a listing has shown how the pool's keys are written."""
+        return "@tp_rank" in httpx.get(f"{self.admin_url}/admin/pool", timeout=30).text
+
     def metric(self, name: str, **labels: str) -> float:
         """Sum one metric of /metrics over the samples with these labels."""
         response = httpx.get(f"{self.url}/metrics", timeout=30)

@@ -67,6 +67,7 @@ async def test_a_session_goes_on_where_its_cache_is_not(
         assert second.num_prompt_tokens is not None
         num_blocks = second.num_prompt_tokens // 32  # stored behind the answer's back
         wait_until(lambda: len(master.keys()) >= num_blocks, 60, "the turn's blocks in the pool")
+        wait_until(router.knows_pool, 60, "the pool's layout")
         router.drain(first.replica)
         ((_, third),) = await take_turns(router.url, [session], max_rounds=1)
 

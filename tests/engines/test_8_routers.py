@@ -236,6 +236,7 @@ async def test_a_session_leaves_a_busy_replica(
         async with busy(one, engine, num_requests=24):
             one.drain(away, draining=False)
             await until(lambda: offers(other, session_body(81)) == {"r1", "r2"}, "both again")
+            await until(other.knows_pool, "the pool's layout")
             ((_, third),) = await take_turns(other.url, [session], max_rounds=1)
 
     assert third.replica == away
@@ -374,6 +375,7 @@ async def test_a_session_survives_its_replica(
         [session] = make_sessions(replace(PROFILE, num_sessions=1, seed=83))
         _, (_, second) = await take_turns([other.url, one.url], [session], max_rounds=2)
         engine = pooled[0] if second.replica == "r1" else pooled[1]
+        await until(other.knows_pool, "the pool's layout")
         await asyncio.to_thread(engine.kill)
         ((_, third),) = await take_turns(other.url, [session], max_rounds=1)
 
