@@ -88,7 +88,7 @@ def markdown(report: Report) -> str:
 def tables(report: Report) -> str:
     """Write the budgets and what was measured of each, then what the benchmarks are.
 
-    Of lines with the same budgets only the worst is shown. Lines without a budget are left out if
+    Only the worst of the lines with the same budgets is shown. Lines without a budget are left out if
     the benchmark has others.
     """
     machine = report.machine

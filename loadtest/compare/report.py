@@ -189,7 +189,7 @@ def _arm(setting: Setting, label: str, runs: Sequence[Run]) -> ArmFigures:
 def imbalance(turns: Iterable[TurnResult]) -> float:
     """Compare the replica that computed most prompt tokens with the mean; 1.0 is even.
 
-    Where engines do not report what was cached, requests are counted instead.
+    Requests are counted instead if engines do not report cached tokens.
     """
     known = [turn for turn in turns if turn.replica is not None and turn.error is None]
     is_known = all(turn.num_cached_tokens is not None for turn in known)

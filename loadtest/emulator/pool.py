@@ -23,7 +23,7 @@ class EmulatedPool(BlockPool):
     """Objects of one size each.
 
     Args:
-        capacity_bytes: Beyond it objects are evicted, and nobody is told.
+        capacity_bytes: Beyond it objects are evicted without a notice.
         bytes_per_object: Size of every object.
     """
 

@@ -1,6 +1,6 @@
 """Deltas as calls of the script that writes them.
 
-Redis serves nobody else during a script (1.7 us a block), so a large delta is written in parts.
+Redis serves no other client during a script (1.7 us a block), so a large delta is written in parts.
 Removals come first, and the position comes with the last part. A reader may come in between, and
 find blocks newer than the position.
 """

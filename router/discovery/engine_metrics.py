@@ -14,7 +14,7 @@ from typing import Final, Literal
 from router.contracts import MAX_BLOCK_SIZE
 
 MAX_RANKS: Final = 256
-"""Of one replica; each costs three sockets, and is a candidate of its own."""
+"""Most ranks of one replica; each costs three sockets, and is a candidate of its own."""
 
 MAX_COUNT: Final = 1 << 40  # of blocks, tokens, requests
 

@@ -172,7 +172,7 @@ class Exchange:
         comes as an event. Inside an answer comments stand between events.
         """
         self._written_s = time.monotonic()
-        with suppress(ConnectionError):  # whoever writes the answer detects it
+        with suppress(ConnectionError):  # the writer of the answer detects it
             while True:
                 left_s = self._written_s + every_s - time.monotonic()
                 if left_s > 0.0:

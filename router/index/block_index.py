@@ -102,7 +102,7 @@ class BlockIndex:
         max_pending: Bound of one candidate's journal, in keys.
 
     `last_blocks`: whether the last block of hits is dropped, for candidates that speculate.
-    `orders`: in which order candidates will evict. They are told which blocks are stored.
+    `orders`: in which order candidates will evict. They learn which blocks are stored.
     """
 
     __slots__ = (

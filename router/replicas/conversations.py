@@ -252,11 +252,6 @@ class Conversations:
         num_shared = num_cached_tokens if entry is None else entry.num_shared_tokens
         return max(0, num_tokens - num_shared)
 
-    def num_last_tokens(self, session: int) -> int | None:
-        """Return the length of a live conversation's last prompt; None: it is not live."""
-        entry = self._live.get(session)
-        return None if entry is None else entry.num_own_tokens + entry.num_shared_tokens
-
     def num_tokens_before(self, session: int, *, for_batch: bool = False) -> float:
         """Return `num_tokens_at` of the conversations that get room before this one; O(sessions).
 

@@ -47,7 +47,7 @@ class ResponseOwners:
         """Record a response that was issued now; other routers have to know it."""
         self.learn(key, identity)
         self._unsaved[key] = identity
-        if len(self._unsaved) > _MAX_UNSAVED:  # nobody takes them: drop the oldest
+        if len(self._unsaved) > _MAX_UNSAVED:  # they are not taken: drop the oldest
             del self._unsaved[next(iter(self._unsaved))]
 
     def learn(self, key: ResponseKey, identity: str) -> None:

@@ -248,7 +248,7 @@ class Place:
         self._num_decisions[prompt.read.model] += 1
         return placement
 
-    def commit_prefill_again(self, prompt: Prompt, placement: Placement, plan: Plan) -> Placement:
+    def commit_prefill_again(self, prompt: Prompt, placement: Placement, plan: Plan) -> None:
         """Have a prompt computed at another prefill replica: the first failed and was ended.
 
         Its tenant has paid.
@@ -257,7 +257,6 @@ class Place:
         halves = replace(placement.plan.halves, choice=plan)
         placement.plan = replace(placement.plan, halves=halves)
         placement.prefill = self._begin(prompt, plan, booking_of(prompt, plan), self._clock())
-        return placement.prefill
 
     def rebook(
         self, prompt: Prompt, placement: Placement, plan: Plan, *, is_sent: bool = False

@@ -21,7 +21,7 @@ R1, STREAM, ME = CandidateId("r1"), StreamId("r1#0"), "me"
 
 
 class PlainStore:
-    """A Redis that is a set of blocks, and says what it is told to."""
+    """A Redis that is a set of blocks, and answers as the test says."""
 
     def __init__(self) -> None:
         self.blocks: set[int] = set()
@@ -113,7 +113,7 @@ async def test_a_router_writes_while_it_has_the_lease() -> None:
 
 
 async def test_a_router_goes_on_from_the_blocks_it_loaded() -> None:
-    """Nobody wrote since; it writes only what changed."""
+    """No other router wrote since; it writes only what changed."""
     scene = Scene()
     scene.compute(1)
     scene.store.blocks = scene.held
@@ -129,7 +129,7 @@ async def test_a_router_goes_on_from_the_blocks_it_loaded() -> None:
 
 @pytest.mark.parametrize("is_lost", [False, True])
 async def test_after_an_outage_only_changes_are_written(is_lost: bool) -> None:
-    """Whether or not the last delta arrived, if nobody else wrote and Redis lost nothing."""
+    """Whether or not the last delta arrived, if no other router wrote and Redis lost nothing."""
     scene = Scene()
     scene.compute(1)
     scene.hold(STREAM)

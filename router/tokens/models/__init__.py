@@ -46,7 +46,7 @@ def find_family(files: ModelFiles) -> Family | None:
     """Find the family of a model; None: it has a tokenizer.json and a Jinja template.
 
     Raises:
-        NeedsEngine: the family is not known here, or cannot be told from the model's files.
+        NeedsEngine: the family is not known here, or does not follow from the model's files.
     """
     mode = modes.find_mode(files.name, files.config, files.mode)
     if mode == modes.MISTRAL and files.mode is None and not Path(files.name).is_dir():
