@@ -88,8 +88,8 @@ def markdown(report: Report) -> str:
 def tables(report: Report) -> str:
     """Write the budgets and what was measured of each, then what the benchmarks are.
 
-    Only the worst of the lines with the same budgets is shown. Lines without a budget are left out if
-    the benchmark has others.
+    Only the worst of the lines with the same budgets is shown. Lines without a budget are left out
+    if the benchmark has others.
     """
     machine = report.machine
     parts = [

@@ -22,7 +22,7 @@ async def test_a_request_is_told_which_replicas_have_not_answered_and_why() -> N
         other.pages["/v1/models"] = (200, "<html>")
         urls = [f"http://127.0.0.1:{free_port()}", other.url, "http://engine.invalid:8000"]
         async with on_stage(*urls, ready=False) as stage:
-            await stage.until(lambda: stage.log.count("replica not usable yet") >= 3)
+            await stage.until(lambda: stage.log.count("replica not usable yet") >= 6)  # twice each
             refused = await stage.ask(chat("a"))
             models = await stage.ask(None, "/v1/models", method="GET")
 
