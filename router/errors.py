@@ -240,6 +240,12 @@ class ReplicaConflict(ClientError):
     type = "ConflictError"
 
 
+class UnknownSession(NotFound):
+    """A session, or a request, that the ledger does not have, or not any more."""
+
+    code = "unknown_session"
+
+
 class UnknownExperiment(NotFound):
     """An order names an experiment that does not exist."""
 

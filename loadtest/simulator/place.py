@@ -23,7 +23,7 @@ from router.replicas.replica import Candidate
 from router.request.match import Matcher
 from router.request.place import Place
 from router.request.plan import Plan, PoolMatch
-from router.request.results import Inbound, Prompt, Read
+from router.request.results import Inbound, Prompt, Read, Whose
 from router.scheduling.classes import BATCH
 from router.tokens import Tokens
 
@@ -63,7 +63,7 @@ def prompt_of(
         model=model,
         streams=True,
         request=ChatRequest(model=model, messages=()),
-        session_hash=session_hash,
+        whose=Whose(session_hash=session_hash),
     )
     return Prompt(
         tokens=cast(Tokens, _Keys(keys)),

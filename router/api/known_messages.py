@@ -23,6 +23,7 @@ import orjson
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from router.api.outline import LARGE_BYTES, costs_ms
+from router.api.parts import digest_message
 
 MIN_BYTES: Final = 32 * 1024  # of a body; a smaller one is parsed in 40 us
 _PIECE_BYTES: Final = 16 * 1024  # at least
@@ -38,13 +39,15 @@ class _Piece:
     """Some messages, of which all that comes before them is known, too.
 
     next_key, next_bytes: The piece that came behind it last; tried before searching.
+    digests: Of the messages; see `router.api.parts`.
     """
 
-    __slots__ = ("key", "messages", "next_bytes", "next_key", "size_bytes")
+    __slots__ = ("digests", "key", "messages", "next_bytes", "next_key", "size_bytes")
 
     def __init__(self, key: int, messages: list[Any], text: bytes) -> None:
         self.key = key
         self.messages = messages
+        self.digests = [digest_message(message) for message in messages]
         self.next_key = 0
         self.next_bytes = 0
         num_objects = text.count(b"{") + text.count(b"[")
@@ -60,6 +63,13 @@ class Known(NamedTuple):
     pieces: list[_Piece]
     key: int  # of all bytes up to `end`
     boundary: bytes
+
+
+class Parsed(NamedTuple):
+    """A body, and the digests of its leading messages, of those that are remembered."""
+
+    view: dict[str, Any]
+    digests: list[int]
 
 
 class KnownMessages:
@@ -123,7 +133,7 @@ class KnownMessages:
             last.next_key, last.next_bytes = piece.key, end - start
         return piece, end
 
-    def parse(self, body: bytes, known: Known) -> dict[str, Any] | None:
+    def parse(self, body: bytes, known: Known) -> Parsed | None:
         """Decode a body of which `find` just knew so much; None: it has to be decoded whole."""
         pieces, key, position = list(known.pieces), known.key, known.end
         try:
@@ -143,11 +153,13 @@ class KnownMessages:
         if type(rest) is not list or not rest or rest[0] != self._mark:
             return None
         messages: list[Any] = []
+        digests: list[int] = []
         for piece in pieces:
             messages += piece.messages
+            digests += piece.digests
         view["messages"] = messages + rest[1:]
         self._touch(pieces)
-        return view
+        return Parsed(view, digests)
 
     def _touch(self, pieces: list[_Piece]) -> None:
         """Make pieces the most recently used, the first ones most of all; keep the budget."""

@@ -54,6 +54,8 @@ from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
 from router.replicas.response_owners import ResponseOwners
 from router.request.verify import PoolVerifier
+from router.sessions.findings import Findings
+from router.sessions.ledger import Ledger
 from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters
@@ -114,6 +116,7 @@ class Parts:
         self.fleet = Fleet(
             order=[entry.name for entry in self.registry.entries], conversations=self.sessions
         )
+        self.ledger, self.findings = Ledger(), Findings()
         self.deaths = Deaths()
         self.fleet.on_down, self.fleet.on_restart = self.deaths.went_down, self.deaths.restarted
         self.caches = CacheView(BlockIndex())

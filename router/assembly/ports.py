@@ -24,6 +24,7 @@ from router.http.guard import Guard
 from router.http.intake import Intake
 from router.http.pages import Pages
 from router.http.server import Listener
+from router.http.session_pages import SessionPages
 from router.http.sockets import room_for_connections
 from router.request.explain import Explainer
 from router.request.headers import RequestHeaders
@@ -104,6 +105,7 @@ def _admin_app(router: Router) -> AdminApp:
             ExperimentPages(router.experiments),
             EnginePages(control, Adapters(control, router.registry, router.fleet)),
             ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
+            SessionPages(router.ledger, router.findings, router.tenants),
             RouterPages(router.metrics, router.deaths, lambda: router.config),
         ],
         guard=Guard(token, config.admin.hosts),

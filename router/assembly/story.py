@@ -14,6 +14,7 @@ from router.errors import ConfigError, RouterError
 from router.replicas.fleet import Fleet
 from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
+from router.request.bookkeeper import Bookkeeper
 from router.request.bootstraps import Bootstraps
 from router.request.engine_tokens import EngineTokenizer
 from router.request.headers import RequestHeaders
@@ -186,6 +187,9 @@ def _recorder(parts: Parts) -> Recorder:
         decision_log=parts.decision_log,
         experiments=parts.experiments,
         shadows=parts.shadows if parts.config.shadow.policies else None,
+        bookkeeper=Bookkeeper(
+            parts.ledger, caches=parts.caches, findings=parts.findings, metrics=parts.metrics
+        ),
     )
 
 

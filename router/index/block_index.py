@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import count, repeat
 
 from msgspec import Struct
 
@@ -79,12 +79,16 @@ class Speculation:
         remove(self._computing, keys)
 
 
+_epochs = count(1)
+
+
 class _Holdings:
     """The blocks of one candidate, in one epoch."""
 
-    __slots__ = ("computing", "cpu", "evicted", "gpu", "journal", "left")
+    __slots__ = ("computing", "cpu", "epoch", "evicted", "gpu", "journal", "left")
 
     def __init__(self, journal: Journal | None) -> None:
+        self.epoch = next(_epochs)
         self.gpu: Copies = {}
         self.cpu: Copies = {}
         self.computing: Copies = {}
@@ -345,9 +349,10 @@ class BlockIndex:
         holdings = self._holdings.get(candidate)
         return holdings is not None and (key in holdings.gpu or key in holdings.cpu)
 
-    def epoch(self, candidate: CandidateId) -> object:
-        """Return an object that stands for the candidate's epoch; another one after a clear."""
-        return self._holdings.get(candidate)
+    def epoch(self, candidate: CandidateId) -> int:
+        """Return the number of the candidate's epoch, another after a clear; 0 without blocks."""
+        holdings = self._holdings.get(candidate)
+        return holdings.epoch if holdings is not None else 0
 
     def num_computing(self, candidate: CandidateId) -> int:
         """Count distinct claimed blocks, including those that have come by now."""
@@ -371,6 +376,11 @@ class BlockIndex:
         """
         holdings = self._holdings.get(candidate)
         return holdings is not None and holdings.evicted.since(key, num_removals)
+
+    def evicted_s(self, candidate: CandidateId, key: BlockKey) -> float | None:
+        """Return when the candidate last lost the block, monotonic; None: not recently."""
+        holdings = self._holdings.get(candidate)
+        return holdings.evicted.added_s(key) if holdings is not None else None
 
     def has_left_copies(self, candidate: CandidateId, key: BlockKey) -> bool:
         """Return whether one of several copies of the block was removed recently, not the last."""

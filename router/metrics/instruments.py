@@ -96,6 +96,10 @@ class Metrics:
         "WebSockets ended, by cause: client, replica, idle, limit, shutdown (or a cut)")]
     connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
         "Client connections refused or cut by the router, by reason")]
+    prompt_tokens: Annotated[Counter, Spec("warmroute_prompt_tokens", "cause",
+        "Prompt tokens of sessions, as engines report them: cached, or why they were computed "
+        "(new, changed, evicted, moved, cleared, pool_lost, fetch_failed, salt_or_model, "
+        "last_block, unknown)")]
     ttft: Annotated[Histogram, Spec("warmroute_ttft_seconds", "replica",
         "Time from a request's arrival to the first byte of its answer; for streams of "
         "/v1/messages and /v1/responses to the first generated event", _TTFT_BUCKETS)]

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from policies.view import CandidateCost, CandidateId, Decision, Snapshot
+from router.records.computed import Computed
 
 SCHEMA = 2
 """1: what the pool had was one number, `snapshot.num_pool_tokens`; now it is each candidate's."""
@@ -108,6 +109,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     api: str
     model: str
     tenant: str | None = None  # its name; None: there is no tenants file
+    session: str | None = None  # digest of the conversation, as the admin API names it
     policy: str
     policy_params: dict[str, Any] = {}  # with the name: the very policy, see `policies.create`
     assignment: AssignmentRecord | None = None  # None: in no experiment
@@ -122,6 +124,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_predicted_cached_tokens: int
     num_reported_cached_tokens: int | None
+    computed: Computed | None = None  # why tokens were computed; None: not known
     num_completion_tokens: int | None
     router_ms: float  # without the time it waited
     service_class: str | None = None  # interactive | batch; None: it never waits (the queue is off)

@@ -267,7 +267,7 @@ class _Expected(Struct, frozen=True, kw_only=True):
     kind: Kind | None
     placement: Placement
     key: BlockKey
-    epoch: object
+    epoch: int
     until_s: float
 
 
@@ -326,7 +326,7 @@ class _BlockEvidence:
         """Report an outcome. False: there is none yet."""
         candidate, index = expected.placement.lease.candidate, self._caches.index
         stream = self._caches.stream(candidate)
-        if stream is None or index.epoch(candidate) is not expected.epoch:
+        if stream is None or index.epoch(candidate) != expected.epoch:
             return True  # its engine is another process, or its cache was cleared
         if index.holds(candidate, expected.key) or index.was_evicted(candidate, expected.key):
             self._note(expected, True)

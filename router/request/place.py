@@ -325,7 +325,7 @@ class Place:
                 claim=placement.claim,
                 num_held_blocks=num_held_blocks,
                 session_hash=None if is_prefill else prompt.read.session_hash,
-                has_named_session=prompt.read.has_named_session,
+                has_named_session=prompt.read.whose.is_named,
             )
         if self.pool is not None and plan.view.num_fetched_tokens and not waits:
             self.pool.begins_fetch(candidate.id)

@@ -29,6 +29,7 @@ from router.api.outline import (
     costs_ms,
     make_outline,
 )
+from router.api.parts import parts_of
 from router.api.response_ids import CREATE, is_kept, named_in
 from router.api.routes import has_side_effects, named_model
 from router.api.sessions import session_hash, session_of
@@ -37,7 +38,7 @@ from router.contracts import NO_EXTRA, ExtraKeys
 from router.errors import BadRequest, PayloadTooLarge
 from router.replicas.fleet import Fleet
 from router.request import tenancy
-from router.request.results import Inbound, Read
+from router.request.results import NOBODY, Inbound, Read, Whose
 from router.scheduling.classes import keepalive_s_of
 from router.tokens.hand_over import kind_of
 
@@ -82,35 +83,39 @@ class Reader:
             PayloadTooLarge, Overloaded: as `Outliner.outline`.
             RouterError: as `tenancy.salted`.
         """
-        read = self._parse(inbound)
+        read, digests = self._parse(inbound)
         form_model = await _form_model(inbound) if read is None else None
-        return self._understood(inbound, request_id, read, form_model)
+        return self._understood(inbound, request_id, read, digests, form_model)
 
     def knows(self, model: str) -> bool:
         """Return whether a replica serves a model, as far as is known."""
         return self._fleet.model(model) is not None
 
-    def _parse(self, inbound: Inbound) -> dict[str, Any] | Outline | None:
-        """Parse a body. What an engine would read as JSON, but we do not, never gets to it."""
+    def _parse(self, inbound: Inbound) -> tuple[dict[str, Any] | Outline | None, Sequence[int]]:
+        """Parse a body; also return digests of its leading messages that are known.
+
+        What an engine would read as JSON, but we do not, never gets to it.
+        """
         body = inbound.body
         if body is None or (inbound.needs_model and not inbound.needs_json):  # a form
-            return None
+            return None, ()
         known = None
         if len(body) >= MIN_BYTES:
             known = self._known.find(body, inbound.owner)
         if known is not None and (known.num_new_bytes <= SMALL_BYTES or _is_quick(body)):
-            view = self._known.parse(body, known)
-            if view is not None:
-                return view
+            parsed = self._known.parse(body, known)
+            if parsed is not None:
+                return parsed.view, parsed.digests
         if len(body) <= SMALL_BYTES or _is_quick(body):
-            return _whole(inbound)
-        return _outlined(body, needs_json=inbound.needs_json)
+            return _whole(inbound), ()
+        return _outlined(body, needs_json=inbound.needs_json), ()
 
     def _understood(
         self,
         received: Inbound,
         request_id: str,
         parsed: dict[str, Any] | Outline | None,
+        digests: Sequence[int],
         form_model: str | None,
     ) -> Read:
         """Say what routing needs of a parsed body."""
@@ -142,7 +147,6 @@ class Reader:
             keepalive_s = keepalive_s_of(inbound.headers)
             if keepalive_s is None and inbound.api in APIS.values():
                 keepalive_s = self._early_stream_s
-        session, parent, is_named = self._session(inbound, model, body)
         is_response = inbound.path.startswith(CREATE)
         return Read(
             inbound=inbound,
@@ -157,9 +161,7 @@ class Reader:
             keepalive_s=keepalive_s,
             response_id=named_in(inbound.path, body) if is_response else None,
             is_kept=inbound.path == CREATE and body is not None and is_kept(body),
-            session_hash=session,
-            parent_session_hash=parent,
-            has_named_session=is_named,
+            whose=self._whose(inbound, model, body, digests if request is not None else None),
             has_side_effects=has_side_effects(inbound.method, inbound.path, body),
         )
 
@@ -179,17 +181,38 @@ class Reader:
                 return replace(inbound, body=stripped)
         return inbound
 
-    def _session(
-        self, inbound: Inbound, model: str | None, body: dict[str, Any] | None
-    ) -> tuple[int | None, int | None, bool]:
-        """Digest a session and its parent, and return whether the client named it."""
+    def _whose(
+        self,
+        inbound: Inbound,
+        model: str | None,
+        body: dict[str, Any] | None,
+        digests: Sequence[int] | None,
+    ) -> Whose:
+        """Find the session of a request; `digests` of its leading messages, None: no prompt.
+
+        What tells a conversation's turns apart is the same for all models. A client that names no
+        session is known by its first message: its system prompt may be another one in each turn.
+        """
         session = session_of(inbound.headers, body, self._session_headers, inbound.path)
         if session is None:
-            return None, None, False
+            return NOBODY
         owner = f"{inbound.tenant.name}\0" if inbound.tenant is not None else ""
-        space = f"{owner}{model or ''}"
-        parent = session_hash(session.parent, space) if session.parent is not None else None
-        return session_hash(session.name, space), parent, session.is_named
+        space, above = f"{owner}{model or ''}", session.parent
+        parts = key = None
+        if digests is not None and not inbound.api.counts:
+            parts = parts_of(inbound.path, body, digests) if body is not None else None
+            name = session.name
+            if not session.is_named and parts is not None and parts.messages:
+                name = f"{parts.messages[0]:016x}"
+            key = session_hash(name, owner)
+        return Whose(
+            session_hash=session_hash(session.name, space),
+            parent_session_hash=session_hash(above, space) if above is not None else None,
+            is_named=session.is_named,
+            conversation=key,
+            parent=session_hash(above, owner) if above is not None else None,
+            parts=parts,
+        )
 
     def _model_of(self, named: str | None) -> str:
         """Find the model of a request that names none: there must be only one.

@@ -8,15 +8,18 @@ from typing import Any
 
 from policies.naming import params_of
 from policies.view import Holding
+from router.api.sessions import engine_name
 from router.api.usage import Usage
 from router.experiments.runner import ExperimentRunner
 from router.experiments.shadow import Shadows
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
+from router.records.computed import Computed
 from router.records.log import DecisionLog
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
 from router.request.audit import TokenAudit
+from router.request.bookkeeper import Bookkeeper
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries
 from router.request.send import Sent
@@ -38,6 +41,7 @@ class Recorder:
         decision_log: DecisionLog | None,
         experiments: ExperimentRunner,
         shadows: Shadows | None,
+        bookkeeper: Bookkeeper,
     ) -> None:
         self._metrics = metrics
         self._caches = caches
@@ -46,6 +50,7 @@ class Recorder:
         self._decision_log = decision_log
         self._experiments = experiments
         self._shadows = shadows
+        self._bookkeeper = bookkeeper
         self._stages = _StageMetrics(metrics)
         self._by_candidate: dict[str, _CandidateMetrics] = {}
         metrics.on_dropped.append(lambda candidate: self._by_candidate.pop(candidate, None))
@@ -69,10 +74,16 @@ class Recorder:
         now_s, ttft_ms = time.monotonic(), None
         if first_s is not None and prompt.read.streams and status == 200:
             ttft_ms = (first_s - placement.placed_s) * 1000
+        computed = None
+        if first_s is not None and status == 200:
+            computed = self._bookkeeper.book(
+                prompt, tries, placement, outcome=outcome, usage=usage, ttft_ms=ttft_ms
+            )
         record = _record_of(
             prompt,
             tries,
             placement.plan,
+            computed=computed,
             state=placement.state,
             status=status,
             outcome=outcome,
@@ -313,6 +324,7 @@ def _fields(
         "cached": record.num_predicted_cached_tokens,
         "pool": placement.predicted.num_fetched_tokens,
         "reported": record.num_reported_cached_tokens,
+        "again": record.computed.num_again if record.computed is not None else None,
         "state": placement.state,
         "tries": len(tries.records),
         "status": record.status,
@@ -340,14 +352,16 @@ def _record_of(
     ttft_ms: float | None,
     placed_s: float,
     now_s: float,
+    computed: Computed | None = None,
 ) -> DecisionRecord:
-    arrived_s, wait = prompt.read.inbound.arrived_s, tries.wait
+    arrived_s, wait, whose = prompt.read.inbound.arrived_s, tries.wait, prompt.read.whose
     return DecisionRecord(
         request_id=prompt.read.request_id,
         at=time.time(),
         api=prompt.read.inbound.api.name,
         model=prompt.read.model or "",
         tenant=prompt.read.tenant.name if prompt.read.tenant is not None else None,
+        session=engine_name(whose.conversation) if whose.conversation is not None else None,
         policy=plan.policy.name,
         policy_params=params_of(plan.policy),
         assignment=plan.assignment,
@@ -361,6 +375,7 @@ def _record_of(
         num_prompt_tokens=prompt.num_tokens,
         num_predicted_cached_tokens=predicted.num_cached_tokens,
         num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
+        computed=computed,
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
         router_ms=(placed_s - arrived_s) * 1000 - wait.waited_ms,
         service_class=prompt.service_class,

@@ -24,6 +24,7 @@ from router.api.clients import Client
 from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
+from router.api.parts import Parts
 from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.experiments.assignment import Assignment
 from router.index.block_index import BlockMatch
@@ -64,6 +65,27 @@ class Inbound(Struct, frozen=True, kw_only=True):
         return (self.tenant.salt or "") if self.tenant is not None else ""
 
 
+class Whose(Struct, frozen=True, kw_only=True):
+    """The session of a request: digests of its client's name for it, or of its first turn.
+
+    session_hash, parent_session_hash: As routing knows it and the one that started it, by model.
+    is_named: False: it is known by its first turn, if at all.
+    conversation, parent: The same, whatever the model: as `router.sessions` knows them. None: there
+        is none, or the request has no prompt.
+    parts: Digests of tools, system prompt and messages. None: it is no chat, or too large.
+    """
+
+    session_hash: int | None = None
+    parent_session_hash: int | None = None
+    is_named: bool = False
+    conversation: int | None = None
+    parent: int | None = None
+    parts: Parts | None = None
+
+
+NOBODY = Whose()
+
+
 class Read(Struct, frozen=True, kw_only=True):
     """What a request says.
 
@@ -76,7 +98,7 @@ class Read(Struct, frozen=True, kw_only=True):
     keepalive_s: How often its client gets a comment before the first token. None: never.
     response_id: An earlier response that the request is about, or goes on from.
     is_kept: Its engine may keep the response, so others may ask for it.
-    has_named_session: False: the session is known by its first turn, if at all.
+    whose: The session that it is a turn of.
     has_side_effects: Sending the request twice is not the same as sending it once.
     """
 
@@ -92,10 +114,18 @@ class Read(Struct, frozen=True, kw_only=True):
     keepalive_s: float | None = None
     response_id: str | None = None
     is_kept: bool = False
-    session_hash: int | None = None
-    parent_session_hash: int | None = None  # of a sub-agent's session
-    has_named_session: bool = False
+    whose: Whose = NOBODY
     has_side_effects: bool = False
+
+    @property
+    def session_hash(self) -> int | None:
+        """The session, as routing knows it."""
+        return self.whose.session_hash
+
+    @property
+    def parent_session_hash(self) -> int | None:
+        """The session that started it: it is a sub-agent's."""
+        return self.whose.parent_session_hash
 
     @property
     def tenant(self) -> Tenant | None:

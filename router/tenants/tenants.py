@@ -117,6 +117,11 @@ class Tenants:
             raise Unauthorized("Incorrect API key provided.")
         return tenant
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name all tenants."""
+        return tuple(self._by_name)
+
     def named(self, name: str) -> Tenant | None:
         """Find a tenant by its name, for operators."""
         return self._by_name.get(name)

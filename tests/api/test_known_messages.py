@@ -39,7 +39,8 @@ def _read(known: KnownMessages, body: bytes, owner: str = "") -> tuple[Any, int]
     found = known.find(body, owner)
     if found is None:
         return None, len(body)
-    return known.parse(body, found), found.num_new_bytes
+    parsed = known.parse(body, found)
+    return parsed and parsed.view, found.num_new_bytes
 
 
 @pytest.mark.parametrize("spaced", [False, True])

@@ -1,0 +1,132 @@
+"""Digests of what a chat's prompt is made of: tools, system prompt, messages.
+
+They show where a prompt differs from the one before, and keep no text. What engines leave out of
+prompts is left out here: `cache_control` marks, which move from turn to turn, and Claude Code's
+billing header, which is another one in each request.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
+
+_FIELDS: Final = {
+    "/v1/chat/completions": ("messages", "system"),
+    "/v1/messages": ("messages", "system"),
+    "/v1/responses": ("input", "instructions"),
+}
+"""Route -> the fields with the conversation and with what stands before it."""
+
+_SYSTEM: Final = ("system", "developer")
+_ANSWERS: Final = ("function_call", "reasoning")  # types of items of the Responses API
+_BILLING: Final = "x-anthropic-billing-header"
+_MARK: Final = "cache_control"
+
+
+class Parts(Struct, frozen=True, gc=False):
+    """The digests of one request; 0: it has no such part.
+
+    tool_set: Of the tools, whatever their order.
+    messages: Of the messages behind the system's.
+    num_system: Messages of the system in front of them.
+    has_answers: It goes on a conversation that was answered before.
+    """
+
+    tools: int
+    tool_set: int
+    system: int
+    messages: array[int]
+    num_system: int = 0
+    has_answers: bool = False
+
+
+def parts_of(path: str, body: Mapping[str, Any], known: Sequence[int] = ()) -> Parts | None:
+    """Digest the parts of a request; None: it is no chat.
+
+    Args:
+        path: Of its route.
+        body: As it was parsed.
+        known: Digests of the leading messages, if they are known already.
+    """
+    if path not in _FIELDS:
+        return None
+    conversation, before = _FIELDS[path]
+    items = body.get(conversation)
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if type(items) is not list:
+        return None
+    digests = [*known, *map(digest_message, items[len(known) :])]
+    num_system = _num_system(items)
+    system = [digests[i] for i in range(num_system)]
+    if text := body.get(before):
+        system.append(_digest(_system(text)))
+    tools = body.get("tools")
+    each = [_digest(_unmarked(tool)) for tool in tools] if type(tools) is list else []
+    return Parts(
+        tools=_joined(each),
+        tool_set=_joined(sorted(each)),
+        system=_joined(system),
+        messages=array("Q", digests[num_system:]),
+        num_system=num_system,
+        has_answers=any(map(_is_answer, items[num_system : num_system + 8])),
+    )
+
+
+def digest_message(message: object) -> int:
+    """Digest a message as engines read it."""
+    if type(message) is dict:
+        content = message.get("content")
+        if type(content) is list and any(_MARK in part for part in content if type(part) is dict):
+            message = {**message, "content": [_unmarked(part) for part in content]}
+        if message.get("role") in _SYSTEM:
+            message = {**message, "content": _system(content)}
+    return _digest(message)
+
+
+def _num_system(items: Sequence[object]) -> int:
+    num_system = 0
+    for item in items:
+        if type(item) is not dict or item.get("role") not in _SYSTEM:
+            break
+        num_system += 1
+    return num_system
+
+
+def _is_answer(item: object) -> bool:
+    return type(item) is dict and (item.get("role") == "assistant" or item.get("type") in _ANSWERS)
+
+
+def _system(content: object) -> object:
+    """Drop the billing header, and marks."""
+    if type(content) is str and content.startswith(_BILLING):
+        return content.partition("\n")[2]
+    if type(content) is not list:
+        return content
+    return [
+        _unmarked(part)
+        for part in content
+        if not (type(part) is dict and str(part.get("text", "")).startswith(_BILLING))
+    ]
+
+
+def _unmarked(part: object) -> object:
+    if type(part) is dict and _MARK in part:
+        return {key: value for key, value in part.items() if key != _MARK}
+    return part
+
+
+def _digest(value: object) -> int:
+    try:
+        return xxh3_64_intdigest(orjson.dumps(value))
+    except (TypeError, ValueError):  # orjson reads what it cannot write: a lone surrogate
+        return xxh3_64_intdigest(repr(value).encode(errors="surrogatepass"))
+
+
+def _joined(digests: Sequence[int]) -> int:
+    return xxh3_64_intdigest(array("Q", digests).tobytes()) if digests else 0

@@ -1,0 +1,142 @@
+"""The admin port's pages about sessions: what they cost, and why tokens were computed."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from router.api.sessions import NAME_CHARS, session_hash
+from router.errors import BadRequest, UnknownSession
+from router.http.admin_pages import Handler
+from router.records.computed import CAUSES
+from router.sessions.describe import COLUMNS, as_row, session_fields, turn_fields
+from router.sessions.findings import Findings
+from router.sessions.ledger import Ledger, Session
+from router.tenants import Tenants
+
+_MAX_LIMIT: Final = 20_000
+_ORDERS: Final[dict[str, Callable[[Session], float]]] = {
+    "recent": lambda session: session.last,
+    "cost": lambda session: session.totals.engine_s,
+    "computed": lambda session: session.totals.num_tokens - session.totals.num_gpu,
+    "turns": lambda session: session.totals.num_turns,
+}
+
+
+class SessionPages:
+    """The sessions' ledger."""
+
+    def __init__(self, ledger: Ledger, findings: Findings, tenants: Tenants | None) -> None:
+        self._ledger = ledger
+        self._findings = findings
+        self._tenants = tenants
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {
+            "GET /admin/sessions": self._sessions,
+            "GET /admin/sessions/{session}": self._session,
+            "GET /admin/requests/{request}": self._request,
+            "GET /admin/findings": self._list_findings,
+        }
+
+    async def _sessions(self, request: web.Request) -> web.Response:
+        query = request.query
+        order = _named(query, "order", "recent", _ORDERS)
+        limit = _number(query, "limit", 100)
+        kind = _named(query, "format", "json", ("json", "csv"))
+        wanted = query.get("tenant")
+        sessions = [each for each in self._ledger if wanted is None or each.tenant == wanted]
+        sessions.sort(key=_ORDERS[order], reverse=True)
+        shown = [session_fields(each) for each in sessions[:limit]]
+        if kind == "csv":
+            return web.Response(text=_table(shown), content_type="text/csv")
+        return _json(
+            {
+                "sessions": shown,
+                "total": len(sessions),
+                "forgotten": self._ledger.num_forgotten,
+            }
+        )
+
+    async def _session(self, request: web.Request) -> web.Response:
+        return _json(self._whole(self._find(request.match_info["session"])))
+
+    async def _request(self, request: web.Request) -> web.Response:
+        name = request.match_info["request"]
+        session = self._ledger.of_request(name)
+        turns = session.turns if session is not None else []
+        turn = next((each for each in turns if each.request_id == name), None)
+        if session is None or turn is None:
+            raise UnknownSession(f"no recent request {name[:64]!r} of a session is known")
+        return _json({"session": session_fields(session), "turn": turn_fields(turn)})
+
+    async def _list_findings(self, _: web.Request) -> web.Response:
+        found = [{**msgspec.to_builtins(each), "text": each.text} for each in self._findings]
+        return _json({"findings": found})
+
+    def _whole(self, session: Session) -> dict[str, Any]:
+        children = [self._ledger.get(key) for key in session.children]
+        return {
+            **session_fields(session),
+            "turns_shown": [turn_fields(turn) for turn in session.turns],
+            "children": [session_fields(each) for each in children if each is not None],
+        }
+
+    def _find(self, name: str) -> Session:
+        """Find a session by our name for it, by its client's, or by one of its requests.
+
+        Raises:
+            UnknownSession: there is none.
+        """
+        for key in self._keys(name):
+            session = self._ledger.get(key)
+            if session is not None:
+                return session
+        session = self._ledger.of_request(name)
+        if session is None:
+            raise UnknownSession(
+                f"no session {name[:64]!r} is known; GET /admin/sessions lists those that are"
+            )
+        return session
+
+    def _keys(self, name: str) -> Iterator[int]:
+        if len(name) == NAME_CHARS:
+            try:
+                yield int(name, 16)
+            except ValueError:
+                pass
+        yield session_hash(name, "")
+        for tenant in self._tenants.names if self._tenants is not None else ():
+            yield session_hash(name, f"{tenant}\0")
+
+
+def _table(sessions: list[dict[str, Any]]) -> str:
+    causes = ("cached", *CAUSES)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((*COLUMNS, *(f"cause_{cause}" for cause in causes)))
+    writer.writerows(as_row(each, causes) for each in sessions)
+    return text.getvalue()
+
+
+def _named(query: Mapping[str, str], name: str, default: str, known: Any) -> str:
+    value = query.get(name, default)
+    if value not in known:
+        raise BadRequest(f"{name} must be one of: {', '.join(known)}", param=name)
+    return value
+
+
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
+    value = query.get(name, str(default))
+    if not value.isdecimal() or not 0 < len(value) < 7 or not 1 <= int(value) <= _MAX_LIMIT:
+        raise BadRequest(f"{name} must be a number from 1 to {_MAX_LIMIT}", param=name)
+    return int(value)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

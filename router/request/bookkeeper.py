@@ -1,0 +1,263 @@
+"""Book each answered request: why its tokens were computed, and what its session cost."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
+
+from policies.view import CandidateId
+from router.api.sessions import engine_name
+from router.api.usage import Usage
+from router.index.cache_view import CacheView
+from router.metrics import Metrics
+from router.records.computed import Computed, Loss, Move
+from router.records.outcome import Outcome
+from router.request.plan import Placement
+from router.request.results import Prompt, Tries
+from router.sessions.causes import Fate, Known, causes_of, sharable
+from router.sessions.findings import Findings
+from router.sessions.ledger import Ledger, Match, Thread, Turn
+
+
+class Bookkeeper:
+    """Tells the causes of computed tokens, and adds up what sessions cost."""
+
+    def __init__(
+        self, ledger: Ledger, *, caches: CacheView, findings: Findings, metrics: Metrics
+    ) -> None:
+        self.ledger = ledger
+        self._caches = caches
+        self._findings = findings
+        self._metrics = metrics
+        self._num_computed: Counter[CandidateId] = Counter()  # tokens, ever
+
+    def match(self, prompt: Prompt, placement: Placement) -> Match | None:
+        """Find what the conversation of a request had of its prompt. None: it is of none."""
+        whose = prompt.read.whose
+        if whose.conversation is None or prompt.read.num_prompts > 1:
+            return None
+        contract = self._caches.contract(placement.lease.candidate)
+        is_known = prompt.tokens is not None and contract is not None
+        return self.ledger.match(
+            whose.conversation,
+            whose.parent,
+            space=_space(prompt, placement),
+            keys=prompt.keys(contract) if contract is not None and is_known else (),
+            contract=contract,
+            num_tokens=prompt.num_tokens,
+            parts=whose.parts,
+        )
+
+    def book(
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        *,
+        outcome: Outcome,
+        usage: Usage | None,
+        ttft_ms: float | None,
+    ) -> Computed | None:
+        """Book an answered request; return the causes. None: its engine did not say enough."""
+        match = self.match(prompt, placement)
+        key = prompt.read.whose.conversation
+        if match is None or key is None:
+            return None
+        now_s, candidate = time.monotonic(), placement.lease.candidate
+        reported = usage.num_cached_tokens if usage is not None else None
+        is_whole = tries.prefill is None or not tries.prefill.is_peer_to_peer
+        computed = None
+        if usage is not None and reported is not None and is_whole:
+            computed = self._computed(prompt, placement, match, usage.prompt_tokens, reported)
+            self._count(prompt, computed, reported)
+        turn = _turn(prompt, tries, placement, outcome, usage, computed, ttft_ms, now_s)
+        self._num_computed[candidate] += turn.num_tokens - (turn.num_cached or 0)
+        self._num_computed[candidate] += turn.num_output or 0
+        tenant = prompt.read.tenant
+        self.ledger.add(
+            key,
+            prompt.read.whose.parent,
+            turn,
+            self._thread(prompt, placement, match, now_s),
+            tenant=tenant.name if tenant is not None else None,
+            routing=prompt.read.session_hash,
+            replaces=match.thread,
+        )
+        return computed
+
+    def _thread(self, prompt: Prompt, placement: Placement, match: Match, now_s: float) -> Thread:
+        candidate = placement.lease.candidate
+        contract = self._caches.contract(candidate)
+        pool, change = placement.plan.pool, match.change
+        is_known = prompt.tokens is not None and contract is not None
+        return Thread(
+            space=_space(prompt, placement),
+            contract=contract,
+            keys=prompt.keys(contract) if contract is not None and is_known else (),
+            num_tokens=prompt.num_tokens,
+            parts=prompt.read.whose.parts,
+            candidate=candidate,
+            epoch=self._caches.index.epoch(candidate),
+            at_s=now_s,
+            num_computed=self._num_computed[candidate],
+            num_pool_tokens=pool.num_tokens if pool is not None else 0,
+            change=change.part if change is not None else None,
+            num_in_row=change.num_in_row if change is not None else 0,
+        )
+
+    def _computed(
+        self, prompt: Prompt, placement: Placement, match: Match, num_tokens: int, num_cached: int
+    ) -> Computed:
+        thread, source = match.thread, match.source
+        candidate = placement.lease.candidate
+        index, contract = self._caches.index, self._caches.contract(candidate)
+        size = contract.block_size if contract is not None else 1
+        layout = index.groups_of(candidate)
+        predicted = placement.predicted
+        known = Known(
+            num_tokens=num_tokens,
+            num_cached=num_cached,
+            num_common=match.num_common,
+            num_before=thread.num_tokens if thread is not None else 0,
+            has_changed=match.change is not None,
+            is_apart=thread is not None and thread.space != _space(prompt, placement),
+            is_unknown=match.is_unknown,
+            step=size if layout is None else max(1, layout.alignment * layout.unit),
+            num_dropped=size if index.drops_last(candidate) else 0,
+            fetch_until=predicted.num_cached_tokens if predicted.num_fetched_tokens else 0,
+        )
+        loss = move = None
+        if source is not None and num_cached < sharable(known):
+            known, loss = self._with_fate(prompt, placement, known, source, size)
+        if thread is not None and thread.candidate != candidate:
+            move = _move(placement, thread.candidate)
+        return Computed(
+            tokens=causes_of(known),
+            num_before=match.num_common,
+            change=match.change,
+            move=move,
+            loss=loss,
+        )
+
+    def _with_fate(
+        self, prompt: Prompt, placement: Placement, known: Known, source: Thread, size: int
+    ) -> tuple[Known, Loss | None]:
+        """Find what became of blocks that were there after the turn before."""
+        index, home = self._caches.index, source.candidate
+        views = {view.id: view for view in placement.plan.snapshot.replicas}
+        is_cleared = source.epoch not in (0, index.epoch(home))
+        moved_until = 0
+        fate: Fate = "unknown"
+        if home != placement.lease.candidate and not is_cleared:
+            moved_until = views[home].num_own_tokens if home in views else known.num_common
+        pool = placement.plan.pool
+        pool_until = source.num_pool_tokens
+        if pool is not None and pool.num_tokens >= pool_until:
+            pool_until = 0
+        lost_at = max(known.num_cached, moved_until) // size
+        contract = source.contract
+        keys = prompt.keys(contract) if contract is not None else ()
+        key = keys[lost_at] if lost_at < len(keys) else None
+        if is_cleared:
+            fate = "cleared"
+        elif key is not None and index.was_evicted(home, key):
+            fate = "evicted"
+        elif home in views and views[home].num_own_tokens <= lost_at * size:
+            fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
+        loss = None
+        if fate != "unknown":
+            evicted_s = index.evicted_s(home, key) if key is not None else None
+            now_s = time.monotonic()
+            loss = Loss(
+                replica=home,
+                since_s=round(placement.placed_s - source.at_s, 3),
+                num_between_tokens=self._num_computed[home] - source.num_computed,
+                ago_s=None if evicted_s is None else round(now_s - evicted_s, 3),
+            )
+        known = replace(known, moved_until=moved_until, pool_until=pool_until, fate=fate)
+        return known, loss
+
+    def _count(self, prompt: Prompt, computed: Computed, num_cached: int) -> None:
+        by_cause = self._metrics.prompt_tokens
+        by_cause.labels("cached").inc(num_cached)
+        for cause, num_tokens in computed.tokens.items():
+            by_cause.labels(cause).inc(num_tokens)
+        if computed.change is None:
+            return
+        tenant = prompt.read.tenant
+        self._findings.note(
+            computed.change,
+            computed.tokens.get("changed", 0),
+            tenant=tenant.name if tenant is not None else None,
+            session=engine_name(prompt.read.whose.conversation or 0),
+            body=prompt.read.inbound.body,
+        )
+
+
+def _space(prompt: Prompt, placement: Placement) -> int:
+    """Stand for what else names blocks: salt, adapter and base model."""
+    base = placement.candidate.replica.base_model or prompt.read.model
+    extra = prompt.extra
+    name = f"{base}\0{extra.lora}\0{extra.cache_salt}"
+    return xxh3_64_intdigest(name.encode(errors="surrogatepass"))
+
+
+def _move(placement: Placement, origin: CandidateId) -> Move:
+    costs = {cost.id: cost.ttft_ms for cost in placement.plan.costs()}
+    return Move(
+        origin=origin,
+        ttft_here_ms=_rounded(costs.get(placement.lease.candidate)),
+        ttft_there_ms=_rounded(costs.get(origin)),
+        has_left=origin not in {view.id for view in placement.plan.snapshot.replicas},
+    )
+
+
+def _turn(
+    prompt: Prompt,
+    tries: Tries,
+    placement: Placement,
+    outcome: Outcome,
+    usage: Usage | None,
+    computed: Computed | None,
+    ttft_ms: float | None,
+    now_s: float,
+) -> Turn:
+    inbound, predicted, wait = prompt.read.inbound, placement.predicted, tries.wait
+    num_tokens = usage.prompt_tokens if usage is not None else prompt.num_tokens
+    reported = usage.num_cached_tokens if usage is not None else None
+    num_cached = predicted.num_cached_tokens if reported is None else reported
+    num_pool = min(predicted.num_fetched_tokens, max(0, num_cached - predicted.num_own_tokens))
+    num_cpu = min(
+        predicted.num_cpu_only_tokens, max(0, num_cached - num_pool - predicted.num_gpu_tokens)
+    )
+    cost, total_ms = placement.plan.view.cost, (now_s - inbound.arrived_s) * 1000
+    engine_ms = cost.prefill_ms(max(0, num_tokens - num_cached), num_cached)
+    return Turn(
+        request_id=prompt.read.request_id,
+        at=time.time() - total_ms / 1000,
+        candidate=placement.lease.candidate,
+        model=prompt.read.model or "",
+        outcome=outcome.value,
+        num_tokens=num_tokens,
+        num_cached=reported,
+        num_gpu=num_cached - num_pool - num_cpu,
+        num_cpu=num_cpu,
+        num_pool=num_pool,
+        num_output=usage.completion_tokens if usage is not None else None,
+        computed=computed,
+        router_ms=(placement.placed_s - inbound.arrived_s) * 1000 - wait.waited_ms,
+        waited_ms=wait.waited_ms,
+        ttft_ms=ttft_ms,
+        total_ms=total_ms,
+        engine_ms=engine_ms,
+        saved_ms=max(0.0, cost.prefill_ms(num_tokens, 0) - engine_ms),
+        prefill_at=placement.prefill.lease.candidate if placement.prefill is not None else None,
+        waited_for=wait.held_by,
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)

@@ -1,0 +1,149 @@
+"""Prompts that change near their beginning in every turn: said once, with what probably changes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import orjson
+from msgspec import Struct
+
+from router.records.computed import Change, Part
+
+logger = logging.getLogger(__name__)
+
+LEAST_IN_ROW: Final = 3
+"""So many turns in a row have to change in the same part."""
+
+_EARLY: Final[tuple[Part, ...]] = ("tools", "tool_order", "system")
+_MAX_FINDINGS: Final = 100
+_MAX_BYTES: Final = 1 << 20  # of a body that is looked at once more: 3 ms
+_FIELDS: Final = ("system", "instructions", "messages", "input")
+
+Hint = Literal["time", "date", "id", "order", "unknown"]
+
+_SIGNS: Final[tuple[tuple[Hint, re.Pattern[str]], ...]] = (
+    ("time", re.compile(r"\b\d{1,2}:\d{2}(?::\d{2})?\b|\b1[6-9]\d{8}\b")),
+    ("id", re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")),
+    ("date", re.compile(r"\b\d{4}-\d{2}-\d{2}\b")),
+)
+
+
+class Finding(Struct, kw_only=True):
+    """A part that changes in every turn of some sessions.
+
+    num_again: Tokens that were computed again for it, of all turns since it was found.
+    session: The last one, 16 hex digits.
+    """
+
+    tenant: str | None
+    part: Part
+    hint: Hint
+    offset: int
+    session: str
+    num_sessions: int = 1
+    num_turns: int = 0
+    num_again: int = 0
+
+    @property
+    def text(self) -> str:
+        """Say it to the agent's user, with what to do."""
+        what = _CAUSES[self.part, self.hint]
+        cost = f"{self.num_again:,} tokens were computed again in {self.num_turns:,} turns"
+        return f"{what}: {cost}. {_ADVICE[self.part]}"
+
+
+_WHAT: Final[dict[Hint, str]] = {
+    "time": "the system prompt changes in every turn, and has a time of day in it",
+    "id": "the system prompt changes in every turn, and has a random id in it",
+    "date": "the system prompt changes in every turn, and has a date in it",
+    "order": "the tools come in another order in every turn",
+    "unknown": "the system prompt changes in every turn",
+}
+_TOOLS: Final = "the tools change in every turn"
+_CAUSES: Final[dict[tuple[Part, Hint], str]] = {
+    **{("system", hint): text for hint, text in _WHAT.items()},
+    **{("tools", hint): _TOOLS for hint in _WHAT},
+    **{("tool_order", hint): _WHAT["order"] for hint in _WHAT},
+}
+_ADVICE: Final[dict[Part, str]] = {
+    "system": "Move what changes into the last message.",
+    "tools": "Send the same tools in every request of a session.",
+    "tool_order": "Sort the tools by name before sending them.",
+}
+
+
+class Findings:
+    """What was found, by tenant and part; the oldest goes first."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[tuple[str | None, Part], Finding] = OrderedDict()
+
+    def __iter__(self) -> Any:
+        """Yield the findings, the newest first."""
+        return reversed(self._found.values())
+
+    def note(
+        self,
+        change: Change,
+        num_again: int,
+        *,
+        tenant: str | None,
+        session: str,
+        body: bytes | None,
+    ) -> Finding | None:
+        """Note a change; return the finding if it is a new one."""
+        if change.part not in _EARLY or change.num_in_row < LEAST_IN_ROW:
+            return None
+        key = tenant, change.part
+        finding, is_new = self._found.get(key), False
+        if finding is None:
+            is_new = True
+            finding = self._found[key] = Finding(
+                tenant=tenant,
+                part=change.part,
+                hint=_hint(change.part, body),
+                offset=change.offset,
+                session=session,
+            )
+            if len(self._found) > _MAX_FINDINGS:
+                self._found.popitem(last=False)
+        elif finding.session != session and change.num_in_row == LEAST_IN_ROW:
+            finding.num_sessions += 1
+        finding.session = session
+        finding.num_turns += 1
+        finding.num_again += num_again
+        if not is_new:
+            return None
+        logger.warning(
+            "a prompt changes near its beginning in every turn",
+            extra={"tenant": tenant, "session": session, "what": finding.text},
+        )
+        return finding
+
+
+def _hint(part: Part, body: bytes | None) -> Hint:
+    """Look for what probably changes. Nothing of the text is kept."""
+    if part == "tool_order":
+        return "order"
+    if part != "system" or body is None or len(body) > _MAX_BYTES:
+        return "unknown"
+    try:
+        text = _system_text(orjson.loads(body))
+    except (ValueError, TypeError, AttributeError):
+        return "unknown"
+    return next((hint for hint, sign in _SIGNS if sign.search(text)), "unknown")
+
+
+def _system_text(body: Mapping[str, Any]) -> str:
+    texts = []
+    for field in _FIELDS:
+        value = body.get(field)
+        if field in ("messages", "input"):
+            items = value if isinstance(value, list) else []
+            value = [item for item in items if item.get("role") in ("system", "developer")]
+        texts.append(orjson.dumps(value).decode())
+    return "\n".join(texts)

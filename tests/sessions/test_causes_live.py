@@ -1,0 +1,222 @@
+"""A cause for each computed token, through a whole router in front of engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.faults.stage import SECRET, Engines, Stage, chat, holder, on_stage, streamed, words
+
+BLOCK = 16
+
+
+async def turns(stage: Stage, session: str = f"session-{SECRET}") -> list[dict[str, Any]]:
+    """The turns of a session, as the admin port tells them."""
+    reply = await stage.admin(f"/admin/sessions/{session}")
+    assert reply.status == 200, reply.json()
+    found: list[dict[str, Any]] = reply.json()["turns_shown"]
+    return found
+
+
+def causes(turn: dict[str, Any]) -> dict[str, int]:
+    """The causes of a turn; their sum is the engine's own count."""
+    found: dict[str, int] = turn["computed"]["tokens"]
+    assert sum(found.values()) == turn["num_tokens"] - turn["num_cached"]
+    return found
+
+
+def answered(*texts: str) -> dict[str, Any]:
+    return streamed(chat(*texts))
+
+
+async def test_a_turn_that_goes_on_is_new() -> None:
+    """Only what was added, and the rest of the last block."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        await stage.ask(answered(words(1)))
+        await stage.settled(*engines)
+        await stage.ask(answered(words(1), "sure", words(2)))
+        first, second = await turns(stage)
+
+    assert set(causes(first)) == {"new"}
+    assert set(causes(second)) <= {"new", "last_block"}
+    assert causes(second).get("last_block", 0) < BLOCK
+    assert second["text"] == [] or "rest of a block" in second["text"][0]
+
+
+async def test_the_same_prompt_again_computes_its_last_block() -> None:
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        for _ in range(2):
+            await stage.ask(answered(words(1)))
+            await stage.settled(*engines)
+        _, second = await turns(stage)
+
+    assert set(causes(second)) == {"last_block"}
+    assert causes(second)["last_block"] <= BLOCK
+
+
+async def test_a_clock_in_the_system_prompt_is_named() -> None:
+    """Each turn is computed again from the clock on; after three turns it is said by itself."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        history = [words(1)]
+        for minute in range(5):
+            body = answered(*history)
+            system = {"role": "system", "content": f"It is 12:0{minute}. {words(7)}"}
+            body["messages"] = [system, *body["messages"]]
+            await stage.ask(body)
+            await stage.settled(*engines)
+            history += ["yes", words(10 + minute)]
+        last = (await turns(stage))[-1]
+        findings = (await stage.admin("/admin/findings")).json()["findings"]
+        log = stage.log
+
+    assert last["computed"]["change"]["part"] == "system"
+    assert last["computed"]["change"]["num_in_row"] == 4
+    assert causes(last)["changed"] > 200
+    assert "system prompt changed" in last["text"][0]
+    (finding,) = findings
+    assert finding["hint"] == "time"
+    assert "12:0" not in finding["text"]
+    assert log.count("a prompt changes near its beginning in every turn") == 2  # text and JSON
+
+
+async def test_an_edited_message_is_named() -> None:
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        await stage.ask(answered(words(1), "yes", words(2), "no", words(3)))
+        await stage.settled(*engines)
+        await stage.ask(answered(words(1), "yes", words(9), "no", words(3)))
+        _, second = await turns(stage)
+
+    change = second["computed"]["change"]
+    assert (change["part"], change["index"]) == ("message", 2)
+    assert causes(second)["changed"] > 100
+
+
+async def test_a_compacted_history_is_named() -> None:
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        system = {"role": "system", "content": words(7)}
+        long = answered(words(1), "yes", words(2), "no", words(3))
+        short = answered(words(8))
+        for body in (long, short):
+            body["messages"] = [system, *body["messages"]]
+            await stage.ask(body)
+            await stage.settled(*engines)
+        _, second = await turns(stage)
+
+    assert second["computed"]["change"]["part"] == "compacted"
+    assert "changed" in causes(second)
+
+
+async def test_a_turn_that_had_to_move_is_named() -> None:
+    """The replica that has the conversation drains."""
+    async with Engines(2) as engines, on_stage(*engines) as stage:
+        first = await stage.ask(answered(words(1)))
+        await stage.settled(*engines)
+        await stage.admin(f"/admin/replicas/{first.replica}/drain", {"draining": True})
+        await stage.ask(answered(words(1), "yes", words(2)))
+        _, second = await turns(stage)
+
+    assert second["candidate"] != first.replica
+    assert causes(second)["moved"] >= 4 * BLOCK
+    assert second["computed"]["move"]["origin"] == first.replica
+
+
+async def test_an_emptied_cache_is_named() -> None:
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        first = await stage.ask(answered(words(1)))
+        await stage.settled(*engines)
+        engine = holder(stage, first, engines)
+        engine.replica.reset_prefix_cache(preempt=False)
+        await stage.settled(*engines)
+        await stage.ask(answered(words(1), "yes", words(2)))
+        _, second = await turns(stage)
+
+    assert causes(second)["cleared"] >= 4 * BLOCK
+    assert "emptied" in second["text"][0]
+
+
+async def test_an_eviction_is_named() -> None:
+    """Another conversation takes the room."""
+    async with Engines(1, num_gpu_blocks=48) as engines, on_stage(*engines) as stage:
+        await stage.ask(answered(words(1)))
+        await stage.settled(*engines)
+        await stage.ask(answered(words(2, 120)), headers={"X-Session-ID": f"other-{SECRET}"})
+        await stage.settled(*engines)
+        await stage.ask(answered(words(1), "yes", words(3, 10)))
+        _, second = await turns(stage)
+
+    assert causes(second)["evicted"] >= BLOCK
+    loss = second["computed"]["loss"]
+    assert loss["replica"] == "r1"
+    assert loss["num_between_tokens"] > 300
+    assert loss["ago_s"] < loss["since_s"]
+
+
+async def test_another_salt_is_named() -> None:
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        for salt in ("one", "two"):
+            await stage.ask(answered(words(1)) | {"cache_salt": salt})
+            await stage.settled(*engines)
+        _, second = await turns(stage)
+
+    assert set(causes(second)) == {"salt_or_model"}
+
+
+async def test_a_sub_agent_has_what_its_parent_had() -> None:
+    """What the parent had is not new to its sub-agent, whatever became of it."""
+    parent = {"X-Session-ID": f"parent-{SECRET}"}
+    child = {"X-Session-ID": f"child-{SECRET}", "x-parent-session-id": f"parent-{SECRET}"}
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        await stage.ask(answered(words(1)), headers=parent)
+        await stage.settled(*engines)
+        engines[0].replica.reset_prefix_cache(preempt=False)
+        await stage.settled(*engines)
+        await stage.ask(answered(words(1), "yes", words(2)), headers=child)
+        (turn,) = await turns(stage, f"child-{SECRET}")
+        above = (await stage.admin(f"/admin/sessions/parent-{SECRET}")).json()
+
+    assert causes(turn)["cleared"] >= 4 * BLOCK
+    assert [each["session"] for each in above["children"]] != []
+
+
+async def test_a_conversation_that_began_elsewhere_is_unknown() -> None:
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        await stage.ask(answered(words(1), "yes", words(2)))
+        (turn,) = await turns(stage)
+
+    assert set(causes(turn)) == {"unknown"}
+
+
+async def test_a_client_without_session_ids_is_followed() -> None:
+    """By its first message, although its system prompt is another one in each turn."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        for number in range(2):
+            body = answered(words(1), *["yes", words(2)][: 2 * number])
+            body["messages"].insert(0, {"role": "system", "content": f"It is 9:0{number}."})
+            await stage.ask(body, headers={"X-Session-ID": ""})
+            await stage.settled(*engines)
+        sessions = (await stage.admin("/admin/sessions")).json()["sessions"]
+
+    assert [each["turns"] for each in sessions] == [2]
+
+
+async def test_sessions_as_a_table() -> None:
+    """JSON, CSV, orders, bounds and names that are wrong."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        await stage.ask(answered(words(1)))
+        listed = (await stage.admin("/admin/sessions?order=cost&limit=1")).json()
+        table = await stage.admin("/admin/sessions?format=csv")
+        request = listed["sessions"] and (await turns(stage))[0]["request_id"]
+        asked = (await stage.admin(f"/admin/requests/{request}")).json()
+        wrong = await stage.admin("/admin/sessions?order=size")
+        unknown = await stage.admin("/admin/sessions/nobody")
+
+        assert listed["total"] == 1
+        assert listed["sessions"][0]["causes"]["new"] > 0
+        header, row = table.body.decode().splitlines()
+        assert header.startswith("session,parent,tenant,model,home")
+        assert row.startswith(listed["sessions"][0]["session"])
+        assert asked["turn"]["request_id"] == request
+        assert (wrong.status, wrong.error["param"]) == (400, "order")
+        assert "recent, cost, computed, turns" in wrong.error["message"]
+        assert unknown.status == 404
+        assert "GET /admin/sessions lists" in unknown.error["message"]
+        assert stage.metric("warmroute_prompt_tokens_total", cause="new") > 0
