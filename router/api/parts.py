@@ -26,6 +26,7 @@ _SYSTEM: Final = ("system", "developer")
 _ANSWERS: Final = ("function_call", "reasoning")  # types of items of the Responses API
 _BILLING: Final = "x-anthropic-billing-header"
 _MARK: Final = "cache_control"
+_UNREADABLE: Final = 1
 
 
 class Parts(Struct, frozen=True, gc=False):
@@ -124,8 +125,8 @@ def _unmarked(part: object) -> object:
 def _digest(value: object) -> int:
     try:
         return xxh3_64_intdigest(orjson.dumps(value))
-    except (TypeError, ValueError):  # orjson reads what it cannot write: a lone surrogate
-        return xxh3_64_intdigest(repr(value).encode(errors="surrogatepass"))
+    except (TypeError, ValueError):  # orjson reads deeper values than it writes
+        return _UNREADABLE
 
 
 def _joined(digests: Sequence[int]) -> int:

@@ -125,7 +125,7 @@ async def test_an_emptied_cache_is_named() -> None:
         await stage.settled(*engines)
         engine = holder(stage, first, engines)
         engine.replica.reset_prefix_cache(preempt=False)
-        await stage.settled(*engines)
+        await stage.until(lambda: not any(stage.held(engine)))
         await stage.ask(answered(words(1), "yes", words(2)))
         _, second = await turns(stage)
 
@@ -168,7 +168,7 @@ async def test_a_sub_agent_has_what_its_parent_had() -> None:
         await stage.ask(answered(words(1)), headers=parent)
         await stage.settled(*engines)
         engines[0].replica.reset_prefix_cache(preempt=False)
-        await stage.settled(*engines)
+        await stage.until(lambda: not any(stage.held(engines[0])))
         await stage.ask(answered(words(1), "yes", words(2)), headers=child)
         (turn,) = await turns(stage, f"child-{SECRET}")
         above = (await stage.admin(f"/admin/sessions/parent-{SECRET}")).json()
