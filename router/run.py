@@ -136,6 +136,7 @@ async def run(
         if router.decision_log is not None:  # late: answers in flight at the end have records
             stack.callback(router.decision_log.close)
         stack.callback(router.shadows.close)  # before that: their decisions are recorded
+        stack.callback(router.story.steps.recorder.close)  # and before that, what is late
         for client in router.clients:
             await stack.enter_async_context(client)
         router.listeners = public, admin = build_listeners(router)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+from msgspec import Struct
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
@@ -20,6 +21,23 @@ from router.request.results import Prompt, Tries
 from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger, Match, Thread, Turn
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """An answered request that is to be booked.
+
+    turn: Without its causes.
+    has_causes: The engine says how much of the prompt it computed here.
+    is_open: It reused less than predicted. The events that say why may still be on their way.
+    """
+
+    prompt: Prompt
+    placement: Placement
+    match: Match
+    thread: Thread
+    turn: Turn
+    has_causes: bool
+    is_open: bool
 
 
 class Bookkeeper:
@@ -51,7 +69,7 @@ class Bookkeeper:
             parts=whose.parts,
         )
 
-    def book(
+    def begin(
         self,
         prompt: Prompt,
         tries: Tries,
@@ -60,33 +78,48 @@ class Bookkeeper:
         outcome: Outcome,
         usage: Usage | None,
         ttft_ms: float | None,
-    ) -> Computed | None:
-        """Book an answered request; return the causes. None: its engine did not say enough."""
-        match = self.match(prompt, placement)
-        key = prompt.read.whose.conversation
-        if match is None or key is None:
+    ) -> Entry | None:
+        """Remember the prompt of a request that was answered. None: it is of no session."""
+        match, whose = self.match(prompt, placement), prompt.read.whose
+        if match is None or whose.conversation is None:
             return None
         now_s, candidate = time.monotonic(), placement.lease.candidate
-        reported = usage.num_cached_tokens if usage is not None else None
-        is_whole = tries.prefill is None or not tries.prefill.is_peer_to_peer
-        computed = None
-        if usage is not None and reported is not None and is_whole:
-            computed = self._computed(prompt, placement, match, usage.prompt_tokens, reported)
-            self._count(prompt, computed, reported)
-        turn = _turn(prompt, tries, placement, outcome, usage, computed, ttft_ms, now_s)
+        turn = _turn(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
         self._num_computed[candidate] += turn.num_tokens - (turn.num_cached or 0)
         self._num_computed[candidate] += turn.num_output or 0
+        thread = self._thread(prompt, placement, match, now_s)
         tenant = prompt.read.tenant
-        self.ledger.add(
-            key,
-            prompt.read.whose.parent,
-            turn,
-            self._thread(prompt, placement, match, now_s),
+        self.ledger.remember(
+            whose.conversation,
+            whose.parent,
+            thread,
             tenant=tenant.name if tenant is not None else None,
-            routing=prompt.read.session_hash,
+            routing=whose.session_hash,
             replaces=match.thread,
         )
-        return computed
+        num_predicted, reported = placement.predicted.num_cached_tokens, turn.num_cached
+        return Entry(
+            prompt=prompt,
+            placement=placement,
+            match=match,
+            thread=thread,
+            turn=turn,
+            has_causes=reported is not None
+            and (tries.prefill is None or not tries.prefill.is_peer_to_peer),
+            is_open=reported is not None and reported < num_predicted,
+        )
+
+    def end(self, entry: Entry) -> Computed | None:
+        """Book a turn; return the causes. None: its engine did not say enough."""
+        prompt, placement, turn = entry.prompt, entry.placement, entry.turn
+        entry.thread.epoch = self._caches.index.epoch(placement.lease.candidate)
+        if entry.has_causes:
+            computed = self._computed(entry)
+            turn = replace(turn, computed=computed)
+            self._count(prompt, computed, turn.num_cached or 0)
+        whose = prompt.read.whose
+        self.ledger.add(whose.conversation or 0, turn)
+        return turn.computed
 
     def _thread(self, prompt: Prompt, placement: Placement, match: Match, now_s: float) -> Thread:
         candidate = placement.lease.candidate
@@ -108,9 +141,9 @@ class Bookkeeper:
             num_in_row=change.num_in_row if change is not None else 0,
         )
 
-    def _computed(
-        self, prompt: Prompt, placement: Placement, match: Match, num_tokens: int, num_cached: int
-    ) -> Computed:
+    def _computed(self, entry: Entry) -> Computed:
+        prompt, placement, match = entry.prompt, entry.placement, entry.match
+        num_cached = entry.turn.num_cached or 0
         thread, source = match.thread, match.source
         candidate = placement.lease.candidate
         index, contract = self._caches.index, self._caches.contract(candidate)
@@ -118,7 +151,7 @@ class Bookkeeper:
         layout = index.groups_of(candidate)
         predicted = placement.predicted
         known = Known(
-            num_tokens=num_tokens,
+            num_tokens=entry.turn.num_tokens,
             num_cached=num_cached,
             num_common=match.num_common,
             num_before=thread.num_tokens if thread is not None else 0,
@@ -221,7 +254,6 @@ def _turn(
     placement: Placement,
     outcome: Outcome,
     usage: Usage | None,
-    computed: Computed | None,
     ttft_ms: float | None,
     now_s: float,
 ) -> Turn:
@@ -247,7 +279,6 @@ def _turn(
         num_cpu=num_cpu,
         num_pool=num_pool,
         num_output=usage.completion_tokens if usage is not None else None,
-        computed=computed,
         router_ms=(placement.placed_s - inbound.arrived_s) * 1000 - wait.waited_ms,
         waited_ms=wait.waited_ms,
         ttft_ms=ttft_ms,

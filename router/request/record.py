@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from typing import Any
+from collections import deque
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from policies.naming import params_of
 from policies.view import Holding
@@ -14,18 +18,19 @@ from router.experiments.runner import ExperimentRunner
 from router.experiments.shadow import Shadows
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.records.computed import Computed
 from router.records.log import DecisionLog
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
 from router.request.audit import TokenAudit
-from router.request.bookkeeper import Bookkeeper
+from router.request.bookkeeper import Bookkeeper, Entry
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries
 from router.request.send import Sent
 from router.request.verify import PoolVerifier
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE_S: Final = 0.5  # events take 0.1 s
 
 
 class Recorder:
@@ -51,6 +56,7 @@ class Recorder:
         self._experiments = experiments
         self._shadows = shadows
         self._bookkeeper = bookkeeper
+        self._late: deque[tuple[float, DecisionRecord, Entry]] = deque()
         self._stages = _StageMetrics(metrics)
         self._by_candidate: dict[str, _CandidateMetrics] = {}
         metrics.on_dropped.append(lambda candidate: self._by_candidate.pop(candidate, None))
@@ -74,16 +80,10 @@ class Recorder:
         now_s, ttft_ms = time.monotonic(), None
         if first_s is not None and prompt.read.streams and status == 200:
             ttft_ms = (first_s - placement.placed_s) * 1000
-        computed = None
-        if first_s is not None and status == 200:
-            computed = self._bookkeeper.book(
-                prompt, tries, placement, outcome=outcome, usage=usage, ttft_ms=ttft_ms
-            )
         record = _record_of(
             prompt,
             tries,
             placement.plan,
-            computed=computed,
             state=placement.state,
             status=status,
             outcome=outcome,
@@ -103,6 +103,20 @@ class Recorder:
         if usage is not None:
             self._audit(prompt, tries, placement, sent or Sent(), usage)
         logger.info("routed", extra={"fields": _fields(prompt, tries, placement, record)})
+        entry = None
+        if first_s is not None and status == 200:
+            entry = self._bookkeeper.begin(
+                prompt, tries, placement, outcome=outcome, usage=usage, ttft_ms=ttft_ms
+            )
+        if entry is not None and entry.is_open:
+            self._late.append((now_s + _PATIENCE_S, record, entry))
+        else:
+            self._end(record, entry, prompt)
+
+    def _end(self, record: DecisionRecord, entry: Entry | None, prompt: Prompt) -> None:
+        """Book a request, and write its record."""
+        if entry is not None:
+            record = replace(record, computed=self._bookkeeper.end(entry))
         if self._shadows is not None and prompt.read.request is not None:
             self._shadows.put(record, self._write)
         else:
@@ -146,6 +160,13 @@ class Recorder:
     def sweep(self, now_s: float) -> None:
         """Look for block events of requests that were answered."""
         self._token_audit.sweep(now_s)
+        while self._late and self._late[0][0] <= now_s:
+            _, record, entry = self._late.popleft()
+            self._end(record, entry, entry.prompt)
+
+    def close(self) -> None:
+        """End what still waits for events."""
+        self.sweep(math.inf)
 
     def counted(self, read: Read, num_tokens: int) -> None:
         """Record a request that was answered with the number of its prompt's tokens."""
@@ -324,7 +345,6 @@ def _fields(
         "cached": record.num_predicted_cached_tokens,
         "pool": placement.predicted.num_fetched_tokens,
         "reported": record.num_reported_cached_tokens,
-        "again": record.computed.num_again if record.computed is not None else None,
         "state": placement.state,
         "tries": len(tries.records),
         "status": record.status,
@@ -352,7 +372,6 @@ def _record_of(
     ttft_ms: float | None,
     placed_s: float,
     now_s: float,
-    computed: Computed | None = None,
 ) -> DecisionRecord:
     arrived_s, wait, whose = prompt.read.inbound.arrived_s, tries.wait, prompt.read.whose
     return DecisionRecord(
@@ -375,7 +394,6 @@ def _record_of(
         num_prompt_tokens=prompt.num_tokens,
         num_predicted_cached_tokens=predicted.num_cached_tokens,
         num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
-        computed=computed,
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
         router_ms=(placed_s - arrived_s) * 1000 - wait.waited_ms,
         service_class=prompt.service_class,

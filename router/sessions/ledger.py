@@ -10,6 +10,7 @@ Bounded: the conversation that was silent for longest is forgotten first. Its ne
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -81,7 +82,7 @@ class Totals(Struct):
     num_gpu: int = 0
     num_cpu: int = 0
     num_pool: int = 0
-    by_cause: dict[str, int] = {}
+    by_cause: dict[str, int] = msgspec.field(default_factory=dict)
     num_moves: int = 0
     waited_s: float = 0.0
     engine_s: float = 0.0
@@ -151,9 +152,9 @@ class Session(Struct, kw_only=True):
     model: str = ""
     home: CandidateId = CandidateId("")
     has_ended: bool = False
-    routing: dict[int, None] = {}
-    children: dict[int, None] = {}
-    threads: list[Thread] = []
+    routing: dict[int, None] = msgspec.field(default_factory=dict)
+    children: dict[int, None] = msgspec.field(default_factory=dict)
+    threads: list[Thread] = msgspec.field(default_factory=list)
     totals: Totals = msgspec.field(default_factory=Totals)
     packed: deque[bytes] = msgspec.field(default_factory=lambda: deque(maxlen=MAX_TURNS))
 
@@ -259,55 +260,58 @@ class Ledger:
 
     # -- when it is over ---------------------------------------------------------------------
 
-    def add(
+    def remember(
         self,
         key: int,
         parent: int | None,
-        turn: Turn,
-        thread: Thread | None,
+        thread: Thread,
         *,
         tenant: str | None = None,
         routing: int | None = None,
         replaces: Thread | None = None,
-    ) -> Session:
-        """Add a turn.
+    ) -> None:
+        """Remember a prompt that was computed: the next turn is compared with it.
 
         Args:
             key: Of the conversation.
             parent: Of the conversation that started it.
-            turn: What became of it.
-            thread: The prompt, if it was computed; else None.
+            thread: The prompt.
             tenant: Its name.
             routing: Digest that routing knows the conversation by.
             replaces: The thread that it goes on, if there is one.
         """
         session = self._sessions.pop(key, None)
         if session is None:
-            session = Session(
-                key=key, tenant=tenant, parent=parent, begun=turn.at, last=turn.at,
-                routing={}, children={}, threads=[],
-            )  # fmt: skip
+            now = time.time()
+            session = Session(key=key, tenant=tenant, parent=parent, begun=now, last=now)
             above = self._sessions.get(parent or 0)
             if above is not None:
                 above.children[key] = None
                 if len(above.children) > MAX_TURNS:
                     del above.children[next(iter(above.children))]
         self._sessions[key] = session
-        session.last, session.model = turn.at + turn.total_ms / 1000, turn.model
-        session.home, session.has_ended = turn.candidate, False
+        session.home, session.has_ended = thread.candidate, False
         if routing is not None:
             session.routing[routing] = None
+        self._num_bytes -= session.num_bytes
+        session.threads = [each for each in session.threads if each is not replaces]
+        session.threads.append(thread)
+        del session.threads[:-_MAX_THREADS]
+        self._num_bytes += session.num_bytes
+        self._keep_bounds()
+
+    def add(self, key: int, turn: Turn) -> None:
+        """Add a turn to its session; ignored if that is not known any more."""
+        session = self._sessions.get(key)
+        if session is None:
+            return
+        session.begun = min(session.begun, turn.at)
+        session.last, session.model = turn.at + turn.total_ms / 1000, turn.model
         session.totals.add(turn)
         session.packed.append(_encode(turn))
         self._of_request[turn.request_id] = key
-        if thread is not None:
-            self._num_bytes -= session.num_bytes
-            session.threads = [each for each in session.threads if each is not replaces]
-            session.threads.append(thread)
-            del session.threads[:-_MAX_THREADS]
-            self._num_bytes += session.num_bytes
-        self._keep_bounds()
-        return session
+        if len(self._of_request) > _MAX_REQUESTS:
+            self._of_request.popitem(last=False)
 
     def ended(self, key: int) -> Session | None:
         """Note that a conversation is over: its prompts are forgotten, its totals stay."""
@@ -326,8 +330,6 @@ class Ledger:
         session.threads = []
 
     def _keep_bounds(self) -> None:
-        while len(self._of_request) > _MAX_REQUESTS:
-            self._of_request.popitem(last=False)
         while len(self._sessions) > self._max_sessions:
             _, oldest = self._sessions.popitem(last=False)
             self._drop_prompts(oldest)
