@@ -20,7 +20,8 @@ from router.request.plan import Placement
 from router.request.results import Prompt, Tries
 from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Match, Thread, Turn
+from router.sessions.ledger import Ledger, Match, Turn
+from router.sessions.threads import Thread
 
 
 class Entry(Struct, frozen=True, kw_only=True):

@@ -1,8 +1,6 @@
 """The sessions' ledger: the last prompts of each conversation, and what all of its turns cost.
 
-A conversation may have several *threads*: requests that each go on where the one before ended. A
-client's title generator, or sub-agents under one session id, are threads of their own. What a
-conversation had before is what its threads, or its parent's, had.
+What a conversation had before is what its threads, or its parent's, had; see `threads`.
 
 Bounded: the conversation that was silent for longest is forgotten first. Its next turn is
 `unknown`. Every operation is O(1) in the number of conversations, unless it says otherwise.
@@ -13,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from typing import Final
 
 import msgspec
@@ -22,7 +19,8 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
-from router.records.computed import Cause, Change, Computed, Part
+from router.records.computed import Cause, Change, Computed
+from router.sessions.threads import Thread, change_of, num_shared, thread_of
 
 MAX_SESSIONS: Final = 20_000
 MAX_BYTES: Final = 128 << 20
@@ -33,9 +31,6 @@ MAX_TURNS: Final = 64
 
 _MAX_THREADS: Final = 4
 _MAX_REQUESTS: Final = 50_000  # whose session is found by the request's id
-_LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
-
-Contracts = dict[HashContract, Sequence[BlockKey]]
 
 
 class Turn(Struct, frozen=True, array_like=True, kw_only=True):
@@ -105,36 +100,6 @@ class Totals(Struct):
             self.num_moves += turn.computed.move is not None
             for cause, num_tokens in turn.computed.tokens.items():
                 _count(self.by_cause, cause, num_tokens)
-
-
-class Thread(Struct, kw_only=True):
-    """The last prompt of requests that go on from each other.
-
-    space: Salt, adapter and model: prompts of two spaces share no block.
-    keys: Of its full blocks, as `contract` names them; empty: not known.
-    epoch: Of the candidate's cache.
-    at_s: When the last turn ended, monotonic.
-    num_computed: Tokens that the candidate had computed by then, ever.
-    num_pool_tokens: That the pool had of it.
-    change, num_in_row: Where the last turns in a row changed.
-    """
-
-    space: int
-    contract: HashContract | None
-    keys: Sequence[BlockKey]
-    num_tokens: int
-    parts: Parts | None
-    candidate: CandidateId
-    epoch: int
-    at_s: float
-    num_computed: int
-    num_pool_tokens: int = 0
-    change: Part | None = None
-    num_in_row: int = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return 8 * (len(self.keys) + (len(self.parts.messages) if self.parts else 0))
 
 
 class Session(Struct, kw_only=True):
@@ -246,7 +211,7 @@ class Ledger:
                 num_blocks = num_shared(keys, other.keys)
                 if num_blocks > num_common:
                     source, num_common = other, num_blocks
-        thread = _thread_of(threads, keys, num_tokens, parts, space, contract)
+        thread = thread_of(threads, keys, num_tokens, parts, space, contract)
         goes_on = parts is not None and parts.has_answers
         if thread is None:
             is_unknown = goes_on and source is None
@@ -255,7 +220,7 @@ class Ledger:
             return Match(thread=thread, num_common=0)
         if not keys or not thread.keys or thread.contract != contract:
             return Match(thread=thread, is_unknown=True)
-        change = _change_of(thread, parts, num_shared(keys, thread.keys), size, num_tokens)
+        change = change_of(thread, parts, num_shared(keys, thread.keys), size, num_tokens)
         return Match(thread=thread, source=source, num_common=num_common * size, change=change)
 
     # -- when it is over ---------------------------------------------------------------------
@@ -340,99 +305,6 @@ class Ledger:
                     self._drop_prompts(session)
                     if self._num_bytes <= 0.9 * self._max_bytes:
                         break
-
-
-def num_shared(one: Sequence[BlockKey], other: Sequence[BlockKey]) -> int:
-    """Count the leading blocks that two chains share: a key stands for all before it, too."""
-    low, high = 0, min(len(one), len(other))
-    if high and one[high - 1] == other[high - 1]:
-        return high
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _thread_of(
-    threads: Sequence[Thread],
-    keys: Sequence[BlockKey],
-    num_tokens: int,
-    parts: Parts | None,
-    space: int,
-    contract: HashContract | None,
-) -> Thread | None:
-    """Find the thread that a prompt goes on: by its first message, else by most of its tokens.
-
-    A history that was replaced by a shorter one begins again, behind the same tools and system.
-    """
-    if parts is not None and parts.messages:
-        same = [
-            each
-            for each in threads
-            if each.parts and each.parts.messages and each.parts.messages[0] == parts.messages[0]
-        ]
-        if same:
-            return max(same, key=lambda each: _num_equal(each.parts, parts))
-    for thread in reversed(threads):
-        if thread.contract == contract and thread.space == space:
-            num_blocks = num_shared(keys, thread.keys)
-            if num_blocks and num_blocks >= _LEAST_SHARE * min(len(keys), len(thread.keys)):
-                return thread
-    if parts is None:
-        return None
-    for thread in reversed(threads):
-        before = thread.parts
-        if (
-            before is not None
-            and (before.tool_set, before.system) == (parts.tool_set, parts.system)
-            and before.has_answers
-            and num_tokens < thread.num_tokens
-        ):
-            return thread
-    return None
-
-
-def _num_equal(one: Parts | None, other: Parts) -> int:
-    """Count the leading messages that two requests have in common."""
-    if one is None:
-        return 0
-    pairs = zip(one.messages, other.messages, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _change_of(
-    thread: Thread, parts: Parts | None, num_common: int, size: int, num_tokens: int
-) -> Change | None:
-    """Find the first difference from a thread's last prompt; None: all of its blocks are there."""
-    if num_common >= len(thread.keys):
-        return None
-    part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
-    num_in_row = thread.num_in_row + 1 if thread.change == part else 1
-    return Change(
-        part=part, index=index, digest=digest, offset=num_common * size, num_in_row=num_in_row
-    )
-
-
-def _difference(
-    before: Parts | None, now: Parts | None, is_shorter: bool
-) -> tuple[Part, int | None, str]:
-    if before is None or now is None:
-        return "text", None, ""
-    if before.tools != now.tools:
-        part: Part = "tool_order" if before.tool_set == now.tool_set else "tools"
-        return part, None, f"{now.tools:016x}"
-    if before.system != now.system:
-        return "system", None, f"{now.system:016x}"
-    first = _num_equal(before, now)
-    if first >= len(before.messages):
-        return "template", None, ""
-    digest = f"{now.messages[first]:016x}" if first < len(now.messages) else ""
-    if is_shorter and len(now.messages) < len(before.messages):
-        return "compacted", first + now.num_system, digest
-    return "message", first + now.num_system, digest
 
 
 def _count(counts: dict[str, int], name: Cause | str, num: int) -> None:
