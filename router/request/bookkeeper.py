@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -51,7 +50,6 @@ class Bookkeeper:
         self._caches = caches
         self._findings = findings
         self._metrics = metrics
-        self._num_computed: Counter[CandidateId] = Counter()  # tokens, ever
 
     def match(self, prompt: Prompt, placement: Placement) -> Match | None:
         """Find what the conversation of a request had of its prompt. None: it is of none."""
@@ -84,16 +82,16 @@ class Bookkeeper:
         match, whose = self.match(prompt, placement), prompt.read.whose
         if match is None or whose.conversation is None:
             return None
-        now_s, candidate = time.monotonic(), placement.lease.candidate
+        now_s = time.monotonic()
         turn = _turn(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
-        self._num_computed[candidate] += turn.num_tokens - (turn.num_cached or 0)
-        self._num_computed[candidate] += turn.num_output or 0
+        num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, now_s)
         tenant = prompt.read.tenant
         self.ledger.remember(
             whose.conversation,
             whose.parent,
             thread,
+            num_computed=num_computed,
             tenant=tenant.name if tenant is not None else None,
             routing=whose.session_hash,
             replaces=match.thread,
@@ -136,7 +134,6 @@ class Bookkeeper:
             candidate=candidate,
             epoch=self._caches.index.epoch(candidate),
             at_s=now_s,
-            num_computed=self._num_computed[candidate],
             num_pool_tokens=pool.num_tokens if pool is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
@@ -208,7 +205,7 @@ class Bookkeeper:
             loss = Loss(
                 replica=home,
                 since_s=round(placement.placed_s - source.at_s, 3),
-                num_between_tokens=self._num_computed[home] - source.num_computed,
+                num_between_tokens=self.ledger.num_computed[home] - source.num_computed,
                 ago_s=None if evicted_s is None else round(now_s - evicted_s, 3),
             )
         known = replace(known, moved_until=moved_until, pool_until=pool_until, fate=fate)

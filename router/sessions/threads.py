@@ -7,7 +7,6 @@ sub-agents under one session id, are threads of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Final
 
 from msgspec import Struct
@@ -40,7 +39,7 @@ class Thread(Struct, kw_only=True):
     candidate: CandidateId
     epoch: int
     at_s: float
-    num_computed: int
+    num_computed: int = 0
     num_pool_tokens: int = 0
     change: Part | None = None
     num_in_row: int = 0
@@ -104,11 +103,20 @@ def thread_of(
 
 
 def num_equal(one: Parts | None, other: Parts) -> int:
-    """Count the leading messages that two requests have in common."""
+    """Count the leading messages that two requests have in common; O(messages), by memory."""
     if one is None:
         return 0
-    pairs = zip(one.messages, other.messages, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    mine, theirs = one.messages, other.messages
+    low, high = 0, min(len(mine), len(theirs))
+    if mine[:high] == theirs[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if mine[low:middle] == theirs[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def change_of(
