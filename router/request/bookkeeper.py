@@ -192,10 +192,10 @@ class Bookkeeper:
         contract = source.contract
         keys = prompt.keys(contract) if contract is not None else ()
         key = keys[lost_at] if lost_at < len(keys) else None
-        if is_cleared:
+        if key is not None and index.was_evicted(home, key):
+            fate = "evicted"  # in this epoch, so it had them after it was cleared, or never was
+        elif is_cleared:
             fate = "cleared"
-        elif key is not None and index.was_evicted(home, key):
-            fate = "evicted"
         elif home in views and views[home].num_own_tokens <= lost_at * size:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None
