@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,6 +22,8 @@ from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger, Match, Turn
 from router.sessions.threads import Thread
+
+_MOST_TOKENS: Final = 1 << 40
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -256,8 +259,9 @@ def _turn(
     now_s: float,
 ) -> Turn:
     inbound, predicted, wait = prompt.read.inbound, placement.predicted, tries.wait
-    num_tokens = usage.prompt_tokens if usage is not None else prompt.num_tokens
-    reported = usage.num_cached_tokens if usage is not None else None
+    num_tokens = _sane(usage.prompt_tokens if usage is not None else None)
+    num_tokens = prompt.num_tokens if num_tokens is None else num_tokens
+    reported = _sane(usage.num_cached_tokens if usage is not None else None)
     num_cached = predicted.num_cached_tokens if reported is None else reported
     num_pool = min(predicted.num_fetched_tokens, max(0, num_cached - predicted.num_own_tokens))
     num_cpu = min(
@@ -276,7 +280,7 @@ def _turn(
         num_gpu=num_cached - num_pool - num_cpu,
         num_cpu=num_cpu,
         num_pool=num_pool,
-        num_output=usage.completion_tokens if usage is not None else None,
+        num_output=_sane(usage.completion_tokens if usage is not None else None),
         router_ms=(placement.placed_s - inbound.arrived_s) * 1000 - wait.waited_ms,
         waited_ms=wait.waited_ms,
         ttft_ms=ttft_ms,
@@ -286,6 +290,13 @@ def _turn(
         prefill_at=placement.prefill.lease.candidate if placement.prefill is not None else None,
         waited_for=wait.held_by,
     )
+
+
+def _sane(num_reported: int | None) -> int | None:
+    """Pass on what an engine reports, if it can be a number of tokens."""
+    if num_reported is None or not 0 <= num_reported <= _MOST_TOKENS:
+        return None
+    return num_reported
 
 
 def _rounded(value: float | None) -> float | None:

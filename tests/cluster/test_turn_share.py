@@ -190,6 +190,16 @@ def test_a_note_that_the_next_turn_overtook_takes_nothing_back() -> None:
     assert b.ledger.get(SESSION).totals.num_turns == 3  # type: ignore[union-attr]
 
 
+def test_a_router_that_is_gone_takes_no_session_with_it() -> None:
+    a, b = Node("a"), Node("b")
+    book(a, thread(chain_of(1, 10), 11))
+    b.receive(a, now_s=1.0)
+    assert b.peers.expire(1_000.0) == ("a",)
+
+    assert b.ledger.get(SESSION).totals.num_turns == 1  # type: ignore[union-attr]
+    assert match(b.ledger, chain_of(1, 12), 11, 12).num_common == 10 * CONTRACT.block_size
+
+
 def test_names_in_causes_are_the_receivers() -> None:
     """Where it moved from, and who lost it; a replica that is not known keeps its long name."""
     a, b = Node("a", ("x", "y", "z")), Node("b", ("y", "x"))
