@@ -27,8 +27,9 @@ from router.messages import (
     pack_keys,
     unpack_words,
 )
-from router.sessions.ledger import Ledger, Told, Turn, decode_turn, encode_turn
+from router.sessions.ledger import Ledger, Told
 from router.sessions.threads import Thread, num_equal, num_shared
+from router.sessions.turns import Turn, decode_turn, encode_turn
 from router.turn_notes import MAX_TURN_BYTES, Booked, Remembered, Run, SharedParts
 
 _NOTE_BYTES = 200
