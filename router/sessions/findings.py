@@ -52,7 +52,8 @@ class Finding(Struct, kw_only=True):
     def text(self) -> str:
         """Say it to the agent's user, with what to do."""
         what = _CAUSES[self.part, self.hint]
-        cost = f"{self.num_again:,} tokens were computed again in {self.num_turns:,} turns"
+        turns = "1 turn" if self.num_turns == 1 else f"{self.num_turns:,} turns"
+        cost = f"{self.num_again:,} tokens were computed again in {turns}"
         return f"{what}: {cost}. {_ADVICE[self.part]}"
 
 
