@@ -61,7 +61,7 @@ def turn_fields(turn: Turn) -> dict[str, Any]:
     fields["computed"] = msgspec.to_builtins(computed) if computed is not None else None
     fields["text"] = causes_in_words(computed) if computed is not None else []
     fields["advice"] = (
-        list(dict.fromkeys(filter(None, (advice_for(c, computed.change) for c in computed.tokens))))
+        list(dict.fromkeys(filter(None, (advice_for(c, computed) for c in computed.tokens))))
         if computed is not None
         else []
     )
