@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.records.computed import Cause, Computed, Part
+from router.records.computed import Cause, Change, Computed, Move, Part
 from router.sessions.findings import LEAST_IN_ROW, Finding
 
 CAUSE_WORDS: Final[dict[Cause, str]] = {
@@ -79,13 +79,19 @@ def causes_in_words(computed: Computed) -> list[str]:
     return [_line(cause, num, computed) for cause, num in causes if cause != "new"]
 
 
-def advice_for(cause: Cause, computed: Computed) -> str:
+def advice_for(cause: Cause, change: Change | None, move: Move | None = None) -> str:
     """Say what can be done; "": nothing."""
-    if cause == "changed" and computed.change is not None:
-        return _CHANGES[computed.change.part][1]
-    if cause == "moved" and computed.move is not None and computed.move.has_left:
+    if cause == "changed" and change is not None:
+        return _CHANGES[change.part][1]
+    if cause == "moved" and move is not None and move.has_left:
         return _LEFT
     return _ADVICE.get(cause, "")
+
+
+def advice_in_words(computed: Computed) -> list[str]:
+    """Say what can be done about the causes of a turn, each advice once."""
+    every = (advice_for(cause, computed.change, computed.move) for cause in computed.tokens)
+    return list(dict.fromkeys(filter(None, every)))
 
 
 def reasons(every: Iterable[Computed | None], findings: Iterable[Finding]) -> list[Reason]:
@@ -121,7 +127,7 @@ def reasons(every: Iterable[Computed | None], findings: Iterable[Finding]) -> li
                 num_tokens=num_tokens,
                 num_turns=num_turns,
                 text=f"{num_tokens:,} tokens in {turns}: {what}",
-                advice=advice_for(cause, last),
+                advice=advice_for(cause, last.change, last.move),
             )
         )
     return sorted(said, key=lambda reason: -reason.num_tokens)

@@ -6,7 +6,7 @@ import pytest
 
 from router.records.computed import CAUSES, Cause, Change, Computed, Loss, Move, Part
 from router.sessions.findings import Finding
-from router.sessions.words import advice_for, causes_in_words, reasons
+from router.sessions.words import advice_in_words, causes_in_words, reasons
 
 
 def changed(
@@ -23,7 +23,7 @@ def test_every_cause_has_words(cause: Cause) -> None:
 
     assert line.startswith("12,345 tokens: ")
     assert len(line) > 30
-    assert cause in ("last_block", "changed") or advice_for(cause, Computed(tokens={cause: 1}))
+    assert cause in ("last_block", "changed") or advice_in_words(Computed(tokens={cause: 1}))
 
 
 def test_a_change_says_where_and_how_often() -> None:
@@ -42,7 +42,7 @@ def test_a_move_says_what_was_expected() -> None:
 
     assert "after 120 ms here, after 950 ms there" in chosen
     assert "could not be used" in causes_in_words(forced)[0]
-    assert "warmroute replicas list" in advice_for("moved", forced)
+    assert "warmroute replicas list" in advice_in_words(forced)[0]
 
 
 def test_an_eviction_says_by_how_much() -> None:
