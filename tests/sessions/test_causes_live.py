@@ -149,6 +149,7 @@ async def test_an_eviction_is_named() -> None:
         await stage.ask(answered(words(2, 120)), headers={"X-Session-ID": f"other-{SECRET}"})
         await stage.settled(*engines)
         await stage.ask(answered(words(1), "yes", words(3, 10)))
+        await stage.settled(*engines)
         _, second = await turns(stage)
 
     assert causes(second)["evicted"] >= BLOCK
