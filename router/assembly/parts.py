@@ -63,6 +63,7 @@ from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters
 from router.tokens.hand_over import HandOver
+from router.tracing.export import Exporter, collector_at
 from router.upstream import Upstream
 
 
@@ -152,6 +153,9 @@ class Parts:
         if config.log.decisions is not None:
             count_dropped = self.metrics.records_dropped.inc
             self.decision_log = DecisionLog(config.log.decisions, count_dropped)
+        self.traces: Exporter | None = None
+        if (endpoint := config.tracing.endpoint) is not None:
+            self.traces = Exporter(collector_at(endpoint), endpoint, self.metrics)
 
     def _build_tenants(self) -> None:
         self.tenants: Tenants | None = None
