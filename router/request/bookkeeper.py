@@ -21,6 +21,7 @@ from router.records.computed import Computed, Loss, Move
 from router.records.outcome import Outcome
 from router.request.plan import Placement
 from router.request.results import Prompt, Tries
+from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger, Match
@@ -39,6 +40,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     turn: Without its causes.
     has_causes: The engine says how much of the prompt it computed here.
     is_open: It reused less than predicted. The events that say why may still be on their way.
+    has_failed_read: It was sent under a salt of its own, since a read from the pool failed.
     """
 
     prompt: Prompt
@@ -48,16 +50,24 @@ class Entry(Struct, frozen=True, kw_only=True):
     turn: Turn
     has_causes: bool
     is_open: bool
+    has_failed_read: bool
 
 
 class Bookkeeper:
     """Tells the causes of computed tokens, and adds up what sessions cost."""
 
     def __init__(
-        self, ledger: Ledger, *, caches: CacheView, findings: Findings, metrics: Metrics
+        self,
+        ledger: Ledger,
+        *,
+        caches: CacheView,
+        pool: PoolVerifier | None,
+        findings: Findings,
+        metrics: Metrics,
     ) -> None:
         self.ledger = ledger
         self._caches = caches
+        self._pool = pool
         self._findings = findings
         self._metrics = metrics
 
@@ -90,6 +100,7 @@ class Bookkeeper:
         ttft_ms: float | None,
     ) -> Entry | None:
         """Remember the prompt of a request that was answered. None: it is of no session."""
+        has_failed_read, prompt = prompt.skips_pool, prompt.original or prompt
         whose, now_s = prompt.read.whose, time.monotonic()
         if whose.conversation is None or prompt.read.num_prompts > 1:
             return None
@@ -99,15 +110,16 @@ class Bookkeeper:
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, named, now_s)
         tenant = prompt.read.tenant
-        self.ledger.remember(
-            whose.conversation,
-            whose.parent,
-            thread,
-            num_computed=num_computed,
-            tenant=tenant.name if tenant is not None else None,
-            routing=whose.session_hash,
-            replaces=match.thread,
-        )
+        if match.thread is None or not has_failed_read:  # else no cache has its blocks
+            self.ledger.remember(
+                whose.conversation,
+                whose.parent,
+                thread,
+                num_computed=num_computed,
+                tenant=tenant.name if tenant is not None else None,
+                routing=whose.session_hash,
+                replaces=match.thread,
+            )
         num_predicted, reported = placement.predicted.num_cached_tokens, turn.num_cached
         return Entry(
             prompt=prompt,
@@ -118,6 +130,7 @@ class Bookkeeper:
             has_causes=reported is not None
             and (tries.prefill is None or not tries.prefill.is_peer_to_peer),
             is_open=reported is not None and reported < num_predicted,
+            has_failed_read=has_failed_read,
         )
 
     def end(self, entry: Entry) -> Computed | None:
@@ -160,7 +173,11 @@ class Bookkeeper:
         index, contract = self._caches.index, self._caches.contract(candidate)
         size = contract.block_size if contract is not None else 1
         layout = index.groups_of(candidate)
-        predicted = placement.predicted
+        fetch_until = 0
+        if entry.has_failed_read:
+            fetch_until = match.num_common
+        elif placement.predicted.num_fetched_tokens:
+            fetch_until = placement.predicted.num_cached_tokens
         known = Known(
             num_tokens=entry.turn.num_tokens,
             num_cached=num_cached,
@@ -171,7 +188,7 @@ class Bookkeeper:
             is_unknown=match.is_unknown,
             step=size if layout is None else max(1, layout.alignment * layout.unit),
             num_dropped=size if index.drops_last(candidate) else 0,
-            fetch_until=predicted.num_cached_tokens if predicted.num_fetched_tokens else 0,
+            fetch_until=fetch_until,
         )
         loss = move = None
         if source is not None and num_cached < sharable(known):
@@ -197,10 +214,7 @@ class Bookkeeper:
         fate: Fate = "unknown"
         if home != placement.lease.candidate and not is_cleared:
             moved_until = views[home].num_own_tokens if home in views else known.num_common
-        pool = placement.plan.pool
-        pool_until = source.num_pool_tokens
-        if pool is not None and pool.num_tokens >= pool_until:
-            pool_until = 0
+        known = self._with_pool(placement, known, source)
         lost_at = max(known.num_cached, moved_until) // size
         contract = source.contract
         keys = prompt.keys(contract) if contract is not None else ()
@@ -221,8 +235,19 @@ class Bookkeeper:
                 num_between_tokens=self.ledger.num_computed[home] - source.num_computed,
                 ago_s=None if evicted_s is None else round(now_s - evicted_s, 3),
             )
-        known = replace(known, moved_until=moved_until, pool_until=pool_until, fate=fate)
-        return known, loss
+        return replace(known, moved_until=moved_until, fate=fate), loss
+
+    def _with_pool(self, placement: Placement, known: Known, source: Thread) -> Known:
+        """Find what the pool had. What it lost since it was asked is no read that failed."""
+        pool, num_cached = placement.plan.pool, known.num_cached
+        pool_until, fetch_until = source.num_pool_tokens, known.fetch_until
+        if pool is not None and pool.num_tokens >= pool_until:
+            pool_until = 0
+        if pool is not None and self._pool is not None:
+            num_lost = self._pool.num_lost_tokens(pool, num_cached, source.at_s)
+            if num_lost:
+                pool_until, fetch_until = max(pool_until, num_cached + num_lost), 0
+        return replace(known, pool_until=pool_until, fetch_until=fetch_until)
 
     def _count(self, prompt: Prompt, computed: Computed, num_cached: int) -> None:
         by_cause = self._metrics.prompt_tokens
