@@ -136,7 +136,7 @@ class Bookkeeper:
     def end(self, entry: Entry) -> Computed | None:
         """Book a turn; return the causes. None: its engine did not say enough."""
         prompt, placement, turn = entry.prompt, entry.placement, entry.turn
-        entry.thread.epoch = self._caches.index.epoch(placement.lease.candidate)
+        entry.thread.num_emptied = self._caches.index.num_emptied(placement.lease.candidate)
         if entry.has_causes:
             computed = self._computed(entry)
             turn.computed = computed
@@ -158,7 +158,7 @@ class Bookkeeper:
             num_tokens=prompt.num_tokens,
             parts=prompt.read.whose.parts,
             candidate=candidate,
-            epoch=self._caches.index.epoch(candidate),
+            num_emptied=self._caches.index.num_emptied(candidate),
             at_s=now_s,
             num_pool_tokens=pool.num_tokens if pool is not None else 0,
             change=change.part if change is not None else None,
@@ -209,7 +209,7 @@ class Bookkeeper:
         """Find what became of blocks that were there after the turn before."""
         index, home = self._caches.index, source.candidate
         views = {view.id: view for view in placement.plan.snapshot.replicas}
-        is_cleared = source.epoch not in (0, index.epoch(home))
+        is_cleared = source.num_emptied != index.num_emptied(home)
         moved_until = 0
         fate: Fate = "unknown"
         if home != placement.lease.candidate and not is_cleared:
@@ -220,7 +220,7 @@ class Bookkeeper:
         keys = prompt.keys(contract) if contract is not None else ()
         key = keys[lost_at] if lost_at < len(keys) else None
         if key is not None and index.was_evicted(home, key):
-            fate = "evicted"  # in this epoch, so it had them after it was cleared, or never was
+            fate = "evicted"  # of this epoch: it had them after it was emptied, or never was
         elif is_cleared:
             fate = "cleared"
         elif home in views and views[home].num_own_tokens <= lost_at * size:

@@ -45,7 +45,7 @@ def thread(
         num_tokens=len(chain) * contract.block_size + 5,
         parts=parts(*messages),
         candidate=candidate,
-        epoch=0,
+        num_emptied=0,
         at_s=0.0,
     )
 

@@ -44,7 +44,7 @@ def fill(ledger: Ledger, num_sessions: int) -> None:
             num_tokens=9,
             parts=None,
             candidate=CandidateId("r1"),
-            epoch=1,
+            num_emptied=0,
             at_s=0.0,
         )
         ledger.remember(number, None, thread, num_computed=9)
