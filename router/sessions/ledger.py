@@ -34,6 +34,7 @@ MAX_TURNS: Final = 64
 _MAX_THREADS: Final = 4
 _MAX_REQUESTS: Final = 50_000  # whose session is found by the request's id
 _LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
+_OF_HISTORY: Final[tuple[Part, ...]] = ("message", "template", "text")
 
 Contracts = dict[HashContract, Sequence[BlockKey]]
 
@@ -117,6 +118,7 @@ class Thread(Struct, kw_only=True):
     num_computed: Tokens that the candidate had computed by then, ever.
     num_pool_tokens: That the pool had of it.
     change, num_in_row: Where the last turns in a row changed.
+    is_compacted: Its agent says that a shorter history takes its place.
     """
 
     space: int
@@ -131,6 +133,7 @@ class Thread(Struct, kw_only=True):
     num_pool_tokens: int = 0
     change: Part | None = None
     num_in_row: int = 0
+    is_compacted: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -314,16 +317,21 @@ class Ledger:
             self._of_request.popitem(last=False)
 
     def ended(self, key: int) -> Session | None:
-        """Note that a conversation is over: its prompts are forgotten, its totals stay."""
+        """Record that a conversation is over: its prompts are the first to go if room is short.
+
+        They stay until then, because agents resume sessions that they have ended.
+        """
         session = self._sessions.get(key)
         if session is not None:
             session.has_ended = True
-            self._drop_prompts(session)
         return session
 
     def compacted(self, key: int) -> Session | None:
-        """Find a conversation whose history is about to be replaced by a shorter one."""
-        return self._sessions.get(key)
+        """Record that a shorter history takes the place of a conversation's longest prompt."""
+        session = self._sessions.get(key)
+        if session is not None and session.threads:
+            max(session.threads, key=lambda thread: thread.num_tokens).is_compacted = True
+        return session
 
     def _drop_prompts(self, session: Session) -> None:
         self._num_bytes -= session.num_bytes
@@ -335,7 +343,7 @@ class Ledger:
             self._drop_prompts(oldest)
             self.num_forgotten += 1
         if self._num_bytes > self._max_bytes:
-            for session in self._sessions.values():
+            for session in sorted(self._sessions.values(), key=lambda each: not each.has_ended):
                 if session.threads:
                     self._drop_prompts(session)
                     if self._num_bytes <= 0.9 * self._max_bytes:
@@ -389,7 +397,7 @@ def _thread_of(
             before is not None
             and (before.tool_set, before.system) == (parts.tool_set, parts.system)
             and before.has_answers
-            and num_tokens < thread.num_tokens
+            and (num_tokens < thread.num_tokens or thread.is_compacted)
         ):
             return thread
     return None
@@ -410,6 +418,8 @@ def _change_of(
     if num_common >= len(thread.keys):
         return None
     part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
+    if thread.is_compacted and part in _OF_HISTORY:
+        part = "compacted"
     num_in_row = thread.num_in_row + 1 if thread.change == part else 1
     return Change(
         part=part, index=index, digest=digest, offset=num_common * size, num_in_row=num_in_row
