@@ -53,6 +53,7 @@ from router.replicas.engine_key import EngineKey
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
 from router.replicas.response_owners import ResponseOwners
+from router.request.hooks import Hooks
 from router.request.verify import PoolVerifier
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger
@@ -117,6 +118,7 @@ class Parts:
             order=[entry.name for entry in self.registry.entries], conversations=self.sessions
         )
         self.ledger, self.findings = Ledger(), Findings()
+        self.hooks = Hooks(self.ledger, self.fleet)
         self.deaths = Deaths()
         self.fleet.on_down, self.fleet.on_restart = self.deaths.went_down, self.deaths.restarted
         self.caches = CacheView(BlockIndex())
@@ -284,6 +286,7 @@ class Parts:
             names=self.candidate_names,
             metrics=self.metrics,
         )
+        self.hooks.tell, self.peers.on_over = self.outbox.tell, self.hooks.receive
         share_deaths(self.deaths, names=self.candidate_names, outbox=self.outbox, peers=self.peers)
         if not config.redis.is_configured:
             return

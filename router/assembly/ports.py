@@ -21,6 +21,7 @@ from router.http.admin_pages import (
 from router.http.app import DataApp
 from router.http.control import Control
 from router.http.guard import Guard
+from router.http.hook_pages import HookPages
 from router.http.intake import Intake
 from router.http.pages import Pages
 from router.http.server import Listener
@@ -106,6 +107,7 @@ def _admin_app(router: Router) -> AdminApp:
             EnginePages(control, Adapters(control, router.registry, router.fleet)),
             ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
             SessionPages(router.ledger, router.findings, router.tenants),
+            HookPages(router.hooks, router.tenants, router.metrics),
             RouterPages(router.metrics, router.deaths, lambda: router.config),
         ],
         guard=Guard(token, config.admin.hosts),

@@ -3,6 +3,7 @@
     began      a lease begins           our ledger, our claims, our sessions
     answered   its first token came     our queue, our cost model
     ended      it is given back         all of it
+    over       an agent's hook          our sessions
     alive      a heartbeat              ends what was lost on the way
     left       it has ended             ends what it had left open
 
@@ -35,6 +36,7 @@ from router.messages import (
     Load,
     Lost,
     Notes,
+    Over,
     PoolChanged,
     Registered,
     SessionState,
@@ -101,6 +103,8 @@ class Peers:
         self.name = name
         self.on_lost: Callable[[Lost | Cleared, float], None] = _ignore
         """Called with what another router says of requests that were lost, and now."""
+        self.on_over: Callable[[Over], object] = _ignore
+        """Called with what another router says of an agent's session."""
         self.on_found: Callable[[float], None] = _ignore
         """Called when another router was found, with now."""
         self._fleet = fleet
@@ -134,6 +138,8 @@ class Peers:
                     self._kept(peer, peer.work.keep(numbers, last), now_s)
                 case Lost() | Cleared():
                     self.on_lost(note, now_s)
+                case Over():
+                    self.on_over(note)
                 case Consumed() | PoolChanged() | Registered() | Left():
                     pass  # for others: see router.cluster.loops
 

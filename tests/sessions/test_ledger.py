@@ -1,4 +1,4 @@
-"""The sessions' ledger, called directly: what it compares a prompt with, and what it drops first."""
+"""The sessions' ledger, called directly: what prompts are compared with, and what goes first."""
 
 from __future__ import annotations
 
