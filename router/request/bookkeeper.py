@@ -227,13 +227,13 @@ class Bookkeeper:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None
         if fate != "unknown":
+            placed_s = placement.placed_s  # the request's own blocks may evict some, too
             evicted_s = index.evicted_s(home, key) if key is not None else None
-            now_s = time.monotonic()
             loss = Loss(
                 replica=home,
-                since_s=round(placement.placed_s - source.at_s, 3),
+                since_s=round(placed_s - source.at_s, 3),
                 num_between_tokens=self.ledger.num_computed[home] - source.num_computed,
-                ago_s=None if evicted_s is None else round(now_s - evicted_s, 3),
+                ago_s=None if evicted_s is None else round(max(0.0, placed_s - evicted_s), 3),
             )
         return replace(known, moved_until=moved_until, fate=fate), loss
 

@@ -307,16 +307,21 @@ class Ledger:
         return True
 
     def ended(self, key: int) -> Session | None:
-        """Note that a conversation is over: its prompts are forgotten, its totals stay."""
+        """Record that a conversation is over: its prompts are the first to go if room is short.
+
+        They stay until then, because agents resume sessions that they have ended.
+        """
         session = self._sessions.get(key)
         if session is not None:
             session.has_ended = True
-            self._drop_prompts(session)
         return session
 
     def compacted(self, key: int) -> Session | None:
-        """Find a conversation whose history is about to be replaced by a shorter one."""
-        return self._sessions.get(key)
+        """Record that a shorter history takes the place of a conversation's longest prompt."""
+        session = self._sessions.get(key)
+        if session is not None and session.threads:
+            max(session.threads, key=lambda thread: thread.num_tokens).is_compacted = True
+        return session
 
     def _drop_prompts(self, session: Session) -> None:
         self._grow(session, -sum([thread.num_bytes for thread in session.threads]))
@@ -332,13 +337,20 @@ class Ledger:
             self._num_bytes -= oldest.num_bytes
             self.num_forgotten += 1
         if self._num_bytes > self._max_bytes:
-            for session in self._sessions.values():
-                if session.num_bytes:
-                    session.threads = []
-                    session.packed.clear()
-                    self._grow(session, -session.num_bytes)
-                    if self._num_bytes <= 0.9 * self._max_bytes:
-                        break
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop prompts of sessions that ended, then of those silent for longest; O(sessions)."""
+        for session in [each for each in self._sessions.values() if each.has_ended]:
+            if self._num_bytes <= 0.9 * self._max_bytes:
+                return
+            self._drop_prompts(session)
+        for session in self._sessions.values():
+            if self._num_bytes <= 0.9 * self._max_bytes:
+                return
+            session.threads = []
+            session.packed.clear()
+            self._grow(session, -session.num_bytes)
 
 
 def _is_overtaken(thread: Thread, newer: Thread) -> bool:
