@@ -193,7 +193,7 @@ class Ledger:
         parent: int | None,
         thread: Thread,
         *,
-        num_computed: int,
+        num_computed: int = 0,
         tenant: str | None = None,
         routing: int | None = None,
         replaces: Thread | None = None,
