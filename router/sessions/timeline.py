@@ -19,7 +19,8 @@ import msgspec
 
 from policies.view import CandidateId
 from router.api.sessions import engine_name
-from router.sessions.ledger import Session, Turn
+from router.sessions.ledger import Session
+from router.sessions.turns import Turn
 
 MAX_TURNS: Final = 500
 """In one trace, the session's own first; 500 take 10 ms."""
