@@ -184,12 +184,13 @@ class Bookkeeper:
             known, loss = self._with_fate(prompt, placement, known, source, size)
         if thread is not None and thread.candidate != candidate:
             move = _move(placement, thread.candidate)
+        tokens = causes_of(known)
         return Computed(
-            tokens=causes_of(known),
+            tokens=tokens,
             num_before=match.num_common,
             change=match.change,
             move=move,
-            loss=loss,
+            loss=loss if known.fate in tokens else None,
         )
 
     def _with_fate(
@@ -198,31 +199,33 @@ class Bookkeeper:
         """Find what became of blocks that were there after the turn before."""
         index, home = self._caches.index, source.candidate
         views = {view.id: view for view in placement.plan.snapshot.replicas}
-        is_cleared = source.epoch not in (0, index.epoch(home))
         moved_until = 0
-        fate: Fate = "unknown"
-        if home != placement.lease.candidate and not is_cleared:
+        if home != placement.lease.candidate:
             moved_until = views[home].num_own_tokens if home in views else known.num_common
         known = self._with_pool(placement, known, source)
         lost_at = max(known.num_cached, moved_until) // size
         contract = source.contract
         keys = prompt.keys(contract) if contract is not None else ()
         key = keys[lost_at] if lost_at < len(keys) else None
-        if is_cleared:
-            fate = "cleared"
-        elif key is not None and index.was_evicted(home, key):
-            fate = "evicted"
-        elif home in views and views[home].num_own_tokens <= lost_at * size:
-            fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
+        evicted_s = index.evicted_s(home, key) if key is not None else None
+        if evicted_s is not None and evicted_s < source.at_s:
+            evicted_s = None  # it was computed again since
+        fate: Fate = "unknown"
+        if evicted_s is not None:
+            fate = "evicted"  # first: a new epoch may only be history that was read again
+        elif self._caches.state(home) == "exact":
+            if source.epoch not in (0, index.epoch(home)):
+                fate = "cleared"
+            elif home in views and views[home].num_own_tokens <= lost_at * size:
+                fate = "evicted"
         loss = None
         if fate != "unknown":
-            evicted_s = index.evicted_s(home, key) if key is not None else None
-            now_s = time.monotonic()
+            at_s = placement.placed_s
             loss = Loss(
                 replica=home,
-                since_s=round(placement.placed_s - source.at_s, 3),
+                since_s=round(at_s - source.at_s, 3),
                 num_between_tokens=self._num_computed[home] - source.num_computed,
-                ago_s=None if evicted_s is None else round(now_s - evicted_s, 3),
+                ago_s=None if evicted_s is None else round(max(0.0, at_s - evicted_s), 3),
             )
         return replace(known, moved_until=moved_until, fate=fate), loss
 

@@ -160,8 +160,11 @@ class Session(Struct, kw_only=True):
 
     @property
     def turns(self) -> list[Turn]:
-        """List the last turns, oldest first; O(turns)."""
-        return [_decode(each) for each in self.packed]
+        """List the last turns, oldest first; O(turns).
+
+        They are booked as their causes are known, so perhaps in another order.
+        """
+        return sorted(map(_decode, self.packed), key=lambda turn: turn.at)
 
     @property
     def num_bytes(self) -> int:

@@ -148,7 +148,7 @@ async def test_an_eviction_is_named() -> None:
     loss = second["computed"]["loss"]
     assert loss["replica"] == "r1"
     assert loss["num_between_tokens"] > 300
-    assert loss["ago_s"] < loss["since_s"]
+    assert loss["ago_s"] <= loss["since_s"]
 
 
 async def test_another_salt_is_named() -> None:
