@@ -36,6 +36,7 @@ from router.scheduling.classes import ServiceClass
 from router.tenants import Charge, Tenant
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind
+from router.tracing.trace import Trace
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
@@ -58,6 +59,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     needs_model: bool = False
     as_sent: AsSent | None = None  # None: not compressed. `body` is the decompressed content
     client: Client | None = None  # None: a dry run
+    trace: Trace | None = None  # None: it is not traced
 
     @property
     def owner(self) -> str:
