@@ -195,12 +195,13 @@ class Bookkeeper:
             known, loss = self._with_fate(prompt, placement, known, source, size)
         if thread is not None and thread.candidate != candidate:
             move = _move(placement, thread.candidate)
+        tokens = causes_of(known)
         return Computed(
-            tokens=causes_of(known),
+            tokens=tokens,
             num_before=match.num_common,
             change=match.change,
             move=move,
-            loss=loss,
+            loss=loss if known.fate in tokens else None,
         )
 
     def _with_fate(
@@ -211,7 +212,6 @@ class Bookkeeper:
         views = {view.id: view for view in placement.plan.snapshot.replicas}
         is_cleared = source.num_emptied != index.num_emptied(home)
         moved_until = 0
-        fate: Fate = "unknown"
         if home != placement.lease.candidate and not is_cleared:
             moved_until = views[home].num_own_tokens if home in views else known.num_common
         known = self._with_pool(placement, known, source)
@@ -219,21 +219,24 @@ class Bookkeeper:
         contract = source.contract
         keys = prompt.keys(contract) if contract is not None else ()
         key = keys[lost_at] if lost_at < len(keys) else None
-        if key is not None and index.was_evicted(home, key):
-            fate = "evicted"  # of this epoch: it had them after it was emptied, or never was
+        evicted_s = index.evicted_s(home, key) if key is not None else None
+        if evicted_s is not None and evicted_s < source.at_s:
+            evicted_s = None  # it was computed again since
+        fate: Fate = "unknown"
+        if evicted_s is not None:
+            fate = "evicted"  # first: it had them after it was emptied, or never was
         elif is_cleared:
             fate = "cleared"
         elif home in views and views[home].num_own_tokens <= lost_at * size:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None
         if fate != "unknown":
-            placed_s = placement.placed_s  # the request's own blocks may evict some, too
-            evicted_s = index.evicted_s(home, key) if key is not None else None
+            at_s = placement.placed_s
             loss = Loss(
                 replica=home,
-                since_s=round(placed_s - source.at_s, 3),
+                since_s=round(at_s - source.at_s, 3),
                 num_between_tokens=self.ledger.num_computed[home] - source.num_computed,
-                ago_s=None if evicted_s is None else round(max(0.0, placed_s - evicted_s), 3),
+                ago_s=None if evicted_s is None else round(max(0.0, at_s - evicted_s), 3),
             )
         return replace(known, moved_until=moved_until, fate=fate), loss
 

@@ -62,8 +62,11 @@ class Session(Struct, kw_only=True):
 
     @property
     def turns(self) -> list[Turn]:
-        """List the last turns, oldest first; O(turns)."""
-        return [decode_turn(each) for each in self.packed]
+        """List the last turns, oldest first; O(turns).
+
+        They are booked as their causes are known, so perhaps in another order.
+        """
+        return sorted(map(decode_turn, self.packed), key=lambda turn: turn.at)
 
 
 class Match(Struct, frozen=True, kw_only=True):
