@@ -42,6 +42,8 @@ from router.experiments.shadow import Shadows
 from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
+from router.live.feed import Feed
+from router.live.history import History
 from router.metrics import Metrics
 from router.pool.members import PoolMembers
 from router.pool.pools import build_pools
@@ -144,6 +146,7 @@ class Parts:
             share=config.shadow.share,
             metrics=self.metrics,
         )
+        self.feed, self.history = Feed(), History(self.metrics)
         self.decision_log: DecisionLog | None = None
         if config.log.decisions is not None:
             count_dropped = self.metrics.records_dropped.inc

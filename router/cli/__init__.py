@@ -1,8 +1,8 @@
 """The command line: what an operator types, and tables of what the admin API answers.
 
-A file a subject: serve (the configuration), init, admin (the admin port), replicas, experiments,
-explain, tenants. `group` finds the commands of other packages, `config_options` has a flag for each
-configuration key, `terminal` writes.
+A file a subject: serve (the configuration), init, admin (the admin port), replicas, sessions,
+experiments, explain, tenants. `group` finds the commands of other packages, `config_options` has a
+flag for each configuration key, `terminal` writes.
 """
 
 from router.cli.admin import admin_token
@@ -12,6 +12,7 @@ from router.cli.group import main
 from router.cli.init import init
 from router.cli.replicas import engine, replicas
 from router.cli.serve import check, options, policies, schema, serve
+from router.cli.sessions import timeline, why
 from router.cli.tenants import tenant_key
 
 __all__ = ["main"]
@@ -29,5 +30,7 @@ for _command in (
     schema,
     serve,
     tenant_key,
+    timeline,
+    why,
 ):
     main.add_command(_command)

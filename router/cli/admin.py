@@ -15,6 +15,18 @@ from router.config.hosts import HostRules
 from router.http.admin_token import default_file
 
 
+class NoRouter(click.ClickException):
+    """No router answers at the admin port's address."""
+
+
+class Refused(click.ClickException):
+    """The router refuses; the message is its own."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class Admin(NamedTuple):
     """The admin port that a command asks, and how it shows the answer."""
 
@@ -26,7 +38,7 @@ class Admin(NamedTuple):
         """Ask a running router; an order that is not bytes is sent as JSON.
 
         Raises:
-            click.ClickException: it is not there, or refuses; the message says why.
+            NoRouter, Refused: it is not there, or refuses; the message says why.
         """
         import httpx  # late: `--help` should not import an HTTP stack
 
@@ -44,15 +56,13 @@ class Admin(NamedTuple):
         except OSError as exc:
             raise click.ClickException(f"{exc.filename}: {exc.strerror}") from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise click.ClickException(
+            raise NoRouter(
                 f"{self.url}: {exc}; is `warmroute serve` running, with this admin port?"
             ) from exc
         except (ValueError, KeyError, TypeError) as exc:
-            raise click.ClickException(
-                f"{self.url}: not the admin port of `warmroute serve`"
-            ) from exc
+            raise NoRouter(f"{self.url}: not the admin port of `warmroute serve`") from exc
         if failed is not None:
-            raise click.ClickException(failed)
+            raise Refused(failed, answer.status_code)
         return fields
 
     def _token(self) -> str | None:

@@ -31,7 +31,15 @@ SUMMARIES: Final = {
 GROUPS: Final = {
     "Start": ("demo", "init", "check", "serve"),
     "Configure": ("options", "policies", "schema", "tenant-key"),
-    "Ask a running router": ("replicas", "explain", "experiments", "engine", "admin-token"),
+    "Ask a running router": (
+        "why",
+        "timeline",
+        "replicas",
+        "explain",
+        "experiments",
+        "engine",
+        "admin-token",
+    ),
     "Evaluate": (
         "estimate",
         "compare",

@@ -76,8 +76,6 @@ async def test_a_clock_in_the_system_prompt_is_named() -> None:
     (finding,) = findings
     assert finding["hint"] == "time"
     assert "12:0" not in finding["text"]
-    assert "again in 2 turns." in finding["text"]
-    assert "again in 1 turn." in log
     assert log.count("a prompt changes near its beginning in every turn") == 2  # text and JSON
 
 
@@ -144,6 +142,7 @@ async def test_an_eviction_is_named() -> None:
         await stage.ask(answered(words(2, 120)), headers={"X-Session-ID": f"other-{SECRET}"})
         await stage.settled(*engines)
         await stage.ask(answered(words(1), "yes", words(3, 10)))
+        await stage.settled(*engines)
         _, second = await turns(stage)
 
     assert causes(second)["evicted"] >= BLOCK
