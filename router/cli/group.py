@@ -32,6 +32,9 @@ GROUPS: Final = {
     "Start": ("demo", "init", "check", "serve"),
     "Configure": ("options", "policies", "schema", "tenant-key"),
     "Ask a running router": (
+        "status",
+        "top",
+        "tail",
         "why",
         "timeline",
         "replicas",

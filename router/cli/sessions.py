@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import click
 
 from router.cli.admin import Admin, Refused, admin_options, echo_json
+from router.cli.figures import again, clock, listed, num, share
 from router.cli.terminal import drawing, drawn, grid, one_line
-
-_UNTOLD: Final = ("cached", "new", "last_block")
-"""Causes that are as they should be."""
 
 _tenant = click.option("--tenant", metavar="NAME", help="Only sessions of this tenant.")
 
@@ -106,18 +103,18 @@ def _overview(fields: dict[str, Any]) -> str:
         last="mostly",
     )
     for each in sessions:
-        again = {cause: n for cause, n in each["causes"].items() if cause not in _UNTOLD}
+        causes = again(each["causes"])
         table.add_row(
             each["session"],
             *((one_line(each["tenant"] or "-"),) if has_tenants else ()),
             each["home"],
             f"{each['turns']:,}",
             f"{each['prompt_tokens']:,}",
-            _share(_cached(each), each["prompt_tokens"]),
-            f"{sum(again.values()):,}",
+            share(_cached(each), each["prompt_tokens"]),
+            f"{sum(causes.values()):,}",
             f"{each['waited_s']:,.1f}",
             f"{each['engine_s']:,.1f}",
-            max(again, key=again.__getitem__) if again else "",
+            next(iter(causes), ""),
         )
     console.print(f"The {len(sessions):,} sessions that cost most, of {fields['total']:,}")
     console.print(table)
@@ -158,19 +155,19 @@ def _head(fields: dict[str, Any]) -> list[str]:
     of_tenant = f", tenant {one_line(fields['tenant'])}" if fields["tenant"] else ""
     state = " (ended)" if fields["ended"] else ""
     lines = [
-        f"session {fields['session']}{of_tenant}{state}: {_num(fields['turns'], 'turn')} since "
-        f"{_clock(fields['begun'])}, model {one_line(fields['model'])}, home {fields['home']}",
+        f"session {fields['session']}{of_tenant}{state}: {num(fields['turns'], 'turn')} since "
+        f"{clock(fields['begun'])}, model {one_line(fields['model'])}, home {fields['home']}",
         f"prompt tokens: {fields['prompt_tokens']:,}, "
-        f"{_share(_cached(fields), fields['prompt_tokens'])} cached "
+        f"{share(_cached(fields), fields['prompt_tokens'])} cached "
         f"(GPU {sources['gpu']:,}, CPU {sources['cpu']:,}, pool {sources['pool']:,}), "
         f"computed {sources['computed']:,}",
         f"engine seconds: {fields['engine_s']:,.1f} used, {fields['saved_s']:,.1f} saved; "
-        f"waited {fields['waited_s']:,.1f} s; {_num(fields['moves'], 'move')}",
+        f"waited {fields['waited_s']:,.1f} s; {num(fields['moves'], 'move')}",
     ]
     if fields["parent"]:
         lines.append(f"started by session {fields['parent']}")
     lines += [
-        f"started session {child['session']}: {_num(child['turns'], 'turn')}, "
+        f"started session {child['session']}: {num(child['turns'], 'turn')}, "
         f"{child['engine_s']:,.1f} engine seconds"
         for child in fields["children"]
     ]
@@ -181,19 +178,19 @@ def _turn_row(turn: dict[str, Any]) -> tuple[str, ...]:
     computed = turn["computed"]
     cached = "?" if turn["num_cached"] is None else f"{turn['num_cached']:,}"
     tokens = computed["tokens"] if computed is not None else {}
-    again = {cause: n for cause, n in tokens.items() if cause not in _UNTOLD}
-    causes = ", ".join(f"{cause} {n:,}" for cause, n in sorted(again.items(), key=lambda x: -x[1]))
+    causes = again(tokens)
+    why = listed(causes)
     change = computed.get("change") if computed is not None else None
-    if "changed" in again and change is not None:
-        causes = causes.replace("changed", f"changed ({change['part']})")
+    if "changed" in causes and change is not None:
+        why = why.replace("changed", f"changed ({change['part']})")
     return (
-        _clock(turn["at"]),
+        clock(turn["at"]),
         turn["candidate"],
         f"{turn['num_tokens']:,}",
         cached,
-        f"{sum(tokens.values()) - sum(again.values()):,}" if computed is not None else "?",
-        f"{sum(again.values()):,}" if computed is not None else "?",
-        causes if computed is not None else "its engine does not report cached tokens",
+        f"{sum(tokens.values()) - sum(causes.values()):,}" if computed is not None else "?",
+        f"{sum(causes.values()):,}" if computed is not None else "?",
+        why if computed is not None else "its engine does not report cached tokens",
     )
 
 
@@ -206,15 +203,3 @@ def _said_of(turn: dict[str, Any]) -> list[tuple[str, str]]:
 def _cached(fields: dict[str, Any]) -> int:
     sources = fields["sources"]
     return int(sources["gpu"] + sources["cpu"] + sources["pool"])
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else "-"
-
-
-def _num(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _clock(unix_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(unix_s))
