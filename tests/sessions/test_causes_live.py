@@ -81,7 +81,8 @@ async def test_a_clock_in_the_system_prompt_is_named() -> None:
     (finding,) = findings
     assert finding["hint"] == "time"
     assert "12:0" not in finding["text"]
-    assert "computed again each time" in finding["text"]
+    assert "so far." in finding["text"]
+    assert "again each time. Move" in log
     assert log.count("a prompt changes near its beginning in every turn") == 2  # text and JSON
 
 
