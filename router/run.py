@@ -229,6 +229,7 @@ async def _sweep(router: Router) -> None:
         router.story.steps.recorder.sweep(time.monotonic())
         router.caches.index.sweep()
         router.sources.sweep()
+        router.history.sweep(time.monotonic())
         router.watches.sweep()
 
 

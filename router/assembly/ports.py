@@ -6,6 +6,7 @@ from typing import Final
 
 from router.api.clients import Clients
 from router.api.routes import Routes
+from router.assembly.live import build_live_state
 from router.assembly.router import Router
 from router.config.secrets import read_secret
 from router.http.access import Access, Origins
@@ -23,6 +24,7 @@ from router.http.connection import Handler
 from router.http.control import Control
 from router.http.guard import Guard
 from router.http.intake import Intake
+from router.http.live_pages import LivePages
 from router.http.pages import Pages
 from router.http.server import Listener
 from router.http.session_pages import SessionPages
@@ -117,6 +119,7 @@ def _admin_app(router: Router) -> AdminApp:
             EnginePages(control, Adapters(control, router.registry, router.fleet)),
             ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
             SessionPages(router.ledger, router.findings, router.tenants),
+            LivePages(router.feed, build_live_state(router)),
             RouterPages(router.metrics, router.deaths, lambda: router.config),
         ],
         guard=Guard(token, config.admin.hosts),

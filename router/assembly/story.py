@@ -184,11 +184,15 @@ def _recorder(parts: Parts) -> Recorder:
         caches=parts.caches,
         token_audit=token_audit,
         pool=parts.verifier,
-        decision_log=parts.decision_log,
+        sinks=[parts.feed.put] + ([parts.decision_log.add] if parts.decision_log else []),
         experiments=parts.experiments,
         shadows=parts.shadows if parts.config.shadow.policies else None,
         bookkeeper=Bookkeeper(
-            parts.ledger, caches=parts.caches, findings=parts.findings, metrics=parts.metrics
+            parts.ledger,
+            caches=parts.caches,
+            pool=parts.verifier,
+            findings=parts.findings,
+            metrics=parts.metrics,
         ),
     )
 

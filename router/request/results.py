@@ -198,7 +198,7 @@ class Prompt(Tokenized, frozen=True, kw_only=True):
     found: What Redis knows of its blocks, where Redis is asked.
     assigned: Its variant of an experiment. None: it is in none.
     service_class, deadline_ms: None if requests do not wait; the deadline counts from its arrival.
-    skips_pool: It has a salt of its own, since a read from the pool failed.
+    original: The same request before a read from the pool failed; this one has a salt of its own.
     """
 
     read: Read
@@ -209,8 +209,13 @@ class Prompt(Tokenized, frozen=True, kw_only=True):
     assigned: Assignment | None = None
     service_class: ServiceClass | None = None
     deadline_ms: float | None = None
-    skips_pool: bool = False
+    original: Prompt | None = None
     tokenized_s: float = 0.0
+
+    @property
+    def skips_pool(self) -> bool:
+        """Whether it has a salt of its own, so that no cache has anything of it."""
+        return self.original is not None
 
     @property
     def is_known(self) -> bool:
