@@ -19,6 +19,7 @@ from router.cluster.death_share import share_deaths
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
+from router.cluster.turn_share import share_turns
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
@@ -286,8 +287,15 @@ class Parts:
             names=self.candidate_names,
             metrics=self.metrics,
         )
-        self.hooks.tell, self.peers.on_over = self.outbox.tell, self.hooks.receive
+        self.hooks.tell, self.peers.on_over = self.outbox.tell_turn, self.hooks.receive
         share_deaths(self.deaths, names=self.candidate_names, outbox=self.outbox, peers=self.peers)
+        share_turns(
+            self.ledger,
+            index=self.caches.index,
+            names=self.candidate_names,
+            outbox=self.outbox,
+            peers=self.peers,
+        )
         if not config.redis.is_configured:
             return
         self.store = RedisStore(config.redis, router=name, password=redis_password)

@@ -36,7 +36,6 @@ from router.messages import (
     Load,
     Lost,
     Notes,
-    Over,
     PoolChanged,
     Registered,
     SessionState,
@@ -47,6 +46,7 @@ from router.metrics import Metrics
 from router.replicas.conversations import Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
+from router.turn_notes import Booked, Over, Remembered
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,8 @@ class Peers:
         self.name = name
         self.on_lost: Callable[[Lost | Cleared, float], None] = _ignore
         """Called with what another router says of requests that were lost, and now."""
+        self.on_turn: Callable[[Remembered | Booked], None] = _ignore
+        """Called with what another router says of sessions."""
         self.on_over: Callable[[Over], object] = _ignore
         """Called with what another router says of an agent's session."""
         self.on_found: Callable[[float], None] = _ignore
@@ -138,10 +140,18 @@ class Peers:
                     self._kept(peer, peer.work.keep(numbers, last), now_s)
                 case Lost() | Cleared():
                     self.on_lost(note, now_s)
+                case Remembered() | Booked():
+                    self._turn(note)
                 case Over():
                     self.on_over(note)
                 case Consumed() | PoolChanged() | Registered() | Left():
                     pass  # for others: see router.cluster.loops
+
+    def _turn(self, note: Remembered | Booked) -> None:
+        try:
+            self.on_turn(note)
+        except ValueError:
+            self._count("malformed")
 
     def join(self, loads: Mapping[str, bytes], now_s: float) -> None:
         """Take over what other routers have in flight.

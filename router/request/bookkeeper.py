@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,7 +20,10 @@ from router.request.plan import Placement
 from router.request.results import Prompt, Tries
 from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Match, Thread, Turn
+from router.sessions.ledger import Ledger, Match, Turn
+from router.sessions.threads import Thread
+
+_MOST_TOKENS: Final = 1 << 40
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -50,7 +53,6 @@ class Bookkeeper:
         self._caches = caches
         self._findings = findings
         self._metrics = metrics
-        self._num_computed: Counter[CandidateId] = Counter()  # tokens, ever
 
     def match(self, prompt: Prompt, placement: Placement) -> Match | None:
         """Find what the conversation of a request had of its prompt. None: it is of none."""
@@ -83,16 +85,16 @@ class Bookkeeper:
         match, whose = self.match(prompt, placement), prompt.read.whose
         if match is None or whose.conversation is None:
             return None
-        now_s, candidate = time.monotonic(), placement.lease.candidate
+        now_s = time.monotonic()
         turn = _turn(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
-        self._num_computed[candidate] += turn.num_tokens - (turn.num_cached or 0)
-        self._num_computed[candidate] += turn.num_output or 0
+        num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, now_s)
         tenant = prompt.read.tenant
         self.ledger.remember(
             whose.conversation,
             whose.parent,
             thread,
+            num_computed=num_computed,
             tenant=tenant.name if tenant is not None else None,
             routing=whose.session_hash,
             replaces=match.thread,
@@ -135,7 +137,6 @@ class Bookkeeper:
             candidate=candidate,
             epoch=self._caches.index.epoch(candidate),
             at_s=now_s,
-            num_computed=self._num_computed[candidate],
             num_pool_tokens=pool.num_tokens if pool is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
@@ -194,10 +195,10 @@ class Bookkeeper:
         contract = source.contract
         keys = prompt.keys(contract) if contract is not None else ()
         key = keys[lost_at] if lost_at < len(keys) else None
-        if is_cleared:
+        if key is not None and index.was_evicted(home, key):
+            fate = "evicted"  # in this epoch, so it had them after it was cleared, or never was
+        elif is_cleared:
             fate = "cleared"
-        elif key is not None and index.was_evicted(home, key):
-            fate = "evicted"
         elif home in views and views[home].num_own_tokens <= lost_at * size:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None
@@ -207,7 +208,7 @@ class Bookkeeper:
             loss = Loss(
                 replica=home,
                 since_s=round(placed_s - source.at_s, 3),
-                num_between_tokens=self._num_computed[home] - source.num_computed,
+                num_between_tokens=self.ledger.num_computed[home] - source.num_computed,
                 ago_s=None if evicted_s is None else round(max(0.0, placed_s - evicted_s), 3),
             )
         known = replace(known, moved_until=moved_until, pool_until=pool_until, fate=fate)
@@ -258,8 +259,9 @@ def _turn(
     now_s: float,
 ) -> Turn:
     inbound, predicted, wait = prompt.read.inbound, placement.predicted, tries.wait
-    num_tokens = usage.prompt_tokens if usage is not None else prompt.num_tokens
-    reported = usage.num_cached_tokens if usage is not None else None
+    num_tokens = _sane(usage.prompt_tokens if usage is not None else None)
+    num_tokens = prompt.num_tokens if num_tokens is None else num_tokens
+    reported = _sane(usage.num_cached_tokens if usage is not None else None)
     num_cached = predicted.num_cached_tokens if reported is None else reported
     num_pool = min(predicted.num_fetched_tokens, max(0, num_cached - predicted.num_own_tokens))
     num_cpu = min(
@@ -278,7 +280,7 @@ def _turn(
         num_gpu=num_cached - num_pool - num_cpu,
         num_cpu=num_cpu,
         num_pool=num_pool,
-        num_output=usage.completion_tokens if usage is not None else None,
+        num_output=_sane(usage.completion_tokens if usage is not None else None),
         router_ms=(placement.placed_s - inbound.arrived_s) * 1000 - wait.waited_ms,
         waited_ms=wait.waited_ms,
         ttft_ms=ttft_ms,
@@ -288,6 +290,13 @@ def _turn(
         prefill_at=placement.prefill.lease.candidate if placement.prefill is not None else None,
         waited_for=wait.held_by,
     )
+
+
+def _sane(num_reported: int | None) -> int | None:
+    """Pass on what an engine reports, if it can be a number of tokens."""
+    if num_reported is None or not 0 <= num_reported <= _MOST_TOKENS:
+        return None
+    return num_reported
 
 
 def _rounded(value: float | None) -> float | None:
