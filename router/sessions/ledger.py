@@ -326,10 +326,6 @@ class Ledger:
             max(session.threads, key=lambda thread: thread.num_tokens).is_compacted = True
         return session
 
-    def _drop_prompts(self, session: Session) -> None:
-        self._grow(session, -sum([thread.num_bytes for thread in session.threads]))
-        session.threads = []
-
     def _grow(self, session: Session, num_bytes: int) -> None:
         session.num_bytes += num_bytes
         self._num_bytes += num_bytes
