@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Final
 
 import msgspec
@@ -161,7 +161,13 @@ class Session(Struct, kw_only=True):
     @property
     def turns(self) -> list[Turn]:
         """List the last turns, oldest first; O(turns)."""
-        return [_decode(each) for each in self.packed]
+        return self.last_turns(MAX_TURNS)
+
+    def last_turns(self, most: int) -> list[Turn]:
+        """List so many turns at most, the last ones, oldest first."""
+        return [
+            _decode(each) for each in islice(self.packed, max(0, len(self.packed) - most), None)
+        ]
 
     @property
     def num_bytes(self) -> int:
