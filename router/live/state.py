@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -44,11 +45,13 @@ class LiveState:
         self._line = b""
         self._made_s = -FRESH_S
 
-    def line(self, now_s: float) -> bytes:
-        """Return the state as JSON."""
+    async def line(self, now_s: float) -> bytes:
+        """Return the state as JSON; requests have their turn between the sections."""
         if now_s - self._made_s >= FRESH_S:
             fields: dict[str, Any] = {"kind": "state", "at": round(time.time(), 3)}
-            fields |= {name: section() for name, section in self._sections.items()}
+            for name, section in self._sections.items():
+                fields[name] = section()  # 1,000 replicas: 10 ms
+                await asyncio.sleep(0)
             self._line = msgspec.json.encode(fields)
             self._made_s = now_s
         return self._line
