@@ -221,12 +221,12 @@ class Bookkeeper:
                 fate = "evicted"
         loss = None
         if fate != "unknown":
-            at_s = placement.placed_s
+            placed_s = placement.placed_s  # the request's own blocks may evict some, too
             loss = Loss(
                 replica=home,
-                since_s=round(at_s - source.at_s, 3),
+                since_s=round(placed_s - source.at_s, 3),
                 num_between_tokens=self.ledger.num_computed[home] - source.num_computed,
-                ago_s=None if evicted_s is None else round(max(0.0, at_s - evicted_s), 3),
+                ago_s=None if evicted_s is None else round(max(0.0, placed_s - evicted_s), 3),
             )
         return replace(known, moved_until=moved_until, fate=fate), loss
 

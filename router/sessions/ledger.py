@@ -356,16 +356,21 @@ class Ledger:
         return True
 
     def ended(self, key: int) -> Session | None:
-        """Note that a conversation is over: its prompts are forgotten, its totals stay."""
+        """Record that a conversation is over: its prompts are the first to go if room is short.
+
+        They stay until then, because agents resume sessions that they have ended.
+        """
         session = self._sessions.get(key)
         if session is not None:
             session.has_ended = True
-            self._drop_prompts(session)
         return session
 
     def compacted(self, key: int) -> Session | None:
-        """Find a conversation whose history is about to be replaced by a shorter one."""
-        return self._sessions.get(key)
+        """Record that a shorter history takes the place of a conversation's longest prompt."""
+        session = self._sessions.get(key)
+        if session is not None and session.threads:
+            max(session.threads, key=lambda thread: thread.num_tokens).is_compacted = True
+        return session
 
     def _drop_prompts(self, session: Session) -> None:
         self._num_bytes -= session.num_bytes
@@ -377,7 +382,7 @@ class Ledger:
             self._drop_prompts(oldest)
             self.num_forgotten += 1
         if self._num_bytes > self._max_bytes:
-            for session in self._sessions.values():
+            for session in sorted(self._sessions.values(), key=lambda each: not each.has_ended):
                 if session.threads:
                     self._drop_prompts(session)
                     if self._num_bytes <= 0.9 * self._max_bytes:

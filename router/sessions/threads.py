@@ -16,6 +16,7 @@ from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
 from router.records.computed import Change, Part
 
+_OF_HISTORY: Final[tuple[Part, ...]] = ("message", "template", "text")
 _LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
 
 
@@ -29,6 +30,7 @@ class Thread(Struct, kw_only=True):
     num_computed: Tokens that the candidate had computed by then, ever.
     num_pool_tokens: That the pool had of it.
     change, num_in_row: Where the last turns in a row changed.
+    is_compacted: Its agent says that a shorter history takes its place.
     """
 
     space: int
@@ -43,6 +45,7 @@ class Thread(Struct, kw_only=True):
     num_pool_tokens: int = 0
     change: Part | None = None
     num_in_row: int = 0
+    is_compacted: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -96,7 +99,7 @@ def thread_of(
             before is not None
             and (before.tool_set, before.system) == (parts.tool_set, parts.system)
             and before.has_answers
-            and num_tokens < thread.num_tokens
+            and (num_tokens < thread.num_tokens or thread.is_compacted)
         ):
             return thread
     return None
@@ -126,6 +129,8 @@ def change_of(
     if num_common >= len(thread.keys):
         return None
     part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
+    if thread.is_compacted and part in _OF_HISTORY:
+        part = "compacted"
     num_in_row = thread.num_in_row + 1 if thread.change == part else 1
     return Change(
         part=part, index=index, digest=digest, offset=num_common * size, num_in_row=num_in_row
