@@ -25,7 +25,7 @@ class Thread(Struct, kw_only=True):
 
     space: Salt, adapter and model: prompts of two spaces share no block.
     keys: Of its full blocks, as `contract` names them; empty: not known.
-    epoch: Of the candidate's cache.
+    num_emptied: How often the candidate's cache had been emptied.
     at_s: When the last turn ended, monotonic.
     num_computed: Tokens that the candidate had computed by then, ever.
     num_pool_tokens: That the pool had of it.
@@ -39,7 +39,7 @@ class Thread(Struct, kw_only=True):
     num_tokens: int
     parts: Parts | None
     candidate: CandidateId
-    epoch: int
+    num_emptied: int
     at_s: float
     num_computed: int = 0
     num_pool_tokens: int = 0

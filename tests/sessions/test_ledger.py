@@ -52,9 +52,9 @@ def change(ledger: Ledger, number: int, num_tokens: int, *messages: int) -> str 
 def test_ended_sessions_are_the_first_to_lose_their_prompts() -> None:
     ledger = Ledger(max_bytes=250)
     for key in (1, 2):
-        ledger.remember(key, None, prompt(key, key))
+        ledger.remember(key, None, prompt(key, key), num_computed=0)
     ledger.ended(2)
-    ledger.remember(3, None, prompt(3, 3))
+    ledger.remember(3, None, prompt(3, 3), num_computed=0)
 
     known = {each.key: bool(each.threads) for each in ledger}
     assert known == {1: True, 2: False, 3: True}
@@ -63,26 +63,26 @@ def test_ended_sessions_are_the_first_to_lose_their_prompts() -> None:
 def test_a_session_that_ended_and_goes_on_has_its_prompt() -> None:
     """Agents resume sessions."""
     ledger = Ledger()
-    ledger.remember(1, None, prompt(1, 7))
+    ledger.remember(1, None, prompt(1, 7), num_computed=0)
     ended = ledger.ended(1)
 
     assert ended is not None
     assert ended.has_ended
     assert change(ledger, 1, 160, 7) is None
-    ledger.remember(1, None, prompt(1, 7))
+    ledger.remember(1, None, prompt(1, 7), num_computed=0)
     assert not ended.has_ended
 
 
 def test_the_next_prompt_after_a_compaction_is_named_so() -> None:
     """However long it is, and whatever its first message; the one after that is as any other."""
     ledger = Ledger()
-    ledger.remember(1, None, prompt(1, 7))
+    ledger.remember(1, None, prompt(1, 7), num_computed=0)
     assert change(ledger, 2, 200, 8, 9) is None
 
     before = ledger.compacted(1)
     assert change(ledger, 2, 200, 8, 9) == "compacted"
     assert before is not None
-    ledger.remember(1, None, prompt(2, 8), replaces=before.threads[0])
+    ledger.remember(1, None, prompt(2, 8), num_computed=0, replaces=before.threads[0])
     assert change(ledger, 3, 160, 8) != "compacted"
 
 
@@ -91,7 +91,7 @@ def test_a_compaction_concerns_the_longest_prompt() -> None:
     ledger = Ledger()
     title = prompt(5, 5)
     title.num_tokens = 20
-    ledger.remember(1, None, prompt(1, 7))
+    ledger.remember(1, None, prompt(1, 7), num_computed=0)
     ledger.remember(1, None, title)
     ledger.compacted(1)
 
