@@ -34,6 +34,9 @@ MAX_GROUPS = 256
 MAX_UNKNOWN = 256
 """Kinds of prompts whose extra keys are not understood: adapters, mostly."""
 
+MAX_DIGESTS = 256
+"""Models that a session has turns of; real ones have four at most."""
+
 SCHEMA = 2
 """Of everything in Redis. A router upgrades data of the schema before, and refuses any other."""
 
@@ -270,6 +273,18 @@ class Cleared(Struct, frozen=True, array_like=True, tag="cleared"):
     body: Digest
 
 
+class Over(Struct, frozen=True, array_like=True, tag="over"):
+    """An agent's session has ended, or a shorter history has taken the place of its own.
+
+    conversation: Its key in the ledger of sessions.
+    sessions: What routing knows it by, one digest a model.
+    """
+
+    conversation: Number
+    sessions: Annotated[tuple[Number, ...], Meta(max_length=MAX_DIGESTS)] = ()
+    is_compacted: bool = False
+
+
 class PoolChanged(Struct, frozen=True, array_like=True, tag="pool"):
     """The router learned what became of blocks in a shared pool."""
 
@@ -287,6 +302,7 @@ Note = (
     | Left
     | Lost
     | Cleared
+    | Over
     | PoolChanged
     | Remembered
     | Booked

@@ -23,6 +23,7 @@ from router.http.app import DataApp
 from router.http.connection import Handler
 from router.http.control import Control
 from router.http.guard import Guard
+from router.http.hook_pages import HookPages
 from router.http.intake import Intake
 from router.http.live_pages import LivePages
 from router.http.pages import Pages
@@ -120,6 +121,7 @@ def _admin_app(router: Router) -> AdminApp:
             ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
             SessionPages(router.ledger, router.findings, router.tenants),
             LivePages(router.feed, build_live_state(router)),
+            HookPages(router.hooks, router.tenants, router.metrics),
             RouterPages(router.metrics, router.deaths, lambda: router.config),
         ],
         guard=Guard(token, config.admin.hosts),

@@ -37,6 +37,7 @@ from router.messages import (
     Lost,
     Note,
     OpenLease,
+    Over,
     SessionState,
     encode,
     pack_keys,
@@ -86,7 +87,7 @@ class Outbox:
         self._open: dict[int, _Own] = {}
         self._last = 0
         self._notes: list[Note] = []
-        self._told: deque[Lost | Cleared] = deque(maxlen=max_notes)
+        self._told: deque[Lost | Cleared | Over] = deque(maxlen=max_notes)
         self._num_bytes = 0
         self._turns: deque[tuple[Remembered | Booked, int]] = deque()  # with their sizes
         self._num_turn_bytes = 0
@@ -149,8 +150,8 @@ class Outbox:
         if self._open.pop(lease.number, None) is not None:
             self._put(Ended(lease.number, computed))
 
-    def tell(self, note: Lost | Cleared) -> None:
-        """Put a note of a request that was lost into the outbox."""
+    def tell(self, note: Lost | Cleared | Over) -> None:
+        """Put a note of a lost request, or of a session that is over, into the outbox."""
         self._told.append(note)
         self.on_note(True)
 

@@ -16,6 +16,7 @@ from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
 from router.records.computed import Change, Part
 
+_OF_HISTORY: Final[tuple[Part, ...]] = ("message", "template", "text")
 _LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
 
 
@@ -24,11 +25,12 @@ class Thread(Struct, kw_only=True):
 
     space: Salt, adapter and model: prompts of two spaces share no block.
     keys: Of its full blocks, as `contract` names them; empty: not known.
-    epoch: Of the candidate's cache.
+    num_emptied: How often the candidate's cache had been emptied.
     at_s: When the last turn ended, monotonic.
     num_computed: Tokens that the candidate had computed by then, ever.
     num_pool_tokens: That the pool had of it.
     change, num_in_row: Where the last turns in a row changed.
+    is_compacted: Its agent says that a shorter history takes its place.
     """
 
     space: int
@@ -37,12 +39,13 @@ class Thread(Struct, kw_only=True):
     num_tokens: int
     parts: Parts | None
     candidate: CandidateId
-    epoch: int
+    num_emptied: int
     at_s: float
     num_computed: int = 0
     num_pool_tokens: int = 0
     change: Part | None = None
     num_in_row: int = 0
+    is_compacted: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -96,7 +99,7 @@ def thread_of(
             before is not None
             and (before.tool_set, before.system) == (parts.tool_set, parts.system)
             and before.has_answers
-            and num_tokens < thread.num_tokens
+            and (num_tokens < thread.num_tokens or thread.is_compacted)
         ):
             return thread
     return None
@@ -126,6 +129,8 @@ def change_of(
     if num_common >= len(thread.keys):
         return None
     part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
+    if thread.is_compacted and part in _OF_HISTORY:
+        part = "compacted"
     num_in_row = thread.num_in_row + 1 if thread.change == part else 1
     return Change(
         part=part, index=index, digest=digest, offset=num_common * size, num_in_row=num_in_row

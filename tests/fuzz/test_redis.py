@@ -45,7 +45,7 @@ from router.metrics import Metrics
 from router.records.computed import Change, Computed, Loss, Move
 from router.replicas.registry import Registry
 from router.sessions.describe import session_fields, turn_fields
-from router.sessions.ledger import Turn
+from router.sessions.turns import Turn
 from router.turn_notes import Booked, Remembered, Run, SharedParts
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, stored
 from tests.fuzz.budget import fuzz
