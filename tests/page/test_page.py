@@ -60,7 +60,7 @@ async def test_it_answers_the_five_questions() -> None:
     assert "Who waits?\n✓ nobody" in tiles
     assert "What was recomputed?" in tiles
     assert "of compute" in tiles
-    assert "has a time of day in it" in findings
+    assert "contains a time of day" in findings
     assert "✓ exact" in replicas
     assert "had been computed before" in tokens
     assert status == "Live."
@@ -84,7 +84,7 @@ async def test_a_session_opens_with_its_turns_and_what_to_do() -> None:
     assert "the last 3 turns" in label
     assert "at r1" in label
     assert "the system prompt changed at token" in dialog
-    assert "What to do\nMove what changes (a time, an id) to the last message." in dialog
+    assert "What to do\nMove what changes (a time, an id) into the last message." in dialog
     assert SECRET not in dialog
 
 
