@@ -16,6 +16,7 @@ from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
 from router.request.bookkeeper import Bookkeeper
 from router.request.bootstraps import Bootstraps
+from router.request.diagnosis import Diagnostics
 from router.request.engine_tokens import EngineTokenizer
 from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
@@ -56,6 +57,10 @@ def build_story(parts: Parts) -> Story:
         witness=witness,
         metrics=parts.metrics,
     )
+    bookkeeper = Bookkeeper(
+        parts.ledger, caches=parts.caches, findings=parts.findings, metrics=parts.metrics
+    )
+    diagnostics = Diagnostics(bookkeeper)
     headers = RequestHeaders(parts.engine_key, parts.withheld)
     sender = _sender(parts, headers=headers, retries=retries)
     return Story(
@@ -84,9 +89,12 @@ def build_story(parts: Parts) -> Story:
                 bootstraps=Bootstraps(parts.engine_api),
                 metrics=parts.metrics,
             ),
-            relay=Relay(witness=witness, place=place, metrics=parts.metrics),
-            recorder=_recorder(parts),
+            relay=Relay(
+                witness=witness, place=place, diagnostics=diagnostics, metrics=parts.metrics
+            ),
+            recorder=_recorder(parts, bookkeeper),
             owners=owners,
+            diagnostics=diagnostics,
             retries=retries,
         )
     )
@@ -170,7 +178,7 @@ def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sende
     )
 
 
-def _recorder(parts: Parts) -> Recorder:
+def _recorder(parts: Parts, bookkeeper: Bookkeeper) -> Recorder:
     token_audit = TokenAudit(
         parts.prompters,
         hand_over=parts.hand_over,
@@ -187,9 +195,7 @@ def _recorder(parts: Parts) -> Recorder:
         decision_log=parts.decision_log,
         experiments=parts.experiments,
         shadows=parts.shadows if parts.config.shadow.policies else None,
-        bookkeeper=Bookkeeper(
-            parts.ledger, caches=parts.caches, findings=parts.findings, metrics=parts.metrics
-        ),
+        bookkeeper=bookkeeper,
     )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from policies.view import CandidateId
+from router.api.diagnostics import Comparison
 from router.api.sessions import engine_name
 from router.api.usage import Usage
+from router.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.records.computed import Computed, Loss, Move
@@ -19,6 +22,7 @@ from router.records.outcome import Outcome
 from router.request.plan import Placement
 from router.request.results import Prompt, Tries
 from router.sessions.causes import Fate, Known, causes_of, sharable
+from router.sessions.compare import compare, with_asked
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger, Match, Thread, Turn
 
@@ -58,16 +62,41 @@ class Bookkeeper:
         if whose.conversation is None or prompt.read.num_prompts > 1:
             return None
         contract = self._caches.contract(placement.lease.candidate)
-        is_known = prompt.tokens is not None and contract is not None
         return self.ledger.match(
             whose.conversation,
             whose.parent,
             space=_space(prompt, placement),
-            keys=prompt.keys(contract) if contract is not None and is_known else (),
+            keys=_keys(prompt, contract),
             contract=contract,
             num_tokens=prompt.num_tokens,
             parts=whose.parts,
         )
+
+    def compare(self, prompt: Prompt, placement: Placement, before: Thread) -> Comparison:
+        """Compare a prompt with the last one of a thread."""
+        contract = self._caches.contract(placement.lease.candidate)
+        return compare(
+            before,
+            space=_space(prompt, placement),
+            model=prompt.read.model or "",
+            keys=_keys(prompt, contract),
+            contract=contract,
+            num_tokens=prompt.num_tokens,
+            parts=prompt.read.whose.parts,
+        )
+
+    def foresee(self, prompt: Prompt, placement: Placement) -> Computed | None:
+        """Predict why tokens will be computed. None: it is of no conversation."""
+        match = self.match(prompt, placement)
+        if match is None:
+            return None
+        num_cached = placement.predicted.num_cached_tokens
+        return self._computed(prompt, placement, match, prompt.num_tokens, num_cached)
+
+    def takes_all(self, prompt: Prompt, placement: Placement, num_common: int, cached: int) -> bool:
+        """Return whether an engine took from a cache all that it could of leading tokens."""
+        known = self._known(prompt, placement, prompt.num_tokens, cached)
+        return cached >= sharable(replace(known, num_common=num_common))
 
     def begin(
         self,
@@ -114,7 +143,8 @@ class Bookkeeper:
         prompt, placement, turn = entry.prompt, entry.placement, entry.turn
         entry.thread.epoch = self._caches.index.epoch(placement.lease.candidate)
         if entry.has_causes:
-            computed = self._computed(entry)
+            num_cached = turn.num_cached or 0
+            computed = self._computed(prompt, placement, entry.match, turn.num_tokens, num_cached)
             turn = replace(turn, computed=computed)
             self._count(prompt, computed, turn.num_cached or 0)
         whose = prompt.read.whose
@@ -125,11 +155,10 @@ class Bookkeeper:
         candidate = placement.lease.candidate
         contract = self._caches.contract(candidate)
         pool, change = placement.plan.pool, match.change
-        is_known = prompt.tokens is not None and contract is not None
-        return Thread(
+        thread = Thread(
             space=_space(prompt, placement),
             contract=contract,
-            keys=prompt.keys(contract) if contract is not None and is_known else (),
+            keys=_keys(prompt, contract),
             num_tokens=prompt.num_tokens,
             parts=prompt.read.whose.parts,
             candidate=candidate,
@@ -139,31 +168,43 @@ class Bookkeeper:
             num_pool_tokens=pool.num_tokens if pool is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
+            model=prompt.read.model or "",
+        )
+        return with_asked(match, thread, prompt.read.request_id)
+
+    def _known(self, prompt: Prompt, placement: Placement, num_tokens: int, cached: int) -> Known:
+        """Say what is known of a prompt, whatever came before it."""
+        candidate, predicted = placement.lease.candidate, placement.predicted
+        index, size = self._caches.index, self._size(candidate)
+        layout = index.groups_of(candidate)
+        return Known(
+            num_tokens=num_tokens,
+            num_cached=cached,
+            step=size if layout is None else max(1, layout.alignment * layout.unit),
+            num_dropped=size if index.drops_last(candidate) else 0,
+            fetch_until=predicted.num_cached_tokens if predicted.num_fetched_tokens else 0,
         )
 
-    def _computed(self, entry: Entry) -> Computed:
-        prompt, placement, match = entry.prompt, entry.placement, entry.match
-        num_cached = entry.turn.num_cached or 0
+    def _size(self, candidate: CandidateId) -> int:
+        contract = self._caches.contract(candidate)
+        return contract.block_size if contract is not None else 1
+
+    def _computed(
+        self, prompt: Prompt, placement: Placement, match: Match, num_tokens: int, num_cached: int
+    ) -> Computed:
         thread, source = match.thread, match.source
         candidate = placement.lease.candidate
-        index, contract = self._caches.index, self._caches.contract(candidate)
-        size = contract.block_size if contract is not None else 1
-        layout = index.groups_of(candidate)
-        predicted = placement.predicted
-        known = Known(
-            num_tokens=entry.turn.num_tokens,
-            num_cached=num_cached,
+        known = replace(
+            self._known(prompt, placement, num_tokens, num_cached),
             num_common=match.num_common,
             num_before=thread.num_tokens if thread is not None else 0,
             has_changed=match.change is not None,
             is_apart=thread is not None and thread.space != _space(prompt, placement),
             is_unknown=match.is_unknown,
-            step=size if layout is None else max(1, layout.alignment * layout.unit),
-            num_dropped=size if index.drops_last(candidate) else 0,
-            fetch_until=predicted.num_cached_tokens if predicted.num_fetched_tokens else 0,
         )
         loss = move = None
         if source is not None and num_cached < sharable(known):
+            size = self._size(candidate)
             known, loss = self._with_fate(prompt, placement, known, source, size)
         if thread is not None and thread.candidate != candidate:
             move = _move(placement, thread.candidate)
@@ -228,6 +269,11 @@ class Bookkeeper:
             session=engine_name(prompt.read.whose.conversation or 0),
             body=prompt.read.inbound.body,
         )
+
+
+def _keys(prompt: Prompt, contract: HashContract | None) -> Sequence[BlockKey]:
+    """List the keys of a prompt's full blocks; empty: not known."""
+    return prompt.keys(contract) if contract is not None else ()
 
 
 def _space(prompt: Prompt, placement: Placement) -> int:

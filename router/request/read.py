@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from router.api import forms
 from router.api.apis import APIS, Request
+from router.api.diagnostics import question_in
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import MIN_BYTES, KnownMessages
 from router.api.not_json import why_not_json
@@ -163,6 +164,7 @@ class Reader:
             is_kept=inbound.path == CREATE and body is not None and is_kept(body),
             whose=self._whose(inbound, model, body, digests if request is not None else None),
             has_side_effects=has_side_effects(inbound.method, inbound.path, body),
+            question=question_in(inbound.path, body or {}) if request is not None else None,
         )
 
     def _stripped(

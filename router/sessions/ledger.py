@@ -107,6 +107,14 @@ class Totals(Struct):
                 _count(self.by_cause, cause, num_tokens)
 
 
+class Asked(Struct, frozen=True, gc=False):
+    """A request of a thread, whose prompt the thread's last one begins with."""
+
+    request_id: str
+    num_tokens: int
+    num_messages: int
+
+
 class Thread(Struct, kw_only=True):
     """The last prompt of requests that go on from each other.
 
@@ -117,6 +125,8 @@ class Thread(Struct, kw_only=True):
     num_computed: Tokens that the candidate had computed by then, ever.
     num_pool_tokens: That the pool had of it.
     change, num_in_row: Where the last turns in a row changed.
+    model: As the last request named it.
+    asked: The last requests, the newest first.
     """
 
     space: int
@@ -131,6 +141,8 @@ class Thread(Struct, kw_only=True):
     num_pool_tokens: int = 0
     change: Part | None = None
     num_in_row: int = 0
+    model: str = ""
+    asked: tuple[Asked, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -409,16 +421,17 @@ def _change_of(
     """Find the first difference from a thread's last prompt; None: all of its blocks are there."""
     if num_common >= len(thread.keys):
         return None
-    part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
+    part, index, digest = difference_of(thread.parts, parts, num_tokens < thread.num_tokens)
     num_in_row = thread.num_in_row + 1 if thread.change == part else 1
     return Change(
         part=part, index=index, digest=digest, offset=num_common * size, num_in_row=num_in_row
     )
 
 
-def _difference(
+def difference_of(
     before: Parts | None, now: Parts | None, is_shorter: bool
 ) -> tuple[Part, int | None, str]:
+    """Find the first part that differs, the message's index, and its digest as it is now."""
     if before is None or now is None:
         return "text", None, ""
     if before.tools != now.tools:
