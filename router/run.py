@@ -135,6 +135,9 @@ async def run(
         stack.callback(router.threads.close)
         if router.decision_log is not None:  # late: answers in flight at the end have records
             stack.callback(router.decision_log.close)
+        if router.traces is not None:
+            router.traces.start()
+            stack.callback(router.traces.close)
         stack.callback(router.shadows.close)  # before that: their decisions are recorded
         stack.callback(router.story.steps.recorder.close)  # and before that, what is late
         for client in router.clients:
@@ -226,6 +229,7 @@ async def _sweep(router: Router) -> None:
         router.story.steps.recorder.sweep(time.monotonic())
         router.caches.index.sweep()
         router.sources.sweep()
+        router.history.sweep(time.monotonic())
         router.watches.sweep()
 
 

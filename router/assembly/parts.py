@@ -19,6 +19,7 @@ from router.cluster.death_share import share_deaths
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
+from router.cluster.turn_share import share_turns
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
@@ -42,6 +43,8 @@ from router.experiments.shadow import Shadows
 from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
+from router.live.feed import Feed
+from router.live.history import History
 from router.metrics import Metrics
 from router.pool.members import PoolMembers
 from router.pool.pools import build_pools
@@ -60,6 +63,7 @@ from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters
 from router.tokens.hand_over import HandOver
+from router.tracing.export import Exporter, collector_at
 from router.upstream import Upstream
 
 
@@ -144,10 +148,14 @@ class Parts:
             share=config.shadow.share,
             metrics=self.metrics,
         )
+        self.feed, self.history = Feed(), History(self.metrics)
         self.decision_log: DecisionLog | None = None
         if config.log.decisions is not None:
             count_dropped = self.metrics.records_dropped.inc
             self.decision_log = DecisionLog(config.log.decisions, count_dropped)
+        self.traces: Exporter | None = None
+        if (endpoint := config.tracing.endpoint) is not None:
+            self.traces = Exporter(collector_at(endpoint), endpoint, self.metrics)
 
     def _build_tenants(self) -> None:
         self.tenants: Tenants | None = None
@@ -285,6 +293,13 @@ class Parts:
             metrics=self.metrics,
         )
         share_deaths(self.deaths, names=self.candidate_names, outbox=self.outbox, peers=self.peers)
+        share_turns(
+            self.ledger,
+            index=self.caches.index,
+            names=self.candidate_names,
+            outbox=self.outbox,
+            peers=self.peers,
+        )
         if not config.redis.is_configured:
             return
         self.store = RedisStore(config.redis, router=name, password=redis_password)

@@ -6,6 +6,7 @@ from typing import Final
 
 from router.api.clients import Clients
 from router.api.routes import Routes
+from router.assembly.live import build_live_state
 from router.assembly.router import Router
 from router.config.secrets import read_secret
 from router.http.access import Access, Origins
@@ -19,16 +20,20 @@ from router.http.admin_pages import (
     RouterPages,
 )
 from router.http.app import DataApp
+from router.http.connection import Handler
 from router.http.control import Control
 from router.http.guard import Guard
 from router.http.intake import Intake
+from router.http.live_pages import LivePages
 from router.http.pages import Pages
 from router.http.server import Listener
 from router.http.session_pages import SessionPages
 from router.http.sockets import room_for_connections
+from router.http.traced import TracedApp
 from router.request.explain import Explainer
 from router.request.headers import RequestHeaders
 from router.request.realtime import Realtime
+from router.tracing.trace import Tracer
 
 _ADMIN_CONNECTIONS: Final = 256
 
@@ -42,7 +47,7 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
     limits = router.config.limits
     public = Listener(
         "public",
-        _data_app(router).answer,
+        _public_handler(router),
         limits=limits,
         max_connections=room_for_connections(limits.connections),
         metrics=router.metrics,
@@ -57,6 +62,14 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
         tls=router.certificates.get("admin"),
     )
     return public, admin
+
+
+def _public_handler(router: Router) -> Handler:
+    """Build what answers the public port; what traces it only if there is a collector."""
+    app = _data_app(router)
+    if router.traces is None:
+        return app.answer
+    return TracedApp(app.answer, Tracer(router.config.tracing, router.traces.put), app.pages).answer
 
 
 def _data_app(router: Router) -> DataApp:
@@ -106,6 +119,7 @@ def _admin_app(router: Router) -> AdminApp:
             EnginePages(control, Adapters(control, router.registry, router.fleet)),
             ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
             SessionPages(router.ledger, router.findings, router.tenants),
+            LivePages(router.feed, build_live_state(router)),
             RouterPages(router.metrics, router.deaths, lambda: router.config),
         ],
         guard=Guard(token, config.admin.hosts),

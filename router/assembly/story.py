@@ -57,9 +57,7 @@ def build_story(parts: Parts) -> Story:
         witness=witness,
         metrics=parts.metrics,
     )
-    bookkeeper = Bookkeeper(
-        parts.ledger, caches=parts.caches, findings=parts.findings, metrics=parts.metrics
-    )
+    bookkeeper = _bookkeeper(parts)
     diagnostics = Diagnostics(bookkeeper)
     headers = RequestHeaders(parts.engine_key, parts.withheld)
     sender = _sender(parts, headers=headers, retries=retries)
@@ -192,10 +190,20 @@ def _recorder(parts: Parts, bookkeeper: Bookkeeper) -> Recorder:
         caches=parts.caches,
         token_audit=token_audit,
         pool=parts.verifier,
-        decision_log=parts.decision_log,
+        sinks=[parts.feed.put] + ([parts.decision_log.add] if parts.decision_log else []),
         experiments=parts.experiments,
         shadows=parts.shadows if parts.config.shadow.policies else None,
         bookkeeper=bookkeeper,
+    )
+
+
+def _bookkeeper(parts: Parts) -> Bookkeeper:
+    return Bookkeeper(
+        parts.ledger,
+        caches=parts.caches,
+        pool=parts.verifier,
+        findings=parts.findings,
+        metrics=parts.metrics,
     )
 
 

@@ -45,6 +45,7 @@ from router.metrics import Metrics
 from router.replicas.conversations import Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
+from router.turn_notes import Booked, Remembered
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,8 @@ class Peers:
         self.name = name
         self.on_lost: Callable[[Lost | Cleared, float], None] = _ignore
         """Called with what another router says of requests that were lost, and now."""
+        self.on_turn: Callable[[Remembered | Booked], None] = _ignore
+        """Called with what another router says of sessions."""
         self.on_found: Callable[[float], None] = _ignore
         """Called when another router was found, with now."""
         self._fleet = fleet
@@ -134,8 +137,16 @@ class Peers:
                     self._kept(peer, peer.work.keep(numbers, last), now_s)
                 case Lost() | Cleared():
                     self.on_lost(note, now_s)
+                case Remembered() | Booked():
+                    self._turn(note)
                 case Consumed() | PoolChanged() | Registered() | Left():
                     pass  # for others: see router.cluster.loops
+
+    def _turn(self, note: Remembered | Booked) -> None:
+        try:
+            self.on_turn(note)
+        except ValueError:
+            self._count("malformed")
 
     def join(self, loads: Mapping[str, bytes], now_s: float) -> None:
         """Take over what other routers have in flight.

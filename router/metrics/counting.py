@@ -115,6 +115,10 @@ class Counter(_Series[Count]):
         """Add to the one series."""
         self._series[_NO_LABELS].value += amount
 
+    def values(self) -> dict[tuple[str, ...], float]:
+        """Return the sums by the values of the labels."""
+        return {values: series.value for values, series in self._series.items()}
+
     def collect(self) -> Iterator[Metric]:
         family = self._family()
         for values, series in self._series.items():

@@ -189,6 +189,9 @@ class Metrics:
         "failed (the last good answer stays)")]
     records_dropped: Annotated[Counter, Spec("warmroute_decision_records_dropped", "",
         "Decision records lost because the writer was too slow")]
+    spans: Annotated[Counter, Spec("warmroute_spans", "result",
+        "OpenTelemetry spans, by result: sent, failed (the collector did not take them), dropped "
+        "(the queue was full)")]
     shadow_decisions: Annotated[Counter, Spec("warmroute_shadow_decisions", "shadow agrees",
         "Decisions of a shadow policy, by whether it agrees with the live policy")]
     shadow_ttft: Annotated[Counter, Spec("warmroute_shadow_ttft_seconds", "shadow choice",

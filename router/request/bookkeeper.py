@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,10 +21,14 @@ from router.records.computed import Computed, Loss, Move
 from router.records.outcome import Outcome
 from router.request.plan import Placement
 from router.request.results import Prompt, Tries
+from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.compare import compare, with_asked
 from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Match, Thread, Turn
+from router.sessions.ledger import Ledger, Match, Turn
+from router.sessions.threads import Thread
+
+_MOST_TOKENS: Final = 1 << 40
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -33,6 +37,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     turn: Without its causes.
     has_causes: The engine says how much of the prompt it computed here.
     is_open: It reused less than predicted. The events that say why may still be on their way.
+    has_failed_read: It was sent under a salt of its own, since a read from the pool failed.
     """
 
     prompt: Prompt
@@ -42,19 +47,26 @@ class Entry(Struct, frozen=True, kw_only=True):
     turn: Turn
     has_causes: bool
     is_open: bool
+    has_failed_read: bool
 
 
 class Bookkeeper:
     """Tells the causes of computed tokens, and adds up what sessions cost."""
 
     def __init__(
-        self, ledger: Ledger, *, caches: CacheView, findings: Findings, metrics: Metrics
+        self,
+        ledger: Ledger,
+        *,
+        caches: CacheView,
+        pool: PoolVerifier | None,
+        findings: Findings,
+        metrics: Metrics,
     ) -> None:
         self.ledger = ledger
         self._caches = caches
+        self._pool = pool
         self._findings = findings
         self._metrics = metrics
-        self._num_computed: Counter[CandidateId] = Counter()  # tokens, ever
 
     def match(self, prompt: Prompt, placement: Placement) -> Match | None:
         """Find what the conversation of a request had of its prompt. None: it is of none."""
@@ -74,6 +86,7 @@ class Bookkeeper:
 
     def compare(self, prompt: Prompt, placement: Placement, before: Thread) -> Comparison:
         """Compare a prompt with the last one of a thread."""
+        prompt = prompt.original or prompt
         contract = self._caches.contract(placement.lease.candidate)
         return compare(
             before,
@@ -109,23 +122,25 @@ class Bookkeeper:
         ttft_ms: float | None,
     ) -> Entry | None:
         """Remember the prompt of a request that was answered. None: it is of no session."""
+        has_failed_read, prompt = prompt.skips_pool, prompt.original or prompt
         match, whose = self.match(prompt, placement), prompt.read.whose
         if match is None or whose.conversation is None:
             return None
-        now_s, candidate = time.monotonic(), placement.lease.candidate
+        now_s = time.monotonic()
         turn = _turn(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
-        self._num_computed[candidate] += turn.num_tokens - (turn.num_cached or 0)
-        self._num_computed[candidate] += turn.num_output or 0
+        num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, now_s)
         tenant = prompt.read.tenant
-        self.ledger.remember(
-            whose.conversation,
-            whose.parent,
-            thread,
-            tenant=tenant.name if tenant is not None else None,
-            routing=whose.session_hash,
-            replaces=match.thread,
-        )
+        if match.thread is None or not has_failed_read:  # else no cache has its blocks
+            self.ledger.remember(
+                whose.conversation,
+                whose.parent,
+                thread,
+                num_computed=num_computed,
+                tenant=tenant.name if tenant is not None else None,
+                routing=whose.session_hash,
+                replaces=match.thread,
+            )
         num_predicted, reported = placement.predicted.num_cached_tokens, turn.num_cached
         return Entry(
             prompt=prompt,
@@ -136,6 +151,7 @@ class Bookkeeper:
             has_causes=reported is not None
             and (tries.prefill is None or not tries.prefill.is_peer_to_peer),
             is_open=reported is not None and reported < num_predicted,
+            has_failed_read=has_failed_read,
         )
 
     def end(self, entry: Entry) -> Computed | None:
@@ -143,8 +159,14 @@ class Bookkeeper:
         prompt, placement, turn = entry.prompt, entry.placement, entry.turn
         entry.thread.epoch = self._caches.index.epoch(placement.lease.candidate)
         if entry.has_causes:
-            num_cached = turn.num_cached or 0
-            computed = self._computed(prompt, placement, entry.match, turn.num_tokens, num_cached)
+            computed = self._computed(
+                prompt,
+                placement,
+                entry.match,
+                turn.num_tokens,
+                turn.num_cached or 0,
+                entry.has_failed_read,
+            )
             turn = replace(turn, computed=computed)
             self._count(prompt, computed, turn.num_cached or 0)
         whose = prompt.read.whose
@@ -164,7 +186,6 @@ class Bookkeeper:
             candidate=candidate,
             epoch=self._caches.index.epoch(candidate),
             at_s=now_s,
-            num_computed=self._num_computed[candidate],
             num_pool_tokens=pool.num_tokens if pool is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
@@ -190,7 +211,13 @@ class Bookkeeper:
         return contract.block_size if contract is not None else 1
 
     def _computed(
-        self, prompt: Prompt, placement: Placement, match: Match, num_tokens: int, num_cached: int
+        self,
+        prompt: Prompt,
+        placement: Placement,
+        match: Match,
+        num_tokens: int,
+        num_cached: int,
+        has_failed_read: bool = False,
     ) -> Computed:
         thread, source = match.thread, match.source
         candidate = placement.lease.candidate
@@ -202,6 +229,8 @@ class Bookkeeper:
             is_apart=thread is not None and thread.space != _space(prompt, placement),
             is_unknown=match.is_unknown,
         )
+        if has_failed_read:
+            known = replace(known, fetch_until=match.num_common)
         loss = move = None
         if source is not None and num_cached < sharable(known):
             size = self._size(candidate)
@@ -227,18 +256,15 @@ class Bookkeeper:
         fate: Fate = "unknown"
         if home != placement.lease.candidate and not is_cleared:
             moved_until = views[home].num_own_tokens if home in views else known.num_common
-        pool = placement.plan.pool
-        pool_until = source.num_pool_tokens
-        if pool is not None and pool.num_tokens >= pool_until:
-            pool_until = 0
+        known = self._with_pool(placement, known, source)
         lost_at = max(known.num_cached, moved_until) // size
         contract = source.contract
         keys = prompt.keys(contract) if contract is not None else ()
         key = keys[lost_at] if lost_at < len(keys) else None
-        if is_cleared:
+        if key is not None and index.was_evicted(home, key):
+            fate = "evicted"  # in this epoch, so it had them after it was cleared, or never was
+        elif is_cleared:
             fate = "cleared"
-        elif key is not None and index.was_evicted(home, key):
-            fate = "evicted"
         elif home in views and views[home].num_own_tokens <= lost_at * size:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None
@@ -248,11 +274,22 @@ class Bookkeeper:
             loss = Loss(
                 replica=home,
                 since_s=round(placement.placed_s - source.at_s, 3),
-                num_between_tokens=self._num_computed[home] - source.num_computed,
+                num_between_tokens=self.ledger.num_computed[home] - source.num_computed,
                 ago_s=None if evicted_s is None else round(now_s - evicted_s, 3),
             )
-        known = replace(known, moved_until=moved_until, pool_until=pool_until, fate=fate)
-        return known, loss
+        return replace(known, moved_until=moved_until, fate=fate), loss
+
+    def _with_pool(self, placement: Placement, known: Known, source: Thread) -> Known:
+        """Find what the pool had. What it lost since it was asked is no read that failed."""
+        pool, num_cached = placement.plan.pool, known.num_cached
+        pool_until, fetch_until = source.num_pool_tokens, known.fetch_until
+        if pool is not None and pool.num_tokens >= pool_until:
+            pool_until = 0
+        if pool is not None and self._pool is not None:
+            num_lost = self._pool.num_lost_tokens(pool, num_cached, source.at_s)
+            if num_lost:
+                pool_until, fetch_until = max(pool_until, num_cached + num_lost), 0
+        return replace(known, pool_until=pool_until, fetch_until=fetch_until)
 
     def _count(self, prompt: Prompt, computed: Computed, num_cached: int) -> None:
         by_cause = self._metrics.prompt_tokens
@@ -304,8 +341,9 @@ def _turn(
     now_s: float,
 ) -> Turn:
     inbound, predicted, wait = prompt.read.inbound, placement.predicted, tries.wait
-    num_tokens = usage.prompt_tokens if usage is not None else prompt.num_tokens
-    reported = usage.num_cached_tokens if usage is not None else None
+    num_tokens = _sane(usage.prompt_tokens if usage is not None else None)
+    num_tokens = prompt.num_tokens if num_tokens is None else num_tokens
+    reported = _sane(usage.num_cached_tokens if usage is not None else None)
     num_cached = predicted.num_cached_tokens if reported is None else reported
     num_pool = min(predicted.num_fetched_tokens, max(0, num_cached - predicted.num_own_tokens))
     num_cpu = min(
@@ -324,7 +362,7 @@ def _turn(
         num_gpu=num_cached - num_pool - num_cpu,
         num_cpu=num_cpu,
         num_pool=num_pool,
-        num_output=usage.completion_tokens if usage is not None else None,
+        num_output=_sane(usage.completion_tokens if usage is not None else None),
         router_ms=(placement.placed_s - inbound.arrived_s) * 1000 - wait.waited_ms,
         waited_ms=wait.waited_ms,
         ttft_ms=ttft_ms,
@@ -334,6 +372,13 @@ def _turn(
         prefill_at=placement.prefill.lease.candidate if placement.prefill is not None else None,
         waited_for=wait.held_by,
     )
+
+
+def _sane(num_reported: int | None) -> int | None:
+    """Pass on what an engine reports, if it can be a number of tokens."""
+    if num_reported is None or not 0 <= num_reported <= _MOST_TOKENS:
+        return None
+    return num_reported
 
 
 def _rounded(value: float | None) -> float | None:

@@ -36,7 +36,7 @@ from router.request.plan import Placement
 from router.request.reply import Reply
 from router.request.results import Prompt, Read
 from router.sessions.compare import as_of
-from router.sessions.ledger import Thread
+from router.sessions.threads import Thread
 from router.upstream import Answer
 
 _MAX_ANSWERS: Final = 20_000  # whose ids are remembered: 5 MB

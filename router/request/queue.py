@@ -14,7 +14,7 @@ An error fails the one request that it concerns. No task runs: while nothing wai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic, perf_counter
 from typing import Final
 
@@ -89,6 +89,10 @@ class WaitingRoom:
     def num_waiting(self) -> int:
         """Count requests that wait."""
         return len(self._queue)
+
+    def __iter__(self) -> Iterator[tuple[Waiting, Prompt]]:
+        """Yield the requests that wait, in order of arrival."""
+        return ((waiting, waiting.item.prompt) for waiting in self._queue)
 
     @property
     def tbt_limit_ms(self) -> float | None:

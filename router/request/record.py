@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -18,7 +19,6 @@ from router.experiments.runner import ExperimentRunner
 from router.experiments.shadow import Shadows
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.records.log import DecisionLog
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
 from router.request.audit import TokenAudit
@@ -34,7 +34,11 @@ _PATIENCE_S: Final = 0.5  # events take 0.1 s
 
 
 class Recorder:
-    """Records finished requests; never fails one."""
+    """Records finished requests; never fails one.
+
+    Args:
+        sinks: Take each record: the file of decisions, the live feed.
+    """
 
     def __init__(
         self,
@@ -43,7 +47,7 @@ class Recorder:
         caches: CacheView,
         token_audit: TokenAudit,
         pool: PoolVerifier | None,
-        decision_log: DecisionLog | None,
+        sinks: Sequence[Callable[[DecisionRecord], None]],
         experiments: ExperimentRunner,
         shadows: Shadows | None,
         bookkeeper: Bookkeeper,
@@ -52,7 +56,7 @@ class Recorder:
         self._caches = caches
         self._token_audit = token_audit
         self._pool = pool
-        self._decision_log = decision_log
+        self._sinks = sinks
         self._experiments = experiments
         self._shadows = shadows
         self._bookkeeper = bookkeeper
@@ -117,6 +121,7 @@ class Recorder:
         """Book a request, and write its record."""
         if entry is not None:
             record = replace(record, computed=self._bookkeeper.end(entry))
+        _trace(prompt, record)
         if self._shadows is not None and prompt.read.request is not None:
             self._shadows.put(record, self._write)
         else:
@@ -155,6 +160,7 @@ class Recorder:
                 "waited_ms": round(waited_ms, 1),
             },
         )
+        _trace(prompt, record)
         self._write(record)
 
     def sweep(self, now_s: float) -> None:
@@ -184,8 +190,8 @@ class Recorder:
         )
 
     def _write(self, record: DecisionRecord) -> None:
-        if self._decision_log is not None:
-            self._decision_log.add(record)
+        for sink in self._sinks:
+            sink(record)
 
     def _count(
         self,
@@ -284,6 +290,13 @@ class Recorder:
                         "dropped": changed.drop.name.lower(),
                     },
                 )
+
+
+def _trace(prompt: Prompt, record: DecisionRecord) -> None:
+    """Give a request's trace its record."""
+    trace = prompt.read.inbound.trace
+    if trace is not None:
+        trace.record, trace.streams = record, prompt.read.streams
 
 
 class _StageMetrics:

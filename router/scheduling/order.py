@@ -51,6 +51,10 @@ class Order:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def __iter__(self) -> Iterator[Waiting]:
+        """Yield the requests in order of arrival."""
+        return iter(self._requests.values())
+
     def __contains__(self, waiting: Waiting) -> bool:
         return waiting.place.number in self._requests
 

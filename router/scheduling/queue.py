@@ -23,7 +23,7 @@ use the same queue.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import inf
 from typing import Final, Generic, Literal, NamedTuple, TypeVar
@@ -122,6 +122,10 @@ class Queue(Generic[C]):
 
     def __len__(self) -> int:
         return len(self._order)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """Yield the requests in order of arrival."""
+        return iter(self._order)
 
     @property
     def num_batch(self) -> int:

@@ -1,8 +1,6 @@
 """The sessions' ledger: the last prompts of each conversation, and what all of its turns cost.
 
-A conversation may have several *threads*: requests that each go on where the one before ended. A
-client's title generator, or sub-agents under one session id, are threads of their own. What a
-conversation had before is what its threads, or its parent's, had.
+What a conversation had before is what its threads, or its parent's, had; see `threads`.
 
 Bounded: the conversation that was silent for longest is forgotten first. Its next turn is
 `unknown`. Every operation is O(1) in the number of conversations, unless it says otherwise.
@@ -11,18 +9,20 @@ Bounded: the conversation that was silent for longest is forgotten first. Its ne
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
-from typing import Final
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from policies.view import CandidateId
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
-from router.records.computed import Cause, Change, Computed, Part
+from router.decoding import strict
+from router.records.computed import Cause, Change, Computed
+from router.sessions.threads import Thread, change_of, num_shared, thread_of
+from router.wire import Count, Seconds
 
 MAX_SESSIONS: Final = 20_000
 MAX_BYTES: Final = 128 << 20
@@ -31,11 +31,12 @@ MAX_BYTES: Final = 128 << 20
 MAX_TURNS: Final = 64
 """Turns that are kept of a session, the newest; its totals count all."""
 
-_MAX_THREADS: Final = 4
-_MAX_REQUESTS: Final = 50_000  # whose session is found by the request's id
-_LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
+Milliseconds = Annotated[float, Meta(ge=-1e15, le=1e15)]
+"""No NaN is in them."""
 
-Contracts = dict[HashContract, Sequence[BlockKey]]
+_MAX_THREADS: Final = 4
+_OVERTAKEN_S: Final = 0.25  # notes take 5 ms
+_MAX_REQUESTS: Final = 50_000  # whose session is found by the request's id
 
 
 class Turn(Struct, frozen=True, array_like=True, kw_only=True):
@@ -48,29 +49,29 @@ class Turn(Struct, frozen=True, array_like=True, kw_only=True):
     """
 
     request_id: str
-    at: float
+    at: Seconds
     candidate: CandidateId
     model: str
     outcome: str
-    num_tokens: int
-    num_cached: int | None = None
-    num_gpu: int = 0
-    num_cpu: int = 0
-    num_pool: int = 0
-    num_output: int | None = None
+    num_tokens: Count
+    num_cached: Count | None = None
+    num_gpu: Count = 0
+    num_cpu: Count = 0
+    num_pool: Count = 0
+    num_output: Count | None = None
     computed: Computed | None = None
-    router_ms: float = 0.0
-    waited_ms: float = 0.0
-    ttft_ms: float | None = None
-    total_ms: float = 0.0
-    engine_ms: float = 0.0
-    saved_ms: float = 0.0
+    router_ms: Milliseconds = 0.0
+    waited_ms: Milliseconds = 0.0
+    ttft_ms: Milliseconds | None = None
+    total_ms: Milliseconds = 0.0
+    engine_ms: Milliseconds = 0.0
+    saved_ms: Milliseconds = 0.0
     prefill_at: CandidateId | None = None
     waited_for: str | None = None
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Turn).decode
+encode_turn = msgspec.msgpack.Encoder().encode
+decode_turn = strict(msgspec.msgpack.Decoder(Turn).decode)
 
 
 class Totals(Struct):
@@ -107,48 +108,6 @@ class Totals(Struct):
                 _count(self.by_cause, cause, num_tokens)
 
 
-class Asked(Struct, frozen=True, gc=False):
-    """A request of a thread, whose prompt the thread's last one begins with."""
-
-    request_id: str
-    num_tokens: int
-    num_messages: int
-
-
-class Thread(Struct, kw_only=True):
-    """The last prompt of requests that go on from each other.
-
-    space: Salt, adapter and model: prompts of two spaces share no block.
-    keys: Of its full blocks, as `contract` names them; empty: not known.
-    epoch: Of the candidate's cache.
-    at_s: When the last turn ended, monotonic.
-    num_computed: Tokens that the candidate had computed by then, ever.
-    num_pool_tokens: That the pool had of it.
-    change, num_in_row: Where the last turns in a row changed.
-    model: As the last request named it.
-    asked: The last requests, the newest first.
-    """
-
-    space: int
-    contract: HashContract | None
-    keys: Sequence[BlockKey]
-    num_tokens: int
-    parts: Parts | None
-    candidate: CandidateId
-    epoch: int
-    at_s: float
-    num_computed: int
-    num_pool_tokens: int = 0
-    change: Part | None = None
-    num_in_row: int = 0
-    model: str = ""
-    asked: tuple[Asked, ...] = ()
-
-    @property
-    def num_bytes(self) -> int:
-        return 8 * (len(self.keys) + (len(self.parts.messages) if self.parts else 0))
-
-
 class Session(Struct, kw_only=True):
     """One conversation.
 
@@ -173,7 +132,7 @@ class Session(Struct, kw_only=True):
     @property
     def turns(self) -> list[Turn]:
         """List the last turns, oldest first; O(turns)."""
-        return [_decode(each) for each in self.packed]
+        return [decode_turn(each) for each in self.packed]
 
     @property
     def num_bytes(self) -> int:
@@ -197,6 +156,25 @@ class Match(Struct, frozen=True, kw_only=True):
     is_unknown: bool = False
 
 
+class Told(Struct, frozen=True, kw_only=True):
+    """A prompt that is remembered; see `Ledger.remember`.
+
+    before: Threads of the conversation and of its parent, until then.
+    """
+
+    key: int
+    parent: int | None
+    thread: Thread
+    before: tuple[Thread, ...] = ()
+    num_computed: int = 0
+    tenant: str | None = None
+    routing: int | None = None
+
+
+def _ignore(*_: object) -> None:
+    """Tell nobody."""
+
+
 class Ledger:
     """Sessions by digest. Call from one thread."""
 
@@ -207,6 +185,12 @@ class Ledger:
         self._of_request: OrderedDict[str, int] = OrderedDict()
         self._num_bytes = 0
         self.num_forgotten = 0
+        self.num_computed: Counter[CandidateId] = Counter()
+        """Tokens that each candidate computed, ever, for any conversation."""
+        self.on_remembered: Callable[[Told], None] = _ignore
+        """Called with each prompt of ours that is remembered."""
+        self.on_added: Callable[[int, Turn], None] = _ignore
+        """Called with each turn of ours, and the session's key."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -248,9 +232,7 @@ class Ledger:
             num_tokens: Of the prompt.
             parts: Of the prompt; None: it has none.
         """
-        own, above = self._sessions.get(key), self._sessions.get(parent or 0)
-        threads = own.threads if own is not None else []
-        others = above.threads if above is not None else []
+        threads, others = self.threads(key), self.threads(parent)
         size = contract.block_size if contract is not None else 1
         source, num_common = None, 0
         for other in (*threads, *others):
@@ -258,19 +240,28 @@ class Ledger:
                 num_blocks = num_shared(keys, other.keys)
                 if num_blocks > num_common:
                     source, num_common = other, num_blocks
-        thread = _thread_of(threads, keys, num_tokens, parts, space, contract)
+        thread = thread_of(threads, keys, num_tokens, parts, space, contract)
         goes_on = parts is not None and parts.has_answers
         if thread is None:
-            is_unknown = goes_on and source is None
+            is_unknown = source is None and (goes_on or self._is_forgotten(key))
             return Match(source=source, num_common=num_common * size, is_unknown=is_unknown)
         if thread.space != space:
             return Match(thread=thread, num_common=0)
         if not keys or not thread.keys or thread.contract != contract:
             return Match(thread=thread, is_unknown=True)
-        change = _change_of(thread, parts, num_shared(keys, thread.keys), size, num_tokens)
+        change = change_of(thread, parts, num_shared(keys, thread.keys), size, num_tokens)
         return Match(thread=thread, source=source, num_common=num_common * size, change=change)
 
+    def _is_forgotten(self, key: int) -> bool:
+        session = self._sessions.get(key)
+        return session is not None and not session.threads
+
     # -- when it is over ---------------------------------------------------------------------
+
+    def threads(self, key: int | None) -> Sequence[Thread]:
+        """List the threads of a conversation, the last active one last."""
+        session = self._sessions.get(key or 0)
+        return session.threads if session is not None else ()
 
     def remember(
         self,
@@ -278,6 +269,7 @@ class Ledger:
         parent: int | None,
         thread: Thread,
         *,
+        num_computed: int,
         tenant: str | None = None,
         routing: int | None = None,
         replaces: Thread | None = None,
@@ -288,14 +280,42 @@ class Ledger:
             key: Of the conversation.
             parent: Of the conversation that started it.
             thread: The prompt.
+            num_computed: Tokens that its candidate computed in this turn.
             tenant: Its name.
             routing: Digest that routing knows the conversation by.
             replaces: The thread that it goes on, if there is one.
         """
+        told = Told(
+            key=key,
+            parent=parent,
+            thread=thread,
+            before=(*self.threads(key), *self.threads(parent)),
+            num_computed=num_computed,
+            tenant=tenant,
+            routing=routing,
+        )
+        self._remember(told, replaces)
+        self.on_remembered(told)
+
+    def learn(self, told: Told) -> None:
+        """Remember a prompt that came through another router."""
+        thread, threads = told.thread, self.threads(told.key)
+        replaces = thread_of(
+            threads, thread.keys, thread.num_tokens, thread.parts, thread.space, thread.contract
+        )
+        if replaces is not None and _is_overtaken(thread, replaces):
+            self.num_computed[thread.candidate] += told.num_computed
+        else:
+            self._remember(told, replaces)
+
+    def _remember(self, told: Told, replaces: Thread | None) -> None:
+        key, parent, thread = told.key, told.parent, told.thread
+        self.num_computed[thread.candidate] += told.num_computed
+        thread.num_computed = self.num_computed[thread.candidate]
         session = self._sessions.pop(key, None)
         if session is None:
             now = time.time()
-            session = Session(key=key, tenant=tenant, parent=parent, begun=now, last=now)
+            session = Session(key=key, tenant=told.tenant, parent=parent, begun=now, last=now)
             above = self._sessions.get(parent or 0)
             if above is not None:
                 above.children[key] = None
@@ -303,27 +323,34 @@ class Ledger:
                     del above.children[next(iter(above.children))]
         self._sessions[key] = session
         session.home, session.has_ended = thread.candidate, False
-        if routing is not None:
-            session.routing[routing] = None
+        if told.routing is not None:
+            session.routing[told.routing] = None
         self._num_bytes -= session.num_bytes
-        session.threads = [each for each in session.threads if each is not replaces]
-        session.threads.append(thread)
-        del session.threads[:-_MAX_THREADS]
+        if thread.keys or thread.parts is not None:  # else nothing can be compared with it
+            session.threads = [each for each in session.threads if each is not replaces]
+            session.threads.append(thread)
+            del session.threads[:-_MAX_THREADS]
         self._num_bytes += session.num_bytes
         self._keep_bounds()
 
     def add(self, key: int, turn: Turn) -> None:
         """Add a turn to its session; ignored if that is not known any more."""
+        if self.learn_turn(key, turn):
+            self.on_added(key, turn)
+
+    def learn_turn(self, key: int, turn: Turn) -> bool:
+        """Add a turn of any router to its session; False: that is not known (any more)."""
         session = self._sessions.get(key)
         if session is None:
-            return
+            return False
         session.begun = min(session.begun, turn.at)
         session.last, session.model = turn.at + turn.total_ms / 1000, turn.model
         session.totals.add(turn)
-        session.packed.append(_encode(turn))
+        session.packed.append(encode_turn(turn))
         self._of_request[turn.request_id] = key
         if len(self._of_request) > _MAX_REQUESTS:
             self._of_request.popitem(last=False)
+        return True
 
     def ended(self, key: int) -> Session | None:
         """Note that a conversation is over: its prompts are forgotten, its totals stay."""
@@ -354,98 +381,11 @@ class Ledger:
                         break
 
 
-def num_shared(one: Sequence[BlockKey], other: Sequence[BlockKey]) -> int:
-    """Count the leading blocks that two chains share: a key stands for all before it, too."""
-    low, high = 0, min(len(one), len(other))
-    if high and one[high - 1] == other[high - 1]:
-        return high
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _thread_of(
-    threads: Sequence[Thread],
-    keys: Sequence[BlockKey],
-    num_tokens: int,
-    parts: Parts | None,
-    space: int,
-    contract: HashContract | None,
-) -> Thread | None:
-    """Find the thread that a prompt goes on: by its first message, else by most of its tokens.
-
-    A history that was replaced by a shorter one begins again, behind the same tools and system.
-    """
-    if parts is not None and parts.messages:
-        same = [
-            each
-            for each in threads
-            if each.parts and each.parts.messages and each.parts.messages[0] == parts.messages[0]
-        ]
-        if same:
-            return max(same, key=lambda each: _num_equal(each.parts, parts))
-    for thread in reversed(threads):
-        if thread.contract == contract and thread.space == space:
-            num_blocks = num_shared(keys, thread.keys)
-            if num_blocks and num_blocks >= _LEAST_SHARE * min(len(keys), len(thread.keys)):
-                return thread
-    if parts is None:
-        return None
-    for thread in reversed(threads):
-        before = thread.parts
-        if (
-            before is not None
-            and (before.tool_set, before.system) == (parts.tool_set, parts.system)
-            and before.has_answers
-            and num_tokens < thread.num_tokens
-        ):
-            return thread
-    return None
-
-
-def _num_equal(one: Parts | None, other: Parts) -> int:
-    """Count the leading messages that two requests have in common."""
-    if one is None:
-        return 0
-    pairs = zip(one.messages, other.messages, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _change_of(
-    thread: Thread, parts: Parts | None, num_common: int, size: int, num_tokens: int
-) -> Change | None:
-    """Find the first difference from a thread's last prompt; None: all of its blocks are there."""
-    if num_common >= len(thread.keys):
-        return None
-    part, index, digest = difference_of(thread.parts, parts, num_tokens < thread.num_tokens)
-    num_in_row = thread.num_in_row + 1 if thread.change == part else 1
-    return Change(
-        part=part, index=index, digest=digest, offset=num_common * size, num_in_row=num_in_row
-    )
-
-
-def difference_of(
-    before: Parts | None, now: Parts | None, is_shorter: bool
-) -> tuple[Part, int | None, str]:
-    """Find the first part that differs, the message's index, and its digest as it is now."""
-    if before is None or now is None:
-        return "text", None, ""
-    if before.tools != now.tools:
-        part: Part = "tool_order" if before.tool_set == now.tool_set else "tools"
-        return part, None, f"{now.tools:016x}"
-    if before.system != now.system:
-        return "system", None, f"{now.system:016x}"
-    first = _num_equal(before, now)
-    if first >= len(before.messages):
-        return "template", None, ""
-    digest = f"{now.messages[first]:016x}" if first < len(now.messages) else ""
-    if is_shorter and len(now.messages) < len(before.messages):
-        return "compacted", first + now.num_system, digest
-    return "message", first + now.num_system, digest
+def _is_overtaken(thread: Thread, newer: Thread) -> bool:
+    """Return whether the next turn was here before the note of this one."""
+    num_blocks, is_recent = len(thread.keys), newer.at_s > thread.at_s - _OVERTAKEN_S
+    is_part = 0 < num_blocks == num_shared(thread.keys, newer.keys)
+    return is_recent and is_part and num_blocks < len(newer.keys)
 
 
 def _count(counts: dict[str, int], name: Cause | str, num: int) -> None:

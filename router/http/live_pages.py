@@ -1,0 +1,92 @@
+"""The live feed of the admin port: finished requests and the router's state, as NDJSON."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from router.errors import BadRequest
+from router.http.admin_pages import Handler
+from router.live.feed import Feed, Listener
+from router.live.lines import decision_line
+from router.live.state import LiveState
+
+TICK_S: Final = 0.1
+STATE_S: Final = 1.0
+MAX_PER_S: Final = 500
+
+_PER_S: Final = 100
+_HEADERS: Final = {
+    "Content-Type": "application/x-ndjson",
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",
+}
+
+
+class LivePages:
+    """The feed, and one state of it for those who poll.
+
+    Args:
+        feed: Finished requests.
+        state: Describes the router.
+    """
+
+    def __init__(self, feed: Feed, state: LiveState) -> None:
+        self._feed = feed
+        self._state = state
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {"GET /admin/live": self._live, "GET /admin/state": self._one_state}
+
+    async def _one_state(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=self._state.line(time.monotonic()),
+            content_type="application/json",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        """Stream until the client leaves; `?per_s=` bounds the requests of a second."""
+        per_s = _per_s(request.query)
+        with self._feed.listen(per_s) as listener:
+            response = web.StreamResponse(headers=_HEADERS)
+            await response.prepare(request)
+            ticks = _Ticks(self._state, listener, per_s)
+            while True:
+                lines = b"".join(ticks.lines(time.monotonic()))
+                if lines:
+                    await response.write(lines)
+                await asyncio.sleep(TICK_S)
+
+
+class _Ticks:
+    """What one listener is sent at each tick."""
+
+    def __init__(self, state: LiveState, listener: Listener, per_s: int) -> None:
+        self._state = state
+        self._listener = listener
+        self._per_tick = max(1, round(per_s * TICK_S))
+        self._state_due_s = 0.0
+        self._num_lost = 0
+
+    def lines(self, now_s: float) -> Iterator[bytes]:
+        for record in self._listener.take(self._per_tick):
+            yield msgspec.json.encode(decision_line(record)) + b"\n"
+        if self._listener.num_lost != self._num_lost:
+            self._num_lost = self._listener.num_lost
+            yield msgspec.json.encode({"kind": "lost", "decisions": self._num_lost}) + b"\n"
+        if now_s >= self._state_due_s:
+            self._state_due_s = now_s + STATE_S
+            yield self._state.line(now_s) + b"\n"
+
+
+def _per_s(query: Mapping[str, str]) -> int:
+    value = query.get("per_s", str(_PER_S))
+    if not value.isdecimal() or not 0 < len(value) < 4 or not 1 <= int(value) <= MAX_PER_S:
+        raise BadRequest(f"per_s must be a number from 1 to {MAX_PER_S}", param="per_s")
+    return int(value)

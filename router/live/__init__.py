@@ -1,0 +1,9 @@
+"""What people watch while it happens: the live page and `warmroute tail`.
+
+    feed     finished requests, for whoever listens              `Feed`
+    lines    one request as a line
+    history  tokens by cause of the last minutes                 `History`
+    state    replicas, queue, sessions and the rest as one line  `LiveState`
+
+Nothing here is in a request's way. Without a listener, a finished request costs one comparison.
+"""

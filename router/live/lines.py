@@ -1,0 +1,107 @@
+"""A finished request as a line of the live feed. It has no prompt text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import nsmallest
+from typing import Any, Final
+
+from policies.cost import costs_of
+from router.records.record import DecisionRecord
+from router.sessions.words import advice_for, causes_in_words
+
+MAX_COSTS: Final = 16
+"""Candidates of a line, the best ones; `num_costs` counts all."""
+
+
+def decision_line(record: DecisionRecord) -> dict[str, Any]:
+    """Describe a finished request; times in milliseconds, `at` in unix seconds when it ended."""
+    chosen, computed = record.decision.candidate, record.computed
+    assigned, prefill = record.assignment, record.prefill
+    return {
+        "kind": "decision",
+        "request": record.request_id,
+        "at": round(record.at, 3),
+        "api": record.api,
+        "session": record.session,
+        "tenant": record.tenant,
+        "model": record.model,
+        "replica": chosen,
+        "policy": record.policy,
+        "reason": record.decision.reason,
+        "state": record.state,
+        "outcome": record.outcome,
+        "status": record.status,
+        "tokens": record.num_prompt_tokens,
+        "cached": record.num_predicted_cached_tokens,
+        "reported": record.num_reported_cached_tokens,
+        "output_tokens": record.num_completion_tokens,
+        "sources": _sources(record),
+        "causes": computed.tokens if computed is not None else None,
+        "text": causes_in_words(computed) if computed is not None else [],
+        "advice": list(
+            dict.fromkeys(
+                filter(None, (advice_for(cause, computed.change) for cause in computed.tokens))
+            )
+        )
+        if computed is not None
+        else [],
+        "class": record.service_class,
+        "router_ms": round(record.router_ms, 2),
+        "waited_ms": round(record.waited_ms, 1),
+        "waited_for": record.waited_for,
+        "ttft_ms": _rounded(record.ttft_ms),
+        "predicted_ttft_ms": _rounded(record.predicted_ttft_ms),
+        "total_ms": round(record.total_ms, 1),
+        "tries": [{"replica": each.candidate, "failure": each.failure} for each in record.tries],
+        "experiment": f"{assigned.experiment}/{assigned.arm}" if assigned is not None else None,
+        "prefill": prefill.where if prefill is not None else None,
+        "num_costs": len(record.snapshot.replicas),
+        "costs": list(_costs(record)),
+    }
+
+
+def _sources(record: DecisionRecord) -> dict[str, int]:
+    """Split the prompt by where its tokens came from; what the engine reports has precedence."""
+    chosen = record.decision.candidate
+    view = next((view for view in record.snapshot.replicas if view.id == chosen), None)
+    reported = record.num_reported_cached_tokens
+    num_cached = record.num_predicted_cached_tokens if reported is None else reported
+    num_pool = num_cpu = 0
+    if view is not None:
+        num_pool = min(view.num_fetched_tokens, max(0, num_cached - view.num_own_tokens))
+        num_cpu = min(view.num_cpu_only_tokens, max(0, num_cached - num_pool - view.num_gpu_tokens))
+    return {
+        "gpu": num_cached - num_pool - num_cpu,
+        "cpu": num_cpu,
+        "pool": num_pool,
+        "computed": max(0, record.num_prompt_tokens - num_cached),
+    }
+
+
+def _costs(record: DecisionRecord) -> Iterator[dict[str, Any]]:
+    """Describe the candidates with the lowest costs, and the chosen one."""
+    chosen, views = record.decision.candidate, record.snapshot.replicas
+    pairs = list(zip(costs_of(record.decision, record.snapshot), views, strict=True))
+    best = nsmallest(MAX_COSTS, pairs, key=lambda pair: pair[0].total_ms)
+    if all(cost.id != chosen for cost, _ in best):
+        best += [pair for pair in pairs if pair[0].id == chosen]
+    for cost, view in best:
+        yield {
+            "replica": cost.id,
+            "chosen": cost.id == chosen,
+            "uncached": cost.num_uncached_tokens,
+            "gpu": view.num_gpu_tokens,
+            "cpu": view.num_cpu_only_tokens,
+            "pool": view.num_fetched_tokens,
+            "requests": view.num_requests,
+            "queue_ms": round(cost.queue_ms, 1),
+            "fetch_ms": round(cost.fetch_ms, 1),
+            "prefill_ms": round(cost.prefill_ms, 1),
+            "others_ms": round(cost.others_ms, 1),
+            "total_ms": round(cost.total_ms, 1),
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
