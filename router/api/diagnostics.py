@@ -43,9 +43,14 @@ class Question(Struct, frozen=True):
     """A client asks where its prompt differs from an earlier one.
 
     earlier: The id of the answer before. None: it is the first turn.
+    is_asked: False: it did not ask, and is answered with what it sent last in its session.
     """
 
     earlier: str | None = None
+    is_asked: bool = True
+
+
+UNASKED: Final = Question(is_asked=False)
 
 
 class Comparison(Struct, frozen=True, kw_only=True):

@@ -104,6 +104,7 @@ def _reader(parts: Parts) -> Reader:
         withheld=parts.withheld,
         session_headers=parts.config.session.headers,
         early_stream_s=parts.config.forward.early_stream_s,
+        tells_unasked=parts.config.forward.diagnostics == "always",
     )
 
 

@@ -83,7 +83,7 @@ class Diagnostics:
         return Diagnosed(reply, insertion, headers, is_stream=answer.is_event_stream)
 
     def _into_message(self, prompt: Prompt, placement: Placement, question: Question) -> Insertion:
-        found = self._compare(prompt, placement, question.earlier)
+        found = self._compare(prompt, placement, question)
 
         def members(message: bytes) -> dict[str, Any]:
             self.note(prompt.read, _decode_id(message).id)
@@ -92,7 +92,7 @@ class Diagnostics:
         return Insertion(("message_start",), "message", members)
 
     def _into_response(self, prompt: Prompt, placement: Placement, question: Question) -> Insertion:
-        found = self._compare(prompt, placement, question.earlier) or NOT_FOUND
+        found = self._compare(prompt, placement, question) or NOT_FOUND
 
         def members(response: bytes) -> dict[str, Any]:
             usage = usage_of_response(response)
@@ -114,15 +114,18 @@ class Diagnostics:
         return self._bookkeeper.takes_all(prompt, placement, found.num_common, num_cached)
 
     def _compare(
-        self, prompt: Prompt, placement: Placement, earlier: str | None
+        self, prompt: Prompt, placement: Placement, question: Question
     ) -> Comparison | None:
-        """Compare a prompt with that of an earlier answer. None: it is the first turn."""
-        if earlier is None:
+        """Compare a prompt with an earlier one. None: it is of a first turn."""
+        if question.earlier is not None:
+            before = self._thread(prompt.read, question.earlier)
+            return (
+                NOT_FOUND if before is None else self._bookkeeper.compare(prompt, placement, before)
+            )
+        match = None if question.is_asked else self._bookkeeper.match(prompt, placement)
+        if match is None or match.thread is None:
             return None
-        before = self._thread(prompt.read, earlier)
-        if before is None:
-            return NOT_FOUND
-        return self._bookkeeper.compare(prompt, placement, before)
+        return self._bookkeeper.compare(prompt, placement, match.thread)
 
     def _thread(self, read: Read, answer_id: str) -> Thread | None:
         """Find the thread of an answer, as it was then."""

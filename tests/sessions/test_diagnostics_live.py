@@ -225,6 +225,23 @@ async def test_an_answer_before_the_last_may_be_named() -> None:
     assert reason(edited) == "messages_changed"
 
 
+async def test_clients_that_do_not_ask_may_be_told() -> None:
+    """If the operator wants that: Messages are compared with the last ones of their session."""
+    async with scene(forward__diagnostics="always") as (stage, engine):
+        one = await stage.ask(message(*FIRST), MESSAGES)
+        await stage.settled(engine)
+        two = await stage.ask(message(*FIRST, system=words(98), stream=True), MESSAGES)
+        asked = await stage.ask(message(*FIRST, **after("msg_0")), MESSAGES)
+        other = await stage.ask(response(*FIRST), RESPONSES)
+
+    assert [reason(each) for each in (one, two, asked)] == [
+        None,
+        "system_changed",
+        "previous_message_not_found",
+    ]
+    assert "prompt_cache_diagnostics" not in answer_in(other)
+
+
 async def test_another_conversation_may_be_named() -> None:
     """A session that was resumed under another name."""
     async with scene() as (stage, engine):
