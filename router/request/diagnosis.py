@@ -31,6 +31,7 @@ from router.api.diagnostics import (
 from router.api.insertion import Insertion
 from router.api.response_ids import issued_in
 from router.api.responses_usage import usage_of_response
+from router.records.computed import Cause
 from router.request.bookkeeper import Bookkeeper
 from router.request.plan import Placement
 from router.request.reply import Reply
@@ -41,6 +42,9 @@ from router.upstream import Answer
 
 _MAX_ANSWERS: Final = 20_000  # whose ids are remembered: 5 MB
 _OK: Final = 200
+_LOST: Final = frozenset[Cause](
+    ("evicted", "moved", "cleared", "pool_lost", "fetch_failed", "unknown")
+)
 
 
 class Diagnostics:
@@ -76,7 +80,8 @@ class Diagnostics:
             insertion = self._into_response(prompt, placement, read.question)
         headers: dict[str, str] = {}
         if read.inbound.client is not None and read.inbound.client.sees_details:
-            computed = self._bookkeeper.foresee(prompt, placement)
+            num_cached = placement.predicted.num_cached_tokens
+            computed = self._bookkeeper.foresee(prompt, placement, num_cached)
             if computed is not None:
                 causes = (f"{cause}={num}" for cause, num in computed.tokens.items())
                 headers["x-warmroute-computed"] = ";".join(causes)
@@ -109,9 +114,12 @@ class Diagnostics:
     def _is_reused(
         self, prompt: Prompt, placement: Placement, found: Comparison, num_cached: int
     ) -> bool:
-        if not found.num_common:  # shorter than a block; or the tokens are not known
-            return num_cached > 0 or prompt.tokens is not None
-        return self._bookkeeper.takes_all(prompt, placement, found.num_common, num_cached)
+        """Return whether a cache had what a prompt has in common with the earlier one."""
+        if prompt.tokens is None:
+            return num_cached > 0
+        computed = self._bookkeeper.foresee(prompt, placement, num_cached)
+        is_lost = computed is None or not _LOST.isdisjoint(computed.tokens)
+        return not is_lost and (num_cached > 0 or not found.num_common)
 
     def _compare(
         self, prompt: Prompt, placement: Placement, question: Question

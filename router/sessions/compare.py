@@ -21,15 +21,15 @@ _MOST_ENDING: Final = 2
 """Blocks. What asks a model for its answer ends a prompt, and is written otherwise in the next: no
 change of the client's."""
 
-_MOST_ASKED: Final = 8
+_MOST_ASKED: Final = 4
 
 
-def with_asked(match: Match, thread: Thread, request_id: str) -> Thread:
+def add_asked(thread: Thread, match: Match, request_id: str) -> None:
     """Add to a new thread its own request, and the earlier ones that it goes on from.
 
     Args:
-        match: Of its prompt.
         thread: The new thread.
+        match: Of its prompt.
         request_id: Of its request.
     """
     before, change = match.thread, match.change
@@ -44,7 +44,6 @@ def with_asked(match: Match, thread: Thread, request_id: str) -> Thread:
     num_messages = len(thread.parts.messages) if thread.parts is not None else 0
     own = Asked(request_id, thread.num_tokens, num_messages)
     thread.asked = (own, *earlier[: _MOST_ASKED - 1])
-    return thread
 
 
 def as_of(thread: Thread, request_id: str) -> Thread | None:
@@ -99,7 +98,7 @@ def compare(
     num_missed = max(0, before.num_tokens - num_common)
     if before.parts is None or parts is None:
         return Comparison(difference="unknown", num_common=num_common, num_missed=num_missed)
-    part, _, _ = difference_of(before.parts, parts, num_tokens < before.num_tokens)
+    part, _, _ = difference_of(before, parts, num_tokens)
     if part == "template" and (not is_known or _is_ending(num_missed, contract)):
         return Comparison(num_common=num_common)
     return Comparison(difference=part, num_common=num_common, num_missed=num_missed)
