@@ -374,7 +374,8 @@ class Ledger:
         for session in [each for each in self._sessions.values() if each.has_ended]:
             if self._num_bytes <= 0.9 * self._max_bytes:
                 return
-            self._drop_prompts(session)
+            self._grow(session, -sum([thread.num_bytes for thread in session.threads]))
+            session.threads = []
         for session in self._sessions.values():
             if self._num_bytes <= 0.9 * self._max_bytes:
                 return
