@@ -112,6 +112,7 @@ lock:                     ## pin anew, with hashes (uv writes no index address i
 	echo setuptools | $(PIN) -c requirements-dev.txt --extra plots pyproject.toml - -o requirements-demo.txt
 	$(PIN) -c requirements-dev.txt --extra experiments pyproject.toml -o docker/requirements-experiments.txt
 	$(PIN) -c requirements-dev.txt --extra models pyproject.toml -o docker/requirements-models.txt
+	$(PIN) -c requirements-dev.txt --extra otel pyproject.toml -o docker/requirements-otel.txt
 	echo setuptools | $(PIN) -c requirements-dev.txt - -o docker/requirements-build.txt
 
 AUDIT := build/audit

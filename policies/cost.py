@@ -19,11 +19,8 @@ MAX_BUSY = 0.95
 
 
 class MinTtft(Policy, frozen=True, kw_only=True):
-    """Choose the soonest first token: the lowest `ttft = queue + fetch + prefill`. `queue` is the
-    time until the prefills ahead are done. `fetch` reads what the candidate's CPU tier or the
-    shared pool holds beyond its GPU match. `prefill(u, c)` computes the u uncached tokens behind
-    the c cached ones. All three come from the candidate's learned cost model. The policy is greedy:
-    it ignores what the request costs later ones.
+    """Choose the soonest first token: the lowest `ttft = queue + fetch + prefill` by the learned
+    cost model. The policy is greedy: it ignores what the request costs later ones.
     """
 
     name: ClassVar[str] = "min_ttft"
@@ -35,12 +32,8 @@ class MinTtft(Policy, frozen=True, kw_only=True):
 class KvAware(Policy, frozen=True, kw_only=True):
     """Choose the lowest cost to all requests: `ttft + alpha x work x arrivals x (queue + work / 2)
     / (1 - busy)`. The first part is the request's own wait, as in `min_ttft`. The second part is
-    the delay for others. `work` (the prefill without its constant part) delays each request that
-    arrives before the queue is done, and those delay later ones. `busy` is the share of the last
-    minute with a prefill at work. `arrivals` are the fleet's requests per second, times the
-    candidate's share of the live conversations, without this request's. So a prompt stays at its
-    cache until the queue there costs more than recomputing it costs all requests. A new
-    conversation goes where fewer live. alpha = 0 is `min_ttft`.
+    the delay for others. So a prompt stays at its cache until the queue there costs more than
+    recomputing it costs all requests. A new conversation goes where fewer live.
     """
 
     name: ClassVar[str] = "kv_aware"

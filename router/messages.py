@@ -22,13 +22,8 @@ from policies.view import CandidateId
 from router.contracts import MAX_BLOCK_SIZE, BlockKey, HashContract
 from router.decoding import decoder
 from router.roles import Role, Transfer
-
-Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Count = Annotated[int, Meta(ge=0, le=1 << 40)]
-Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]  # or milliseconds; no NaN is in it
-Text = Annotated[str, Meta(max_length=1_024)]
-Keys = Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
-"""What is read of Redis is held in these bounds, so that nothing there breaks arithmetic."""
+from router.turn_notes import Booked, Remembered
+from router.wire import Count, Keys, Number, Seconds, Text
 
 MAX_RECORDS = 4_096
 """Replicas, or experiments, that are read of the registry."""
@@ -38,6 +33,9 @@ MAX_GROUPS = 256
 
 MAX_UNKNOWN = 256
 """Kinds of prompts whose extra keys are not understood: adapters, mostly."""
+
+MAX_DIGESTS = 256
+"""Models that a session has turns of; real ones have four at most."""
 
 SCHEMA = 2
 """Of everything in Redis. A router upgrades data of the schema before, and refuses any other."""
@@ -70,7 +68,7 @@ def is_pool_stream(stream_id: StreamId) -> bool:
 # -- keys ----------------------------------------------------------------------------------------
 
 
-def pack_keys(keys: Iterable[BlockKey]) -> bytes:
+def pack_keys(keys: Iterable[int]) -> bytes:
     """Pack block keys, 8 bytes each, little-endian (0.02 us a key)."""
     packed = array("Q", keys)
     if sys.byteorder == "big":  # pragma: no cover
@@ -84,11 +82,20 @@ def unpack_keys(packed: bytes) -> list[BlockKey]:
     Raises:
         ValueError: the length is no multiple of 8.
     """
-    keys = array("Q")
-    keys.frombytes(packed)
+    return unpack_words(packed).tolist()  # type: ignore[return-value]
+
+
+def unpack_words(packed: bytes) -> array[int]:
+    """Undo `pack_keys`, of keys or of other 8-byte items.
+
+    Raises:
+        ValueError: the length is no multiple of 8.
+    """
+    words = array("Q")
+    words.frombytes(packed)
     if sys.byteorder == "big":  # pragma: no cover
-        keys.byteswap()
-    return keys.tolist()  # type: ignore[return-value]
+        words.byteswap()
+    return words
 
 
 # -- the index: which blocks are held ------------------------------------------------------------
@@ -266,6 +273,18 @@ class Cleared(Struct, frozen=True, array_like=True, tag="cleared"):
     body: Digest
 
 
+class Over(Struct, frozen=True, array_like=True, tag="over"):
+    """An agent's session has ended, or a shorter history has taken the place of its own.
+
+    conversation: Its key in the ledger of sessions.
+    sessions: What routing knows it by, one digest a model.
+    """
+
+    conversation: Number
+    sessions: Annotated[tuple[Number, ...], Meta(max_length=MAX_DIGESTS)] = ()
+    is_compacted: bool = False
+
+
 class PoolChanged(Struct, frozen=True, array_like=True, tag="pool"):
     """The router learned what became of blocks in a shared pool."""
 
@@ -274,7 +293,19 @@ class PoolChanged(Struct, frozen=True, array_like=True, tag="pool"):
 
 
 Note = (
-    Began | Answered | Ended | Alive | Registered | Consumed | Left | Lost | Cleared | PoolChanged
+    Began
+    | Answered
+    | Ended
+    | Alive
+    | Registered
+    | Consumed
+    | Left
+    | Lost
+    | Cleared
+    | Over
+    | PoolChanged
+    | Remembered
+    | Booked
 )
 
 

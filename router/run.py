@@ -135,6 +135,9 @@ async def run(
         stack.callback(router.threads.close)
         if router.decision_log is not None:  # late: answers in flight at the end have records
             stack.callback(router.decision_log.close)
+        if router.traces is not None:
+            router.traces.start()
+            stack.callback(router.traces.close)
         stack.callback(router.shadows.close)  # before that: their decisions are recorded
         stack.callback(router.story.steps.recorder.close)  # and before that, what is late
         for client in router.clients:

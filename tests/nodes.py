@@ -8,6 +8,7 @@ from policies import CandidateId, CostModel, Holding, Policy, RequestView, Snaps
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
+from router.cluster.turn_share import share_turns
 from router.config import ReplicaConfig
 from router.contracts import BlockKey
 from router.index.block_index import BlockIndex
@@ -19,6 +20,7 @@ from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.replicas import Booking, Fleet, Lease, Replica, ServedModel
 from router.replicas.registry import Registry
+from router.sessions.ledger import Ledger
 from tests.engine import BLOCK_SIZE
 
 UNIT = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
@@ -53,6 +55,14 @@ class Node:
             names=names,
             metrics=self.metrics,
             **settings,
+        )
+        self.ledger = Ledger()
+        share_turns(
+            self.ledger,
+            index=self.caches.index,
+            names=names,
+            outbox=self.outbox,
+            peers=self.peers,
         )
         for entry in self.registry.entries:
             self.find(entry.name)
@@ -157,7 +167,8 @@ class Node:
 
     def take_notes(self) -> Notes:
         """Take the notes that are due, over the wire."""
-        return decode_notes(encode(Notes(self.peers.name, self.outbox.take())))
+        notes = (*self.outbox.take(), *self.outbox.take_turns())
+        return decode_notes(encode(Notes(self.peers.name, notes)))
 
     def receive(self, *others: Node, now_s: float) -> None:
         """Receive at once the notes of others."""

@@ -20,11 +20,12 @@ FILE = Path(__file__).parent / "dashboards" / "warmroute.json"
 SOURCE = {"type": "prometheus", "uid": "prometheus"}  # provisioning/datasources/prometheus.yaml
 WIDTH = 24  # Grafana's grid
 
-Kind = Literal["timeseries", "stat", "state-timeline"]
+Kind = Literal["timeseries", "stat", "state-timeline", "table"]
 
 R = "[$__rate_interval]"
 ROUTER = 'job="warmroute",instance=~"$router"'
 OR_NONE = " or on() vector(0)"  # one line at 0 while there is no other
+AGAIN = "changed|evicted|moved|cleared|pool_lost|fetch_failed|salt_or_model"  # causes
 GREEN, YELLOW, RED = "green", "#EAB839", "red"
 
 
@@ -173,6 +174,26 @@ ROWS = [
             Panel(
                 "Predictions against usage", "over: fewer tokens were cached than predicted. under: more were. evicted: right when made, but blocks were evicted before the engine reached the request.",
                 [Query(rate("audited_total", "result"), "{{result}}")], "reqps", stacked=True,
+            ),
+        ],
+    ),
+    Row(
+        "Why prompt tokens were computed",
+        [
+            Panel(
+                "Computed tokens by cause", "Prompt tokens of sessions that engines computed. new: their session did not have them before. last_block: engines share whole blocks only.",
+                [Query(f'sum by (cause) (rate(warmroute_prompt_tokens_total{{{ROUTER},cause!="cached"}}{R}))', "{{cause}}")], "tokens/s", stacked=True,
+            ),
+            Panel(
+                "Computed again, of all prompt tokens", "Tokens that the session had before, by causes that can be avoided. The alert TokensRecomputed fires above 20 %, CausesUnknown if 2 % are unknown.",
+                [
+                    Query(share(f'sum(rate(warmroute_prompt_tokens_total{{{ROUTER},cause=~"{AGAIN}"}}{R}))', f"sum(rate(warmroute_prompt_tokens_total{{{ROUTER}}}{R}))"), "computed again"),
+                    Query(share(f'sum(rate(warmroute_prompt_tokens_total{{{ROUTER},cause="unknown"}}{R}))', f"sum(rate(warmroute_prompt_tokens_total{{{ROUTER}}}{R}))"), "unknown"),
+                ], "percentunit", maximum=1,
+            ),
+            Panel(
+                "Causes", "Tokens of the whole time shown, by cause; cached: not computed. docs/operate/recomputed.md says what to do about each.",
+                [Query(f"sort_desc(sum by (cause) (increase(warmroute_prompt_tokens_total{{{ROUTER}}}[$__range])))")], kind="table",
             ),
         ],
     ),
@@ -478,6 +499,10 @@ def _panel(number: int, panel: Panel, left: int, top: int) -> dict[str, Any]:
                 },
                 "tooltip": {"mode": "single", "sort": "none"},
             }
+        case "table":
+            defaults["custom"] = {"align": "auto", "cellOptions": {"type": "auto"}}
+            defaults["decimals"] = 0
+            options = {"showHeader": True}
     return {
         "id": number,
         "type": panel.kind,
@@ -494,11 +519,19 @@ def _panel(number: int, panel: Panel, left: int, top: int) -> dict[str, Any]:
                 "editorMode": "code",
                 "expr": query.expr,
                 "legendFormat": query.legend or panel.title,
-                "range": True,
+                **(_AT_ONCE if panel.kind == "table" else {"range": True}),
             }
             for i, query in enumerate(panel.queries)
         ],
+        **({"transformations": [_COLUMNS]} if panel.kind == "table" else {}),
     }
+
+
+_AT_ONCE = {"instant": True, "range": False, "format": "table"}  # one value a label, not a line
+_COLUMNS = {
+    "id": "organize",
+    "options": {"excludeByName": {"Time": True}, "renameByName": {"Value": "tokens"}},
+}
 
 
 def _mappings(panel: Panel) -> list[dict[str, Any]]:

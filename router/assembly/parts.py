@@ -19,6 +19,7 @@ from router.cluster.death_share import share_deaths
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
+from router.cluster.turn_share import share_turns
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
@@ -55,6 +56,7 @@ from router.replicas.engine_key import EngineKey
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
 from router.replicas.response_owners import ResponseOwners
+from router.request.hooks import Hooks
 from router.request.verify import PoolVerifier
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger
@@ -62,6 +64,7 @@ from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters
 from router.tokens.hand_over import HandOver
+from router.tracing.export import Exporter, collector_at
 from router.upstream import Upstream
 
 
@@ -119,6 +122,7 @@ class Parts:
             order=[entry.name for entry in self.registry.entries], conversations=self.sessions
         )
         self.ledger, self.findings = Ledger(), Findings()
+        self.hooks = Hooks(self.ledger, self.fleet)
         self.deaths = Deaths()
         self.fleet.on_down, self.fleet.on_restart = self.deaths.went_down, self.deaths.restarted
         self.caches = CacheView(BlockIndex())
@@ -151,6 +155,9 @@ class Parts:
         if config.log.decisions is not None:
             count_dropped = self.metrics.records_dropped.inc
             self.decision_log = DecisionLog(config.log.decisions, count_dropped)
+        self.traces: Exporter | None = None
+        if (endpoint := config.tracing.endpoint) is not None:
+            self.traces = Exporter(collector_at(endpoint), endpoint, self.metrics)
 
     def _build_tenants(self) -> None:
         self.tenants: Tenants | None = None
@@ -287,7 +294,15 @@ class Parts:
             names=self.candidate_names,
             metrics=self.metrics,
         )
+        self.hooks.tell, self.peers.on_over = self.outbox.tell, self.hooks.receive
         share_deaths(self.deaths, names=self.candidate_names, outbox=self.outbox, peers=self.peers)
+        share_turns(
+            self.ledger,
+            index=self.caches.index,
+            names=self.candidate_names,
+            outbox=self.outbox,
+            peers=self.peers,
+        )
         if not config.redis.is_configured:
             return
         self.store = RedisStore(config.redis, router=name, password=redis_password)

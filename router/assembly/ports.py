@@ -20,8 +20,10 @@ from router.http.admin_pages import (
     RouterPages,
 )
 from router.http.app import DataApp
+from router.http.connection import Handler
 from router.http.control import Control
 from router.http.guard import Guard
+from router.http.hook_pages import HookPages
 from router.http.intake import Intake
 from router.http.live_page import LivePage
 from router.http.live_pages import LivePages
@@ -29,9 +31,11 @@ from router.http.pages import Pages
 from router.http.server import Listener
 from router.http.session_pages import SessionPages
 from router.http.sockets import room_for_connections
+from router.http.traced import TracedApp
 from router.request.explain import Explainer
 from router.request.headers import RequestHeaders
 from router.request.realtime import Realtime
+from router.tracing.trace import Tracer
 
 _ADMIN_CONNECTIONS: Final = 256
 
@@ -45,7 +49,7 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
     limits = router.config.limits
     public = Listener(
         "public",
-        _data_app(router).answer,
+        _public_handler(router),
         limits=limits,
         max_connections=room_for_connections(limits.connections),
         metrics=router.metrics,
@@ -60,6 +64,14 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
         tls=router.certificates.get("admin"),
     )
     return public, admin
+
+
+def _public_handler(router: Router) -> Handler:
+    """Build what answers the public port; what traces it only if there is a collector."""
+    app = _data_app(router)
+    if router.traces is None:
+        return app.answer
+    return TracedApp(app.answer, Tracer(router.config.tracing, router.traces.put), app.pages).answer
 
 
 def _data_app(router: Router) -> DataApp:
@@ -111,6 +123,7 @@ def _admin_app(router: Router) -> AdminApp:
             SessionPages(router.ledger, router.findings, router.tenants),
             LivePages(router.feed, build_live_state(router)),
             LivePage(needs_token=guard.needs_token),
+            HookPages(router.hooks, router.tenants, router.metrics),
             RouterPages(router.metrics, router.deaths, lambda: router.config),
         ],
         guard=guard,

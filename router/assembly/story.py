@@ -188,7 +188,11 @@ def _recorder(parts: Parts) -> Recorder:
         experiments=parts.experiments,
         shadows=parts.shadows if parts.config.shadow.policies else None,
         bookkeeper=Bookkeeper(
-            parts.ledger, caches=parts.caches, findings=parts.findings, metrics=parts.metrics
+            parts.ledger,
+            caches=parts.caches,
+            pool=parts.verifier,
+            findings=parts.findings,
+            metrics=parts.metrics,
         ),
     )
 

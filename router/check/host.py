@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import msgspec
 from msgspec import Struct
 
 from router.addresses import host_port, own_url_host
@@ -24,8 +25,10 @@ from router.listening import cannot_listen, listen, why_not
 
 _ASK_S: Final = 2.0
 _SAMPLE: Final = re.compile(r"^(warmroute_\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
-_SIGNS: Final = ("warmroute_", '"replicas"', "admin token")
+_SIGNS: Final = ("warmroute_", '"replicas"', '"findings"', "admin token")
 _PATHS: Final = {"listen": "/metrics", "admin": "/admin/replicas"}
+_PROMPTS: Final = "/admin/findings"
+_MAX_PROMPTS: Final = 5
 _ENOUGH: Final = 20  # answers; fewer prove nothing
 _ROUTER: Final = Subject("router")
 
@@ -55,6 +58,15 @@ class HostSeen(Struct, frozen=True, kw_only=True):
     files: tuple[FileSeen, ...] = ()
     num_answered: int | None = None  # its requests; None: no router runs
     num_audited: int | None = None  # requests whose answer reported cached tokens
+    prompts: tuple[str, ...] | None = None  # what a router says about them; None: it was not asked
+
+
+class _Prompt(Struct):
+    text: str
+
+
+class _Prompts(Struct):
+    findings: tuple[_Prompt, ...]
 
 
 # -- look ----------------------------------------------------------------------------------------
@@ -66,18 +78,22 @@ async def look(config: Config, deadline: Deadline, *, admin_token: str | None = 
     Args:
         admin_token: Of a router that may run here, so that it has no intruder to log.
     """
+    prompts = None
     listen, page = await _port("listen", config.listen, None, deadline)
     if listen.is_router and admin_token is None and not config.admin.open:
         host, port = config.admin.host, config.admin.port
         error = why_not_free(host, port)
         admin = PortSeen(key="admin", host=host, port=port, error=error, is_router=True)
     else:
-        admin, _ = await _port("admin", config.admin, admin_token, deadline)
+        admin, said = await _port("admin", config.admin, admin_token, deadline)
+        if said is not None and '"replicas"' in said:  # it lets us in
+            prompts = await _ask(config.admin, _PROMPTS, admin_token, deadline)
     return HostSeen(
         ports=(listen, admin),
         files=tuple(_files(config)),
         num_answered=None if page is None else total(page, "warmroute_requests_total"),
         num_audited=None if page is None else total(page, "warmroute_audited_total"),
+        prompts=_prompts(prompts),
     )
 
 
@@ -89,11 +105,17 @@ async def _port(
     error = why_not_free(host, port) if port else None
     page = None
     if error is not None:
-        scheme = "https" if section.tls_cert is not None else "http"
-        url = f"{scheme}://{own_url_host(host)}:{port}{_PATHS[key]}"
-        with deadline.waiting("ports"):
-            page = await ask_router(url, token=token, timeout_s=deadline.at_most(_ASK_S))
+        page = await _ask(section, _PATHS[key], token, deadline)
     return PortSeen(key=key, host=host, port=port, error=error, is_router=page is not None), page
+
+
+async def _ask(
+    section: ListenConfig | AdminConfig, path: str, token: str | None, deadline: Deadline
+) -> str | None:
+    scheme = "https" if section.tls_cert is not None else "http"
+    url = f"{scheme}://{own_url_host(section.host)}:{section.port}{path}"
+    with deadline.waiting("ports"):
+        return await ask_router(url, token=token, timeout_s=deadline.at_most(_ASK_S))
 
 
 def why_not_free(host: str, port: int) -> str | None:
@@ -128,6 +150,15 @@ def _any_tls() -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _prompts(page: str | None) -> tuple[str, ...] | None:
+    """Read what a router says about prompts; None: it refuses, or is of an older release."""
+    try:
+        found = msgspec.json.decode(page or "", type=_Prompts)
+    except msgspec.DecodeError:
+        return None
+    return tuple(" ".join(each.text.split()) for each in found.findings)
 
 
 def total(page: str, name: str) -> int:
@@ -199,6 +230,7 @@ def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) ->
     if config.listen.port and config.listen.port == config.admin.port:
         yield _ROUTER.error("ports", "listen.port and admin.port are the same", "--admin-port")
     yield from _audit(seen)
+    yield from _judge_prompts(seen.prompts)
     if config.redis.is_configured:
         yield from _shared(config, replicas)
 
@@ -226,6 +258,18 @@ def _audit(seen: HostSeen) -> Iterator[Finding]:
     elif seen.num_answered >= _ENOUGH:
         text = f"{seen.num_answered:,} answers without reported cached tokens"
         yield _ROUTER.warning("audit", text, flag)
+
+
+def _judge_prompts(prompts: Sequence[str] | None) -> Iterator[Finding]:
+    """Judge the prompts that a running router was sent: what changes early is computed again."""
+    if prompts is None:
+        return
+    if not prompts:
+        yield _ROUTER.ok("prompts", "none changes near its beginning in every turn")
+    for text in prompts[:_MAX_PROMPTS]:
+        yield _ROUTER.note("prompts", text, "`warmroute why` names the sessions")
+    if len(prompts) > _MAX_PROMPTS:
+        yield _ROUTER.note("prompts", f"{len(prompts) - _MAX_PROMPTS:,} more: `warmroute why`")
 
 
 def _shared(config: Config, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """The command line: what an operator types, and tables of what the admin API answers.
 
-A file a subject: serve (the configuration), init, admin (the admin port), replicas, experiments,
-explain, tenants. `group` finds the commands of other packages, `config_options` has a flag for each
-configuration key, `terminal` writes.
+A file a subject: serve (the configuration), init, admin (the admin port), status, top, watch,
+sessions, replicas, experiments, explain, tenants. `group` finds the commands of other packages,
+`config_options` has a flag for each configuration key, `terminal` and `figures` write.
 """
 
 from router.cli.admin import admin_token
@@ -12,7 +12,11 @@ from router.cli.group import main
 from router.cli.init import init
 from router.cli.replicas import engine, replicas
 from router.cli.serve import check, options, policies, schema, serve
+from router.cli.sessions import timeline, why
+from router.cli.status import status
 from router.cli.tenants import tenant_key
+from router.cli.top import top
+from router.cli.watch import tail
 
 __all__ = ["main"]
 
@@ -28,6 +32,11 @@ for _command in (
     replicas,
     schema,
     serve,
+    status,
+    tail,
     tenant_key,
+    timeline,
+    top,
+    why,
 ):
     main.add_command(_command)

@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from router.config import ADMIN_TOKEN, ADMIN_URL
 from router.config.hosts import HostRules
 from router.http.admin_token import default_file
+
+if TYPE_CHECKING:
+    import httpx
+
+SILENT_S: Final = 10.0
+"""A stream that has a line each second, and none for so long, is over."""
+
+
+class NoRouter(click.ClickException):
+    """No router answers at the admin port's address."""
+
+
+class Refused(click.ClickException):
+    """The router refuses; the message is its own."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Admin(NamedTuple):
@@ -26,34 +46,63 @@ class Admin(NamedTuple):
         """Ask a running router; an order that is not bytes is sent as JSON.
 
         Raises:
-            click.ClickException: it is not there, or refuses; the message says why.
+            NoRouter, Refused: it is not there, or refuses; the message says why.
         """
         import httpx  # late: `--help` should not import an HTTP stack
 
-        headers = {"Content-Type": "application/json"}
         is_encoded = order is None or isinstance(order, bytes)
         content = order if is_encoded else json.dumps(order, default=str).encode()
+        with self._asking():
+            answer = httpx.request(
+                method,
+                self._address(path),
+                content=content,
+                headers=self._headers(),
+                timeout=timeout_s,
+            )
+            if not answer.is_success:
+                raise _refused(answer)
+            return answer.json()
+
+    def lines(self, path: str) -> Iterator[Any]:
+        """Yield the JSON lines of a stream until it ends.
+
+        Raises:
+            NoRouter, Refused: as `ask`; also when the router goes away or is silent.
+        """
+        import httpx  # late, as in `ask`
+
+        timeout = httpx.Timeout(30.0, read=SILENT_S)
+        with self._asking():
+            address, headers = self._address(path), self._headers()
+            with httpx.stream("GET", address, headers=headers, timeout=timeout) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise _refused(answer)
+                yield from map(json.loads, answer.iter_lines())
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        import httpx  # late, as in `ask`
+
         try:
-            token = self._token()
-            if token is not None:
-                headers["Authorization"] = f"Bearer {token}"
-            url = f"{self.url.rstrip('/')}/admin/{path}"
-            answer = httpx.request(method, url, content=content, headers=headers, timeout=timeout_s)
-            fields = answer.json()
-            failed = None if answer.is_success else str(fields["error"]["message"])
+            yield
         except OSError as exc:
             raise click.ClickException(f"{exc.filename}: {exc.strerror}") from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise click.ClickException(
+            raise NoRouter(
                 f"{self.url}: {exc}; is `warmroute serve` running, with this admin port?"
             ) from exc
         except (ValueError, KeyError, TypeError) as exc:
-            raise click.ClickException(
-                f"{self.url}: not the admin port of `warmroute serve`"
-            ) from exc
-        if failed is not None:
-            raise click.ClickException(failed)
-        return fields
+            raise NoRouter(f"{self.url}: not the admin port of `warmroute serve`") from exc
+
+    def _address(self, path: str) -> str:
+        return f"{self.url.rstrip('/')}/admin/{path}"
+
+    def _headers(self) -> dict[str, str]:
+        token = self._token()
+        bearer = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        return {"Content-Type": "application/json"} | bearer
 
     def _token(self) -> str | None:
         """Read the token: of --token-file, of the variable, or of a router that runs here.
@@ -66,6 +115,15 @@ class Admin(NamedTuple):
             return given.strip()
         file = self.token_file or _own_token(self.url)
         return file.read_text().strip() if file is not None else None
+
+
+def _refused(answer: httpx.Response) -> Refused:
+    """Return what a router says that refuses.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is no router.
+    """
+    return Refused(str(answer.json()["error"]["message"]), answer.status_code)
 
 
 def admin_options(command: Any) -> Any:

@@ -31,7 +31,18 @@ SUMMARIES: Final = {
 GROUPS: Final = {
     "Start": ("demo", "init", "check", "serve"),
     "Configure": ("options", "policies", "schema", "tenant-key"),
-    "Ask a running router": ("replicas", "explain", "experiments", "engine", "admin-token"),
+    "Ask a running router": (
+        "status",
+        "top",
+        "tail",
+        "why",
+        "timeline",
+        "replicas",
+        "explain",
+        "experiments",
+        "engine",
+        "admin-token",
+    ),
     "Evaluate": (
         "estimate",
         "compare",

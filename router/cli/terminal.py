@@ -14,6 +14,7 @@ from router.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _WIDE: Final = 110  # columns of a table that no terminal shows
 
@@ -42,6 +43,20 @@ def drawn(console: Console) -> str:
     """Return what was drawn."""
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
+
+
+def grid(*left: str, right: tuple[str, ...] = (), last: str | None = None) -> Table:
+    """Create a table: columns of names, of numbers, and one of text that may wrap."""
+    from rich.table import Table  # late, as in `drawing`
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    if last is not None:
+        table.add_column(last, overflow="fold")
+    return table
 
 
 def refuse(error: ConfigError | str) -> NoReturn:

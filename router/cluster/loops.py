@@ -103,14 +103,14 @@ class NotePublisher:
     async def _publish(self) -> None:
         self._cancel_timer()
         self._is_due.clear()
-        notes = self._outbox.take()
-        if notes:
-            try:
-                await self._store.publish(notes)
-            except StoreFull as exc:
-                logger.debug("notes not published", extra={"reason": exc.message})
-                self._outbox.resend()
-                await asyncio.sleep(_FULL_PAUSE_S)
+        notes, turns = self._outbox.take(), self._outbox.take_turns()
+        try:
+            for entry in filter(None, (notes, turns)):
+                await self._store.publish(entry)
+        except StoreFull as exc:
+            logger.debug("notes not published", extra={"reason": exc.message})
+            self._outbox.resend()
+            await asyncio.sleep(_FULL_PAUSE_S)
 
     def _noted(self, is_urgent: bool) -> None:
         if is_urgent:

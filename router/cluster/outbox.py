@@ -8,6 +8,8 @@ are dropped, and the next ones list every open lease, with a heartbeat that ends
 does the same if notes may not have arrived. Others then miss first-token times and sessions of
 requests that are over.
 
+Notes of sessions are apart: `take_turns`. Beyond `max_turn_bytes` the oldest of them are dropped.
+
 A request takes three notes of about 60 bytes, and 8 bytes for each block that it will compute. A
 turn with 2,000 new tokens takes 1 kB, a cold prompt of 100,000 tokens 50 kB. For BLIND candidates
 the whole chain is sent, because all routers guess their contents in the same way.
@@ -35,6 +37,7 @@ from router.messages import (
     Lost,
     Note,
     OpenLease,
+    Over,
     SessionState,
     encode,
     pack_keys,
@@ -42,6 +45,7 @@ from router.messages import (
 from router.metrics import Metrics
 from router.replicas.conversations import Conversations
 from router.replicas.ledger import Lease
+from router.turn_notes import Booked, Remembered
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +74,7 @@ class Outbox:
         metrics: Metrics,
         max_notes: int = 20_000,
         max_bytes: int = 16 * 1024 * 1024,
+        max_turn_bytes: int = 4 * 1024 * 1024,
     ) -> None:
         self.on_note: Callable[[bool], None] = _ignore
         """Called when there is a note to take, with whether it is urgent."""
@@ -82,8 +87,11 @@ class Outbox:
         self._open: dict[int, _Own] = {}
         self._last = 0
         self._notes: list[Note] = []
-        self._told: deque[Lost | Cleared] = deque(maxlen=max_notes)
+        self._told: deque[Lost | Cleared | Over] = deque(maxlen=max_notes)
         self._num_bytes = 0
+        self._turns: deque[tuple[Remembered | Booked, int]] = deque()  # with their sizes
+        self._num_turn_bytes = 0
+        self._max_turn_bytes = max_turn_bytes
         self._is_lost = False
         self._turned: dict[int, None] = {}  # sessions that had a turn here and are not stored
 
@@ -142,10 +150,26 @@ class Outbox:
         if self._open.pop(lease.number, None) is not None:
             self._put(Ended(lease.number, computed))
 
-    def tell(self, note: Lost | Cleared) -> None:
-        """Put a note of a request that was lost into the outbox."""
+    def tell(self, note: Lost | Cleared | Over) -> None:
+        """Put a note of a lost request, or of a session that is over, into the outbox."""
         self._told.append(note)
         self.on_note(True)
+
+    def tell_turn(self, note: Remembered | Booked, num_bytes: int) -> None:
+        """Put a note of a session into the outbox."""
+        self._turns.append((note, num_bytes))
+        self._num_turn_bytes += num_bytes
+        while self._num_turn_bytes > self._max_turn_bytes:
+            self._num_turn_bytes -= self._turns.popleft()[1]
+            self._metrics.notes_dropped.inc()
+        self.on_note(False)
+
+    def take_turns(self) -> tuple[Remembered | Booked, ...]:
+        """Take the notes of sessions, oldest first."""
+        notes = tuple([note for note, _ in self._turns])
+        self._turns.clear()
+        self._num_turn_bytes = 0
+        return notes
 
     def alive(self) -> None:
         """Put a heartbeat into the outbox, behind all notes so far."""

@@ -3,6 +3,7 @@
     began      a lease begins           our ledger, our claims, our sessions
     answered   its first token came     our queue, our cost model
     ended      it is given back         all of it
+    over       an agent's hook          our sessions
     alive      a heartbeat              ends what was lost on the way
     left       it has ended             ends what it had left open
 
@@ -35,6 +36,7 @@ from router.messages import (
     Load,
     Lost,
     Notes,
+    Over,
     PoolChanged,
     Registered,
     SessionState,
@@ -45,6 +47,7 @@ from router.metrics import Metrics
 from router.replicas.conversations import Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
+from router.turn_notes import Booked, Remembered
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +104,10 @@ class Peers:
         self.name = name
         self.on_lost: Callable[[Lost | Cleared, float], None] = _ignore
         """Called with what another router says of requests that were lost, and now."""
+        self.on_turn: Callable[[Remembered | Booked], None] = _ignore
+        """Called with what another router says of sessions."""
+        self.on_over: Callable[[Over], object] = _ignore
+        """Called with what another router says of an agent's session."""
         self.on_found: Callable[[float], None] = _ignore
         """Called when another router was found, with now."""
         self._fleet = fleet
@@ -134,8 +141,18 @@ class Peers:
                     self._kept(peer, peer.work.keep(numbers, last), now_s)
                 case Lost() | Cleared():
                     self.on_lost(note, now_s)
+                case Remembered() | Booked():
+                    self._turn(note)
+                case Over():
+                    self.on_over(note)
                 case Consumed() | PoolChanged() | Registered() | Left():
                     pass  # for others: see router.cluster.loops
+
+    def _turn(self, note: Remembered | Booked) -> None:
+        try:
+            self.on_turn(note)
+        except ValueError:
+            self._count("malformed")
 
     def join(self, loads: Mapping[str, bytes], now_s: float) -> None:
         """Take over what other routers have in flight.

@@ -1,6 +1,6 @@
 """The one configuration tree: sections, defaults, units; and how it is read.
 
-    ports, replicas, discovery, routing, redis, prefill
+    ports, replicas, discovery, routing, redis, prefill, tracing
               the sections, by subject                              `ListenConfig`, …
     tree      all sections; each leaf as an option                  `Config`, `options`
     loader    defaults, YAML file, variables, flags: the later win  `load`
@@ -38,6 +38,7 @@ from router.config.routing import (
     SessionConfig,
     TokensConfig,
 )
+from router.config.tracing import TracingConfig
 from router.config.tree import SECTIONS, Config, Option, options
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "ReplicaConfig",
     "SessionConfig",
     "TokensConfig",
+    "TracingConfig",
     "bootstrap_of",
     "check_pool",
     "check_replica",

@@ -21,6 +21,7 @@ from router.config.prefill import check_roles
 from router.config.redis import check_redis
 from router.config.replicas import ReplicaConfig, pool_of
 from router.config.routing import PolicyConfig, ShadowConfig
+from router.config.tracing import check_tracing
 from router.config.tree import Config
 from router.errors import ConfigError
 from router.experiments.definition import check_all
@@ -68,6 +69,7 @@ def check(config: Config) -> None:
     _check_policy(config.policy)
     _check_shadows(config.shadow)
     check_all(config.experiment.definitions, "experiment.definitions")
+    check_tracing(config.tracing)
 
 
 def check_pool(replica: ReplicaConfig, pools: Sequence[str], key: str = "") -> None:

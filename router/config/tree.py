@@ -32,6 +32,7 @@ from router.config.routing import (
     ShadowConfig,
     TokensConfig,
 )
+from router.config.tracing import TracingConfig
 
 
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +75,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shadow: ShadowConfig = ShadowConfig()
     experiment: ExperimentConfig = ExperimentConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
 
     @property
     def may_grow(self) -> bool:
@@ -104,6 +106,7 @@ SECTIONS: Final = {
     "shadow": "Shadow policies",
     "experiment": "Experiments",
     "log": "Logs and decision records",
+    "tracing": "OpenTelemetry traces",
 }
 """What each section is about, as a heading."""
 

@@ -33,6 +33,7 @@ from router.http.exchange import Exchange, request_ids
 from router.http.guard import is_of_another_page
 from router.http.intake import HeldBody, Intake
 from router.http.pages import Pages
+from router.http.traced import failed, trace_of
 from router.metrics import Metrics
 from router.request.realtime import Realtime
 from router.request.results import Inbound
@@ -60,7 +61,7 @@ class DataApp:
     ) -> None:
         self._story = story
         self._realtime = realtime
-        self._pages = pages
+        self.pages = pages
         self._intake = intake
         self._access = access
         self._readiness = readiness
@@ -82,7 +83,7 @@ class DataApp:
                 what = "not a WebSocket; use HTTP" if is_socket else "a WebSocket: send Upgrade"
                 raise BadRequest(f"{route.path} is {what}", param="Upgrade")
             if route.path == "/v1/models" and request.method in _READS:
-                answer = await self._pages.models(request)  # with a slash at its end
+                answer = await self.pages.models(request)  # with a slash at its end
                 answer.headers.update(exchange.own_headers)
                 return answer
             tenant = exchange.tenant = self._access.tenant(request)
@@ -118,7 +119,7 @@ class DataApp:
         if request.headers.get("Expect", "100-continue").lower() != "100-continue":
             error = BadRequest("Expect must be 100-continue", param="Expect")
             return error_answer(error, request.path)
-        page = self._pages.find(request.path) if request.method in _READS else None
+        page = self.pages.find(request.path) if request.method in _READS else None
         if page is None:
             return None
         return await page(request)
@@ -132,7 +133,7 @@ class DataApp:
         try:
             return self._access.route(request)
         except UnknownRoute:
-            if self._pages.find(request.path) is None:
+            if self.pages.find(request.path) is None:
                 raise
             message = f"{request.path[:200]!a} accepts GET, HEAD, not {request.method[:20]!a}"
             raise MethodNotAllowed(message, allowed="GET, HEAD, OPTIONS") from None
@@ -159,6 +160,7 @@ class DataApp:
             needs_model=route.takes != "any" and request.method == "POST",
             as_sent=as_sent,
             client=exchange.client,
+            trace=trace_of(request, route),
         )
         await self._readiness.until_started()
         await self._story.serve(inbound, exchange, exchange.request_id)
@@ -185,6 +187,7 @@ class DataApp:
             arrived_s=exchange.arrived_s,
             tenant=exchange.tenant,
             client=exchange.client,
+            trace=trace_of(request, route),
         )
         await self._readiness.until_started()
         await self._realtime.serve(
@@ -198,6 +201,7 @@ class DataApp:
         """Answer an error, or cut the connection where an answer has begun."""
         tenant = exchange.tenant
         self._metrics.refused.labels(error.code).inc()
+        failed(exchange.request, error.code)
         if tenant is not None:
             self._metrics.tenant_requests.labels(tenant.label, error.code).inc()
         response = exchange.response

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
-from router.api.sessions import NAME_CHARS, session_hash
+from router.api.sessions import NAME_CHARS, engine_name, session_hash
 from router.errors import BadRequest, UnknownSession
 from router.http.admin_pages import Handler
 from router.records.computed import CAUSES
 from router.sessions.describe import COLUMNS, as_row, session_fields, turn_fields
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger, Session
+from router.sessions.timeline import timeline
+from router.sessions.words import reasons
 from router.tenants import Tenants
 
 _MAX_LIMIT: Final = 20_000
+_SLICE: Final = 100
 _ORDERS: Final[dict[str, Callable[[Session], float]]] = {
     "recent": lambda session: session.last,
     "cost": lambda session: session.totals.engine_s,
@@ -40,6 +44,7 @@ class SessionPages:
         return {
             "GET /admin/sessions": self._sessions,
             "GET /admin/sessions/{session}": self._session,
+            "GET /admin/sessions/{session}/timeline": self._timeline,
             "GET /admin/requests/{request}": self._request,
             "GET /admin/findings": self._list_findings,
         }
@@ -50,21 +55,41 @@ class SessionPages:
         limit = _number(query, "limit", 100)
         kind = _named(query, "format", "json", ("json", "csv"))
         wanted = query.get("tenant")
-        sessions = [each for each in self._ledger if wanted is None or each.tenant == wanted]
-        sessions.sort(key=_ORDERS[order], reverse=True)
-        shown = [session_fields(each) for each in sessions[:limit]]
+        chosen, total = await self._chosen(wanted, _ORDERS[order], limit)
         if kind == "csv":
-            return web.Response(text=_table(shown), content_type="text/csv")
+            lines = [_row(session_fields(each)) async for each in _in_slices(chosen)]
+            return web.Response(text=_HEADER + "".join(lines), content_type="text/csv")
+        rows = [_encode(session_fields(each)) async for each in _in_slices(chosen)]
         return _json(
             {
-                "sessions": shown,
-                "total": len(sessions),
+                "sessions": rows,
+                "total": total,
                 "forgotten": self._ledger.num_forgotten,
             }
         )
 
+    async def _chosen(
+        self, tenant: str | None, order: Callable[[Session], float], limit: int
+    ) -> tuple[list[Session], int]:
+        """Find the first sessions in an order, and count all; the loop goes on meanwhile."""
+        found: list[Session] = []
+        values: list[float] = []
+        async for each in _in_slices(list(self._ledger)):
+            if tenant is None or each.tenant == tenant:
+                found.append(each)
+                values.append(order(each))
+        first = sorted(range(len(found)), key=values.__getitem__, reverse=True)[:limit]
+        return [found[i] for i in first], len(found)
+
     async def _session(self, request: web.Request) -> web.Response:
-        return _json(self._whole(self._find(request.match_info["session"])))
+        return _json(self._whole(self._found(request)))
+
+    async def _timeline(self, request: web.Request) -> web.Response:
+        session = self._found(request)
+        answer = _json(timeline(session, self._children(session)))
+        name = f"warmroute-{engine_name(session.key)}.json"
+        answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+        return answer
 
     async def _request(self, request: web.Request) -> web.Response:
         name = request.match_info["request"]
@@ -80,48 +105,75 @@ class SessionPages:
         return _json({"findings": found})
 
     def _whole(self, session: Session) -> dict[str, Any]:
-        children = [self._ledger.get(key) for key in session.children]
+        turns = session.turns
+        own = [found for found in self._findings if found.tenant == session.tenant]
         return {
             **session_fields(session),
-            "turns_shown": [turn_fields(turn) for turn in session.turns],
-            "children": [session_fields(each) for each in children if each is not None],
+            "reasons": reasons([turn.computed for turn in turns], own),
+            "turns_shown": [turn_fields(turn) for turn in turns],
+            "children": [session_fields(each) for each in self._children(session)],
         }
 
-    def _find(self, name: str) -> Session:
+    def _children(self, session: Session) -> list[Session]:
+        found = [self._ledger.get(key) for key in session.children]
+        return [each for each in found if each is not None]
+
+    def _found(self, request: web.Request) -> Session:
         """Find a session by our name for it, by its client's, or by one of its requests.
 
         Raises:
             UnknownSession: there is none.
         """
-        for key in self._keys(name):
+        name, tenant = request.match_info["session"], request.query.get("tenant")
+        for key in self._keys(name, tenant):
             session = self._ledger.get(key)
-            if session is not None:
+            if session is not None and tenant in (None, session.tenant):
                 return session
         session = self._ledger.of_request(name)
-        if session is None:
+        if session is None or tenant not in (None, session.tenant):
             raise UnknownSession(
                 f"no session {name[:64]!r} is known; GET /admin/sessions lists those that are"
             )
         return session
 
-    def _keys(self, name: str) -> Iterator[int]:
+    def _keys(self, name: str, tenant: str | None) -> Iterator[int]:
         if len(name) == NAME_CHARS:
             try:
                 yield int(name, 16)
             except ValueError:
                 pass
-        yield session_hash(name, "")
-        for tenant in self._tenants.names if self._tenants is not None else ():
-            yield session_hash(name, f"{tenant}\0")
+        if tenant is None:
+            yield session_hash(name, "")
+        known = self._tenants.names if self._tenants is not None else ()
+        for each in known:
+            if tenant in (None, each):
+                yield session_hash(name, f"{each}\0")
 
 
-def _table(sessions: list[dict[str, Any]]) -> str:
-    causes = ("cached", *CAUSES)
+async def _in_slices(sessions: list[Session]) -> AsyncIterator[Session]:
+    """Yield sessions, with a pause for others every few milliseconds."""
+    for number, session in enumerate(sessions):
+        if number % _SLICE == 0:
+            await asyncio.sleep(0)
+        yield session
+
+
+def _encode(fields: dict[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(fields))
+
+
+def _row(fields: dict[str, Any]) -> str:
+    return _csv(as_row(fields, _CAUSES))
+
+
+def _csv(cells: Iterable[Any]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow((*COLUMNS, *(f"cause_{cause}" for cause in causes)))
-    writer.writerows(as_row(each, causes) for each in sessions)
+    csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue()
+
+
+_CAUSES: Final = ("cached", *CAUSES)
+_HEADER: Final = _csv((*COLUMNS, *(f"cause_{cause}" for cause in _CAUSES)))
 
 
 def _named(query: Mapping[str, str], name: str, default: str, known: Any) -> str:

@@ -15,10 +15,12 @@ from itertools import islice, takewhile
 from typing import Final
 
 from router.contracts import BlockKey
+from router.index.recent_keys import RecentKeys
 from router.messages import TierChange, pack_keys, unpack_keys
 
 _MAX_ON_DISK: Final = 200_000  # remembered blocks: 20 MB
 _MAX_CHANGES: Final = 50_000  # in one TierChange: 400 KB
+_MAX_LOST: Final = 65_536  # remembered blocks that it had: 4 MB, twice that at most
 
 
 class PoolDirectory:
@@ -32,6 +34,7 @@ class PoolDirectory:
         "_blocks",
         "_changes",
         "_listing",
+        "_lost",
         "_max_blocks",
         "_on_disk",
         "_removed",
@@ -45,6 +48,7 @@ class PoolDirectory:
         self._removed: set[BlockKey] | None = None  # since the present listing began
         self._swept: Iterator[BlockKey] | None = None
         self._on_disk: dict[BlockKey, None] = {}  # blocks last seen on SSD only
+        self._lost = RecentKeys(max_keys=_MAX_LOST)
         self._changes: dict[BlockKey, bool] | None = None  # True: stored. None: no journal
 
     def __len__(self) -> int:
@@ -73,6 +77,18 @@ class PoolDirectory:
         on_disk = self._on_disk
         return [number for number, key in enumerate(chain) if key in on_disk] if on_disk else []
 
+    def num_lost(self, chain: Sequence[BlockKey], since_s: float) -> int:
+        """Count the leading blocks of `chain` that it had; 0 if it did not lose the first lately.
+
+        Those behind a block that is lost are of no use, so they count, too. That it has them again,
+        since they were computed for want of them, does not matter.
+        """
+        blocks, lost = self._blocks, self._lost
+        lost_s = lost.added_s(chain[0]) if chain else None
+        if lost_s is None or (lost_s < since_s and chain[0] in blocks):
+            return 0
+        return len(list(takewhile(lambda key: key in lost or key in blocks, chain)))
+
     # -- changes -----------------------------------------------------------------------------
 
     def stored(self, keys: Collection[BlockKey]) -> None:
@@ -86,16 +102,18 @@ class PoolDirectory:
     def removed(self, keys: Iterable[BlockKey]) -> int:
         """Record blocks that are no longer in the pool; return how many were known."""
         blocks, changes = self._blocks, self._changes
-        num_known = 0
+        gone = []
         for key in keys:
             if self._removed is not None:
                 self._removed.add(key)
             if blocks.pop(key, None) is not None:
-                num_known += 1
+                gone.append(key)
                 self._on_disk.pop(key, None)
                 if changes is not None:
                     changes[key] = False
-        return num_known
+        if gone:
+            self._lost.add(gone[-_MAX_LOST:])
+        return len(gone)
 
     def stored_on_disk(self, keys: Collection[BlockKey]) -> int:
         """Record blocks that are on SSD only; return for how many that is new."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 Cause = Literal[
     "new", "changed", "evicted", "moved", "cleared", "pool_lost", "fetch_failed", "salt_or_model",
@@ -25,6 +25,9 @@ Cause = Literal[
 """
 
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
+
+_Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+_Figure = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
 Part = Literal["tools", "tool_order", "system", "message", "compacted", "template", "text"]
 """Where a prompt changed.
@@ -49,10 +52,10 @@ class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     part: Part
-    offset: int
-    index: int | None = None
+    offset: _Count
+    index: _Count | None = None
     digest: str = ""
-    num_in_row: int = 1
+    num_in_row: _Count = 1
 
 
 class Move(Struct, frozen=True, kw_only=True):
@@ -62,8 +65,8 @@ class Move(Struct, frozen=True, kw_only=True):
     """
 
     origin: str
-    ttft_here_ms: float | None = None
-    ttft_there_ms: float | None = None
+    ttft_here_ms: _Figure | None = None
+    ttft_there_ms: _Figure | None = None
     has_left: bool = False
 
 
@@ -77,9 +80,9 @@ class Loss(Struct, frozen=True, kw_only=True):
     """
 
     replica: str
-    since_s: float
-    num_between_tokens: int
-    ago_s: float | None = None
+    since_s: _Figure
+    num_between_tokens: _Count
+    ago_s: _Figure | None = None
 
 
 class Computed(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,8 +92,8 @@ class Computed(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_before: Leading tokens, in whole blocks, that an earlier prompt of the conversation had.
     """
 
-    tokens: dict[Cause, int]
-    num_before: int = 0
+    tokens: dict[Cause, _Count]
+    num_before: _Count = 0
     change: Change | None = None
     move: Move | None = None
     loss: Loss | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,15 +14,24 @@ from xxhash import xxh3_64_intdigest
 from policies.view import CandidateId
 from router.api.sessions import engine_name
 from router.api.usage import Usage
+from router.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.records.computed import Computed, Loss, Move
 from router.records.outcome import Outcome
 from router.request.plan import Placement
 from router.request.results import Prompt, Tries
+from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Match, Thread, Turn
+from router.sessions.ledger import Ledger, Match
+from router.sessions.threads import Thread
+from router.sessions.turns import Turn
+
+_MOST_TOKENS: Final = 1 << 40
+
+_Named = tuple[int, HashContract | None, Sequence[BlockKey]]
+"""What a prompt's blocks are called where it was placed: see `Thread`."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -29,6 +40,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     turn: Without its causes.
     has_causes: The engine says how much of the prompt it computed here.
     is_open: It reused less than predicted. The events that say why may still be on their way.
+    has_failed_read: It was sent under a salt of its own, since a read from the pool failed.
     """
 
     prompt: Prompt
@@ -38,32 +50,40 @@ class Entry(Struct, frozen=True, kw_only=True):
     turn: Turn
     has_causes: bool
     is_open: bool
+    has_failed_read: bool
 
 
 class Bookkeeper:
     """Tells the causes of computed tokens, and adds up what sessions cost."""
 
     def __init__(
-        self, ledger: Ledger, *, caches: CacheView, findings: Findings, metrics: Metrics
+        self,
+        ledger: Ledger,
+        *,
+        caches: CacheView,
+        pool: PoolVerifier | None,
+        findings: Findings,
+        metrics: Metrics,
     ) -> None:
         self.ledger = ledger
         self._caches = caches
+        self._pool = pool
         self._findings = findings
         self._metrics = metrics
-        self._num_computed: Counter[CandidateId] = Counter()  # tokens, ever
 
     def match(self, prompt: Prompt, placement: Placement) -> Match | None:
         """Find what the conversation of a request had of its prompt. None: it is of none."""
-        whose = prompt.read.whose
-        if whose.conversation is None or prompt.read.num_prompts > 1:
+        if prompt.read.whose.conversation is None or prompt.read.num_prompts > 1:
             return None
-        contract = self._caches.contract(placement.lease.candidate)
-        is_known = prompt.tokens is not None and contract is not None
+        return self._match(prompt, _named(prompt, placement, self._caches))
+
+    def _match(self, prompt: Prompt, named: _Named) -> Match:
+        whose, (space, contract, keys) = prompt.read.whose, named
         return self.ledger.match(
-            whose.conversation,
+            whose.conversation or 0,
             whose.parent,
-            space=_space(prompt, placement),
-            keys=prompt.keys(contract) if contract is not None and is_known else (),
+            space=space,
+            keys=keys,
             contract=contract,
             num_tokens=prompt.num_tokens,
             parts=whose.parts,
@@ -80,23 +100,26 @@ class Bookkeeper:
         ttft_ms: float | None,
     ) -> Entry | None:
         """Remember the prompt of a request that was answered. None: it is of no session."""
-        match, whose = self.match(prompt, placement), prompt.read.whose
-        if match is None or whose.conversation is None:
+        has_failed_read, prompt = prompt.skips_pool, prompt.original or prompt
+        whose, now_s = prompt.read.whose, time.monotonic()
+        if whose.conversation is None or prompt.read.num_prompts > 1:
             return None
-        now_s, candidate = time.monotonic(), placement.lease.candidate
+        named = _named(prompt, placement, self._caches)
+        match = self._match(prompt, named)
         turn = _turn(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
-        self._num_computed[candidate] += turn.num_tokens - (turn.num_cached or 0)
-        self._num_computed[candidate] += turn.num_output or 0
-        thread = self._thread(prompt, placement, match, now_s)
+        num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
+        thread = self._thread(prompt, placement, match, named, now_s)
         tenant = prompt.read.tenant
-        self.ledger.remember(
-            whose.conversation,
-            whose.parent,
-            thread,
-            tenant=tenant.name if tenant is not None else None,
-            routing=whose.session_hash,
-            replaces=match.thread,
-        )
+        if match.thread is None or not has_failed_read:  # else no cache has its blocks
+            self.ledger.remember(
+                whose.conversation,
+                whose.parent,
+                thread,
+                num_computed=num_computed,
+                tenant=tenant.name if tenant is not None else None,
+                routing=whose.session_hash,
+                replaces=match.thread,
+            )
         num_predicted, reported = placement.predicted.num_cached_tokens, turn.num_cached
         return Entry(
             prompt=prompt,
@@ -107,35 +130,36 @@ class Bookkeeper:
             has_causes=reported is not None
             and (tries.prefill is None or not tries.prefill.is_peer_to_peer),
             is_open=reported is not None and reported < num_predicted,
+            has_failed_read=has_failed_read,
         )
 
     def end(self, entry: Entry) -> Computed | None:
         """Book a turn; return the causes. None: its engine did not say enough."""
         prompt, placement, turn = entry.prompt, entry.placement, entry.turn
-        entry.thread.epoch = self._caches.index.epoch(placement.lease.candidate)
+        entry.thread.num_emptied = self._caches.index.num_emptied(placement.lease.candidate)
         if entry.has_causes:
             computed = self._computed(entry)
-            turn = replace(turn, computed=computed)
+            turn.computed = computed
             self._count(prompt, computed, turn.num_cached or 0)
         whose = prompt.read.whose
         self.ledger.add(whose.conversation or 0, turn)
         return turn.computed
 
-    def _thread(self, prompt: Prompt, placement: Placement, match: Match, now_s: float) -> Thread:
+    def _thread(
+        self, prompt: Prompt, placement: Placement, match: Match, named: _Named, now_s: float
+    ) -> Thread:
         candidate = placement.lease.candidate
-        contract = self._caches.contract(candidate)
         pool, change = placement.plan.pool, match.change
-        is_known = prompt.tokens is not None and contract is not None
+        space, contract, keys = named
         return Thread(
-            space=_space(prompt, placement),
+            space=space,
             contract=contract,
-            keys=prompt.keys(contract) if contract is not None and is_known else (),
+            keys=keys,
             num_tokens=prompt.num_tokens,
             parts=prompt.read.whose.parts,
             candidate=candidate,
-            epoch=self._caches.index.epoch(candidate),
+            num_emptied=self._caches.index.num_emptied(candidate),
             at_s=now_s,
-            num_computed=self._num_computed[candidate],
             num_pool_tokens=pool.num_tokens if pool is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
@@ -149,30 +173,35 @@ class Bookkeeper:
         index, contract = self._caches.index, self._caches.contract(candidate)
         size = contract.block_size if contract is not None else 1
         layout = index.groups_of(candidate)
-        predicted = placement.predicted
+        fetch_until = 0
+        if entry.has_failed_read:
+            fetch_until = match.num_common
+        elif placement.predicted.num_fetched_tokens:
+            fetch_until = placement.predicted.num_cached_tokens
         known = Known(
             num_tokens=entry.turn.num_tokens,
             num_cached=num_cached,
             num_common=match.num_common,
             num_before=thread.num_tokens if thread is not None else 0,
             has_changed=match.change is not None,
-            is_apart=thread is not None and thread.space != _space(prompt, placement),
+            is_apart=thread is not None and thread.space != entry.thread.space,
             is_unknown=match.is_unknown,
             step=size if layout is None else max(1, layout.alignment * layout.unit),
             num_dropped=size if index.drops_last(candidate) else 0,
-            fetch_until=predicted.num_cached_tokens if predicted.num_fetched_tokens else 0,
+            fetch_until=fetch_until,
         )
         loss = move = None
         if source is not None and num_cached < sharable(known):
             known, loss = self._with_fate(prompt, placement, known, source, size)
         if thread is not None and thread.candidate != candidate:
             move = _move(placement, thread.candidate)
+        tokens = causes_of(known)
         return Computed(
-            tokens=causes_of(known),
+            tokens=tokens,
             num_before=match.num_common,
             change=match.change,
             move=move,
-            loss=loss,
+            loss=loss if known.fate in tokens else None,
         )
 
     def _with_fate(
@@ -181,37 +210,47 @@ class Bookkeeper:
         """Find what became of blocks that were there after the turn before."""
         index, home = self._caches.index, source.candidate
         views = {view.id: view for view in placement.plan.snapshot.replicas}
-        is_cleared = source.epoch not in (0, index.epoch(home))
+        is_cleared = source.num_emptied != index.num_emptied(home)
         moved_until = 0
-        fate: Fate = "unknown"
         if home != placement.lease.candidate and not is_cleared:
             moved_until = views[home].num_own_tokens if home in views else known.num_common
-        pool = placement.plan.pool
-        pool_until = source.num_pool_tokens
-        if pool is not None and pool.num_tokens >= pool_until:
-            pool_until = 0
+        known = self._with_pool(placement, known, source)
         lost_at = max(known.num_cached, moved_until) // size
         contract = source.contract
         keys = prompt.keys(contract) if contract is not None else ()
         key = keys[lost_at] if lost_at < len(keys) else None
-        if is_cleared:
+        evicted_s = index.evicted_s(home, key) if key is not None else None
+        if evicted_s is not None and evicted_s < source.at_s:
+            evicted_s = None  # it was computed again since
+        fate: Fate = "unknown"
+        if evicted_s is not None:
+            fate = "evicted"  # first: it had them after it was emptied, or never was
+        elif is_cleared:
             fate = "cleared"
-        elif key is not None and index.was_evicted(home, key):
-            fate = "evicted"
         elif home in views and views[home].num_own_tokens <= lost_at * size:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None
         if fate != "unknown":
-            evicted_s = index.evicted_s(home, key) if key is not None else None
-            now_s = time.monotonic()
+            at_s = placement.placed_s
             loss = Loss(
                 replica=home,
-                since_s=round(placement.placed_s - source.at_s, 3),
-                num_between_tokens=self._num_computed[home] - source.num_computed,
-                ago_s=None if evicted_s is None else round(now_s - evicted_s, 3),
+                since_s=round(at_s - source.at_s, 3),
+                num_between_tokens=self.ledger.num_computed[home] - source.num_computed,
+                ago_s=None if evicted_s is None else round(max(0.0, at_s - evicted_s), 3),
             )
-        known = replace(known, moved_until=moved_until, pool_until=pool_until, fate=fate)
-        return known, loss
+        return replace(known, moved_until=moved_until, fate=fate), loss
+
+    def _with_pool(self, placement: Placement, known: Known, source: Thread) -> Known:
+        """Find what the pool had. What it lost since it was asked is no read that failed."""
+        pool, num_cached = placement.plan.pool, known.num_cached
+        pool_until, fetch_until = source.num_pool_tokens, known.fetch_until
+        if pool is not None and pool.num_tokens >= pool_until:
+            pool_until = 0
+        if pool is not None and self._pool is not None:
+            num_lost = self._pool.num_lost_tokens(pool, num_cached, source.at_s)
+            if num_lost:
+                pool_until, fetch_until = max(pool_until, num_cached + num_lost), 0
+        return replace(known, pool_until=pool_until, fetch_until=fetch_until)
 
     def _count(self, prompt: Prompt, computed: Computed, num_cached: int) -> None:
         by_cause = self._metrics.prompt_tokens
@@ -230,11 +269,27 @@ class Bookkeeper:
         )
 
 
+def _named(prompt: Prompt, placement: Placement, caches: CacheView) -> _Named:
+    contract = caches.contract(placement.lease.candidate)
+    is_known = prompt.tokens is not None and contract is not None
+    keys = prompt.keys(contract) if contract is not None and is_known else ()
+    return _space(prompt, placement), contract, keys
+
+
 def _space(prompt: Prompt, placement: Placement) -> int:
     """Stand for what else names blocks: salt, adapter and base model."""
-    base = placement.candidate.replica.base_model or prompt.read.model
-    extra = prompt.extra
-    name = f"{base}\0{extra.lora}\0{extra.cache_salt}"
+    base, extra = placement.candidate.replica.base_model or prompt.read.model, prompt.extra
+    if extra.cache_salt is None:
+        return _unsalted_space(base, extra.lora)
+    return _digest(f"{base}\0{extra.lora}\0{extra.cache_salt}")
+
+
+@lru_cache(maxsize=256)
+def _unsalted_space(base: str | None, lora: tuple[str, str] | None) -> int:
+    return _digest(f"{base}\0{lora}\0")
+
+
+def _digest(name: str) -> int:
     return xxh3_64_intdigest(name.encode(errors="surrogatepass"))
 
 
@@ -258,8 +313,9 @@ def _turn(
     now_s: float,
 ) -> Turn:
     inbound, predicted, wait = prompt.read.inbound, placement.predicted, tries.wait
-    num_tokens = usage.prompt_tokens if usage is not None else prompt.num_tokens
-    reported = usage.num_cached_tokens if usage is not None else None
+    num_tokens = _sane(usage.prompt_tokens if usage is not None else None)
+    num_tokens = prompt.num_tokens if num_tokens is None else num_tokens
+    reported = _sane(usage.num_cached_tokens if usage is not None else None)
     num_cached = predicted.num_cached_tokens if reported is None else reported
     num_pool = min(predicted.num_fetched_tokens, max(0, num_cached - predicted.num_own_tokens))
     num_cpu = min(
@@ -278,7 +334,7 @@ def _turn(
         num_gpu=num_cached - num_pool - num_cpu,
         num_cpu=num_cpu,
         num_pool=num_pool,
-        num_output=usage.completion_tokens if usage is not None else None,
+        num_output=_sane(usage.completion_tokens if usage is not None else None),
         router_ms=(placement.placed_s - inbound.arrived_s) * 1000 - wait.waited_ms,
         waited_ms=wait.waited_ms,
         ttft_ms=ttft_ms,
@@ -288,6 +344,13 @@ def _turn(
         prefill_at=placement.prefill.lease.candidate if placement.prefill is not None else None,
         waited_for=wait.held_by,
     )
+
+
+def _sane(num_reported: int | None) -> int | None:
+    """Pass on what an engine reports, if it can be a number of tokens."""
+    if num_reported is None or not 0 <= num_reported <= _MOST_TOKENS:
+        return None
+    return num_reported
 
 
 def _rounded(value: float | None) -> float | None:

@@ -67,6 +67,8 @@ class RequestHeaders:
             headers["X-data-parallel-rank"] = str(placement.candidate.rank)
         if read.inbound.client is not None:
             read.inbound.client.write(headers)
+        if read.inbound.trace is not None:
+            placement.traced(read.inbound.trace, headers)
         return headers
 
 

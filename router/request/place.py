@@ -357,6 +357,8 @@ class Place:
         if placement.is_ended:
             return
         placement.is_ended = True
+        if placement.attempt is not None:
+            placement.attempt.end(outcome.value)
         now_s, is_computed = self._clock(), outcome is Outcome.OK
         self._fleet.end(placement.lease, now_s, outcome, jitter=random.random())
         if self._outbox is not None:

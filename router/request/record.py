@@ -121,6 +121,7 @@ class Recorder:
         """Book a request, and write its record."""
         if entry is not None:
             record = replace(record, computed=self._bookkeeper.end(entry))
+        _trace(prompt, record)
         if self._shadows is not None and prompt.read.request is not None:
             self._shadows.put(record, self._write)
         else:
@@ -159,6 +160,7 @@ class Recorder:
                 "waited_ms": round(waited_ms, 1),
             },
         )
+        _trace(prompt, record)
         self._write(record)
 
     def sweep(self, now_s: float) -> None:
@@ -288,6 +290,13 @@ class Recorder:
                         "dropped": changed.drop.name.lower(),
                     },
                 )
+
+
+def _trace(prompt: Prompt, record: DecisionRecord) -> None:
+    """Give a request's trace its record."""
+    trace = prompt.read.inbound.trace
+    if trace is not None:
+        trace.record, trace.streams = record, prompt.read.streams
 
 
 class _StageMetrics:

@@ -36,6 +36,7 @@ from router.scheduling.classes import ServiceClass
 from router.tenants import Charge, Tenant
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind
+from router.tracing.trace import Trace
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
@@ -58,6 +59,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     needs_model: bool = False
     as_sent: AsSent | None = None  # None: not compressed. `body` is the decompressed content
     client: Client | None = None  # None: a dry run
+    trace: Trace | None = None  # None: it is not traced
 
     @property
     def owner(self) -> str:
@@ -196,7 +198,7 @@ class Prompt(Tokenized, frozen=True, kw_only=True):
     found: What Redis knows of its blocks, where Redis is asked.
     assigned: Its variant of an experiment. None: it is in none.
     service_class, deadline_ms: None if requests do not wait; the deadline counts from its arrival.
-    skips_pool: It has a salt of its own, since a read from the pool failed.
+    original: The same request before a read from the pool failed; this one has a salt of its own.
     """
 
     read: Read
@@ -207,8 +209,13 @@ class Prompt(Tokenized, frozen=True, kw_only=True):
     assigned: Assignment | None = None
     service_class: ServiceClass | None = None
     deadline_ms: float | None = None
-    skips_pool: bool = False
+    original: Prompt | None = None
     tokenized_s: float = 0.0
+
+    @property
+    def skips_pool(self) -> bool:
+        """Whether it has a salt of its own, so that no cache has anything of it."""
+        return self.original is not None
 
     @property
     def is_known(self) -> bool:

@@ -289,7 +289,7 @@ class Retries:
         self._metrics.pool_skipped.inc()
         if not self._has_candidate(prompt, tries):
             tries.replicas.clear()
-        return replace(prompt, read=read, extra=extra, chains={}, found={}, skips_pool=True)
+        return replace(prompt, read=read, extra=extra, chains={}, found={}, original=prompt)
 
     def _has_candidate(self, prompt: Prompt, tries: Tries) -> bool:
         """Return whether another replica may get a request."""

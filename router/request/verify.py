@@ -121,6 +121,12 @@ class PoolVerifier:
             self._metrics.pool_suspected.labels(candidate).inc()
             logger.warning("reads from the pool are suspect", extra={"candidate": candidate})
 
+    def num_lost_tokens(self, match: PoolMatch, num_tokens: int, since_s: float) -> int:
+        """Count the tokens behind the first ones that the pool had, and lost since then."""
+        directory = self._pools[match.pool].catalog.directory(match.directory)
+        size = match.contract.block_size
+        return directory.num_lost(match.chain[num_tokens // size :], since_s) * size
+
     # ---------------------------------------------------------------- verification
 
     async def verified(self, prompt: Prompt, plan: Plan) -> bool:

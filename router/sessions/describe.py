@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from router.api.sessions import engine_name
-from router.sessions.ledger import Session, Turn
-from router.sessions.words import advice_for, causes_in_words
+from router.sessions.ledger import Session
+from router.sessions.turns import Turn
+from router.sessions.words import advice_in_words, causes_in_words
 
 COLUMNS = (
     "session", "parent", "tenant", "model", "home", "begun", "last", "turns", "prompt_tokens",
@@ -60,11 +61,7 @@ def turn_fields(turn: Turn) -> dict[str, Any]:
     computed = turn.computed
     fields["computed"] = msgspec.to_builtins(computed) if computed is not None else None
     fields["text"] = causes_in_words(computed) if computed is not None else []
-    fields["advice"] = (
-        list(dict.fromkeys(filter(None, (advice_for(c, computed.change) for c in computed.tokens))))
-        if computed is not None
-        else []
-    )
+    fields["advice"] = advice_in_words(computed) if computed is not None else []
     return fields
 
 

@@ -49,18 +49,23 @@ class Finding(Struct, kw_only=True):
     num_again: int = 0
 
     @property
+    def what(self) -> str:
+        """Say what changes."""
+        return _CAUSES[self.part, self.hint]
+
+    @property
     def text(self) -> str:
         """Say it to the agent's user, with what to do."""
-        what = _CAUSES[self.part, self.hint]
-        cost = f"{self.num_again:,} tokens were computed again in {self.num_turns:,} turns"
-        return f"{what}: {cost}. {_ADVICE[self.part]}"
+        each = f"{self.num_again // max(1, self.num_turns):,} tokens are computed again each time"
+        so_far = f", {self.num_again:,} so far" if self.num_turns > 1 else ""
+        return f"{self.what}: {each}{so_far}. {_ADVICE[self.part]}"
 
 
 _WHAT: Final[dict[Hint, str]] = {
-    "time": "the system prompt changes in every turn, and has a time of day in it",
-    "id": "the system prompt changes in every turn, and has a random id in it",
-    "date": "the system prompt changes in every turn, and has a date in it",
-    "order": "the tools come in another order in every turn",
+    "time": "the system prompt contains a time of day and changes in every turn",
+    "id": "the system prompt contains a random id and changes in every turn",
+    "date": "the system prompt contains a date and changes in every turn",
+    "order": "the same tools come in another order in every turn",
     "unknown": "the system prompt changes in every turn",
 }
 _TOOLS: Final = "the tools change in every turn"

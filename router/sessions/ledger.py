@@ -1,19 +1,18 @@
 """The sessions' ledger: the last prompts of each conversation, and what all of its turns cost.
 
-A conversation may have several *threads*: requests that each go on where the one before ended. A
-client's title generator, or sub-agents under one session id, are threads of their own. What a
-conversation had before is what its threads, or its parent's, had.
+What a conversation had before is what its threads, or its parent's, had; see `threads`.
 
-Bounded: the conversation that was silent for longest is forgotten first. Its next turn is
-`unknown`. Every operation is O(1) in the number of conversations, unless it says otherwise.
+Bounded: the conversation that was silent for longest loses its prompts and its list of turns first,
+then its totals. Its next turn is `unknown`. Every operation is O(1) in the number of conversations,
+unless it says otherwise.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -22,119 +21,22 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
-from router.records.computed import Cause, Change, Computed, Part
+from router.records.computed import Change
+from router.sessions.threads import Thread, change_of, num_shared, thread_of
+from router.sessions.turns import Totals, Turn, decode_turn, encode_turn
 
 MAX_SESSIONS: Final = 20_000
 MAX_BYTES: Final = 128 << 20
-"""Of the last prompts' block keys: 8 bytes a block, 40 kB for 80,000 tokens in blocks of 16."""
+"""Of prompts and turns: 8 bytes a block, 40 kB for 80,000 tokens in blocks of 16; 250 a turn."""
 
 MAX_TURNS: Final = 64
 """Turns that are kept of a session, the newest; its totals count all."""
 
 _MAX_THREADS: Final = 4
+_OVERTAKEN_S: Final = 0.25  # notes take 5 ms
+_MAX_ROUTING: Final = 8
+_TURN_BYTES: Final = 48  # besides its own
 _MAX_REQUESTS: Final = 50_000  # whose session is found by the request's id
-_LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
-
-Contracts = dict[HashContract, Sequence[BlockKey]]
-
-
-class Turn(Struct, frozen=True, array_like=True, kw_only=True):
-    """One turn of a session. Times in milliseconds.
-
-    at: When the request arrived, unix seconds.
-    num_cached: As the engine reports; None: it does not.
-    num_gpu, num_cpu, num_pool: Where these came from.
-    engine_ms: What computing the prompt took, by the cost model; `saved_ms`: what caches saved.
-    """
-
-    request_id: str
-    at: float
-    candidate: CandidateId
-    model: str
-    outcome: str
-    num_tokens: int
-    num_cached: int | None = None
-    num_gpu: int = 0
-    num_cpu: int = 0
-    num_pool: int = 0
-    num_output: int | None = None
-    computed: Computed | None = None
-    router_ms: float = 0.0
-    waited_ms: float = 0.0
-    ttft_ms: float | None = None
-    total_ms: float = 0.0
-    engine_ms: float = 0.0
-    saved_ms: float = 0.0
-    prefill_at: CandidateId | None = None
-    waited_for: str | None = None
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Turn).decode
-
-
-class Totals(Struct):
-    """Of all turns of a session. `by_cause` has `cached`, too, from turns whose engine reports."""
-
-    num_turns: int = 0
-    num_tokens: int = 0
-    num_output: int = 0
-    num_gpu: int = 0
-    num_cpu: int = 0
-    num_pool: int = 0
-    by_cause: dict[str, int] = msgspec.field(default_factory=dict)
-    num_moves: int = 0
-    waited_s: float = 0.0
-    engine_s: float = 0.0
-    saved_s: float = 0.0
-
-    def add(self, turn: Turn) -> None:
-        """Count a turn."""
-        self.num_turns += 1
-        self.num_tokens += turn.num_tokens
-        self.num_output += turn.num_output or 0
-        self.num_gpu += turn.num_gpu
-        self.num_cpu += turn.num_cpu
-        self.num_pool += turn.num_pool
-        self.waited_s += turn.waited_ms / 1000
-        self.engine_s += turn.engine_ms / 1000
-        self.saved_s += turn.saved_ms / 1000
-        if turn.num_cached is not None:
-            _count(self.by_cause, "cached", turn.num_cached)
-        if turn.computed is not None:
-            self.num_moves += turn.computed.move is not None
-            for cause, num_tokens in turn.computed.tokens.items():
-                _count(self.by_cause, cause, num_tokens)
-
-
-class Thread(Struct, kw_only=True):
-    """The last prompt of requests that go on from each other.
-
-    space: Salt, adapter and model: prompts of two spaces share no block.
-    keys: Of its full blocks, as `contract` names them; empty: not known.
-    epoch: Of the candidate's cache.
-    at_s: When the last turn ended, monotonic.
-    num_computed: Tokens that the candidate had computed by then, ever.
-    num_pool_tokens: That the pool had of it.
-    change, num_in_row: Where the last turns in a row changed.
-    """
-
-    space: int
-    contract: HashContract | None
-    keys: Sequence[BlockKey]
-    num_tokens: int
-    parts: Parts | None
-    candidate: CandidateId
-    epoch: int
-    at_s: float
-    num_computed: int
-    num_pool_tokens: int = 0
-    change: Part | None = None
-    num_in_row: int = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return 8 * (len(self.keys) + (len(self.parts.messages) if self.parts else 0))
 
 
 class Session(Struct, kw_only=True):
@@ -156,22 +58,21 @@ class Session(Struct, kw_only=True):
     children: dict[int, None] = msgspec.field(default_factory=dict)
     threads: list[Thread] = msgspec.field(default_factory=list)
     totals: Totals = msgspec.field(default_factory=Totals)
-    packed: deque[bytes] = msgspec.field(default_factory=lambda: deque(maxlen=MAX_TURNS))
+    packed: deque[bytes] = msgspec.field(default_factory=deque)
+    num_bytes: int = 0  # of threads and turns
 
     @property
     def turns(self) -> list[Turn]:
-        """List the last turns, oldest first; O(turns)."""
+        """List the last turns, oldest first; O(turns).
+
+        They are booked as their causes are known, so perhaps in another order.
+        """
         return self.last_turns(MAX_TURNS)
 
     def last_turns(self, most: int) -> list[Turn]:
-        """List so many turns at most, the last ones, oldest first."""
-        return [
-            _decode(each) for each in islice(self.packed, max(0, len(self.packed) - most), None)
-        ]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum([thread.num_bytes for thread in self.threads])
+        """List so many turns at most, the last ones, as `turns` does."""
+        packed = islice(self.packed, max(0, len(self.packed) - most), None)
+        return sorted(map(decode_turn, packed), key=lambda turn: turn.at)
 
 
 class Match(Struct, frozen=True, kw_only=True):
@@ -191,6 +92,21 @@ class Match(Struct, frozen=True, kw_only=True):
     is_unknown: bool = False
 
 
+class Told(Struct, frozen=True, kw_only=True):
+    """A prompt that is remembered; see `Ledger.remember`.
+
+    before: Threads of the conversation and of its parent, until then.
+    """
+
+    key: int
+    parent: int | None
+    thread: Thread
+    before: tuple[Thread, ...] = ()
+    num_computed: int = 0
+    tenant: str | None = None
+    routing: int | None = None
+
+
 class Ledger:
     """Sessions by digest. Call from one thread."""
 
@@ -201,6 +117,12 @@ class Ledger:
         self._of_request: OrderedDict[str, int] = OrderedDict()
         self._num_bytes = 0
         self.num_forgotten = 0
+        self.num_computed: Counter[CandidateId] = Counter()
+        """Tokens that each candidate computed, ever, for any conversation."""
+        self.on_remembered: Callable[[Told], None] | None = None
+        """Called with each prompt of ours that is remembered."""
+        self.on_added: Callable[[int, Turn], None] | None = None
+        """Called with each turn of ours, and the session's key."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -242,29 +164,37 @@ class Ledger:
             num_tokens: Of the prompt.
             parts: Of the prompt; None: it has none.
         """
-        own, above = self._sessions.get(key), self._sessions.get(parent or 0)
-        threads = own.threads if own is not None else []
-        others = above.threads if above is not None else []
+        threads, others = self.threads(key), self.threads(parent)
         size = contract.block_size if contract is not None else 1
         source, num_common = None, 0
-        for other in (*threads, *others):
-            if other.contract == contract and other.space == space:
+        for other in (*threads, *others) if others else threads:
+            if other.space == space and other.contract == contract:
                 num_blocks = num_shared(keys, other.keys)
                 if num_blocks > num_common:
                     source, num_common = other, num_blocks
-        thread = _thread_of(threads, keys, num_tokens, parts, space, contract)
+        thread = thread_of(threads, keys, num_tokens, parts, space, contract)
         goes_on = parts is not None and parts.has_answers
         if thread is None:
-            is_unknown = goes_on and source is None
+            is_unknown = source is None and (goes_on or self._is_forgotten(key))
             return Match(source=source, num_common=num_common * size, is_unknown=is_unknown)
         if thread.space != space:
             return Match(thread=thread, num_common=0)
         if not keys or not thread.keys or thread.contract != contract:
             return Match(thread=thread, is_unknown=True)
-        change = _change_of(thread, parts, num_shared(keys, thread.keys), size, num_tokens)
+        num_blocks = num_common if thread is source else num_shared(keys, thread.keys)
+        change = change_of(thread, parts, num_blocks, size, num_tokens)
         return Match(thread=thread, source=source, num_common=num_common * size, change=change)
 
+    def _is_forgotten(self, key: int) -> bool:
+        session = self._sessions.get(key)
+        return session is not None and not session.threads
+
     # -- when it is over ---------------------------------------------------------------------
+
+    def threads(self, key: int | None) -> Sequence[Thread]:
+        """List the threads of a conversation, the last active one last."""
+        session = self._sessions.get(key or 0)
+        return session.threads if session is not None else ()
 
     def remember(
         self,
@@ -272,6 +202,7 @@ class Ledger:
         parent: int | None,
         thread: Thread,
         *,
+        num_computed: int,
         tenant: str | None = None,
         routing: int | None = None,
         replaces: Thread | None = None,
@@ -282,164 +213,150 @@ class Ledger:
             key: Of the conversation.
             parent: Of the conversation that started it.
             thread: The prompt.
+            num_computed: Tokens that its candidate computed in this turn.
             tenant: Its name.
             routing: Digest that routing knows the conversation by.
             replaces: The thread that it goes on, if there is one.
         """
-        session = self._sessions.pop(key, None)
+        if self.on_remembered is not None:
+            told = Told(
+                key=key,
+                parent=parent,
+                thread=thread,
+                before=(*self.threads(key), *self.threads(parent)),
+                num_computed=num_computed,
+                tenant=tenant,
+                routing=routing,
+            )
+            self.on_remembered(told)
+        self._remember(key, parent, thread, num_computed, tenant, routing, replaces)
+
+    def learn(self, told: Told) -> None:
+        """Remember a prompt that came through another router."""
+        thread, threads = told.thread, self.threads(told.key)
+        replaces = thread_of(
+            threads, thread.keys, thread.num_tokens, thread.parts, thread.space, thread.contract
+        )
+        if replaces is not None and _is_overtaken(thread, replaces):
+            self.num_computed[thread.candidate] += told.num_computed
+            return
+        self._remember(
+            told.key,
+            told.parent,
+            thread,
+            told.num_computed,
+            told.tenant,
+            told.routing,
+            replaces,
+        )
+
+    def _remember(
+        self,
+        key: int,
+        parent: int | None,
+        thread: Thread,
+        num_computed: int,
+        tenant: str | None,
+        routing: int | None,
+        replaces: Thread | None,
+    ) -> None:
+        self.num_computed[thread.candidate] += num_computed
+        thread.num_computed = self.num_computed[thread.candidate]
+        session = self._sessions.get(key)
         if session is None:
-            now = time.time()
-            session = Session(key=key, tenant=tenant, parent=parent, begun=now, last=now)
-            above = self._sessions.get(parent or 0)
-            if above is not None:
-                above.children[key] = None
-                if len(above.children) > MAX_TURNS:
-                    del above.children[next(iter(above.children))]
-        self._sessions[key] = session
+            session = self._begun(key, parent, tenant)
+        else:
+            self._sessions.move_to_end(key)
         session.home, session.has_ended = thread.candidate, False
         if routing is not None:
             session.routing[routing] = None
-        self._num_bytes -= session.num_bytes
-        session.threads = [each for each in session.threads if each is not replaces]
-        session.threads.append(thread)
-        del session.threads[:-_MAX_THREADS]
-        self._num_bytes += session.num_bytes
+            if len(session.routing) > _MAX_ROUTING:
+                del session.routing[next(iter(session.routing))]
+        if thread.keys or thread.parts is not None:  # else nothing can be compared with it
+            kept = [each for each in session.threads if each is not replaces][1 - _MAX_THREADS :]
+            grown = thread.num_bytes + sum([each.num_bytes for each in kept])
+            grown -= sum([each.num_bytes for each in session.threads])
+            session.threads = [*kept, thread]
+            self._grow(session, grown)
         self._keep_bounds()
+
+    def _begun(self, key: int, parent: int | None, tenant: str | None) -> Session:
+        now = time.time()
+        session = Session(key=key, tenant=tenant, parent=parent, begun=now, last=now)
+        above = self._sessions.get(parent or 0)
+        if above is not None:
+            above.children[key] = None
+            if len(above.children) > MAX_TURNS:
+                del above.children[next(iter(above.children))]
+        self._sessions[key] = session
+        return session
 
     def add(self, key: int, turn: Turn) -> None:
         """Add a turn to its session; ignored if that is not known any more."""
+        if self.learn_turn(key, turn) and self.on_added is not None:
+            self.on_added(key, turn)
+
+    def learn_turn(self, key: int, turn: Turn) -> bool:
+        """Add a turn of any router to its session; False: that is not known (any more)."""
         session = self._sessions.get(key)
         if session is None:
-            return
+            return False
         session.begun = min(session.begun, turn.at)
         session.last, session.model = turn.at + turn.total_ms / 1000, turn.model
         session.totals.add(turn)
-        session.packed.append(_encode(turn))
+        packed = encode_turn(turn)
+        session.packed.append(packed)
+        grown = len(packed) + _TURN_BYTES
+        if len(session.packed) > MAX_TURNS:
+            grown -= len(session.packed.popleft()) + _TURN_BYTES
+        self._grow(session, grown)
         self._of_request[turn.request_id] = key
         if len(self._of_request) > _MAX_REQUESTS:
             self._of_request.popitem(last=False)
+        return True
 
     def ended(self, key: int) -> Session | None:
-        """Note that a conversation is over: its prompts are forgotten, its totals stay."""
+        """Record that a conversation is over: its prompts are the first to go if room is short.
+
+        They stay until then, because agents resume sessions that they have ended.
+        """
         session = self._sessions.get(key)
         if session is not None:
             session.has_ended = True
-            self._drop_prompts(session)
         return session
 
     def compacted(self, key: int) -> Session | None:
-        """Find a conversation whose history is about to be replaced by a shorter one."""
-        return self._sessions.get(key)
+        """Record that a shorter history takes the place of a conversation's longest prompt."""
+        session = self._sessions.get(key)
+        if session is not None and session.threads:
+            max(session.threads, key=lambda thread: thread.num_tokens).is_compacted = True
+        return session
 
     def _drop_prompts(self, session: Session) -> None:
-        self._num_bytes -= session.num_bytes
+        self._grow(session, -sum([thread.num_bytes for thread in session.threads]))
         session.threads = []
+
+    def _grow(self, session: Session, num_bytes: int) -> None:
+        session.num_bytes += num_bytes
+        self._num_bytes += num_bytes
 
     def _keep_bounds(self) -> None:
         while len(self._sessions) > self._max_sessions:
             _, oldest = self._sessions.popitem(last=False)
-            self._drop_prompts(oldest)
+            self._num_bytes -= oldest.num_bytes
             self.num_forgotten += 1
         if self._num_bytes > self._max_bytes:
-            for session in self._sessions.values():
-                if session.threads:
-                    self._drop_prompts(session)
+            for session in sorted(self._sessions.values(), key=lambda each: not each.has_ended):
+                if session.num_bytes:
+                    session.threads = []
+                    session.packed.clear()
+                    self._grow(session, -session.num_bytes)
                     if self._num_bytes <= 0.9 * self._max_bytes:
                         break
 
 
-def num_shared(one: Sequence[BlockKey], other: Sequence[BlockKey]) -> int:
-    """Count the leading blocks that two chains share: a key stands for all before it, too."""
-    low, high = 0, min(len(one), len(other))
-    if high and one[high - 1] == other[high - 1]:
-        return high
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _thread_of(
-    threads: Sequence[Thread],
-    keys: Sequence[BlockKey],
-    num_tokens: int,
-    parts: Parts | None,
-    space: int,
-    contract: HashContract | None,
-) -> Thread | None:
-    """Find the thread that a prompt goes on: by its first message, else by most of its tokens.
-
-    A history that was replaced by a shorter one begins again, behind the same tools and system.
-    """
-    if parts is not None and parts.messages:
-        same = [
-            each
-            for each in threads
-            if each.parts and each.parts.messages and each.parts.messages[0] == parts.messages[0]
-        ]
-        if same:
-            return max(same, key=lambda each: _num_equal(each.parts, parts))
-    for thread in reversed(threads):
-        if thread.contract == contract and thread.space == space:
-            num_blocks = num_shared(keys, thread.keys)
-            if num_blocks and num_blocks >= _LEAST_SHARE * min(len(keys), len(thread.keys)):
-                return thread
-    if parts is None:
-        return None
-    for thread in reversed(threads):
-        before = thread.parts
-        if (
-            before is not None
-            and (before.tool_set, before.system) == (parts.tool_set, parts.system)
-            and before.has_answers
-            and num_tokens < thread.num_tokens
-        ):
-            return thread
-    return None
-
-
-def _num_equal(one: Parts | None, other: Parts) -> int:
-    """Count the leading messages that two requests have in common."""
-    if one is None:
-        return 0
-    pairs = zip(one.messages, other.messages, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _change_of(
-    thread: Thread, parts: Parts | None, num_common: int, size: int, num_tokens: int
-) -> Change | None:
-    """Find the first difference from a thread's last prompt; None: all of its blocks are there."""
-    if num_common >= len(thread.keys):
-        return None
-    part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
-    num_in_row = thread.num_in_row + 1 if thread.change == part else 1
-    return Change(
-        part=part, index=index, digest=digest, offset=num_common * size, num_in_row=num_in_row
-    )
-
-
-def _difference(
-    before: Parts | None, now: Parts | None, is_shorter: bool
-) -> tuple[Part, int | None, str]:
-    if before is None or now is None:
-        return "text", None, ""
-    if before.tools != now.tools:
-        part: Part = "tool_order" if before.tool_set == now.tool_set else "tools"
-        return part, None, f"{now.tools:016x}"
-    if before.system != now.system:
-        return "system", None, f"{now.system:016x}"
-    first = _num_equal(before, now)
-    if first >= len(before.messages):
-        return "template", None, ""
-    digest = f"{now.messages[first]:016x}" if first < len(now.messages) else ""
-    if is_shorter and len(now.messages) < len(before.messages):
-        return "compacted", first + now.num_system, digest
-    return "message", first + now.num_system, digest
-
-
-def _count(counts: dict[str, int], name: Cause | str, num: int) -> None:
-    counts[name] = counts.get(name, 0) + num
+def _is_overtaken(thread: Thread, newer: Thread) -> bool:
+    """Return whether the next turn was here before the note of this one."""
+    num_blocks, is_recent = len(thread.keys), newer.at_s > thread.at_s - _OVERTAKEN_S
+    is_part = 0 < num_blocks == num_shared(thread.keys, newer.keys)
+    return is_recent and is_part and num_blocks < len(newer.keys)

@@ -2,50 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from router.records.computed import Cause, Change, Computed, Part
+from msgspec import Struct
+
+from router.records.computed import Cause, Change, Computed, Move, Part
+from router.sessions.findings import LEAST_IN_ROW, Finding
 
 CAUSE_WORDS: Final[dict[Cause, str]] = {
     "new": "new in this turn",
     "changed": "the prompt changed",
-    "evicted": "evicted",
-    "moved": "sent to another replica",
+    "evicted": "the replica evicted them to make room for other prompts",
+    "moved": "the router sent the turn to another replica",
     "cleared": "the replica's cache was emptied",
-    "pool_lost": "the pool no longer has it",
-    "fetch_failed": "the read from the pool failed",
-    "salt_or_model": "another salt, model or adapter",
-    "last_block": "rest of a block",
-    "unknown": "unknown",
+    "pool_lost": "the shared pool no longer has them",
+    "fetch_failed": "the read from the shared pool failed",
+    "salt_or_model": "the turn has another model, adapter or cache_salt",
+    "last_block": "the rest of a block: engines share whole blocks only",
+    "unknown": "the router does not know what this session had before",
 }
 
 _ADVICE: Final[dict[Cause, str]] = {
-    "evicted": "Add replicas or KV cache, or fewer agents at a time.",
-    "moved": "The router expected this to be sooner than to wait there.",
-    "cleared": "A restart, a sleep or a reset empties the cache.",
-    "pool_lost": "The pool is too small for all conversations.",
+    "evicted": "Add replicas or KV cache, or run fewer agents at a time.",
+    "moved": "Nothing to do: the router expected the first token sooner there.",
+    "cleared": "Nothing to do: a restart, a sleep or a reset empties the cache.",
+    "pool_lost": "The pool is too small for all sessions: give it more memory.",
     "fetch_failed": "See the engine's log for errors of its KV connector.",
     "salt_or_model": "Keep cache_salt and model the same within a session.",
-    "unknown": "The router does not know what this session had: it began before the router did, "
-    "was forgotten, or its tokens are not known here.",
+    "unknown": "The session began before the router did, was silent for too long, or its tokens "
+    "are not known here (`warmroute check`).",
 }
+_LEFT: Final = "See `warmroute replicas list` for why the replica could not be used."
 
 _CHANGES: Final[dict[Part, tuple[str, str]]] = {
     "tools": ("the tools changed", "Send the same tools in every request of a session."),
-    "tool_order": ("the tools came in another order", "Sort the tools before sending them."),
+    "tool_order": (
+        "the same tools came in another order",
+        "Sort the tools by name before sending them.",
+    ),
     "system": (
         "the system prompt changed",
-        "Move what changes (a time, an id) to the last message.",
+        "Move what changes (a time, an id) into the last message.",
     ),
     "message": ("an earlier message changed", "Append to the history; do not edit it."),
-    "compacted": ("the history was compacted", "Expected: the shorter history is computed once."),
+    "compacted": (
+        "the history was compacted",
+        "Nothing to do: the shorter history is computed once.",
+    ),
     "template": (
-        "the chat template wrote earlier messages otherwise",
+        "the chat template writes earlier messages differently now",
         "Usual for reasoning models, whose templates drop earlier reasoning.",
     ),
     "text": ("the prompt changed", "Keep the beginning of prompts the same."),
 }
+
+
+class Reason(Struct, frozen=True, kw_only=True):
+    """Why tokens of several turns were computed.
+
+    part: Where the prompts changed, for the cause `changed`.
+    num_turns: That have it.
+    """
+
+    cause: Cause
+    part: Part | None
+    num_tokens: int
+    num_turns: int
+    text: str
+    advice: str
 
 
 def causes_in_words(computed: Computed) -> list[str]:
@@ -54,11 +79,58 @@ def causes_in_words(computed: Computed) -> list[str]:
     return [_line(cause, num, computed) for cause, num in causes if cause != "new"]
 
 
-def advice_for(cause: Cause, change: Change | None) -> str:
+def advice_for(cause: Cause, change: Change | None, move: Move | None = None) -> str:
     """Say what can be done; "": nothing."""
     if cause == "changed" and change is not None:
         return _CHANGES[change.part][1]
+    if cause == "moved" and move is not None and move.has_left:
+        return _LEFT
     return _ADVICE.get(cause, "")
+
+
+def advice_in_words(computed: Computed) -> list[str]:
+    """Say what can be done about the causes of a turn, each advice once."""
+    every = (advice_for(cause, computed.change, computed.move) for cause in computed.tokens)
+    return list(dict.fromkeys(filter(None, every)))
+
+
+def reasons(every: Iterable[Computed | None], findings: Iterable[Finding]) -> list[Reason]:
+    """Sum the causes of a session's turns, the largest first; `new` and `last_block` are left out.
+
+    Args:
+        every: What was computed in each turn.
+        findings: Of the session's tenant: they say what changes.
+    """
+    sums: dict[tuple[Cause, Part | None], tuple[int, int, Computed]] = {}
+    in_row: dict[Part, int] = {}
+    for computed in every:
+        if computed is None:
+            continue
+        if (change := computed.change) is not None:
+            in_row[change.part] = max(change.num_in_row, in_row.get(change.part, 0))
+        for cause, num in computed.tokens.items():
+            if cause not in ("new", "last_block"):
+                key = cause, change.part if change and cause == "changed" else None
+                num_tokens, num_turns, _ = sums.get(key, (0, 0, computed))
+                sums[key] = num_tokens + num, num_turns + 1, computed
+    signs = {found.part: found.what for found in findings}
+    said = []
+    for (cause, part), (num_tokens, num_turns, last) in sums.items():
+        what = CAUSE_WORDS[cause] if part is None else _CHANGES[part][0]
+        if part is not None and in_row.get(part, 0) >= LEAST_IN_ROW:
+            what = signs.get(part, what)
+        turns = "1 turn" if num_turns == 1 else f"{num_turns:,} turns"
+        said.append(
+            Reason(
+                cause=cause,
+                part=part,
+                num_tokens=num_tokens,
+                num_turns=num_turns,
+                text=f"{num_tokens:,} tokens in {turns}: {what}",
+                advice=advice_for(cause, last.change, last.move),
+            )
+        )
+    return sorted(said, key=lambda reason: -reason.num_tokens)
 
 
 def _line(cause: Cause, num_tokens: int, computed: Computed) -> str:
@@ -84,10 +156,10 @@ def _moved(computed: Computed) -> str:
     if move.has_left:
         return f"replica {move.origin}, which has them, could not be used"
     if move.ttft_here_ms is None or move.ttft_there_ms is None:
-        return f"moved away from replica {move.origin}"
+        return f"the router moved the session away from replica {move.origin}"
     return (
-        f"moved away from replica {move.origin}: first token expected after "
-        f"{move.ttft_here_ms:,.0f} ms here, {move.ttft_there_ms:,.0f} ms there"
+        f"the router moved the session away from replica {move.origin}: it expected the first "
+        f"token after {move.ttft_here_ms:,.0f} ms here, after {move.ttft_there_ms:,.0f} ms there"
     )
 
 
@@ -103,11 +175,9 @@ def _lost(computed: Computed) -> str:
 
 
 def _cleared(computed: Computed) -> str:
-    return (
-        f"the cache of replica {computed.loss.replica} was emptied"
-        if computed.loss
-        else (CAUSE_WORDS["cleared"])
-    )
+    if computed.loss is None:
+        return CAUSE_WORDS["cleared"]
+    return f"the cache of replica {computed.loss.replica} was emptied"
 
 
 _TELL: Final[dict[Cause, Callable[[Computed], str]]] = {

@@ -130,6 +130,18 @@ def test_answers_without_cached_tokens_are_a_warning() -> None:
     assert judged(replace(silent, num_answered=19)) == []
 
 
+def test_what_a_router_says_about_prompts_is_noted() -> None:
+    """The first few; a router that was not asked says nothing."""
+    quiet = HostSeen(num_answered=0, num_audited=0)
+    many = judged(replace(quiet, prompts=tuple(f"p{n}" for n in range(7))))
+    (well,) = judged(replace(quiet, prompts=()))
+
+    assert [f.text for f in many] == ["p0", "p1", "p2", "p3", "p4", "2 more: `warmroute why`"]
+    assert {f.level for f in many} == {"note"}
+    assert well.level == "ok"
+    assert judged(quiet) == []
+
+
 def test_unnamed_replicas_on_loopback_are_noted_if_routers_share() -> None:
     """Every machine has its own 127.0.0.1."""
     quiet = HostSeen(num_answered=0, num_audited=0)

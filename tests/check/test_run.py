@@ -12,12 +12,12 @@ import pytest
 from loadtest.emulator.options import TINY_MODEL
 from loadtest.emulator.pool import PoolMaster
 from router import config
-from router.check import check
+from router.check import Report, check
 from router.cluster.redis_store import RedisStore
 from router.messages import SCHEMA, ReplicaRecord
 from tests.check.running import PATIENCE_S, checked, finding, prompted, settings, wrong
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import Engines, chat, on_stage, words
+from tests.faults.stage import Engines, Stage, chat, on_stage, words
 from tests.ports import free_port
 from tests.redis_servers import Start
 
@@ -36,6 +36,31 @@ async def test_a_port_of_another_router_is_a_note() -> None:
     assert finding(known, "router", "admin port").text.endswith("is in use by another router")
     assert finding(known, "router", "audit").text == "1 predictions audited so far"
     assert finding(taken, "router", "listen port").level == "error"
+
+
+async def test_a_prompt_that_a_running_router_found_is_a_note() -> None:
+    """A system prompt with the time in it, which is another one in each turn."""
+
+    async def asked(stage: Stage) -> Report:
+        port = int(stage.admin_url.rpartition(":")[2])
+        return await checked(admin__port=port, admin__open=True)
+
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        history = [words(1)]
+        for minute in range(4):
+            body = chat(*history)
+            system = {"role": "system", "content": f"It is 12:0{minute}. {words(7)}"}
+            await stage.ask(body | {"messages": [system, *body["messages"]]})
+            history += ["yes", words(10 + minute)]
+            if minute == 0:
+                before = await asked(stage)
+        report = await asked(stage)
+
+    well, found = (finding(each, "router", "prompts") for each in (before, report))
+    assert well.level == "ok"
+    assert found.level == "note"
+    assert found.text.startswith("the system prompt contains a time of day and changes in every")
+    assert "warmroute why" in found.hint
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from msgspec import Struct
 from tests.compose.stacks import DOCKER
 
 DASHBOARD = DOCKER / "grafana" / "dashboards" / "warmroute.json"
-VARIABLES = {"$__rate_interval": "1m", "$router": ".*"}
+VARIABLES = {"$__range": "5m", "$__rate_interval": "1m", "$router": ".*"}
 
 
 class Asked(Struct, frozen=True, kw_only=True):

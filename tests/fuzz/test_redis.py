@@ -42,7 +42,11 @@ from router.messages import (
     pack_keys,
 )
 from router.metrics import Metrics
+from router.records.computed import Change, Computed, Loss, Move
 from router.replicas.registry import Registry
+from router.sessions.describe import session_fields, turn_fields
+from router.sessions.turns import Turn
+from router.turn_notes import Booked, Remembered, Run, SharedParts
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, stored
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import mangled, packed
@@ -54,6 +58,20 @@ KEYS = pack_keys([1, 2, 3])  # type: ignore[list-item]
 
 STATUS = StreamStatus("exact", "", CONTRACT, 100)
 BEGAN = Began(1, X, 100, 10, 0, True, KEYS, session_hash=5)
+TURN = Turn(
+    request_id="id",
+    at=1.0,
+    candidate=CandidateId(X),
+    model="m",
+    outcome="ok",
+    num_tokens=9,
+    computed=Computed(
+        tokens={"new": 9},
+        change=Change(part="system", offset=1),
+        move=Move(origin=X),
+        loss=Loss(replica=X, since_s=1.0, num_between_tokens=1),
+    ),
+)
 NOTES = Notes(
     "other",
     (
@@ -64,6 +82,23 @@ NOTES = Notes(
         PoolChanged(X, TierChange("pool", removed=KEYS)),
         Consumed((TenantUsage("t", 1, 2, None, 3),)),
         Ended(1, True),
+        Remembered(
+            conversation=5,
+            parent=6,
+            tenant="t",
+            routing=7,
+            stream_id=X,
+            space=8,
+            contract=CONTRACT,
+            keys=Run(0, 0, KEYS),
+            num_tokens=9,
+            num_computed=9,
+            num_pool_tokens=0,
+            parts=SharedParts(1, 2, 3, Run(0, 0, KEYS), 1, True),
+            change="system",
+            num_in_row=1,
+        ),
+        Booked(5, encode(TURN)),
     ),
 )
 LOAD = Load(2, (OpenLease(BEGAN, 0.5, True),))
@@ -118,6 +153,9 @@ def test_notes(some: list[bytes], load: bytes, session: bytes) -> None:
         with suppress(ValueError):
             node.peers.apply(decode_notes(packed_notes), 1.0)
         assert is_sane(node)
+    for session in node.ledger:
+        assert sum(session.totals.by_cause.values()) >= 0
+        msgspec.json.encode([session_fields(session), *map(turn_fields, session.turns)])
     node.peers.join({"other": load}, 1.0)
     with suppress(ValueError):
         node.peers.learn_sessions({5: decode_session(session)}, 1.0)

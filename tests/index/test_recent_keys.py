@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from time import monotonic
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,3 +26,31 @@ def test_the_last_keys_are_known_and_old_ones_forgotten(
 
 def test_nothing_is_recent_at_first() -> None:
     assert 1 not in RecentKeys()
+
+
+def test_keys_that_come_again_and_again_take_no_more_memory() -> None:
+    """A cache evicts the same few prompts in turn for weeks."""
+    recent = RecentKeys()
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            recent.add((1, 2, 3))
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert num_bytes < 10_000
+
+
+def test_the_time_of_a_key_is_that_of_its_last_call() -> None:
+    recent = RecentKeys()
+    before_s = monotonic()
+    recent.add((1, 2))
+    between_s = monotonic()
+    recent.add((2,))
+
+    first_s, second_s = recent.added_s(1), recent.added_s(2)
+    assert first_s is not None
+    assert second_s is not None
+    assert before_s <= first_s <= between_s <= second_s
+    assert recent.added_s(3) is None

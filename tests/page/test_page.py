@@ -60,7 +60,7 @@ async def test_it_answers_the_five_questions() -> None:
     assert "Who waits?\n✓ nobody" in tiles
     assert "What was recomputed?" in tiles
     assert "of compute" in tiles
-    assert "has a time of day in it" in findings
+    assert "contains a time of day" in findings
     assert "✓ exact" in replicas
     assert "had been computed before" in tokens
     assert status == "Live."

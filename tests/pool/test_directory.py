@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from time import monotonic
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,6 +108,29 @@ def test_the_oldest_blocks_are_dropped_at_the_bound() -> None:
     assert len(directory) <= 128
     assert 1 not in directory
     assert 130 in directory
+
+
+def test_it_remembers_what_it_has_lost() -> None:
+    """From the first block that it lost on; not what it never had, and not what it still has."""
+    directory = PoolDirectory()
+    directory.stored(chain(6))
+    directory.removed(keys(3, 4, 9))
+
+    assert directory.num_lost(chain(10)[2:], 0.0) == 4
+    assert directory.num_lost(chain(10), 0.0) == 0
+    assert directory.num_lost(chain(10)[6:], 0.0) == 0
+    assert directory.num_lost([], 0.0) == 0
+
+
+def test_what_was_lost_and_stored_again_counts_for_the_time_before() -> None:
+    directory = PoolDirectory()
+    directory.stored(chain(2))
+    before_s = monotonic()
+    directory.removed(chain(2))
+    directory.stored(chain(2))
+
+    assert directory.num_lost(chain(2), before_s) == 2
+    assert directory.num_lost(chain(2), monotonic() + 1.0) == 0
 
 
 def test_another_router_follows_the_journal() -> None:

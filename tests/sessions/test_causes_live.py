@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import pytest
+from aiohttp import web
+
+from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Engines, Stage, chat, holder, on_stage, streamed, words
 
 BLOCK = 16
@@ -76,6 +81,8 @@ async def test_a_clock_in_the_system_prompt_is_named() -> None:
     (finding,) = findings
     assert finding["hint"] == "time"
     assert "12:0" not in finding["text"]
+    assert "so far." in finding["text"]
+    assert "again each time. Move" in log
     assert log.count("a prompt changes near its beginning in every turn") == 2  # text and JSON
 
 
@@ -109,6 +116,7 @@ async def test_a_compacted_history_is_named() -> None:
 async def test_a_turn_that_had_to_move_is_named() -> None:
     """The replica that has the conversation drains."""
     async with Engines(2) as engines, on_stage(*engines) as stage:
+        await stage.settled(*engines)
         first = await stage.ask(answered(words(1)))
         await stage.settled(*engines)
         await stage.admin(f"/admin/replicas/{first.replica}/drain", {"draining": True})
@@ -142,13 +150,14 @@ async def test_an_eviction_is_named() -> None:
         await stage.ask(answered(words(2, 120)), headers={"X-Session-ID": f"other-{SECRET}"})
         await stage.settled(*engines)
         await stage.ask(answered(words(1), "yes", words(3, 10)))
+        await stage.settled(*engines)
         _, second = await turns(stage)
 
     assert causes(second)["evicted"] >= BLOCK
     loss = second["computed"]["loss"]
     assert loss["replica"] == "r1"
     assert loss["num_between_tokens"] > 300
-    assert loss["ago_s"] < loss["since_s"]
+    assert loss["ago_s"] <= loss["since_s"]
 
 
 async def test_another_salt_is_named() -> None:
@@ -197,6 +206,24 @@ async def test_a_client_without_session_ids_is_followed() -> None:
         sessions = (await stage.admin("/admin/sessions")).json()["sessions"]
 
     assert [each["turns"] for each in sessions] == [2]
+
+
+@pytest.mark.parametrize("number", [-5, 10**30])
+async def test_an_engine_that_reports_nonsense_is_not_booked_with_it(number: int) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        usage = {"prompt_tokens": number, "prompt_tokens_details": {"cached_tokens": number}}
+        reply = {"object": "chat.completion", "choices": [], "usage": usage}
+        return web.Response(body=json.dumps(reply), content_type="application/json")
+
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        reply = await stage.ask(chat(words(1)))
+        assert reply.status == 200
+        await stage.until(lambda: len(stage.router.ledger))
+        (turn,) = await turns(stage)
+
+        assert turn["num_tokens"] > 50
+        assert turn["num_cached"] is None
+        assert stage.metric("warmroute_prompt_tokens_total") == 0
 
 
 async def test_sessions_as_a_table() -> None:

@@ -1,0 +1,59 @@
+"""Figures that several commands write: durations, shares, tokens that were computed again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+_WELL: Final = ("cached", "new", "last_block")
+"""Tokens of these causes are as they should be."""
+
+
+def again(tokens: Mapping[str, int] | None) -> dict[str, int]:
+    """Select the tokens that were computed again, by cause, the largest first."""
+    found = [(cause, num) for cause, num in (tokens or {}).items() if num and cause not in _WELL]
+    return dict(sorted(found, key=lambda pair: -pair[1]))
+
+
+def listed(tokens: Mapping[str, int]) -> str:
+    """Write tokens by cause, as in `evicted 1,024, moved 64`."""
+    return ", ".join(f"{cause} {num:,}" for cause, num in tokens.items())
+
+
+def share(part: float, whole: float) -> str:
+    """Write a share in percent; "-": there is no whole."""
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+def bar(ratio: float | None, width: int = 10) -> str:
+    """Draw a ratio as a bar with its number; "-": it is not known."""
+    if ratio is None:
+        return "-"
+    full = round(min(1.0, max(0.0, ratio)) * width)
+    return f"{'█' * full}{'░' * (width - full)} {ratio:>4.0%}"
+
+
+def duration(ms: float | None) -> str:
+    """Write a duration; "-": it is not known."""
+    if ms is None:
+        return "-"
+    return f"{ms:,.0f} ms" if ms < 1000 else f"{ms / 1000:,.1f} s"
+
+
+def age(seconds: float) -> str:
+    """Write how long something has run, in its largest unit."""
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def clock(unix_s: float) -> str:
+    """Write a time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+
+
+def num(number: int, what: str) -> str:
+    """Write a number of things."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

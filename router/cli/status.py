@@ -1,0 +1,189 @@
+"""`warmroute status`: how a running router is, once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from router.cli.admin import Admin, admin_options, echo_json
+from router.cli.figures import again, age, bar, duration, listed, num, share
+from router.cli.terminal import drawing, drawn, grid, one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+State = dict[str, Any]
+
+_ON_PURPOSE: Final = ("draining", "asleep", "paused")
+_MAX_SAID: Final = 10
+_COLOURS: Final = {"up": "green", "exact": "green", "degraded": "yellow", "blind": "red"}
+
+
+@click.command()
+@admin_options
+def status(admin: Admin) -> None:
+    """Show how a running router is.
+
+    The replicas, whether their caches are known, the queue, which tokens were computed again and
+    why, and prompts to change.
+
+    Exit status: 0 all is well, 1 something is degraded (the last lines say what), 2 no router
+    answers.
+    """
+    try:
+        state = admin.ask("GET", "state")
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(2)
+    wrong = list(degraded(state))
+    if admin.as_json:
+        echo_json(state | {"degraded": wrong})
+    else:
+        click.echo(report(state, wrong).rstrip("\n"))
+    sys.exit(1 if wrong else 0)
+
+
+def degraded(state: State) -> Iterator[str]:
+    """Yield what does not work as it should, one line each."""
+    from router.index.candidate_stream import StreamReason  # late: `--help` should not wait for it
+
+    replicas = state["replicas"]
+    if not replicas["total"]:
+        yield "no replica is known"
+    for each in replicas["missing"]:
+        yield one_line(f"replica {each['name']} is not discovered: {each['reason']}")
+    for each in replicas["shown"]:
+        if each["state"] not in ("up", *_ON_PURPOSE):
+            yield one_line(f"replica {each['name']} is {each['state']}: {each['reason']}")
+        elif each["cache"] != "exact" and each["cache_reason"] != StreamReason.NO_EVENTS:
+            reason = each["cache_reason"] or "no reason is known"
+            yield one_line(f"the cache of {each['name']} is {each['cache']}: {reason}")
+    for pool in state["pools"]:
+        if not pool["up"]:
+            yield " ".join(f"the pool {pool['name']} cannot be reached".split())
+    sharing = state["sharing"]
+    if sharing is not None and sharing["state"] != "shared":
+        yield one_line(f"nothing is shared with other routers: {sharing['reason']}")
+
+
+def report(state: State, wrong: list[str]) -> str:
+    """Draw a state."""
+    console = drawing()
+    console.print(headline(state), markup=False, style="bold")
+    console.print()
+    console.print(replica_table(state, _MAX_SAID))
+    console.print()
+    for text in (queue_line(state), sessions_line(state)):
+        console.print(text, markup=False)
+    tokens, minutes = recent(state)
+    console.print(tokens_line(tokens, f"tokens of the last {num(minutes, 'minute')}"))
+    for found in state["findings"]:
+        console.print(f"! {found['text']}", markup=False, style="yellow")
+    console.print()
+    if not wrong:
+        console.print("all is well", style="green")
+    for text in wrong[:_MAX_SAID]:
+        console.print(f"✗ {text}", markup=False, style="red")
+    if len(wrong) > _MAX_SAID:
+        console.print(f"and {len(wrong) - _MAX_SAID:,} more", style="red")
+    return drawn(console)
+
+
+def headline(state: State) -> str:
+    """Say which router it is, and what it knows and does in a few numbers."""
+    about, replicas = state["router"], state["replicas"]
+    known = replicas["by_cache"].get("exact", 0)
+    num_up = replicas["by_state"].get("up", 0)
+    return (
+        f"warmroute {about['version']}, {about['policy']}, up {age(about['up_s'])}: "
+        f"{num_up:,} of {replicas['total']:,} replicas up, {known:,} caches known, "
+        f"{replicas['requests']:,} requests in flight, {state['queue']['waiting']:,} waiting"
+    )
+
+
+def replica_table(state: State, most: int) -> Table:
+    """Draw a row a replica; those in trouble are first where not all are shown."""
+    from rich.text import Text  # late, as in `drawing`
+
+    replicas = state["replicas"]
+    table = grid(
+        "replica", "state", "cache", "cache fill", right=("in flight", "queue", "sessions", "right")
+    )
+    table.columns[1].no_wrap = table.columns[2].no_wrap = False
+    for each in replicas["missing"][:most]:
+        reason = one_line(each["reason"])
+        table.add_row(each["name"], Text(f"not discovered: {reason}", "red"), *["-"] * 6)
+    for each in replicas["shown"][:most]:
+        state_of = each["state"] + (f": {one_line(each['reason'])}" if each["reason"] else "")
+        cache = each["cache"] + (
+            f": {one_line(each['cache_reason'])}" if each["cache_reason"] else ""
+        )
+        table.add_row(
+            each["name"],
+            Text(state_of, _COLOURS.get(each["state"], "yellow")),
+            Text(cache, _COLOURS.get(each["cache"], "")),
+            bar(each["cache_fill"]),
+            f"{each['requests']:,}",
+            duration(each["queue_ms"]),
+            f"{each['sessions']:,}",
+            f"{each['right'] / each['audited']:.1%}" if each["audited"] else "-",
+        )
+    left = replicas["total"] + replicas["num_missing"] - table.row_count
+    if left > 0:
+        table.add_row(f"… {left:,} more", *[""] * 7)
+    return table
+
+
+def queue_line(state: State) -> str:
+    """Say how many requests wait, and for what."""
+    queue = state["queue"]
+    if not queue["on"]:
+        return "queue: off"
+    if not queue["waiting"]:
+        return "queue: nothing waits"
+    causes = sorted(queue["for"].items(), key=lambda pair: -pair[1])
+    longest = max((each["waited_s"] for each in queue["shown"]), default=0.0)
+    whys = ", ".join(f"{n:,} for {why}" for why, n in causes)
+    return f"queue: {queue['waiting']:,} waiting, {whys}; the longest for {longest:,.1f} s"
+
+
+def sessions_line(state: State) -> str:
+    """Say which session cost most."""
+    sessions = state["sessions"]
+    text = f"sessions: {sessions['total']:,} known"
+    for most in sessions["shown"][:1]:
+        text += (
+            f"; {most['session']} cost most ({most['turns']:,} turns, "
+            f"{most['engine_s']:,.1f} engine seconds)"
+        )
+    return text
+
+
+def recent(state: State, most_s: float = 600.0) -> tuple[dict[str, int], int]:
+    """Sum tokens by cause over the last steps; return the sums, and how many minutes they are."""
+    tokens = state["tokens"]
+    steps = tokens["steps"][-max(1, round(most_s / tokens["step_s"])) :]
+    sums = [sum(column) for column in zip(*(step[1:] for step in steps), strict=True)]
+    named = dict(zip(tokens["columns"], sums or [0] * len(tokens["columns"]), strict=True))
+    return named, max(1, round(len(steps) * tokens["step_s"] / 60))
+
+
+def tokens_line(tokens: dict[str, int], what: str) -> Text:
+    """Say which part of the prompts was cached, new, and computed again, and why."""
+    from rich.text import Text  # late, as in `drawing`
+
+    total = sum(tokens.values())
+    if not total:
+        return Text(f"{what}: none")
+    num_new, causes = tokens["new"] + tokens["last_block"], again(tokens)
+    text = Text(
+        f"{what}: {total:,}, {share(tokens['cached'], total)} cached, {share(num_new, total)} new"
+    )
+    if causes:
+        part = share(sum(causes.values()), total)
+        text.append(f", {part} computed again: {listed(causes)}", "yellow")
+    return text

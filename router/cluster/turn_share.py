@@ -1,0 +1,192 @@
+"""Shares the sessions' ledger: each router publishes the prompts and the turns that it books.
+
+A note says of a prompt only what it adds to prompts that the other routers should have. Block keys
+stand for all blocks before them, so a receiver finds that part in any thread of the conversation. A
+receiver that does not have it keeps the totals, and no keys: the next turn's causes are `unknown`.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
+
+from policies.view import CandidateId
+from router.api.parts import Parts
+from router.cluster.candidate_names import CandidateNames
+from router.cluster.outbox import Outbox
+from router.cluster.peers import Peers
+from router.contracts import BlockKey
+from router.index.block_index import BlockIndex
+from router.messages import (
+    StreamId,
+    pack_keys,
+    unpack_words,
+)
+from router.sessions.ledger import Ledger, Told
+from router.sessions.threads import Thread, num_equal, num_shared
+from router.sessions.turns import Turn, decode_turn, encode_turn
+from router.turn_notes import MAX_TURN_BYTES, Booked, Remembered, Run, SharedParts
+
+_NOTE_BYTES = 200
+
+
+def share_turns(
+    ledger: Ledger, *, index: BlockIndex, names: CandidateNames, outbox: Outbox, peers: Peers
+) -> None:
+    """Connect the ledger of this router with those of others."""
+
+    def tell(told: Told) -> None:
+        stream_id = names.stream_id_of(told.thread.candidate)
+        if stream_id is not None:
+            note = _note_of(told, stream_id)
+            num_messages = len(note.parts.messages.added) if note.parts is not None else 0
+            outbox.tell_turn(note, _NOTE_BYTES + len(note.keys.added) + num_messages)
+
+    def tell_turn(key: int, turn: Turn) -> None:
+        packed = encode_turn(_renamed(turn, lambda name: names.stream_id_of(CandidateId(name))))
+        if len(packed) <= MAX_TURN_BYTES:
+            outbox.tell_turn(Booked(key, packed), _NOTE_BYTES + len(packed))
+
+    def candidate_of(stream_id: str) -> CandidateId | None:
+        return names.candidate_of(StreamId(stream_id))
+
+    def receive(note: Remembered | Booked) -> None:
+        if isinstance(note, Booked):
+            turn = decode_turn(note.turn)
+            ledger.learn_turn(note.conversation, _renamed(turn, candidate_of))
+            return
+        before = (*ledger.threads(note.conversation), *ledger.threads(note.parent))
+        candidate = candidate_of(note.stream_id) or CandidateId(note.stream_id)
+        ledger.learn(_told_by(note, before, candidate, index.num_emptied(candidate)))
+
+    ledger.on_remembered, ledger.on_added = tell, tell_turn
+    peers.on_turn = receive
+
+
+def _note_of(told: Told, stream_id: StreamId) -> Remembered:
+    thread, before = told.thread, told.before
+    alike = [each for each in before if each.contract == thread.contract]
+    num_common = max([num_shared(thread.keys, each.keys) for each in alike], default=0)
+    check = thread.keys[num_common - 1] if num_common else 0
+    return Remembered(
+        conversation=told.key,
+        parent=told.parent,
+        tenant=told.tenant,
+        routing=told.routing,
+        stream_id=stream_id,
+        space=thread.space,
+        contract=thread.contract,
+        keys=Run(num_common, check, pack_keys(thread.keys[num_common:])),
+        num_tokens=thread.num_tokens,
+        num_computed=told.num_computed,
+        num_pool_tokens=thread.num_pool_tokens,
+        parts=_shared_parts(thread.parts, before) if thread.parts is not None else None,
+        change=thread.change,
+        num_in_row=thread.num_in_row,
+    )
+
+
+def _shared_parts(parts: Parts, before: Sequence[Thread]) -> SharedParts:
+    num_common = max([num_equal(each.parts, parts) for each in before], default=0)
+    check, added = _digest(parts.messages[:num_common]), parts.messages[num_common:]
+    return SharedParts(
+        tools=parts.tools,
+        tool_set=parts.tool_set,
+        system=parts.system,
+        messages=Run(num_common, check, pack_keys(added)),
+        num_system=parts.num_system,
+        has_answers=parts.has_answers,
+    )
+
+
+def _told_by(
+    note: Remembered, before: Sequence[Thread], candidate: CandidateId, num_emptied: int
+) -> Told:
+    """Put a prompt together again.
+
+    Raises:
+        ValueError: the note is malformed.
+    """
+    alike = [each.keys for each in before if each.contract == note.contract]
+    keys = _whole(note.keys, alike, lambda keys: keys[-1])
+    thread = Thread(
+        space=note.space,
+        contract=note.contract,
+        keys=cast("Sequence[BlockKey]", keys) if keys is not None else (),
+        num_tokens=note.num_tokens,
+        parts=_parts_of(note.parts, before) if note.parts is not None else None,
+        candidate=candidate,
+        num_emptied=num_emptied,
+        at_s=time.monotonic(),
+        num_pool_tokens=note.num_pool_tokens,
+        change=note.change,
+        num_in_row=note.num_in_row,
+    )
+    return Told(
+        key=note.conversation,
+        parent=note.parent,
+        thread=thread,
+        num_computed=note.num_computed,
+        tenant=note.tenant,
+        routing=note.routing,
+    )
+
+
+def _parts_of(shared: SharedParts, before: Sequence[Thread]) -> Parts | None:
+    known = [each.parts.messages for each in before if each.parts is not None]
+    messages = _whole(shared.messages, known, _digest)
+    if messages is None:
+        return None
+    return Parts(
+        tools=shared.tools,
+        tool_set=shared.tool_set,
+        system=shared.system,
+        messages=messages,
+        num_system=shared.num_system,
+        has_answers=shared.has_answers,
+    )
+
+
+def _whole(
+    run: Run, known: Sequence[Sequence[int]], check: Callable[[Sequence[int]], int]
+) -> array[int] | None:
+    """Add a run to the list that it goes on; None: no known list begins so."""
+    added = unpack_words(run.added)
+    if not run.num_common:
+        return added
+    for words in known:
+        if len(words) >= run.num_common:
+            head = array("Q", words[: run.num_common])
+            if check(head) == run.check:
+                return head + added
+    return None
+
+
+def _digest(words: Sequence[int]) -> int:
+    return xxh3_64_intdigest(pack_keys(words))
+
+
+def _renamed(turn: Turn, rename: Callable[[str], str | None]) -> Turn:
+    """Write the names of candidates that a turn has otherwise; one that is not known stays."""
+
+    def named(name: CandidateId) -> CandidateId:
+        return CandidateId(rename(name) or name)
+
+    computed = turn.computed
+    if computed is not None and computed.move is not None:
+        move = replace(computed.move, origin=named(CandidateId(computed.move.origin)))
+        computed = replace(computed, move=move)
+    if computed is not None and computed.loss is not None:
+        loss = replace(computed.loss, replica=named(CandidateId(computed.loss.replica)))
+        computed = replace(computed, loss=loss)
+    return replace(
+        turn,
+        candidate=named(turn.candidate),
+        prefill_at=named(turn.prefill_at) if turn.prefill_at is not None else None,
+        computed=computed,
+    )

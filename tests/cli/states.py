@@ -1,0 +1,29 @@
+"""Made-up states of the admin port's feed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+COLUMNS = ["cached", "new", "moved", "last_block"]
+REPLICA = {
+    "name": "r1", "state": "up", "reason": "", "cache": "exact", "cache_reason": "",
+    "cache_fill": 0.5, "requests": 3, "queue_ms": 1500.0, "sessions": 2, "right": 9, "audited": 10,
+}  # fmt: skip
+
+
+def state(*replicas: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    """A state of the feed: all is well, but for what is given."""
+    return {
+        "kind": "state",
+        "router": {"version": "1", "policy": "kv_aware", "up_s": 7300},
+        "replicas": {
+            "total": len(replicas), "by_cache": {"exact": 1}, "by_state": {"up": 1}, "requests": 3,
+            "shown": list(replicas), "missing": [], "num_missing": 0,
+        },
+        "queue": {"on": True, "waiting": 0, "for": {}, "shown": []},
+        "tokens": {"columns": COLUMNS, "step_s": 10.0, "steps": []},
+        "sessions": {"total": 0, "shown": []},
+        "findings": [],
+        "pools": [],
+        "sharing": None,
+    } | sections  # fmt: skip

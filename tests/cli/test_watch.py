@@ -1,0 +1,266 @@
+"""`warmroute tail` and `top`: the feed of a running router, in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import Any
+
+import click
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+from rich.console import Console
+
+from router.api.sessions import engine_name, session_hash
+from router.cli import main
+from router.cli.admin import Admin, NoRouter, Refused
+from router.cli.top import Screen
+from router.cli.watch import _is_wanted, request_line, watched
+from tests.cli.states import REPLICA, state
+from tests.conftest import Serve
+from tests.faults.stage import SECRET, SESSION, Engines, Stage, chat, on_stage, streamed, words
+
+Line = dict[str, Any]
+
+LINE: Line = {
+    "kind": "decision", "request": "q1", "at": 0.0, "session": "0123456789abcdef", "tenant": None,
+    "replica": "r1#0", "tokens": 2000, "cached": 500, "reported": 1000, "outcome": "ok",
+    "causes": {"new": 400, "last_block": 8, "moved": 192, "evicted": 400}, "waited_ms": 1500.0,
+    "ttft_ms": 320.4,
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def watching(stage: Stage, *args: str, **streams: Any) -> AsyncIterator[Any]:
+    """Run a command as a process, and wait until it follows the feed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router.cli", *args, "--admin", stage.admin_url),
+        **({"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE} | streams),
+    )
+    try:
+        await stage.until(lambda: len(stage.router.feed) == 1)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+# -- tail ----------------------------------------------------------------------------------------
+
+
+async def test_tail_prints_a_line_a_request_until_ctrl_c() -> None:
+    """Plain where there is no terminal; only the requests that are asked for."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        async with watching(stage, "tail", "--session", SESSION) as process:
+            for other in (SESSION, "another"):
+                await stage.ask(streamed(chat(words(1))), headers={"X-Session-ID": other})
+            await stage.ask(streamed(chat(words(1), "yes", words(2))))
+            lines = [(await process.stdout.readline()).decode() for _ in range(2)]
+            process.send_signal(signal.SIGINT)
+            rest, said = await process.communicate()
+        await stage.until(lambda: len(stage.router.feed) == 0)
+
+    name = engine_name(session_hash(SESSION, ""))
+    assert all(f"  {name}  r1  " in line for line in lines)
+    assert "0% cached" in lines[0]
+    assert "\x1b" not in "".join(lines)
+    assert SECRET not in "".join(lines)
+    assert (process.returncode, rest, said) == (0, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({}, "0123456789abcdef  r1#0          2,000 tokens    50% cached  first token  320 ms"),
+        ({}, "queue   1.5 s  ok    evicted 400, moved 192"),
+        ({"reported": None}, "  ~25% cached"),
+        ({"ttft_ms": None}, "first token       -"),
+        ({"causes": None, "outcome": "client_gone"}, "client_gone"),
+        ({"session": None, "tenant": "ac\nme"}, "-                 r1#0"),
+        ({"tokens": 0, "reported": 0}, "   0% cached"),
+    ],
+)
+def test_a_request_is_one_line(line: Line, said: str) -> None:
+    """What is not known is not guessed: a predicted share is marked."""
+    text = click.unstyle(request_line(LINE | line))
+
+    assert said in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_wanted"),
+    [
+        ((None, None, None), True),
+        (("0123456789ABCDEF", None, None), True),
+        (("fedcba9876543210", None, None), False),
+        ((None, None, "r1"), True),
+        ((None, None, "r1#0"), True),
+        ((None, None, "r"), False),
+        ((None, "acme", None), False),
+    ],
+)
+def test_requests_are_selected(wanted: tuple[str | None, ...], is_wanted: bool) -> None:
+    """By the session's name here, by replica with or without rank, by tenant."""
+    assert _is_wanted(LINE, *wanted) == is_wanted
+
+
+def test_a_tenants_session_is_found_by_its_clients_id() -> None:
+    line = LINE | {"tenant": "acme", "session": engine_name(session_hash("mine", "acme\0"))}
+
+    assert _is_wanted(line, "mine", None, None)
+    assert _is_wanted(line, "mine", "acme", None)
+    assert not _is_wanted(line | {"tenant": "globex"}, "mine", None, None)
+
+
+# -- the feed ------------------------------------------------------------------------------------
+
+
+def _followed(url: str, most: int) -> list[Line]:
+    return list(islice(watched(Admin(url, None, False), "live"), most))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.cli.watch._PAUSES_S", (0.001,))
+
+
+async def test_a_router_that_goes_away_is_tried_again(serve: Serve) -> None:
+    """And it is said once: whether it ends the stream, breaks it, or fails for a while."""
+    calls = 0
+
+    async def feed(request: web.Request) -> web.StreamResponse:
+        nonlocal calls
+        calls += 1
+        if calls in (2, 3):
+            error = {"error": {"message": "busy"}}
+            return web.json_response(error, status=503)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(json.dumps({"kind": "state", "call": calls}).encode() + b"\n")
+        if calls == 4 and request.transport is not None:
+            await response.write(b'{"kind": "half')
+            request.transport.abort()
+        return response
+
+    lines = await asyncio.to_thread(_followed, await serve(feed), 7)
+
+    assert [line["kind"] for line in lines] == [
+        "state", "gone", "back", "state", "gone", "back", "state",
+    ]  # fmt: skip
+    assert [line["call"] for line in lines if line["kind"] == "state"] == [1, 4, 5]
+
+
+async def test_a_router_that_was_never_there_is_an_error(serve: Serve) -> None:
+    """So is one that does not let us in, at any time."""
+    with pytest.raises(NoRouter, match="is `warmroute serve` running"):
+        await asyncio.to_thread(_followed, "http://127.0.0.1:9", 1)
+    calls = 0
+
+    async def feed(request: web.Request) -> web.StreamResponse:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return web.Response(text='{"kind": "state"}\n')
+        return web.json_response({"error": {"message": "wrong token"}}, status=401)
+
+    with pytest.raises(Refused, match="wrong token"):
+        await asyncio.to_thread(_followed, await serve(feed), 9)
+
+
+async def test_another_server_is_an_error(serve: Serve) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="<html>")
+
+    with pytest.raises(NoRouter, match="not the admin port"):
+        await asyncio.to_thread(_followed, await serve(page), 1)
+
+
+# -- top -----------------------------------------------------------------------------------------
+
+
+def _drawn(screen: Screen, height: int = 40) -> str:
+    console = Console(width=150, height=height, highlight=False)
+    with console.capture() as capture:
+        console.print(screen.drawn(console))
+    return capture.get()
+
+
+async def test_top_shows_replicas_sessions_and_the_last_requests() -> None:
+    async with Engines(2) as engines, on_stage(*engines) as stage:
+        screen = Screen()
+        waiting = _drawn(screen)
+        await stage.ask(streamed(chat(words(1))))
+        changed = [
+            screen.take(LINE),
+            screen.take(LINE | {"outcome": "replica_failed"}),
+            screen.take((await stage.admin("/admin/state")).json()),
+        ]
+        text = _drawn(screen)
+        screen.take({"kind": "gone", "why": "refused"})
+        gone = _drawn(screen)
+
+    assert "waiting for the router" in waiting
+    assert changed == [False, False, True]  # drawn once a second
+    assert "2 of 2 replicas up" in text
+    assert "queue: nothing waits" in text
+    assert f"{engine_name(session_hash(SESSION, ''))}  r" in text
+    assert "evicted 400, moved 192" in text
+    assert text.index("replica_failed") < text.index("evicted 400")
+    assert gone.startswith("the router is gone, trying again: refused")
+    assert "2 of 2 replicas up" in gone  # what was known stays
+
+
+def test_a_small_screen_is_not_exceeded() -> None:
+    """Long lists end where the screen does."""
+    screen = Screen()
+    for number in range(100):
+        screen.take(LINE | {"request": str(number)})
+    given = state(*[REPLICA] * 50)
+    given["replicas"]["total"] = 1000
+    screen.take(given)
+
+    text = _drawn(screen, height=24)
+    assert len(text.splitlines()) <= 24
+    assert "more" in text
+
+
+def test_top_without_a_terminal_says_what_to_use() -> None:
+    result = CliRunner().invoke(main, ("top",))
+
+    assert result.exit_code == 2
+    assert "top needs a terminal; `warmroute status` shows it once" in result.stderr
+
+
+async def test_top_draws_on_a_terminal_until_ctrl_c() -> None:
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    seen = b""
+
+    def has_seen(text: bytes) -> bool:
+        nonlocal seen
+        try:
+            seen += os.read(ours, 1 << 16)
+        except (BlockingIOError, OSError):
+            pass
+        return text in seen
+
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        on_terminal = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+        async with watching(stage, "top", **on_terminal) as process:
+            await stage.until(lambda: has_seen(b"1 of 1 replicas up"))
+            process.send_signal(signal.SIGINT)
+            await stage.until(lambda: has_seen(b"\x1b[?1049l"))  # the usual screen is back
+            assert await process.wait() == 0
+    os.close(ours)
+    os.close(theirs)
+    assert b"Traceback" not in seen

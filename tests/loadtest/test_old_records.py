@@ -1,0 +1,86 @@
+"""Decision records of a router before it knew sessions and causes, and of one that does.
+
+`records/before-sessions.jsonl` was written at commit 8394ecb: two agents with three turns each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from loadtest.estimate.cli import estimate
+from loadtest.experiments import redecide
+from loadtest.experiments.cli import report
+from loadtest.experiments.records import load
+from router.records.computed import Change, Computed, Loss, Move
+from router.records.record import DecisionRecord
+
+BEFORE = Path(__file__).parent / "records" / "before-sessions.jsonl"
+
+CAUSES = Computed(
+    tokens={"changed": 500, "moved": 400, "evicted": 300, "new": 20},
+    num_before=1200,
+    change=Change(part="system", offset=0, digest="0123456789abcdef", num_in_row=3),
+    move=Move(origin="r1", ttft_here_ms=120.0, ttft_there_ms=900.0),
+    loss=Loss(replica="r1", since_s=12.5, num_between_tokens=90_000, ago_s=3.0),
+)
+
+
+@pytest.fixture(params=["before", "since", "both"])
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Six records of one kind, or six of each from another time."""
+    old = [
+        msgspec.json.decode(line, type=DecisionRecord) for line in BEFORE.read_bytes().splitlines()
+    ]
+    assert [record.computed for record in old] == [None] * 6
+    new = [
+        replace(
+            record,
+            request_id=f"{record.request_id}-2",
+            at=record.at + 60,
+            session="1cc2079c1ac1f2f3",
+            computed=CAUSES,
+        )
+        for record in old
+    ]
+    packed = [msgspec.json.encode(record) for record in new]
+    assert b'"computed":{"tokens":{"changed":500' in packed[0]
+    lines = {
+        "before": BEFORE.read_bytes().splitlines(),
+        "since": packed,
+        "both": [*BEFORE.read_bytes().splitlines(), *packed],
+    }[request.param]
+    path = tmp_path / "decisions.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+def num_lines(file: Path) -> int:
+    return len(file.read_bytes().splitlines())
+
+
+def test_a_report_reads_them(file: Path) -> None:
+    found = load([str(file)])
+    result = CliRunner().invoke(report, [str(file)])
+
+    assert (found.num_records, found.num_bad) == (num_lines(file), 0)
+    assert f"{num_lines(file)} records" in result.output
+    assert result.exit_code == 0, result.output
+
+
+def test_each_is_decided_as_it_was(file: Path) -> None:
+    found = redecide([file])
+
+    assert found.agrees
+    assert found.num_same == num_lines(file)
+
+
+def test_an_estimate_reads_them(file: Path) -> None:
+    result = CliRunner().invoke(estimate, [str(file), "--cache-tokens", "4000"])
+
+    assert result.exit_code == 0, result.output
+    assert f"{num_lines(file)} requests in 2 sessions" in result.output

@@ -1,0 +1,106 @@
+"""The sessions' ledger, called directly: what prompts are compared with, and what goes first."""
+
+from __future__ import annotations
+
+from array import array
+
+from policies.view import CandidateId
+from router.api.parts import Parts
+from router.contracts import BlockKey, HashContract
+from router.sessions.ledger import Ledger, Thread
+
+CONTRACT = HashContract(algorithm="sha256", block_size=16)
+
+
+def parts(*messages: int) -> Parts:
+    return Parts(tools=1, tool_set=1, system=1, messages=array("Q", messages), has_answers=True)
+
+
+def keys(number: int, length: int = 10) -> list[BlockKey]:
+    return [BlockKey(1_000 * number + each) for each in range(length)]
+
+
+def prompt(number: int, *messages: int) -> Thread:
+    """A prompt of 160 tokens that shares no block with another number's."""
+    return Thread(
+        space=0,
+        contract=CONTRACT,
+        keys=keys(number),
+        num_tokens=160,
+        parts=parts(*messages),
+        candidate=CandidateId("r1"),
+        epoch=1,
+        at_s=0.0,
+        num_computed=0,
+    )
+
+
+def change(ledger: Ledger, number: int, num_tokens: int, *messages: int) -> str | None:
+    """Return where a prompt of session 1 changes; None: it goes on nothing."""
+    found = ledger.match(
+        1,
+        None,
+        space=0,
+        keys=keys(number),
+        contract=CONTRACT,
+        num_tokens=num_tokens,
+        parts=parts(*messages),
+    )
+    return found.change.part if found.change is not None else None
+
+
+def test_ended_sessions_are_the_first_to_lose_their_prompts() -> None:
+    ledger = Ledger(max_bytes=250)
+    for key in (1, 2):
+        ledger.remember(key, None, prompt(key, key), num_computed=0)
+    ledger.ended(2)
+    ledger.remember(3, None, prompt(3, 3), num_computed=0)
+
+    known = {each.key: bool(each.threads) for each in ledger}
+    assert known == {1: True, 2: False, 3: True}
+
+
+def test_a_session_that_ended_and_goes_on_has_its_prompt() -> None:
+    """Agents resume sessions."""
+    ledger = Ledger()
+    ledger.remember(1, None, prompt(1, 7), num_computed=0)
+    ended = ledger.ended(1)
+
+    assert ended is not None
+    assert ended.has_ended
+    assert change(ledger, 1, 160, 7) is None
+    ledger.remember(1, None, prompt(1, 7), num_computed=0)
+    assert not ended.has_ended
+
+
+def test_the_next_prompt_after_a_compaction_is_named_so() -> None:
+    """However long it is, and whatever its first message; the one after that is as any other."""
+    ledger = Ledger()
+    ledger.remember(1, None, prompt(1, 7), num_computed=0)
+    assert change(ledger, 2, 200, 8, 9) is None
+
+    before = ledger.compacted(1)
+    assert change(ledger, 2, 200, 8, 9) == "compacted"
+    assert before is not None
+    ledger.remember(1, None, prompt(2, 8), num_computed=0, replaces=before.threads[0])
+    assert change(ledger, 3, 160, 8) != "compacted"
+
+
+def test_a_compaction_concerns_the_longest_prompt() -> None:
+    """A client's title generator has a prompt of its own."""
+    ledger = Ledger()
+    title = prompt(5, 5)
+    title.num_tokens = 20
+    ledger.remember(1, None, prompt(1, 7), num_computed=0)
+    ledger.remember(1, None, title)
+    ledger.compacted(1)
+
+    assert change(ledger, 6, 20, 5) == "template"
+    assert change(ledger, 2, 200, 7) == "compacted"
+
+
+def test_what_is_not_known_has_no_end() -> None:
+    ledger = Ledger()
+
+    assert ledger.ended(1) is None
+    assert ledger.compacted(1) is None

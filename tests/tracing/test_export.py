@@ -1,0 +1,163 @@
+"""A collector that is gone, slow or wrong costs spans, and no request anything."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from router import config
+from router.errors import ConfigError
+from router.metrics import Metrics
+from router.tracing import export
+from router.tracing.export import MAX_WAITING, Exporter, collector_at
+from router.tracing.spans import Span
+from router.tracing.trace import Trace
+from tests.faults.stage import Engines, chat, on_stage, words
+from tests.tracing.receiver import Receiver, receiving
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the thread look often."""
+    monkeypatch.setattr(export, "_EVERY_S", 0.02)
+    monkeypatch.setattr(export, "_SETTLED_S", 0.0)
+
+
+@pytest.fixture
+def collector() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+def ended() -> Trace:
+    return Trace(1, None, is_sampled=True, is_joined=False, method="POST")
+
+
+class Stuck:
+    """A collector that takes nothing until it may."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.num_taken = 0
+
+    def send(self, spans: Sequence[Span]) -> bool:
+        self.may.wait(60)
+        self.num_taken += len(spans)
+        return True
+
+    def close(self) -> None:
+        """It has nothing to end."""
+
+
+def test_what_does_not_fit_the_queue_is_dropped_and_counted() -> None:
+    stuck, metrics = Stuck(), Metrics()
+    exporter = Exporter(stuck, "http://127.0.0.1:1", metrics)
+    for _ in range(MAX_WAITING + 3):
+        exporter.put(ended())
+    exporter.start()
+    stuck.may.set()
+    exporter.close()
+
+    assert stuck.num_taken == MAX_WAITING
+    text = metrics.render().decode()
+    assert 'warmroute_spans_total{result="dropped"} 3.0' in text
+    assert f'warmroute_spans_total{{result="sent"}} {MAX_WAITING}.0' in text
+
+
+def test_a_collector_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "_LAST_S", 0.05)
+    stuck = Stuck()
+    exporter = Exporter(stuck, "http://127.0.0.1:1", Metrics())
+    exporter.put(ended())
+    exporter.start()
+    begun_s = time.monotonic()
+    exporter.close()
+
+    assert time.monotonic() - begun_s < 10
+    stuck.may.set()
+
+
+async def test_a_collector_that_is_gone_is_logged_once(collector: Receiver) -> None:
+    """And once more when it is back. Requests are answered all the time."""
+    collector.status = 400
+    async with Engines(1) as engines:
+        async with on_stage(*engines, tracing__endpoint=collector.url) as stage:
+            for number in range(3):
+                assert (await stage.ask(chat(words(number)))).status == 200
+                lost = 2.0 * (number + 1)
+                await stage.until(
+                    lambda lost=lost: stage.metric("warmroute_spans_total", result="failed") == lost
+                )
+            collector.status = 200
+            assert (await stage.ask(chat(words(9)))).status == 200
+            await stage.until(lambda: stage.metric("warmroute_spans_total", result="sent") == 2)
+            log = stage.log
+
+    assert log.count("spans lost") == 2  # as text and as JSON
+    assert log.count("spans are sent again") == 2
+    assert len(collector.spans) == 2
+
+
+async def test_a_collector_that_is_slow_delays_no_request(collector: Receiver) -> None:
+    collector.hangs.clear()
+    async with Engines(1) as engines:
+        async with on_stage(*engines, tracing__endpoint=collector.url) as stage:
+            for number in range(5):
+                assert (await stage.ask(chat(words(number)))).status == 200
+            assert stage.metric("warmroute_spans_total") == 0
+            collector.hangs.set()
+            await stage.until(lambda: stage.metric("warmroute_spans_total", result="sent") == 10)
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    """The collector is where the configuration says, and no other host."""
+    with receiving() as elsewhere, receiving() as collector:
+        collector.status, collector.location = 307, elsewhere.url
+        async with Engines(1) as engines:
+            async with on_stage(*engines, tracing__endpoint=collector.url) as stage:
+                await stage.ask(chat(words(1)))
+                await stage.until(
+                    lambda: stage.metric("warmroute_spans_total", result="failed") == 2
+                )
+
+        assert elsewhere.num_asked == 0
+
+
+async def test_the_standard_variables_say_the_rest(
+    collector: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20abc")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "router-a")
+    endpoint = collector.url.removesuffix("/v1/traces")
+    async with Engines(1) as engines, on_stage(*engines, tracing__endpoint=endpoint) as stage:
+        await stage.ask(chat(words(1)))
+
+    assert {span.service for span in collector.spans} == {"router-a"}
+    headers = {name.lower(): value for name, value in collector.headers[0].items()}
+    assert headers["authorization"] == "Bearer abc"
+    assert headers["content-encoding"] == "gzip"
+
+
+def test_without_the_extra_the_router_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.delitem(sys.modules, "router.tracing.otlp", raising=False)
+
+    with pytest.raises(ConfigError, match=r"pip install 'opentelemetry-exporter-otlp-proto-http"):
+        collector_at("http://127.0.0.1:4318")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["collector:4318", "ftp://a/", "http://", "http://a:b@c/v1/traces", "http://[::1"]
+)
+def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"tracing\.endpoint") as refused:
+        config.load(flags={("tracing", "endpoint"): endpoint})
+
+    assert refused.value.param == "tracing.endpoint"
