@@ -70,7 +70,7 @@ class Session(Struct, kw_only=True):
         return self.last_turns(MAX_TURNS)
 
     def last_turns(self, most: int) -> list[Turn]:
-        """List so many turns at most, the last ones, as `turns` does."""
+        """List so many turns at most, the last ones, oldest first."""
         packed = islice(self.packed, max(0, len(self.packed) - most), None)
         return sorted(map(decode_turn, packed), key=lambda turn: turn.at)
 
@@ -331,10 +331,6 @@ class Ledger:
         if session is not None and session.threads:
             max(session.threads, key=lambda thread: thread.num_tokens).is_compacted = True
         return session
-
-    def _drop_prompts(self, session: Session) -> None:
-        self._grow(session, -sum([thread.num_bytes for thread in session.threads]))
-        session.threads = []
 
     def _grow(self, session: Session, num_bytes: int) -> None:
         session.num_bytes += num_bytes
