@@ -22,7 +22,7 @@ from policies.view import CandidateId
 from router.contracts import MAX_BLOCK_SIZE, BlockKey, HashContract
 from router.decoding import decoder
 from router.roles import Role, Transfer
-from router.turn_notes import Booked, Remembered
+from router.turn_notes import Booked, Over, Remembered
 from router.wire import Count, Keys, Number, Seconds, Text
 
 MAX_RECORDS = 4_096
@@ -33,9 +33,6 @@ MAX_GROUPS = 256
 
 MAX_UNKNOWN = 256
 """Kinds of prompts whose extra keys are not understood: adapters, mostly."""
-
-MAX_DIGESTS = 256
-"""Models that a session has turns of; real ones have four at most."""
 
 SCHEMA = 2
 """Of everything in Redis. A router upgrades data of the schema before, and refuses any other."""
@@ -273,18 +270,6 @@ class Cleared(Struct, frozen=True, array_like=True, tag="cleared"):
     body: Digest
 
 
-class Over(Struct, frozen=True, array_like=True, tag="over"):
-    """An agent's session has ended, or a shorter history has taken the place of its own.
-
-    conversation: Its key in the ledger of sessions.
-    sessions: What routing knows it by, one digest a model.
-    """
-
-    conversation: Number
-    sessions: Annotated[tuple[Number, ...], Meta(max_length=MAX_DIGESTS)] = ()
-    is_compacted: bool = False
-
-
 class PoolChanged(Struct, frozen=True, array_like=True, tag="pool"):
     """The router learned what became of blocks in a shared pool."""
 
@@ -302,10 +287,10 @@ Note = (
     | Left
     | Lost
     | Cleared
-    | Over
     | PoolChanged
     | Remembered
     | Booked
+    | Over
 )
 
 

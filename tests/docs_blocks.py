@@ -72,6 +72,7 @@ VLLM_FLAGS = frozenset(
         "--kv-transfer-config",
         "--no-enable-prefix-caching",
         "--num-gpu-blocks-override",
+        "--otlp-traces-endpoint",
         "--port",
         "--tensor-parallel-size",
         "--disable-log-stats",

@@ -30,6 +30,7 @@ BENCHMARKS: Final = (
     "throughput",
     "streaming",
     "cpu",
+    "tracing",
     "decision",
     "ingest",
     "memory",
@@ -55,7 +56,7 @@ def main(
     """Measure the router against its budgets; all benchmarks, or those named.
 
     \b
-    context, overhead, throughput, streaming, cpu, stall: through a running router
+    context, overhead, throughput, streaming, cpu, tracing, stall: through a running router
     decision, ingest, memory: its parts
     redis: what routers share, on a Redis of its own
     """

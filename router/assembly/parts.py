@@ -294,7 +294,7 @@ class Parts:
             names=self.candidate_names,
             metrics=self.metrics,
         )
-        self.hooks.tell, self.peers.on_over = self.outbox.tell, self.hooks.receive
+        self.hooks.tell, self.peers.on_over = self.outbox.tell_turn, self.hooks.receive
         share_deaths(self.deaths, names=self.candidate_names, outbox=self.outbox, peers=self.peers)
         share_turns(
             self.ledger,

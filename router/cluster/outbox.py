@@ -37,7 +37,6 @@ from router.messages import (
     Lost,
     Note,
     OpenLease,
-    Over,
     SessionState,
     encode,
     pack_keys,
@@ -45,7 +44,7 @@ from router.messages import (
 from router.metrics import Metrics
 from router.replicas.conversations import Conversations
 from router.replicas.ledger import Lease
-from router.turn_notes import Booked, Remembered
+from router.turn_notes import SessionNote
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +86,9 @@ class Outbox:
         self._open: dict[int, _Own] = {}
         self._last = 0
         self._notes: list[Note] = []
-        self._told: deque[Lost | Cleared | Over] = deque(maxlen=max_notes)
+        self._told: deque[Lost | Cleared] = deque(maxlen=max_notes)
         self._num_bytes = 0
-        self._turns: deque[tuple[Remembered | Booked, int]] = deque()  # with their sizes
+        self._turns: deque[tuple[SessionNote, int]] = deque()  # with their sizes
         self._num_turn_bytes = 0
         self._max_turn_bytes = max_turn_bytes
         self._is_lost = False
@@ -150,12 +149,12 @@ class Outbox:
         if self._open.pop(lease.number, None) is not None:
             self._put(Ended(lease.number, computed))
 
-    def tell(self, note: Lost | Cleared | Over) -> None:
-        """Put a note of a lost request, or of a session that is over, into the outbox."""
+    def tell(self, note: Lost | Cleared) -> None:
+        """Put a note of a request that was lost into the outbox."""
         self._told.append(note)
         self.on_note(True)
 
-    def tell_turn(self, note: Remembered | Booked, num_bytes: int) -> None:
+    def tell_turn(self, note: SessionNote, num_bytes: int) -> None:
         """Put a note of a session into the outbox."""
         self._turns.append((note, num_bytes))
         self._num_turn_bytes += num_bytes
@@ -164,7 +163,7 @@ class Outbox:
             self._metrics.notes_dropped.inc()
         self.on_note(False)
 
-    def take_turns(self) -> tuple[Remembered | Booked, ...]:
+    def take_turns(self) -> tuple[SessionNote, ...]:
         """Take the notes of sessions, oldest first."""
         notes = tuple([note for note, _ in self._turns])
         self._turns.clear()

@@ -36,7 +36,6 @@ from router.messages import (
     Load,
     Lost,
     Notes,
-    Over,
     PoolChanged,
     Registered,
     SessionState,
@@ -47,7 +46,7 @@ from router.metrics import Metrics
 from router.replicas.conversations import Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
-from router.turn_notes import Booked, Remembered
+from router.turn_notes import Booked, Over, Remembered
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from policies.view import CandidateId
+from router.api.diagnostics import Comparison
 from router.api.sessions import engine_name
 from router.api.usage import Usage
 from router.contracts import BlockKey, HashContract
@@ -23,6 +24,7 @@ from router.request.plan import Placement
 from router.request.results import Prompt, Tries
 from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
+from router.sessions.compare import add_asked, compare
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger, Match
 from router.sessions.threads import Thread
@@ -87,7 +89,50 @@ class Bookkeeper:
             contract=contract,
             num_tokens=prompt.num_tokens,
             parts=whose.parts,
+            tenant=prompt.read.tenant.name if prompt.read.tenant is not None else None,
         )
+
+    def compare(self, prompt: Prompt, placement: Placement, before: Thread) -> Comparison:
+        """Compare a prompt with the last one of a thread."""
+        prompt = prompt.original or prompt
+        space, contract, keys = _named(prompt, placement, self._caches)
+        return compare(
+            before,
+            space=space,
+            model=prompt.read.model or "",
+            keys=keys,
+            contract=contract,
+            num_tokens=prompt.num_tokens,
+            parts=prompt.read.whose.parts,
+        )
+
+    def foresee(self, prompt: Prompt, placement: Placement, num_cached: int) -> Computed | None:
+        """Tell the causes of a request that is not booked yet. None: it is of no session."""
+        has_failed_read, prompt = prompt.skips_pool, prompt.original or prompt
+        if prompt.read.whose.conversation is None or prompt.read.num_prompts > 1:
+            return None
+        named = _named(prompt, placement, self._caches)
+        match = self._match(prompt, named)
+        turn = Turn(
+            request_id=prompt.read.request_id,
+            at=0.0,
+            candidate=placement.lease.candidate,
+            model="",
+            outcome="",
+            num_tokens=prompt.num_tokens,
+            num_cached=num_cached,
+        )
+        entry = Entry(
+            prompt=prompt,
+            placement=placement,
+            match=match,
+            thread=self._thread(prompt, placement, match, named, time.monotonic()),
+            turn=turn,
+            has_causes=True,
+            is_open=False,
+            has_failed_read=has_failed_read,
+        )
+        return self._computed(entry)
 
     def begin(
         self,
@@ -151,7 +196,7 @@ class Bookkeeper:
         candidate = placement.lease.candidate
         pool, change = placement.plan.pool, match.change
         space, contract, keys = named
-        return Thread(
+        thread = Thread(
             space=space,
             contract=contract,
             keys=keys,
@@ -163,7 +208,11 @@ class Bookkeeper:
             num_pool_tokens=pool.num_tokens if pool is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
+            model=prompt.read.model or "",
         )
+        if prompt.read.question is not None or prompt.read.is_kept:  # may be asked about
+            add_asked(thread, match, prompt.read.request_id)
+        return thread
 
     def _computed(self, entry: Entry) -> Computed:
         prompt, placement, match = entry.prompt, entry.placement, entry.match
@@ -195,12 +244,13 @@ class Bookkeeper:
             known, loss = self._with_fate(prompt, placement, known, source, size)
         if thread is not None and thread.candidate != candidate:
             move = _move(placement, thread.candidate)
+        tokens = causes_of(known)
         return Computed(
-            tokens=causes_of(known),
+            tokens=tokens,
             num_before=match.num_common,
             change=match.change,
             move=move,
-            loss=loss,
+            loss=loss if known.fate in tokens else None,
         )
 
     def _with_fate(
@@ -211,7 +261,6 @@ class Bookkeeper:
         views = {view.id: view for view in placement.plan.snapshot.replicas}
         is_cleared = source.num_emptied != index.num_emptied(home)
         moved_until = 0
-        fate: Fate = "unknown"
         if home != placement.lease.candidate and not is_cleared:
             moved_until = views[home].num_own_tokens if home in views else known.num_common
         known = self._with_pool(placement, known, source)
@@ -219,21 +268,24 @@ class Bookkeeper:
         contract = source.contract
         keys = prompt.keys(contract) if contract is not None else ()
         key = keys[lost_at] if lost_at < len(keys) else None
-        if key is not None and index.was_evicted(home, key):
-            fate = "evicted"  # of this epoch: it had them after it was emptied, or never was
+        evicted_s = index.evicted_s(home, key) if key is not None else None
+        if evicted_s is not None and evicted_s < source.at_s:
+            evicted_s = None  # it was computed again since
+        fate: Fate = "unknown"
+        if evicted_s is not None:
+            fate = "evicted"  # first: it had them after it was emptied, or never was
         elif is_cleared:
             fate = "cleared"
         elif home in views and views[home].num_own_tokens <= lost_at * size:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None
         if fate != "unknown":
-            placed_s = placement.placed_s  # the request's own blocks may evict some, too
-            evicted_s = index.evicted_s(home, key) if key is not None else None
+            at_s = placement.placed_s
             loss = Loss(
                 replica=home,
-                since_s=round(placed_s - source.at_s, 3),
+                since_s=round(at_s - source.at_s, 3),
                 num_between_tokens=self.ledger.num_computed[home] - source.num_computed,
-                ago_s=None if evicted_s is None else round(max(0.0, placed_s - evicted_s), 3),
+                ago_s=None if evicted_s is None else round(max(0.0, at_s - evicted_s), 3),
             )
         return replace(known, moved_until=moved_until, fate=fate), loss
 

@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from router.api.sessions import engine_name, session_hash
-from router.messages import MAX_DIGESTS, Over
 from router.replicas.fleet import Fleet
 from router.sessions.ledger import Ledger, Session
+from router.turn_notes import MAX_DIGESTS, Over
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 100  # tenants that are looked through in one turn of the loop
+_NOTE_BYTES: Final = 40
 
 
-def _ignore(_: Over) -> None:
+def _ignore(*_: object) -> None:
     """Tell no other router: there is none."""
 
 
@@ -30,8 +31,8 @@ class Hooks:
     """Puts hooks into effect, here and at other routers."""
 
     def __init__(self, ledger: Ledger, fleet: Fleet) -> None:
-        self.tell: Callable[[Over], None] = _ignore
-        """Called with what other routers should know."""
+        self.tell: Callable[[Over, int], None] = _ignore
+        """Called with what other routers should know, and its size in bytes."""
         self._ledger = ledger
         self._fleet = fleet
 
@@ -58,7 +59,7 @@ class Hooks:
             )
             if self.receive(note):
                 is_known = True
-                self.tell(note)
+                self.tell(note, _NOTE_BYTES + 9 * len(note.sessions))
         return is_known
 
     def receive(self, note: Over) -> bool:

@@ -193,9 +193,10 @@ def _clients(trace: Trace) -> Iterator[Span]:
 
 def _answered(trace: Trace, record: DecisionRecord) -> Attempt | None:
     """Return the try whose answer the client has. None: there is none."""
-    if record.tries and record.tries[-1].failure is None:
-        return trace.attempts[-1]
-    return None
+    last = record.tries[-1] if record.tries else None
+    if last is None or last.failure is not None:
+        return None
+    return next((a for a in reversed(trace.attempts) if a.candidate == last.candidate), None)
 
 
 def _of_answer(trace: Trace, record: DecisionRecord, attempt: Attempt) -> dict[str, Any]:
