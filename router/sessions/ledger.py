@@ -219,7 +219,7 @@ class Ledger:
         parent: int | None,
         thread: Thread,
         *,
-        num_computed: int,
+        num_computed: int = 0,
         tenant: str | None = None,
         routing: int | None = None,
         replaces: Thread | None = None,
@@ -367,13 +367,21 @@ class Ledger:
             self._num_bytes -= oldest.num_bytes
             self.num_forgotten += 1
         if self._num_bytes > self._max_bytes:
-            for session in sorted(self._sessions.values(), key=lambda each: not each.has_ended):
-                if session.num_bytes:
-                    session.threads = []
-                    session.packed.clear()
-                    self._grow(session, -session.num_bytes)
-                    if self._num_bytes <= 0.9 * self._max_bytes:
-                        break
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop prompts of sessions that ended, then of those silent for longest; O(sessions)."""
+        for session in [each for each in self._sessions.values() if each.has_ended]:
+            if self._num_bytes <= 0.9 * self._max_bytes:
+                return
+            self._grow(session, -sum([thread.num_bytes for thread in session.threads]))
+            session.threads = []
+        for session in self._sessions.values():
+            if self._num_bytes <= 0.9 * self._max_bytes:
+                return
+            session.threads = []
+            session.packed.clear()
+            self._grow(session, -session.num_bytes)
 
 
 def _is_overtaken(thread: Thread, newer: Thread) -> bool:
