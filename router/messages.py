@@ -22,7 +22,7 @@ from policies.view import CandidateId
 from router.contracts import MAX_BLOCK_SIZE, BlockKey, HashContract
 from router.decoding import decoder
 from router.roles import Role, Transfer
-from router.turn_notes import Booked, Remembered
+from router.turn_notes import Booked, Over, Remembered
 from router.wire import Count, Keys, Number, Seconds, Text
 
 MAX_RECORDS = 4_096
@@ -290,6 +290,7 @@ Note = (
     | PoolChanged
     | Remembered
     | Booked
+    | Over
 )
 
 

@@ -16,6 +16,9 @@ from router.wire import Count, Keys, Number, Text
 
 MAX_TURN_BYTES = 16 * 1024
 
+MAX_DIGESTS = 256
+"""Models that a session has turns of; real ones have four at most."""
+
 _Hash = Annotated[int, Meta(ge=0)]  # msgpack has none over 64 bits
 
 
@@ -60,8 +63,23 @@ class Remembered(Struct, frozen=True, array_like=True, tag="prompt"):
     num_in_row: Count
 
 
+class Over(Struct, frozen=True, array_like=True, tag="over"):
+    """An agent's session has ended, or a shorter history has taken the place of its own.
+
+    conversation: Its key in the ledger of sessions.
+    sessions: What routing knows it by, one digest a model.
+    """
+
+    conversation: Number
+    sessions: Annotated[tuple[Number, ...], Meta(max_length=MAX_DIGESTS)] = ()
+    is_compacted: bool = False
+
+
 class Booked(Struct, frozen=True, array_like=True, tag="turn"):
     """A turn of a conversation was booked; packed, with stream ids in place of candidates."""
 
     conversation: Number
     turn: Annotated[bytes, Meta(max_length=MAX_TURN_BYTES)]
+
+
+SessionNote = Remembered | Booked | Over

@@ -24,11 +24,11 @@ def build_live_state(router: Router) -> LiveState:
     sessions = SessionRows(router.ledger, router.findings)
     room, config = router.story.steps.queue, router.config
     is_on = config.queue.is_on(config.policy.name)
-    begun_s = time.monotonic()
+    begun_s, release = time.monotonic(), version("warmroute")
 
     def about() -> dict[str, Any]:
         return {
-            "version": version("warmroute"),
+            "version": release,
             "policy": config.policy.name,
             "up_s": round(time.monotonic() - begun_s),
             "listeners": len(router.feed),

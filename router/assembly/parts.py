@@ -56,6 +56,7 @@ from router.replicas.engine_key import EngineKey
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Entry, Registry
 from router.replicas.response_owners import ResponseOwners
+from router.request.hooks import Hooks
 from router.request.verify import PoolVerifier
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger
@@ -121,6 +122,7 @@ class Parts:
             order=[entry.name for entry in self.registry.entries], conversations=self.sessions
         )
         self.ledger, self.findings = Ledger(), Findings()
+        self.hooks = Hooks(self.ledger, self.fleet)
         self.deaths = Deaths()
         self.fleet.on_down, self.fleet.on_restart = self.deaths.went_down, self.deaths.restarted
         self.caches = CacheView(BlockIndex())
@@ -292,6 +294,7 @@ class Parts:
             names=self.candidate_names,
             metrics=self.metrics,
         )
+        self.hooks.tell, self.peers.on_over = self.outbox.tell_turn, self.hooks.receive
         share_deaths(self.deaths, names=self.candidate_names, outbox=self.outbox, peers=self.peers)
         share_turns(
             self.ledger,

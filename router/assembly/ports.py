@@ -23,7 +23,9 @@ from router.http.app import DataApp
 from router.http.connection import Handler
 from router.http.control import Control
 from router.http.guard import Guard
+from router.http.hook_pages import HookPages
 from router.http.intake import Intake
+from router.http.live_page import LivePage
 from router.http.live_pages import LivePages
 from router.http.pages import Pages
 from router.http.server import Listener
@@ -111,7 +113,7 @@ def _data_app(router: Router) -> DataApp:
 def _admin_app(router: Router) -> AdminApp:
     config = router.config
     control = Control(router.engine_api, router.registry, router.served_models, router.sleepers)
-    token = read_secret(config.admin.token_file, "admin.token_file")
+    guard = Guard(read_secret(config.admin.token_file, "admin.token_file"), config.admin.hosts)
     return AdminApp(
         [
             ReplicaPages(router.watches, router.status),
@@ -120,8 +122,10 @@ def _admin_app(router: Router) -> AdminApp:
             ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
             SessionPages(router.ledger, router.findings, router.tenants),
             LivePages(router.feed, build_live_state(router)),
+            HookPages(router.hooks, router.tenants, router.metrics),
+            LivePage(needs_token=guard.needs_token),
             RouterPages(router.metrics, router.deaths, lambda: router.config),
         ],
-        guard=Guard(token, config.admin.hosts),
+        guard=guard,
         body_bytes=config.limits.body_bytes,
     )

@@ -44,7 +44,7 @@ from router.messages import (
 from router.metrics import Metrics
 from router.replicas.conversations import Conversations
 from router.replicas.ledger import Lease
-from router.turn_notes import Booked, Remembered
+from router.turn_notes import SessionNote
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Outbox:
         self._notes: list[Note] = []
         self._told: deque[Lost | Cleared] = deque(maxlen=max_notes)
         self._num_bytes = 0
-        self._turns: deque[tuple[Remembered | Booked, int]] = deque()  # with their sizes
+        self._turns: deque[tuple[SessionNote, int]] = deque()  # with their sizes
         self._num_turn_bytes = 0
         self._max_turn_bytes = max_turn_bytes
         self._is_lost = False
@@ -154,7 +154,7 @@ class Outbox:
         self._told.append(note)
         self.on_note(True)
 
-    def tell_turn(self, note: Remembered | Booked, num_bytes: int) -> None:
+    def tell_turn(self, note: SessionNote, num_bytes: int) -> None:
         """Put a note of a session into the outbox."""
         self._turns.append((note, num_bytes))
         self._num_turn_bytes += num_bytes
@@ -163,7 +163,7 @@ class Outbox:
             self._metrics.notes_dropped.inc()
         self.on_note(False)
 
-    def take_turns(self) -> tuple[Remembered | Booked, ...]:
+    def take_turns(self) -> tuple[SessionNote, ...]:
         """Take the notes of sessions, oldest first."""
         notes = tuple([note for note, _ in self._turns])
         self._turns.clear()

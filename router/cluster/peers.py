@@ -3,6 +3,7 @@
     began      a lease begins           our ledger, our claims, our sessions
     answered   its first token came     our queue, our cost model
     ended      it is given back         all of it
+    over       an agent's hook          our sessions
     alive      a heartbeat              ends what was lost on the way
     left       it has ended             ends what it had left open
 
@@ -45,7 +46,7 @@ from router.metrics import Metrics
 from router.replicas.conversations import Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
-from router.turn_notes import Booked, Remembered
+from router.turn_notes import Booked, Over, Remembered
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,8 @@ class Peers:
         """Called with what another router says of requests that were lost, and now."""
         self.on_turn: Callable[[Remembered | Booked], None] = _ignore
         """Called with what another router says of sessions."""
+        self.on_over: Callable[[Over], object] = _ignore
+        """Called with what another router says of an agent's session."""
         self.on_found: Callable[[float], None] = _ignore
         """Called when another router was found, with now."""
         self._fleet = fleet
@@ -139,6 +142,8 @@ class Peers:
                     self.on_lost(note, now_s)
                 case Remembered() | Booked():
                     self._turn(note)
+                case Over():
+                    self.on_over(note)
                 case Consumed() | PoolChanged() | Registered() | Left():
                     pass  # for others: see router.cluster.loops
 

@@ -27,8 +27,9 @@ from router.messages import (
     pack_keys,
     unpack_words,
 )
-from router.sessions.ledger import Ledger, Told, Turn, decode_turn, encode_turn
+from router.sessions.ledger import Ledger, Told
 from router.sessions.threads import Thread, num_equal, num_shared
+from router.sessions.turns import Turn, decode_turn, encode_turn
 from router.turn_notes import MAX_TURN_BYTES, Booked, Remembered, Run, SharedParts
 
 _NOTE_BYTES = 200
@@ -61,7 +62,7 @@ def share_turns(
             return
         before = (*ledger.threads(note.conversation), *ledger.threads(note.parent))
         candidate = candidate_of(note.stream_id) or CandidateId(note.stream_id)
-        ledger.learn(_told_by(note, before, candidate, index.epoch(candidate)))
+        ledger.learn(_told_by(note, before, candidate, index.num_emptied(candidate)))
 
     ledger.on_remembered, ledger.on_added = tell, tell_turn
     peers.on_turn = receive
@@ -104,7 +105,7 @@ def _shared_parts(parts: Parts, before: Sequence[Thread]) -> SharedParts:
 
 
 def _told_by(
-    note: Remembered, before: Sequence[Thread], candidate: CandidateId, epoch: int
+    note: Remembered, before: Sequence[Thread], candidate: CandidateId, num_emptied: int
 ) -> Told:
     """Put a prompt together again.
 
@@ -120,7 +121,7 @@ def _told_by(
         num_tokens=note.num_tokens,
         parts=_parts_of(note.parts, before) if note.parts is not None else None,
         candidate=candidate,
-        epoch=epoch,
+        num_emptied=num_emptied,
         at_s=time.monotonic(),
         num_pool_tokens=note.num_pool_tokens,
         change=note.change,

@@ -35,19 +35,18 @@ class Guard:
         self._token_digest = _digest(token) if token is not None else None
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
 
+    @property
+    def needs_token(self) -> bool:
+        """Whether the port asks for a token."""
+        return self._token_digest is not None
+
     def check(self, request: web.Request) -> None:
         """Let a request through.
 
         Raises:
             AdminRefused: it is not an operator's; the message says what is missing.
         """
-        host = _host_of(request.headers.get("Host", ""))
-        if host not in self._hosts and address_of(host) is None:
-            raise AdminRefused(
-                403, f"Host {host!r} is not a name of this port; see admin.hosts", "Host"
-            )
-        if is_of_another_page(request):
-            raise AdminRefused(403, "requests from other web pages are refused", "Origin")
+        self.check_sender(request)
         if self._token_digest is not None:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
             is_right = hmac.compare_digest(_digest(given.strip()), self._token_digest)
@@ -56,6 +55,20 @@ class Guard:
         if request.method == "POST" or request.body_exists:
             if request.content_type != "application/json":
                 raise AdminRefused(415, "send Content-Type: application/json", "Content-Type")
+
+    def check_sender(self, request: web.Request) -> None:
+        """Let a request through that is not from another web page, with a token or without.
+
+        Raises:
+            AdminRefused: it is, or it calls the port by a name that is not its own.
+        """
+        host = _host_of(request.headers.get("Host", ""))
+        if host not in self._hosts and address_of(host) is None:
+            raise AdminRefused(
+                403, f"Host {host!r} is not a name of this port; see admin.hosts", "Host"
+            )
+        if is_of_another_page(request):
+            raise AdminRefused(403, "requests from other web pages are refused", "Origin")
 
 
 def is_of_another_page(request: web.BaseRequest) -> bool:

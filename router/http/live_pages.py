@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -45,7 +45,7 @@ class LivePages:
 
     async def _one_state(self, _: web.Request) -> web.Response:
         return web.Response(
-            body=self._state.line(time.monotonic()),
+            body=await self._state.line(time.monotonic()),
             content_type="application/json",
             headers={"Cache-Control": "no-store"},
         )
@@ -58,9 +58,9 @@ class LivePages:
             await response.prepare(request)
             ticks = _Ticks(self._state, listener, per_s)
             while True:
-                lines = b"".join(ticks.lines(time.monotonic()))
+                lines = await ticks.lines(time.monotonic())
                 if lines:
-                    await response.write(lines)
+                    await response.write(b"\n".join([*lines, b""]))
                 await asyncio.sleep(TICK_S)
 
 
@@ -74,15 +74,16 @@ class _Ticks:
         self._state_due_s = 0.0
         self._num_lost = 0
 
-    def lines(self, now_s: float) -> Iterator[bytes]:
-        for record in self._listener.take(self._per_tick):
-            yield msgspec.json.encode(decision_line(record)) + b"\n"
+    async def lines(self, now_s: float) -> list[bytes]:
+        records = self._listener.take(self._per_tick)
+        lines = [msgspec.json.encode(decision_line(record)) for record in records]
         if self._listener.num_lost != self._num_lost:
             self._num_lost = self._listener.num_lost
-            yield msgspec.json.encode({"kind": "lost", "decisions": self._num_lost}) + b"\n"
+            lines.append(msgspec.json.encode({"kind": "lost", "decisions": self._num_lost}))
         if now_s >= self._state_due_s:
             self._state_due_s = now_s + STATE_S
-            yield self._state.line(now_s) + b"\n"
+            lines.append(await self._state.line(now_s))
+        return lines
 
 
 def _per_s(query: Mapping[str, str]) -> int:

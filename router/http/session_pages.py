@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,7 @@ from router.sessions.words import reasons
 from router.tenants import Tenants
 
 _MAX_LIMIT: Final = 20_000
+_SLICE: Final = 100
 _ORDERS: Final[dict[str, Callable[[Session], float]]] = {
     "recent": lambda session: session.last,
     "cost": lambda session: session.totals.engine_s,
@@ -53,18 +55,31 @@ class SessionPages:
         limit = _number(query, "limit", 100)
         kind = _named(query, "format", "json", ("json", "csv"))
         wanted = query.get("tenant")
-        sessions = [each for each in self._ledger if wanted is None or each.tenant == wanted]
-        sessions.sort(key=_ORDERS[order], reverse=True)
-        shown = [session_fields(each) for each in sessions[:limit]]
+        chosen, total = await self._chosen(wanted, _ORDERS[order], limit)
         if kind == "csv":
-            return web.Response(text=_table(shown), content_type="text/csv")
+            lines = [_row(session_fields(each)) async for each in _in_slices(chosen)]
+            return web.Response(text=_HEADER + "".join(lines), content_type="text/csv")
+        rows = [_encode(session_fields(each)) async for each in _in_slices(chosen)]
         return _json(
             {
-                "sessions": shown,
-                "total": len(sessions),
+                "sessions": rows,
+                "total": total,
                 "forgotten": self._ledger.num_forgotten,
             }
         )
+
+    async def _chosen(
+        self, tenant: str | None, order: Callable[[Session], float], limit: int
+    ) -> tuple[list[Session], int]:
+        """Find the first sessions in an order, and count all; the loop goes on meanwhile."""
+        found: list[Session] = []
+        values: list[float] = []
+        async for each in _in_slices(list(self._ledger)):
+            if tenant is None or each.tenant == tenant:
+                found.append(each)
+                values.append(order(each))
+        first = sorted(range(len(found)), key=values.__getitem__, reverse=True)[:limit]
+        return [found[i] for i in first], len(found)
 
     async def _session(self, request: web.Request) -> web.Response:
         return _json(self._whole(self._found(request)))
@@ -135,13 +150,30 @@ class SessionPages:
                 yield session_hash(name, f"{each}\0")
 
 
-def _table(sessions: list[dict[str, Any]]) -> str:
-    causes = ("cached", *CAUSES)
+async def _in_slices(sessions: list[Session]) -> AsyncIterator[Session]:
+    """Yield sessions, with a pause for others every few milliseconds."""
+    for number, session in enumerate(sessions):
+        if number % _SLICE == 0:
+            await asyncio.sleep(0)
+        yield session
+
+
+def _encode(fields: dict[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(fields))
+
+
+def _row(fields: dict[str, Any]) -> str:
+    return _csv(as_row(fields, _CAUSES))
+
+
+def _csv(cells: Iterable[Any]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow((*COLUMNS, *(f"cause_{cause}" for cause in causes)))
-    writer.writerows(as_row(each, causes) for each in sessions)
+    csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue()
+
+
+_CAUSES: Final = ("cached", *CAUSES)
+_HEADER: Final = _csv((*COLUMNS, *(f"cause_{cause}" for cause in _CAUSES)))
 
 
 def _named(query: Mapping[str, str], name: str, default: str, known: Any) -> str:

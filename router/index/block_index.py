@@ -11,7 +11,7 @@ recorded for the routers that follow this one (`journal`, router.index.journal).
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import count, repeat
 
@@ -115,6 +115,7 @@ class BlockIndex:
         "_layouts",
         "_max_cpu_blocks",
         "_max_pending",
+        "_num_emptied",
         "_retired",
         "last_blocks",
         "orders",
@@ -127,6 +128,7 @@ class BlockIndex:
         self.last_blocks: dict[CandidateId, LastBlock] = {}
         self.orders: dict[CandidateId, EvictionOrder] = {}
         self._retired: list[Copies] = []
+        self._num_emptied: Counter[CandidateId] = Counter()
         self._max_cpu_blocks = max_cpu_blocks
         self._max_pending = max_pending
 
@@ -353,6 +355,14 @@ class BlockIndex:
         """Return the number of the candidate's epoch, another after a clear; 0 without blocks."""
         holdings = self._holdings.get(candidate)
         return holdings.epoch if holdings is not None else 0
+
+    def emptied(self, candidate: CandidateId) -> None:
+        """Count that the candidate lost all of its blocks, by a restart or a reset."""
+        self._num_emptied[candidate] += 1
+
+    def num_emptied(self, candidate: CandidateId) -> int:
+        """Count how often that was; an epoch may also begin because events were missed."""
+        return self._num_emptied[candidate]
 
     def num_computing(self, candidate: CandidateId) -> int:
         """Count distinct claimed blocks, including those that have come by now."""

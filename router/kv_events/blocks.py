@@ -141,6 +141,7 @@ class RankBlocks:
 
     def restart(self) -> None:
         """Forget what was learned about the engine: it may be another one now."""
+        self.emptied()
         self.search.restart()
         self._translation = None
         self._groups = RankGroups()
@@ -156,6 +157,9 @@ class RankBlocks:
         if self._translation is not None:
             self._translation = Translation(self.contract)
 
+    def emptied(self) -> None:
+        self._index.emptied(self._candidate)
+
     def apply(self, batch: EventBatch, payload: bytes) -> None:
         """Apply a batch; `payload` is what it was decoded from.
 
@@ -170,6 +174,7 @@ class RankBlocks:
                 self._remove(event)
             elif isinstance(event, AllBlocksCleared):
                 self.counters.num_clears += 1
+                self.emptied()
                 self.clear()
             else:
                 self.counters.num_unknown_events += 1

@@ -276,6 +276,7 @@ class RankStream(CandidateStream):
         gone_s = self._disconnected_s
         if self._has_understood and gone_s is not None and now_s - gone_s >= BLIND_AFTER_S:
             self._history.forget()
+            self._blocks.emptied()
             self._begin_epoch()
             self._has_understood = False
             self._lost_reason = StreamReason.LOST
@@ -336,6 +337,7 @@ class RankStream(CandidateStream):
 
     def cleared(self) -> None:
         """Drop what the engine is known to have lost; its own word for it is yet to come."""
+        self._blocks.emptied()
         self._blocks.clear()
         self._applied()
 

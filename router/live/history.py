@@ -9,11 +9,14 @@ from typing import Any, Final
 
 from router.metrics import Metrics
 from router.records.computed import CAUSES
+from router.sessions.words import CAUSE_WORDS, advice_for
 
 STEP_S: Final = 10.0
 NUM_STEPS: Final = 60
 
 COLUMNS: Final = ("cached", *CAUSES)
+
+_ADVICE: Final = {cause: advice_for(cause, None) for cause in CAUSES}
 
 
 class History:
@@ -42,4 +45,11 @@ class History:
             [round(at), *[n - m for n, m in zip(after, before, strict=True)]]
             for (_, before), (at, after) in pairwise(samples)
         ]
-        return {"columns": COLUMNS, "totals": samples[-1][1], "step_s": STEP_S, "steps": steps}
+        return {
+            "columns": COLUMNS,
+            "words": CAUSE_WORDS,
+            "advice": _ADVICE,
+            "totals": samples[-1][1],
+            "step_s": STEP_S,
+            "steps": steps,
+        }

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from policies.cost import costs_of
 from router.records.record import DecisionRecord
-from router.sessions.words import advice_for, causes_in_words
+from router.sessions.words import advice_in_words, causes_in_words
 
 MAX_COSTS: Final = 16
 """Candidates of a line, the best ones; `num_costs` counts all."""
@@ -39,13 +39,7 @@ def decision_line(record: DecisionRecord) -> dict[str, Any]:
         "sources": _sources(record),
         "causes": computed.tokens if computed is not None else None,
         "text": causes_in_words(computed) if computed is not None else [],
-        "advice": list(
-            dict.fromkeys(
-                filter(None, (advice_for(cause, computed.change) for cause in computed.tokens))
-            )
-        )
-        if computed is not None
-        else [],
+        "advice": advice_in_words(computed) if computed is not None else [],
         "class": record.service_class,
         "router_ms": round(record.router_ms, 2),
         "waited_ms": round(record.waited_ms, 1),

@@ -83,6 +83,9 @@ class Metrics:
         "left; divide by its requests for the mean")]
     tenants_read: Annotated[Counter, Spec("warmroute_tenants_file_reads", "result",
         "Reads of a changed tenants file, by result: ok, or bad (the last good file stays)")]
+    hooks: Annotated[Counter, Spec("warmroute_agent_hooks", "agent result",
+        "Hooks of agents, by result: ended, compacted, unknown (no such session), ignored (events "
+        "without effect)")]
     config_reads: Annotated[Counter, Spec("warmroute_config_reads", "result",
         "Reads of a changed configuration, by result: ok, or bad (it is invalid or needs a "
         "restart; the old one stays)")]
@@ -157,8 +160,8 @@ class Metrics:
         "Models that went from fastokens to tokenizers, by reason: sample (other ids for a "
         "prompt), failed (it crashed)")]
     peer_notes: Annotated[Counter, Spec("warmroute_peer_notes", "kind",
-        "Notes received from other routers, by kind: began, answered, ended, alive, left, doubted, "
-        "registered; unknown_feed (about an unknown replica), malformed")]
+        "Notes received from other routers, by kind: began, answered, ended, alive, left, lost, "
+        "cleared, over, pool, registered; unknown_feed (about an unknown replica), malformed")]
     peers_forgotten: Annotated[Counter, Spec("warmroute_peers_forgotten", "",
         "Routers that went silent and whose leases and claims were dropped")]
     notes_dropped: Annotated[Counter, Spec("warmroute_notes_dropped", "",

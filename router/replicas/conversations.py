@@ -64,6 +64,7 @@ class Conversation(Struct, gc=False):
     goes_on: bool = False  # it has had a second turn
     is_batch: bool = False  # the class of its last turn
     is_asked: bool = False  # a turn has arrived and is not sent yet
+    has_ended: bool = False  # its agent says so, while a turn runs
 
 
 class Conversations:
@@ -116,7 +117,7 @@ class Conversations:
         if entry.candidate != candidate:
             entry.candidate, entry.num_tokens = candidate, 0
         entry.is_batch = is_batch
-        entry.is_asked = False
+        entry.is_asked = entry.has_ended = False
         entry.last_s = entry.begun_s = now_s
         entry.num_running += 1
         entry.num_own_tokens = max(0, num_tokens - entry.num_shared_tokens)
@@ -154,7 +155,43 @@ class Conversations:
             self._turn_s += (1.0 - _TIME_DECAY) * (now_s - entry.begun_s - self._turn_s)
             entry.num_running = max(0, entry.num_running - 1)
             entry.last_s = now_s
-            self._put(session, entry)
+            if entry.has_ended and not entry.num_running:
+                self._retire(session, entry)
+            else:
+                self._put(session, entry)
+
+    def finish(self, session: int) -> bool:
+        """End a conversation whose agent says that it is over; False: it is not live.
+
+        A turn that still runs keeps its place until it ends.
+        """
+        entry = self._live.get(session)
+        if entry is None:
+            return False
+        if entry.num_running:
+            entry.has_ended = True
+        else:
+            self._take(session)
+            self._retire(session, entry)
+        return True
+
+    def compact(self, session: int) -> bool:
+        """Drop the own tokens of a conversation whose history was replaced; False: it is unknown.
+
+        It has own tokens again from its next turn on.
+        """
+        entry = self.last(session)
+        if entry is None:
+            return False
+        if session in self._live:
+            for sets in self._sets_of(entry):
+                found = sets[entry.candidate]
+                found.num_tokens -= entry.num_own_tokens
+                if not entry.goes_on:
+                    found.num_once_tokens -= entry.num_own_tokens
+        entry.num_own_tokens = 0
+        entry.num_tokens = min(entry.num_tokens, entry.num_shared_tokens)
+        return True
 
     def learn(self, session: int, candidate: CandidateId, num_tokens: int, now_s: float) -> None:
         """Take over what another router knows of a conversation that is new here."""
@@ -173,9 +210,7 @@ class Conversations:
                 entry.last_s = now_s  # a long answer; it is looked at again later
                 self._put(session, entry)
             else:
-                if not entry.goes_on:
-                    self._share *= _SHARE_DECAY
-                self._remember(session, entry)
+                self._retire(session, entry)
         while self._past:
             oldest = next(iter(self._past.values()))
             if now_s - oldest.last_s <= self._ttl_s:
@@ -286,6 +321,12 @@ class Conversations:
             )
         entry.goes_on, entry.since_s, entry.num_running = True, now_s, 0
         return entry
+
+    def _retire(self, session: int, entry: Conversation) -> None:
+        """Remember a conversation that is over, and whether it had a second turn."""
+        if not entry.goes_on:
+            self._share *= _SHARE_DECAY
+        self._remember(session, entry)
 
     def _remember(self, session: int, entry: Conversation) -> None:
         self._past[session] = entry

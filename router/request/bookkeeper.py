@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -10,8 +12,10 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from policies.view import CandidateId
+from router.api.diagnostics import Comparison
 from router.api.sessions import engine_name
 from router.api.usage import Usage
+from router.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.records.computed import Computed, Loss, Move
@@ -20,11 +24,16 @@ from router.request.plan import Placement
 from router.request.results import Prompt, Tries
 from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
+from router.sessions.compare import add_asked, compare
 from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Match, Turn
+from router.sessions.ledger import Ledger, Match
 from router.sessions.threads import Thread
+from router.sessions.turns import Turn
 
 _MOST_TOKENS: Final = 1 << 40
+
+_Named = tuple[int, HashContract | None, Sequence[BlockKey]]
+"""What a prompt's blocks are called where it was placed: see `Thread`."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -66,20 +75,64 @@ class Bookkeeper:
 
     def match(self, prompt: Prompt, placement: Placement) -> Match | None:
         """Find what the conversation of a request had of its prompt. None: it is of none."""
-        whose = prompt.read.whose
-        if whose.conversation is None or prompt.read.num_prompts > 1:
+        if prompt.read.whose.conversation is None or prompt.read.num_prompts > 1:
             return None
-        contract = self._caches.contract(placement.lease.candidate)
-        is_known = prompt.tokens is not None and contract is not None
+        return self._match(prompt, _named(prompt, placement, self._caches))
+
+    def _match(self, prompt: Prompt, named: _Named) -> Match:
+        whose, (space, contract, keys) = prompt.read.whose, named
         return self.ledger.match(
-            whose.conversation,
+            whose.conversation or 0,
             whose.parent,
-            space=_space(prompt, placement),
-            keys=prompt.keys(contract) if contract is not None and is_known else (),
+            space=space,
+            keys=keys,
             contract=contract,
             num_tokens=prompt.num_tokens,
             parts=whose.parts,
+            tenant=prompt.read.tenant.name if prompt.read.tenant is not None else None,
         )
+
+    def compare(self, prompt: Prompt, placement: Placement, before: Thread) -> Comparison:
+        """Compare a prompt with the last one of a thread."""
+        prompt = prompt.original or prompt
+        space, contract, keys = _named(prompt, placement, self._caches)
+        return compare(
+            before,
+            space=space,
+            model=prompt.read.model or "",
+            keys=keys,
+            contract=contract,
+            num_tokens=prompt.num_tokens,
+            parts=prompt.read.whose.parts,
+        )
+
+    def foresee(self, prompt: Prompt, placement: Placement, num_cached: int) -> Computed | None:
+        """Tell the causes of a request that is not booked yet. None: it is of no session."""
+        has_failed_read, prompt = prompt.skips_pool, prompt.original or prompt
+        if prompt.read.whose.conversation is None or prompt.read.num_prompts > 1:
+            return None
+        named = _named(prompt, placement, self._caches)
+        match = self._match(prompt, named)
+        turn = Turn(
+            request_id=prompt.read.request_id,
+            at=0.0,
+            candidate=placement.lease.candidate,
+            model="",
+            outcome="",
+            num_tokens=prompt.num_tokens,
+            num_cached=num_cached,
+        )
+        entry = Entry(
+            prompt=prompt,
+            placement=placement,
+            match=match,
+            thread=self._thread(prompt, placement, match, named, time.monotonic()),
+            turn=turn,
+            has_causes=True,
+            is_open=False,
+            has_failed_read=has_failed_read,
+        )
+        return self._computed(entry)
 
     def begin(
         self,
@@ -93,13 +146,14 @@ class Bookkeeper:
     ) -> Entry | None:
         """Remember the prompt of a request that was answered. None: it is of no session."""
         has_failed_read, prompt = prompt.skips_pool, prompt.original or prompt
-        match, whose = self.match(prompt, placement), prompt.read.whose
-        if match is None or whose.conversation is None:
+        whose, now_s = prompt.read.whose, time.monotonic()
+        if whose.conversation is None or prompt.read.num_prompts > 1:
             return None
-        now_s = time.monotonic()
+        named = _named(prompt, placement, self._caches)
+        match = self._match(prompt, named)
         turn = _turn(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
-        thread = self._thread(prompt, placement, match, now_s)
+        thread = self._thread(prompt, placement, match, named, now_s)
         tenant = prompt.read.tenant
         if match.thread is None or not has_failed_read:  # else no cache has its blocks
             self.ledger.remember(
@@ -127,33 +181,38 @@ class Bookkeeper:
     def end(self, entry: Entry) -> Computed | None:
         """Book a turn; return the causes. None: its engine did not say enough."""
         prompt, placement, turn = entry.prompt, entry.placement, entry.turn
-        entry.thread.epoch = self._caches.index.epoch(placement.lease.candidate)
+        entry.thread.num_emptied = self._caches.index.num_emptied(placement.lease.candidate)
         if entry.has_causes:
             computed = self._computed(entry)
-            turn = replace(turn, computed=computed)
+            turn.computed = computed
             self._count(prompt, computed, turn.num_cached or 0)
         whose = prompt.read.whose
         self.ledger.add(whose.conversation or 0, turn)
         return turn.computed
 
-    def _thread(self, prompt: Prompt, placement: Placement, match: Match, now_s: float) -> Thread:
+    def _thread(
+        self, prompt: Prompt, placement: Placement, match: Match, named: _Named, now_s: float
+    ) -> Thread:
         candidate = placement.lease.candidate
-        contract = self._caches.contract(candidate)
         pool, change = placement.plan.pool, match.change
-        is_known = prompt.tokens is not None and contract is not None
-        return Thread(
-            space=_space(prompt, placement),
+        space, contract, keys = named
+        thread = Thread(
+            space=space,
             contract=contract,
-            keys=prompt.keys(contract) if contract is not None and is_known else (),
+            keys=keys,
             num_tokens=prompt.num_tokens,
             parts=prompt.read.whose.parts,
             candidate=candidate,
-            epoch=self._caches.index.epoch(candidate),
+            num_emptied=self._caches.index.num_emptied(candidate),
             at_s=now_s,
             num_pool_tokens=pool.num_tokens if pool is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
+            model=prompt.read.model or "",
         )
+        if prompt.read.question is not None or prompt.read.is_kept:  # may be asked about
+            add_asked(thread, match, prompt.read.request_id)
+        return thread
 
     def _computed(self, entry: Entry) -> Computed:
         prompt, placement, match = entry.prompt, entry.placement, entry.match
@@ -174,7 +233,7 @@ class Bookkeeper:
             num_common=match.num_common,
             num_before=thread.num_tokens if thread is not None else 0,
             has_changed=match.change is not None,
-            is_apart=thread is not None and thread.space != _space(prompt, placement),
+            is_apart=thread is not None and thread.space != entry.thread.space,
             is_unknown=match.is_unknown,
             step=size if layout is None else max(1, layout.alignment * layout.unit),
             num_dropped=size if index.drops_last(candidate) else 0,
@@ -185,12 +244,13 @@ class Bookkeeper:
             known, loss = self._with_fate(prompt, placement, known, source, size)
         if thread is not None and thread.candidate != candidate:
             move = _move(placement, thread.candidate)
+        tokens = causes_of(known)
         return Computed(
-            tokens=causes_of(known),
+            tokens=tokens,
             num_before=match.num_common,
             change=match.change,
             move=move,
-            loss=loss,
+            loss=loss if known.fate in tokens else None,
         )
 
     def _with_fate(
@@ -199,9 +259,8 @@ class Bookkeeper:
         """Find what became of blocks that were there after the turn before."""
         index, home = self._caches.index, source.candidate
         views = {view.id: view for view in placement.plan.snapshot.replicas}
-        is_cleared = source.epoch not in (0, index.epoch(home))
+        is_cleared = source.num_emptied != index.num_emptied(home)
         moved_until = 0
-        fate: Fate = "unknown"
         if home != placement.lease.candidate and not is_cleared:
             moved_until = views[home].num_own_tokens if home in views else known.num_common
         known = self._with_pool(placement, known, source)
@@ -209,21 +268,24 @@ class Bookkeeper:
         contract = source.contract
         keys = prompt.keys(contract) if contract is not None else ()
         key = keys[lost_at] if lost_at < len(keys) else None
-        if key is not None and index.was_evicted(home, key):
-            fate = "evicted"  # in this epoch, so it had them after it was cleared, or never was
+        evicted_s = index.evicted_s(home, key) if key is not None else None
+        if evicted_s is not None and evicted_s < source.at_s:
+            evicted_s = None  # it was computed again since
+        fate: Fate = "unknown"
+        if evicted_s is not None:
+            fate = "evicted"  # first: it had them after it was emptied, or never was
         elif is_cleared:
             fate = "cleared"
         elif home in views and views[home].num_own_tokens <= lost_at * size:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None
         if fate != "unknown":
-            evicted_s = index.evicted_s(home, key) if key is not None else None
-            now_s = time.monotonic()
+            at_s = placement.placed_s
             loss = Loss(
                 replica=home,
-                since_s=round(placement.placed_s - source.at_s, 3),
+                since_s=round(at_s - source.at_s, 3),
                 num_between_tokens=self.ledger.num_computed[home] - source.num_computed,
-                ago_s=None if evicted_s is None else round(now_s - evicted_s, 3),
+                ago_s=None if evicted_s is None else round(max(0.0, at_s - evicted_s), 3),
             )
         return replace(known, moved_until=moved_until, fate=fate), loss
 
@@ -256,11 +318,27 @@ class Bookkeeper:
         )
 
 
+def _named(prompt: Prompt, placement: Placement, caches: CacheView) -> _Named:
+    contract = caches.contract(placement.lease.candidate)
+    is_known = prompt.tokens is not None and contract is not None
+    keys = prompt.keys(contract) if contract is not None and is_known else ()
+    return _space(prompt, placement), contract, keys
+
+
 def _space(prompt: Prompt, placement: Placement) -> int:
     """Stand for what else names blocks: salt, adapter and base model."""
-    base = placement.candidate.replica.base_model or prompt.read.model
-    extra = prompt.extra
-    name = f"{base}\0{extra.lora}\0{extra.cache_salt}"
+    base, extra = placement.candidate.replica.base_model or prompt.read.model, prompt.extra
+    if extra.cache_salt is None:
+        return _unsalted_space(base, extra.lora)
+    return _digest(f"{base}\0{extra.lora}\0{extra.cache_salt}")
+
+
+@lru_cache(maxsize=256)
+def _unsalted_space(base: str | None, lora: tuple[str, str] | None) -> int:
+    return _digest(f"{base}\0{lora}\0")
+
+
+def _digest(name: str) -> int:
     return xxh3_64_intdigest(name.encode(errors="surrogatepass"))
 
 

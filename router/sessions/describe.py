@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from router.api.sessions import engine_name
-from router.sessions.ledger import Session, Turn
+from router.sessions.ledger import Session
+from router.sessions.turns import Turn
 from router.sessions.words import advice_in_words, causes_in_words
 
 COLUMNS = (

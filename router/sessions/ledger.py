@@ -1,9 +1,11 @@
 """The sessions' ledger: the last prompts of each conversation, and what all of its turns cost.
 
-What a conversation had before is what its threads, or its parent's, had; see `threads`.
+What a conversation had before is what its threads, or its parent's, had; see `threads`. One that
+is new, and begins with a history that another one has, was forked from that.
 
-Bounded: the conversation that was silent for longest is forgotten first. Its next turn is
-`unknown`. Every operation is O(1) in the number of conversations, unless it says otherwise.
+Bounded: the conversation that was silent for longest loses its prompts and its list of turns first,
+then its totals. Its next turn is `unknown`. Every operation is O(1) in the number of conversations,
+unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -11,101 +13,32 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Final
+from itertools import islice
+from typing import Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from policies.view import CandidateId
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
-from router.decoding import strict
-from router.records.computed import Cause, Change, Computed
-from router.sessions.threads import Thread, change_of, num_shared, thread_of
-from router.wire import Count, Seconds
+from router.records.computed import Change
+from router.sessions.threads import Thread, change_of, num_equal, num_shared, thread_of
+from router.sessions.turns import Totals, Turn, decode_turn, encode_turn
 
 MAX_SESSIONS: Final = 20_000
 MAX_BYTES: Final = 128 << 20
-"""Of the last prompts' block keys: 8 bytes a block, 40 kB for 80,000 tokens in blocks of 16."""
+"""Of prompts and turns: 8 bytes a block, 40 kB for 80,000 tokens in blocks of 16; 250 a turn."""
 
 MAX_TURNS: Final = 64
 """Turns that are kept of a session, the newest; its totals count all."""
 
-Milliseconds = Annotated[float, Meta(ge=-1e15, le=1e15)]
-"""No NaN is in them."""
-
 _MAX_THREADS: Final = 4
 _OVERTAKEN_S: Final = 0.25  # notes take 5 ms
+_MAX_ROUTING: Final = 8
+_MAX_FORKED: Final = 4  # messages behind the common history: an answer, what a tool said, a task
+_TURN_BYTES: Final = 48  # besides its own
 _MAX_REQUESTS: Final = 50_000  # whose session is found by the request's id
-
-
-class Turn(Struct, frozen=True, array_like=True, kw_only=True):
-    """One turn of a session. Times in milliseconds.
-
-    at: When the request arrived, unix seconds.
-    num_cached: As the engine reports; None: it does not.
-    num_gpu, num_cpu, num_pool: Where these came from.
-    engine_ms: What computing the prompt took, by the cost model; `saved_ms`: what caches saved.
-    """
-
-    request_id: str
-    at: Seconds
-    candidate: CandidateId
-    model: str
-    outcome: str
-    num_tokens: Count
-    num_cached: Count | None = None
-    num_gpu: Count = 0
-    num_cpu: Count = 0
-    num_pool: Count = 0
-    num_output: Count | None = None
-    computed: Computed | None = None
-    router_ms: Milliseconds = 0.0
-    waited_ms: Milliseconds = 0.0
-    ttft_ms: Milliseconds | None = None
-    total_ms: Milliseconds = 0.0
-    engine_ms: Milliseconds = 0.0
-    saved_ms: Milliseconds = 0.0
-    prefill_at: CandidateId | None = None
-    waited_for: str | None = None
-
-
-encode_turn = msgspec.msgpack.Encoder().encode
-decode_turn = strict(msgspec.msgpack.Decoder(Turn).decode)
-
-
-class Totals(Struct):
-    """Of all turns of a session. `by_cause` has `cached`, too, from turns whose engine reports."""
-
-    num_turns: int = 0
-    num_tokens: int = 0
-    num_output: int = 0
-    num_gpu: int = 0
-    num_cpu: int = 0
-    num_pool: int = 0
-    by_cause: dict[str, int] = msgspec.field(default_factory=dict)
-    num_moves: int = 0
-    waited_s: float = 0.0
-    engine_s: float = 0.0
-    saved_s: float = 0.0
-
-    def add(self, turn: Turn) -> None:
-        """Count a turn."""
-        self.num_turns += 1
-        self.num_tokens += turn.num_tokens
-        self.num_output += turn.num_output or 0
-        self.num_gpu += turn.num_gpu
-        self.num_cpu += turn.num_cpu
-        self.num_pool += turn.num_pool
-        self.waited_s += turn.waited_ms / 1000
-        self.engine_s += turn.engine_ms / 1000
-        self.saved_s += turn.saved_ms / 1000
-        if turn.num_cached is not None:
-            _count(self.by_cause, "cached", turn.num_cached)
-        if turn.computed is not None:
-            self.num_moves += turn.computed.move is not None
-            for cause, num_tokens in turn.computed.tokens.items():
-                _count(self.by_cause, cause, num_tokens)
 
 
 class Session(Struct, kw_only=True):
@@ -127,16 +60,21 @@ class Session(Struct, kw_only=True):
     children: dict[int, None] = msgspec.field(default_factory=dict)
     threads: list[Thread] = msgspec.field(default_factory=list)
     totals: Totals = msgspec.field(default_factory=Totals)
-    packed: deque[bytes] = msgspec.field(default_factory=lambda: deque(maxlen=MAX_TURNS))
+    packed: deque[bytes] = msgspec.field(default_factory=deque)
+    num_bytes: int = 0  # of threads and turns
 
     @property
     def turns(self) -> list[Turn]:
-        """List the last turns, oldest first; O(turns)."""
-        return [decode_turn(each) for each in self.packed]
+        """List the last turns, oldest first; O(turns).
 
-    @property
-    def num_bytes(self) -> int:
-        return sum([thread.num_bytes for thread in self.threads])
+        They are booked as their causes are known, so perhaps in another order.
+        """
+        return self.last_turns(MAX_TURNS)
+
+    def last_turns(self, most: int) -> list[Turn]:
+        """List so many turns at most, the last ones, oldest first."""
+        packed = islice(self.packed, max(0, len(self.packed) - most), None)
+        return sorted(map(decode_turn, packed), key=lambda turn: turn.at)
 
 
 class Match(Struct, frozen=True, kw_only=True):
@@ -171,10 +109,6 @@ class Told(Struct, frozen=True, kw_only=True):
     routing: int | None = None
 
 
-def _ignore(*_: object) -> None:
-    """Tell nobody."""
-
-
 class Ledger:
     """Sessions by digest. Call from one thread."""
 
@@ -183,13 +117,15 @@ class Ledger:
         self._max_bytes = max_bytes
         self._sessions: OrderedDict[int, Session] = OrderedDict()  # silent for longest first
         self._of_request: OrderedDict[str, int] = OrderedDict()
+        self._of_opening: OrderedDict[tuple[str | None, int], int] = OrderedDict()
+        """Tenant and first message -> the last conversation that began so."""
         self._num_bytes = 0
         self.num_forgotten = 0
         self.num_computed: Counter[CandidateId] = Counter()
         """Tokens that each candidate computed, ever, for any conversation."""
-        self.on_remembered: Callable[[Told], None] = _ignore
+        self.on_remembered: Callable[[Told], None] | None = None
         """Called with each prompt of ours that is remembered."""
-        self.on_added: Callable[[int, Turn], None] = _ignore
+        self.on_added: Callable[[int, Turn], None] | None = None
         """Called with each turn of ours, and the session's key."""
 
     def __len__(self) -> int:
@@ -220,6 +156,7 @@ class Ledger:
         contract: HashContract | None,
         num_tokens: int,
         parts: Parts | None,
+        tenant: str | None = None,
     ) -> Match:
         """Find what a conversation had of a prompt; changes nothing. O(log blocks) a thread.
 
@@ -231,12 +168,15 @@ class Ledger:
             contract: How they are named.
             num_tokens: Of the prompt.
             parts: Of the prompt; None: it has none.
+            tenant: Its name; only its own conversations count.
         """
         threads, others = self.threads(key), self.threads(parent)
+        if parts is not None and parts.has_answers and not others and key not in self._sessions:
+            others = self._origin(parts, tenant)
         size = contract.block_size if contract is not None else 1
         source, num_common = None, 0
-        for other in (*threads, *others):
-            if other.contract == contract and other.space == space:
+        for other in (*threads, *others) if others else threads:
+            if other.space == space and other.contract == contract:
                 num_blocks = num_shared(keys, other.keys)
                 if num_blocks > num_common:
                     source, num_common = other, num_blocks
@@ -249,8 +189,18 @@ class Ledger:
             return Match(thread=thread, num_common=0)
         if not keys or not thread.keys or thread.contract != contract:
             return Match(thread=thread, is_unknown=True)
-        change = change_of(thread, parts, num_shared(keys, thread.keys), size, num_tokens)
+        num_blocks = num_common if thread is source else num_shared(keys, thread.keys)
+        change = change_of(thread, parts, num_blocks, size, num_tokens)
         return Match(thread=thread, source=source, num_common=num_common * size, change=change)
+
+    def _origin(self, parts: Parts, tenant: str | None) -> Sequence[Thread]:
+        """List the threads that a new conversation may be forked from.
+
+        They have its history, but for what has come since: clients do not always name a parent.
+        """
+        threads = self.threads(self._of_opening.get((tenant, parts.messages[0])))
+        num_new = [len(parts.messages) - num_equal(each.parts, parts) for each in threads]
+        return threads if min(num_new, default=_MAX_FORKED) < _MAX_FORKED else ()
 
     def _is_forgotten(self, key: int) -> bool:
         session = self._sessions.get(key)
@@ -269,7 +219,7 @@ class Ledger:
         parent: int | None,
         thread: Thread,
         *,
-        num_computed: int,
+        num_computed: int = 0,
         tenant: str | None = None,
         routing: int | None = None,
         replaces: Thread | None = None,
@@ -285,17 +235,18 @@ class Ledger:
             routing: Digest that routing knows the conversation by.
             replaces: The thread that it goes on, if there is one.
         """
-        told = Told(
-            key=key,
-            parent=parent,
-            thread=thread,
-            before=(*self.threads(key), *self.threads(parent)),
-            num_computed=num_computed,
-            tenant=tenant,
-            routing=routing,
-        )
-        self._remember(told, replaces)
-        self.on_remembered(told)
+        if self.on_remembered is not None:
+            told = Told(
+                key=key,
+                parent=parent,
+                thread=thread,
+                before=(*self.threads(key), *self.threads(parent)),
+                num_computed=num_computed,
+                tenant=tenant,
+                routing=routing,
+            )
+            self.on_remembered(told)
+        self._remember(key, parent, thread, num_computed, tenant, routing, replaces)
 
     def learn(self, told: Told) -> None:
         """Remember a prompt that came through another router."""
@@ -305,37 +256,69 @@ class Ledger:
         )
         if replaces is not None and _is_overtaken(thread, replaces):
             self.num_computed[thread.candidate] += told.num_computed
-        else:
-            self._remember(told, replaces)
+            return
+        self._remember(
+            told.key,
+            told.parent,
+            thread,
+            told.num_computed,
+            told.tenant,
+            told.routing,
+            replaces,
+        )
 
-    def _remember(self, told: Told, replaces: Thread | None) -> None:
-        key, parent, thread = told.key, told.parent, told.thread
-        self.num_computed[thread.candidate] += told.num_computed
+    def _remember(
+        self,
+        key: int,
+        parent: int | None,
+        thread: Thread,
+        num_computed: int,
+        tenant: str | None,
+        routing: int | None,
+        replaces: Thread | None,
+    ) -> None:
+        self.num_computed[thread.candidate] += num_computed
         thread.num_computed = self.num_computed[thread.candidate]
-        session = self._sessions.pop(key, None)
+        session = self._sessions.get(key)
         if session is None:
-            now = time.time()
-            session = Session(key=key, tenant=told.tenant, parent=parent, begun=now, last=now)
-            above = self._sessions.get(parent or 0)
-            if above is not None:
-                above.children[key] = None
-                if len(above.children) > MAX_TURNS:
-                    del above.children[next(iter(above.children))]
-        self._sessions[key] = session
+            session = self._begun(key, parent, tenant)
+        else:
+            self._sessions.move_to_end(key)
         session.home, session.has_ended = thread.candidate, False
-        if told.routing is not None:
-            session.routing[told.routing] = None
-        self._num_bytes -= session.num_bytes
+        if routing is not None:
+            session.routing[routing] = None
+            if len(session.routing) > _MAX_ROUTING:
+                del session.routing[next(iter(session.routing))]
         if thread.keys or thread.parts is not None:  # else nothing can be compared with it
-            session.threads = [each for each in session.threads if each is not replaces]
-            session.threads.append(thread)
-            del session.threads[:-_MAX_THREADS]
-        self._num_bytes += session.num_bytes
+            kept = [each for each in session.threads if each is not replaces][1 - _MAX_THREADS :]
+            grown = thread.num_bytes + sum([each.num_bytes for each in kept])
+            grown -= sum([each.num_bytes for each in session.threads])
+            session.threads = [*kept, thread]
+            if thread.parts is not None and thread.parts.messages:
+                self._open(key, session.tenant, thread.parts.messages[0])
+            self._grow(session, grown)
         self._keep_bounds()
+
+    def _open(self, key: int, tenant: str | None, message: int) -> None:
+        self._of_opening[tenant, message] = key
+        self._of_opening.move_to_end((tenant, message))
+        if len(self._of_opening) > self._max_sessions:
+            self._of_opening.popitem(last=False)
+
+    def _begun(self, key: int, parent: int | None, tenant: str | None) -> Session:
+        now = time.time()
+        session = Session(key=key, tenant=tenant, parent=parent, begun=now, last=now)
+        above = self._sessions.get(parent or 0)
+        if above is not None:
+            above.children[key] = None
+            if len(above.children) > MAX_TURNS:
+                del above.children[next(iter(above.children))]
+        self._sessions[key] = session
+        return session
 
     def add(self, key: int, turn: Turn) -> None:
         """Add a turn to its session; ignored if that is not known any more."""
-        if self.learn_turn(key, turn):
+        if self.learn_turn(key, turn) and self.on_added is not None:
             self.on_added(key, turn)
 
     def learn_turn(self, key: int, turn: Turn) -> bool:
@@ -346,39 +329,59 @@ class Ledger:
         session.begun = min(session.begun, turn.at)
         session.last, session.model = turn.at + turn.total_ms / 1000, turn.model
         session.totals.add(turn)
-        session.packed.append(encode_turn(turn))
+        packed = encode_turn(turn)
+        session.packed.append(packed)
+        grown = len(packed) + _TURN_BYTES
+        if len(session.packed) > MAX_TURNS:
+            grown -= len(session.packed.popleft()) + _TURN_BYTES
+        self._grow(session, grown)
         self._of_request[turn.request_id] = key
         if len(self._of_request) > _MAX_REQUESTS:
             self._of_request.popitem(last=False)
         return True
 
     def ended(self, key: int) -> Session | None:
-        """Note that a conversation is over: its prompts are forgotten, its totals stay."""
+        """Record that a conversation is over: its prompts are the first to go if room is short.
+
+        They stay until then, because agents resume sessions that they have ended.
+        """
         session = self._sessions.get(key)
         if session is not None:
             session.has_ended = True
-            self._drop_prompts(session)
         return session
 
     def compacted(self, key: int) -> Session | None:
-        """Find a conversation whose history is about to be replaced by a shorter one."""
-        return self._sessions.get(key)
+        """Record that a shorter history takes the place of a conversation's longest prompt."""
+        session = self._sessions.get(key)
+        if session is not None and session.threads:
+            max(session.threads, key=lambda thread: thread.num_tokens).is_compacted = True
+        return session
 
-    def _drop_prompts(self, session: Session) -> None:
-        self._num_bytes -= session.num_bytes
-        session.threads = []
+    def _grow(self, session: Session, num_bytes: int) -> None:
+        session.num_bytes += num_bytes
+        self._num_bytes += num_bytes
 
     def _keep_bounds(self) -> None:
         while len(self._sessions) > self._max_sessions:
             _, oldest = self._sessions.popitem(last=False)
-            self._drop_prompts(oldest)
+            self._num_bytes -= oldest.num_bytes
             self.num_forgotten += 1
         if self._num_bytes > self._max_bytes:
-            for session in self._sessions.values():
-                if session.threads:
-                    self._drop_prompts(session)
-                    if self._num_bytes <= 0.9 * self._max_bytes:
-                        break
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop prompts of sessions that ended, then of those silent for longest; O(sessions)."""
+        for session in [each for each in self._sessions.values() if each.has_ended]:
+            if self._num_bytes <= 0.9 * self._max_bytes:
+                return
+            self._grow(session, -sum([thread.num_bytes for thread in session.threads]))
+            session.threads = []
+        for session in self._sessions.values():
+            if self._num_bytes <= 0.9 * self._max_bytes:
+                return
+            session.threads = []
+            session.packed.clear()
+            self._grow(session, -session.num_bytes)
 
 
 def _is_overtaken(thread: Thread, newer: Thread) -> bool:
@@ -386,7 +389,3 @@ def _is_overtaken(thread: Thread, newer: Thread) -> bool:
     num_blocks, is_recent = len(thread.keys), newer.at_s > thread.at_s - _OVERTAKEN_S
     is_part = 0 < num_blocks == num_shared(thread.keys, newer.keys)
     return is_recent and is_part and num_blocks < len(newer.keys)
-
-
-def _count(counts: dict[str, int], name: Cause | str, num: int) -> None:
-    counts[name] = counts.get(name, 0) + num

@@ -13,8 +13,9 @@ from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
 from router.messages import Notes, decode_notes, encode
 from router.records.computed import Change, Computed, Loss, Move
-from router.sessions.ledger import Ledger, Match, Turn
+from router.sessions.ledger import Ledger, Match
 from router.sessions.threads import Thread
+from router.sessions.turns import Turn
 from router.turn_notes import Booked, Remembered, Run
 from tests.engine import CONTRACT
 from tests.nodes import Node, chain_of
@@ -44,7 +45,7 @@ def thread(
         num_tokens=len(chain) * contract.block_size + 5,
         parts=parts(*messages),
         candidate=candidate,
-        epoch=0,
+        num_emptied=0,
         at_s=0.0,
     )
 

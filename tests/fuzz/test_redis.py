@@ -45,8 +45,8 @@ from router.metrics import Metrics
 from router.records.computed import Change, Computed, Loss, Move
 from router.replicas.registry import Registry
 from router.sessions.describe import session_fields, turn_fields
-from router.sessions.ledger import Turn
-from router.turn_notes import Booked, Remembered, Run, SharedParts
+from router.sessions.turns import Turn
+from router.turn_notes import Booked, Over, Remembered, Run, SharedParts
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, stored
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import mangled, packed
@@ -99,6 +99,7 @@ NOTES = Notes(
             num_in_row=1,
         ),
         Booked(5, encode(TURN)),
+        Over(5, (7,)),
     ),
 )
 LOAD = Load(2, (OpenLease(BEGAN, 0.5, True),))

@@ -232,3 +232,76 @@ def test_what_is_seen_here_is_newer_than_what_other_routers_know() -> None:
     assert seen.candidate == A
     assert learnt is not None
     assert (learnt.candidate, learnt.num_tokens) == (B, 50)
+
+
+def test_an_ended_conversation_gives_its_place_back_at_once() -> None:
+    """Its home is remembered, in case it goes on after all."""
+    sets = Conversations()
+    turn(sets, 1, A, 1000, 0, 0.0)
+    turn(sets, 2, A, 500, 0, 0.0)
+
+    assert sets.finish(1)
+    assert sets.at(A) == WorkingSet(num_sessions=1, num_tokens=500, num_once_tokens=500)
+    assert sets.home(1) is None
+    found = sets.last(1)
+    assert found is not None
+    assert found.candidate == A
+
+    turn(sets, 1, A, 1200, 0, 1.0)
+    assert sets.at(A).num_sessions == 2
+
+
+def test_a_turn_that_runs_keeps_its_place_until_it_ends() -> None:
+    sets = Conversations()
+    sets.begin(1, A, 1000, 0, 0.0)
+    sets.begin(1, A, 1000, 0, 0.0)
+
+    assert sets.finish(1)
+    assert sets.at(A).num_tokens == 1000
+    sets.end(1, 1.0)
+    assert sets.at(A).num_tokens == 1000
+    sets.end(1, 1.0)
+    assert sets.at(A) == WorkingSet()
+
+
+def test_a_turn_after_the_end_makes_a_conversation_live_again() -> None:
+    sets = Conversations()
+    sets.begin(1, A, 1000, 0, 0.0)
+    sets.finish(1)
+    sets.begin(1, A, 1100, 0, 0.5)
+    sets.end(1, 1.0)
+    sets.end(1, 1.0)
+
+    assert sets.home(1) == A
+
+
+def test_a_compacted_conversation_has_no_own_tokens_until_its_next_turn() -> None:
+    """Live, of one turn or of several, or over; its class counts, too."""
+    sets = Conversations()
+    sets.begin(1, A, 1000, 400, 0.0, is_batch=True)
+    sets.end(1, 0.0)
+    turn(sets, 2, A, 500, 100, 0.0)
+    turn(sets, 2, A, 700, 500, 1.0)
+    sets.computed(2, A, 700)
+
+    assert sets.compact(1)
+    assert sets.compact(2)
+    assert sets.at(A) == WorkingSet(num_sessions=2)
+    assert sets.num_tokens_at(A) == sets.num_tokens_at(A, for_batch=False) == 0
+    found = sets.last(2)
+    assert found is not None
+    assert found.num_tokens == 100
+
+    turn(sets, 2, A, 300, 100, 2.0)
+    assert sets.at(A).num_tokens == 200
+    sets.finish(1)
+    assert sets.compact(1)
+    assert sets.at(A).num_tokens == 200
+
+
+def test_what_is_not_known_cannot_end() -> None:
+    sets = Conversations()
+
+    assert not sets.finish(1)
+    assert not sets.compact(1)
+    assert sets.at(A) == WorkingSet()

@@ -81,8 +81,8 @@ async def test_a_clock_in_the_system_prompt_is_named() -> None:
     (finding,) = findings
     assert finding["hint"] == "time"
     assert "12:0" not in finding["text"]
-    assert "again in 2 turns." in finding["text"]
-    assert "again in 1 turn." in log
+    assert "so far." in finding["text"]
+    assert "again each time. Move" in log
     assert log.count("a prompt changes near its beginning in every turn") == 2  # text and JSON
 
 
@@ -116,6 +116,7 @@ async def test_a_compacted_history_is_named() -> None:
 async def test_a_turn_that_had_to_move_is_named() -> None:
     """The replica that has the conversation drains."""
     async with Engines(2) as engines, on_stage(*engines) as stage:
+        await stage.settled(*engines)
         first = await stage.ask(answered(words(1)))
         await stage.settled(*engines)
         await stage.admin(f"/admin/replicas/{first.replica}/drain", {"draining": True})
@@ -156,7 +157,7 @@ async def test_an_eviction_is_named() -> None:
     loss = second["computed"]["loss"]
     assert loss["replica"] == "r1"
     assert loss["num_between_tokens"] > 300
-    assert loss["ago_s"] < loss["since_s"]
+    assert loss["ago_s"] <= loss["since_s"]
 
 
 async def test_another_salt_is_named() -> None:
@@ -184,6 +185,21 @@ async def test_a_sub_agent_has_what_its_parent_had() -> None:
 
     assert causes(turn)["cleared"] >= 4 * BLOCK
     assert [each["session"] for each in above["children"]] != []
+
+
+async def test_a_fork_has_what_it_was_forked_from() -> None:
+    """Its client gives it a name of its own, and names no parent."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        await stage.ask(answered(words(1), "yes", words(2)))
+        await stage.settled(*engines)
+        engines[0].replica.reset_prefix_cache(preempt=False)
+        fork = {"X-Session-ID": f"fork-{SECRET}"}
+        await stage.ask(answered(words(1), "yes", words(2), "no", words(3)), headers=fork)
+        await stage.settled(*engines)
+        (turn,) = await turns(stage, f"fork-{SECRET}")
+
+    assert causes(turn)["cleared"] >= 8 * BLOCK
+    assert "unknown" not in causes(turn)
 
 
 async def test_a_conversation_that_began_elsewhere_is_unknown() -> None:

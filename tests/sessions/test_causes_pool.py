@@ -52,7 +52,7 @@ async def test_what_the_pool_has_lost_is_named() -> None:
 
     assert turn["computed"]["tokens"]["pool_lost"] >= 4 * BLOCK
     assert set(turn["computed"]["tokens"]) <= {"pool_lost", "new", "last_block"}
-    assert "the pool no longer has it" in turn["text"][0]
+    assert "the shared pool no longer has them" in turn["text"][0]
 
 
 async def test_what_an_engine_did_not_read_is_named() -> None:
@@ -68,7 +68,7 @@ async def test_what_an_engine_did_not_read_is_named() -> None:
         turn = await last_turn(stage)
 
     assert turn["computed"]["tokens"]["fetch_failed"] >= 4 * BLOCK
-    assert "the read from the pool failed" in turn["text"][0]
+    assert "the read from the shared pool failed" in turn["text"][0]
 
 
 async def test_a_read_that_fails_the_request_is_named_and_soon_over() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from policies.view import CandidateId
 from router.records.computed import Computed, Move
-from router.sessions.ledger import Session, Turn
+from router.sessions.ledger import Session
 from router.sessions.timeline import MAX_TURNS, timeline
+from router.sessions.turns import Turn
 
 Event = dict[str, Any]
 

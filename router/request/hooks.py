@@ -1,0 +1,94 @@
+"""What agents say of their sessions: they end, or a shorter history takes the place of theirs.
+
+An ended session gives its place in the working set back at once, and its sub-agents' sessions do,
+too. After a compaction a session has no own tokens there until its next turn. A hook may be wrong,
+late or missing: the next turn makes a session live again, and silence ends one as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from router.api.sessions import engine_name, session_hash
+from router.replicas.fleet import Fleet
+from router.sessions.ledger import Ledger, Session
+from router.turn_notes import MAX_DIGESTS, Over
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 100  # tenants that are looked through in one turn of the loop
+_NOTE_BYTES: Final = 40
+
+
+def _ignore(*_: object) -> None:
+    """Tell no other router: there is none."""
+
+
+class Hooks:
+    """Puts hooks into effect, here and at other routers."""
+
+    def __init__(self, ledger: Ledger, fleet: Fleet) -> None:
+        self.tell: Callable[[Over, int], None] = _ignore
+        """Called with what other routers should know, and its size in bytes."""
+        self._ledger = ledger
+        self._fleet = fleet
+
+    async def apply(self, name: str, owners: Iterable[str], *, is_compacted: bool) -> bool:
+        """End a session, or note that its history was compacted; False: it is not known.
+
+        Args:
+            name: As its client names it.
+            owners: Whose it may be, as `session_hash` has it before a model: "" or `TENANT\\0`.
+            is_compacted: False: it has ended.
+        """
+        is_known = False
+        models = {model.id for replica in self._fleet.replicas for model in replica.models}
+        conversations = self._fleet.conversations
+        for number, owner in enumerate(owners):
+            if number % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)
+            digests = [session_hash(name, owner + model) for model in models]
+            digests = [each for each in digests if conversations.last(each) is not None]
+            note = Over(
+                conversation=session_hash(name, owner),
+                sessions=tuple(digests[:MAX_DIGESTS]),
+                is_compacted=is_compacted,
+            )
+            if self.receive(note):
+                is_known = True
+                self.tell(note, _NOTE_BYTES + 9 * len(note.sessions))
+        return is_known
+
+    def receive(self, note: Over) -> bool:
+        """Put another router's note into effect, or an own one; False: it concerns nothing here."""
+        sessions = list(self._compacted(note) if note.is_compacted else self._ended(note))
+        digests = {*note.sessions, *(each for session in sessions for each in session.routing)}
+        if not sessions and not digests:
+            return False
+        conversations = self._fleet.conversations
+        change = conversations.compact if note.is_compacted else conversations.finish
+        for digest in digests:
+            change(digest)
+        logger.info(
+            "session compacted" if note.is_compacted else "session ended",
+            extra={"session": engine_name(note.conversation), "sessions": len(sessions)},
+        )
+        self._fleet.on_change()
+        return True
+
+    def _compacted(self, note: Over) -> Iterable[Session]:
+        session = self._ledger.compacted(note.conversation)
+        return () if session is None else (session,)
+
+    def _ended(self, note: Over) -> Iterable[Session]:
+        """End a session and all that it started, whatever its client said of who started whom."""
+        seen, keys = {note.conversation}, [note.conversation]
+        for key in keys:  # it grows
+            session = self._ledger.ended(key)
+            if session is not None:
+                yield session
+                keys += [child for child in session.children if child not in seen]
+                seen.update(session.children)
