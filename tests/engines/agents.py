@@ -179,7 +179,7 @@ def run(
         path.write_text(block)
     arguments = agent.resumed if goes_on else agent.command
     if hooks is not None:
-        admin_url, environ["WARMROUTE_TOKEN"] = hooks
+        admin_url, environ["WARMROUTE_ADMIN_TOKEN"] = hooks
         more = (*agent.hooks.arguments, *more)
         path = home / agent.hooks.file
         path.parent.mkdir(parents=True, exist_ok=True)
