@@ -106,17 +106,21 @@ def headline(state: State) -> str:
 
 
 def replica_table(state: State, most: int) -> Table:
-    """Draw a row a replica; those in trouble are first where not all are shown."""
+    """Draw a row a replica; those in trouble are first where not all are shown.
+
+    The working set is what live sessions have there; a cache is full of older blocks, too.
+    """
     from rich.text import Text  # late, as in `drawing`
 
     replicas = state["replicas"]
     table = grid(
-        "replica", "state", "cache", "cache fill", right=("in flight", "queue", "sessions", "right")
+        *("replica", "state", "cache", "working set"),
+        right=("sessions", "cache fill", "in flight", "queue", "right"),
     )
     table.columns[1].no_wrap = table.columns[2].no_wrap = False
     for each in replicas["missing"][:most]:
         reason = one_line(each["reason"])
-        table.add_row(each["name"], Text(f"not discovered: {reason}", "red"), *["-"] * 6)
+        table.add_row(each["name"], Text(f"not discovered: {reason}", "red"), *["-"] * 7)
     for each in replicas["shown"][:most]:
         state_of = each["state"] + (f": {one_line(each['reason'])}" if each["reason"] else "")
         cache = each["cache"] + (
@@ -126,15 +130,16 @@ def replica_table(state: State, most: int) -> Table:
             each["name"],
             Text(state_of, _COLOURS.get(each["state"], "yellow")),
             Text(cache, _COLOURS.get(each["cache"], "")),
-            bar(each["cache_fill"]),
+            Text(bar(each["live_fill"]), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
+            f"{each['sessions']:,}",
+            share(each["cache_fill"] or 0.0, each["cache_fill"] is not None),
             f"{each['requests']:,}",
             duration(each["queue_ms"]),
-            f"{each['sessions']:,}",
             f"{each['right'] / each['audited']:.1%}" if each["audited"] else "-",
         )
     left = replicas["total"] + replicas["num_missing"] - table.row_count
     if left > 0:
-        table.add_row(f"… {left:,} more", *[""] * 7)
+        table.add_row(f"… {left:,} more", *[""] * 8)
     return table
 
 

@@ -87,6 +87,7 @@ class Bookkeeper:
             contract=contract,
             num_tokens=prompt.num_tokens,
             parts=whose.parts,
+            tenant=prompt.read.tenant.name if prompt.read.tenant is not None else None,
         )
 
     def compare(self, prompt: Prompt, placement: Placement, before: Thread) -> Comparison:

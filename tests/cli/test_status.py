@@ -119,6 +119,18 @@ def test_much_that_is_wrong_is_counted() -> None:
     assert text.splitlines()[-1] == "and 30 more"
 
 
+def test_a_full_replica_is_seen() -> None:
+    """The sessions that are alive need more than its cache has."""
+    (row,) = [line for line in report(state(REPLICA), []).splitlines() if line.startswith("r1")]
+    unknown = state(REPLICA | {"live_fill": None, "cache_fill": None, "audited": 0})
+
+    assert row.split() == [
+        *("r1", "up", "exact", "██████████", "125%", "2", "50%", "3", "1.5", "s", "90.0%")
+    ]
+    (row,) = [line for line in report(unknown, []).splitlines() if line.startswith("r1")]
+    assert row.split()[3:] == ["-", "2", "-", "3", "1.5", "s", "-"]
+
+
 def test_the_queue_says_what_is_waited_for() -> None:
     waiting = [{"waited_s": 1.5}, {"waited_s": 3.25}]
     queue = {"on": True, "waiting": 5, "for": {"tbt": 1, "room": 4}, "shown": waiting}

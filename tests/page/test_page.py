@@ -60,7 +60,7 @@ async def test_it_answers_the_five_questions() -> None:
     assert "Who waits?\n✓ nobody" in tiles
     assert "What was recomputed?" in tiles
     assert "of compute" in tiles
-    assert "has a time of day in it" in findings
+    assert "contains a time of day" in findings
     assert "✓ exact" in replicas
     assert "had been computed before" in tokens
     assert status == "Live."
@@ -84,8 +84,23 @@ async def test_a_session_opens_with_its_turns_and_what_to_do() -> None:
     assert "the last 3 turns" in label
     assert "at r1" in label
     assert "the system prompt changed at token" in dialog
-    assert "What to do\nMove what changes (a time, an id) to the last message." in dialog
+    assert "What to do\nMove what changes (a time, an id) into the last message." in dialog
     assert SECRET not in dialog
+
+
+async def test_a_sessions_timeline_can_be_downloaded(tmp_path: Path) -> None:
+    async with Engines(1) as engines, on_stage(*engines) as stage, shown(stage) as page:
+        await stage.ask(streamed(chat(words(1))))
+        await page.until("document.querySelectorAll('#sessions tbody tr').length === 1")
+        await page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+        await page.evaluate("document.querySelector('#sessions button').click()")
+        await page.until("document.querySelectorAll('#session button').length >= 2")
+        await page.evaluate("document.querySelectorAll('#session button')[1].click()")
+        await stage.until(lambda: list(tmp_path.glob("session-*.json")))
+        (file,) = tmp_path.glob("session-*.json")
+        timeline = json.loads(file.read_text())
+
+    assert {event["ph"] for event in timeline["traceEvents"]} >= {"M", "X"}
 
 
 async def test_a_finished_request_opens_with_the_cost_of_each_replica() -> None:

@@ -108,3 +108,47 @@ def test_what_is_not_known_has_no_end() -> None:
 
     assert ledger.ended(1) is None
     assert ledger.compacted(1) is None
+
+
+def fork(ledger: Ledger, tenant: str | None, *messages: int) -> Thread | None:
+    """Return what a new conversation has a part of; None: of nothing that is known."""
+    found = ledger.match(
+        7,
+        None,
+        space=0,
+        keys=keys(1, 12),
+        contract=CONTRACT,
+        num_tokens=200,
+        parts=parts(*messages),
+        tenant=tenant,
+    )
+    assert found.is_unknown is (found.source is None)
+    return found.source
+
+
+def test_a_fork_is_found_by_its_history_at_its_own_tenant_only() -> None:
+    ledger, origin = Ledger(), prompt(1, 11, 12, 13)
+    ledger.remember(1, None, origin, num_computed=0, tenant="a")
+
+    assert fork(ledger, "a", 11, 12, 13, 14, 15) is origin
+    assert fork(ledger, "a", 11, 12, 20) is origin
+    assert fork(ledger, "b", 11, 12, 13, 14, 15) is None
+    assert fork(ledger, None, 11, 12, 13, 14, 15) is None
+
+
+def test_what_only_begins_alike_is_no_fork() -> None:
+    """Its own history is not known."""
+    ledger = Ledger()
+    ledger.remember(1, None, prompt(1, 11), num_computed=0)
+
+    assert fork(ledger, None, 11, 12, 13, 14, 15, 16) is None
+    assert fork(ledger, None, 12, 11) is None
+
+
+def test_the_openings_of_forgotten_conversations_take_no_room() -> None:
+    ledger = Ledger(max_sessions=3)
+    for key in range(1, 10):
+        ledger.remember(key, None, prompt(key, key), num_computed=0)
+
+    assert len(ledger._of_opening) == 3
+    assert fork(ledger, None, 1, 2) is None
