@@ -19,10 +19,13 @@ from router.records.computed import Change, Part
 _LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
 
 
-class Asked(Struct, frozen=True, gc=False):
-    """A request of a thread, whose prompt the thread's last one begins with."""
+class Asked(Struct, frozen=True, array_like=True, gc=False):
+    """A request of a thread, whose prompt the thread's last one begins with.
 
-    request_id: str
+    answer: Digest of the answer's id, and of whose it is.
+    """
+
+    answer: int
     num_tokens: int
     num_messages: int
 
