@@ -161,3 +161,12 @@ def test_markup_in_a_reason_is_text() -> None:
     given = state(REPLICA | {"state": "down", "reason": "[red]x[/red]"})
 
     assert report(given, list(degraded(given))).count("[red]x[/red]") == 1
+
+
+def test_it_says_which_caches_are_too_small() -> None:
+    """Nothing is degraded; but sessions evict each other."""
+    text = report(state(REPLICA, REPLICA | {"name": "r2", "live_fill": 0.8}), [])
+
+    said = " ".join(text.split())
+    assert "! live sessions need more than the KV cache of r1 (125%): add replicas" in said
+    assert "r2 (" not in said
