@@ -111,7 +111,7 @@ def overfull(state: State) -> Iterator[str]:
         if (each["live_fill"] or 0.0) > 1.0
     ]
     if full:
-        names = listed(full) if len(full) <= _MAX_SAID else f"{len(full):,} replicas"
+        names = ", ".join(full) if len(full) <= _MAX_SAID else f"{len(full):,} replicas"
         yield (
             f"live sessions need more than the KV cache of {names}: add replicas or KV cache, or "
             "run fewer agents at a time"
