@@ -99,7 +99,11 @@ def thread_of(
             if each.parts and each.parts.messages and each.parts.messages[0] == parts.messages[0]
         ]
         if same:
-            return max(same, key=lambda each: num_equal(each.parts, parts))
+            return (
+                same[0]
+                if len(same) == 1
+                else max(same, key=lambda each: num_equal(each.parts, parts))
+            )
     for thread in reversed(threads):
         if thread.contract == contract and thread.space == space:
             num_blocks = num_shared(keys, thread.keys)
