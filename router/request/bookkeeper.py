@@ -257,8 +257,8 @@ class Bookkeeper:
         index, home = self._caches.index, source.candidate
         views = {view.id: view for view in placement.plan.snapshot.replicas}
         is_cleared = source.num_emptied != index.num_emptied(home)
-        moved_until = 0
-        if home != placement.lease.candidate and not is_cleared:
+        is_here, moved_until = home == placement.lease.candidate, 0
+        if not is_here and not is_cleared:
             moved_until = views[home].num_own_tokens if home in views else known.num_common
         known = self._with_pool(placement, known, source)
         lost_at = max(known.num_cached, moved_until) // size
@@ -273,6 +273,8 @@ class Bookkeeper:
             fate = "evicted"  # first: it had them after it was emptied, or never was
         elif is_cleared:
             fate = "cleared"
+        elif is_here and known.num_cached + known.step >= sharable(known):
+            known = replace(known, num_dropped=known.step)  # it drafts, or has sliding windows
         elif home in views and views[home].num_own_tokens <= lost_at * size:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None

@@ -48,6 +48,27 @@ async def test_a_turn_that_goes_on_is_new() -> None:
     assert second["text"] == [] or "rest of a block" in second["text"][0]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"eagle": True}, {"sliding_window": 100, "num_window_groups": 2}],
+    ids=["eagle", "windows"],
+)
+async def test_what_engines_compute_of_each_hit_is_the_last_block(options: dict[str, Any]) -> None:
+    """One that drafts drops a block of each hit, and is known to do so after some answers."""
+    async with Engines(1, **options) as engines, on_stage(*engines) as stage:
+        texts = [words(1)]
+        for number in range(10):
+            await stage.ask(answered(*texts))
+            await stage.settled(*engines)
+            texts += ["yes", words(10 + number, 20)]
+        _, *after = await turns(stage)
+
+    assert len(after) == 9
+    for turn in after:
+        assert set(causes(turn)) <= {"new", "last_block"}
+        assert causes(turn).get("last_block", 0) <= 2 * BLOCK
+
+
 async def test_the_same_prompt_again_computes_its_last_block() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
         for _ in range(2):
