@@ -117,6 +117,7 @@ class Ledger:
         self._max_bytes = max_bytes
         self._sessions: OrderedDict[int, Session] = OrderedDict()  # silent for longest first
         self._of_request: OrderedDict[str, int] = OrderedDict()
+        self._of_answer: OrderedDict[int, int] = OrderedDict()
         self._of_opening: OrderedDict[tuple[str | None, int], int] = OrderedDict()
         """Tenant and first message -> the last conversation that began so."""
         self._num_bytes = 0
@@ -142,6 +143,11 @@ class Ledger:
     def of_request(self, request_id: str) -> Session | None:
         """Find the session of a recent request."""
         key = self._of_request.get(request_id)
+        return None if key is None else self._sessions.get(key)
+
+    def of_answer(self, answer: int) -> Session | None:
+        """Find the session of a recent answer, by a digest; see `Asked` in threads."""
+        key = self._of_answer.get(answer)
         return None if key is None else self._sessions.get(key)
 
     # -- before a request is sent ------------------------------------------------------------
@@ -297,6 +303,10 @@ class Ledger:
             if thread.parts is not None and thread.parts.messages:
                 self._open(key, session.tenant, thread.parts.messages[0])
             self._grow(session, grown)
+        if thread.asked:
+            self._of_answer[thread.asked[0].answer] = key
+            if len(self._of_answer) > _MAX_REQUESTS:
+                self._of_answer.popitem(last=False)
         self._keep_bounds()
 
     def _open(self, key: int, tenant: str | None, message: int) -> None:

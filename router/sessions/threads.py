@@ -16,14 +16,16 @@ from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
 from router.records.computed import Change, Part
 
-_OF_HISTORY: Final[tuple[Part, ...]] = ("message", "template", "text")
 _LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
 
 
-class Asked(Struct, frozen=True, gc=False):
-    """A request of a thread, whose prompt the thread's last one begins with."""
+class Asked(Struct, frozen=True, array_like=True, gc=False):
+    """A request of a thread, whose prompt the thread's last one begins with.
 
-    request_id: str
+    answer: Digest of the answer's id, and of whose it is.
+    """
+
+    answer: int
     num_tokens: int
     num_messages: int
 
@@ -38,7 +40,7 @@ class Thread(Struct, kw_only=True):
     num_computed: Tokens that the candidate had computed by then, ever.
     num_pool_tokens: That the pool had of it.
     change, num_in_row: Where the last turns in a row changed.
-    is_compacted: Its agent says that a shorter history takes its place.
+    is_compacted: Its agent says so: the next prompt has a shorter history, or asks for a summary.
     model: As the last request named it.
     asked: The last requests that a client may ask about, the newest first.
     """
@@ -152,7 +154,7 @@ def difference_of(
 ) -> tuple[Part, int | None, str]:
     """Find the first part that differs, the message's index, and its digest as it is now."""
     part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
-    if thread.is_compacted and part in _OF_HISTORY:
+    if thread.is_compacted:  # a request for a summary may have other tools
         part = "compacted"
     return part, index, digest
 
