@@ -79,6 +79,8 @@ class Bookkeeper:
 
     def _match(self, prompt: Prompt, named: _Named) -> Match:
         whose, (space, contract, keys) = prompt.read.whose, named
+        if prompt.read.response_id is not None:
+            return Match(is_unknown=True)  # its engine has the conversation's beginning
         return self.ledger.match(
             whose.conversation or 0,
             whose.parent,
@@ -201,7 +203,7 @@ class Bookkeeper:
             contract=contract,
             keys=keys,
             num_tokens=prompt.num_tokens,
-            parts=prompt.read.whose.parts,
+            parts=prompt.read.whose.parts if prompt.read.response_id is None else None,
             candidate=candidate,
             num_emptied=self._caches.index.num_emptied(candidate),
             at_s=now_s,
