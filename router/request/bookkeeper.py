@@ -26,8 +26,8 @@ from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.compare import add_asked, compare
 from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Match
-from router.sessions.threads import Thread
+from router.sessions.ledger import Ledger
+from router.sessions.threads import Match, Thread
 from router.sessions.turns import Turn
 
 _Named = tuple[int, HashContract | None, Sequence[BlockKey]]
