@@ -16,7 +16,6 @@ from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
 from router.records.computed import Change, Part
 
-_OF_HISTORY: Final[tuple[Part, ...]] = ("message", "template", "text")
 _LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
 
 
@@ -41,7 +40,7 @@ class Thread(Struct, kw_only=True):
     num_computed: Tokens that the candidate had computed by then, ever.
     num_pool_tokens: That the pool had of it.
     change, num_in_row: Where the last turns in a row changed.
-    is_compacted: Its agent says that a shorter history takes its place.
+    is_compacted: Its agent says so: the next prompt has a shorter history, or asks for a summary.
     model: As the last request named it.
     asked: The last requests that a client may ask about, the newest first.
     """
@@ -172,7 +171,7 @@ def difference_of(
 ) -> tuple[Part, int | None, str]:
     """Find the first part that differs, the message's index, and its digest as it is now."""
     part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
-    if thread.is_compacted and part in _OF_HISTORY:
+    if thread.is_compacted:  # a request for a summary may have other tools
         part = "compacted"
     return part, index, digest
 

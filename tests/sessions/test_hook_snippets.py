@@ -16,7 +16,7 @@ from tests.docs_blocks import ADMIN_PORT, ROOT, blocks
 from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage, streamed, words
 
 TOKEN = f"{SECRET}-token"
-VARIABLE = "WARMROUTE_TOKEN"
+VARIABLE = "WARMROUTE_ADMIN_TOKEN"
 NAME, CHILD = f"{SECRET}-main", f"{SECRET}-child"
 
 Run = Callable[[str, str, str | None], Awaitable[None]]
