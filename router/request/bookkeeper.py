@@ -26,8 +26,8 @@ from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.compare import add_asked, compare
 from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Match
-from router.sessions.threads import Thread
+from router.sessions.ledger import Ledger
+from router.sessions.threads import Match, Thread
 from router.sessions.turns import Turn
 
 _Named = tuple[int, HashContract | None, Sequence[BlockKey]]
@@ -79,6 +79,8 @@ class Bookkeeper:
 
     def _match(self, prompt: Prompt, named: _Named) -> Match:
         whose, (space, contract, keys) = prompt.read.whose, named
+        if prompt.read.response_id is not None:
+            return Match(is_unknown=True)  # its engine has the conversation's beginning
         return self.ledger.match(
             whose.conversation or 0,
             whose.parent,
@@ -201,7 +203,7 @@ class Bookkeeper:
             contract=contract,
             keys=keys,
             num_tokens=prompt.num_tokens,
-            parts=prompt.read.whose.parts,
+            parts=prompt.read.whose.parts if prompt.read.response_id is None else None,
             candidate=candidate,
             num_emptied=self._caches.index.num_emptied(candidate),
             at_s=now_s,

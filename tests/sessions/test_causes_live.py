@@ -231,6 +231,30 @@ async def test_a_conversation_that_began_elsewhere_is_unknown() -> None:
     assert set(causes(turn)) == {"unknown"}
 
 
+async def test_what_an_engine_stored_is_unknown() -> None:
+    """A response that goes on from a stored one; only its engine has the whole prompt."""
+    answers = iter((("resp_1", 300, 0), ("resp_2", 600, 100)))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        name, num_tokens, num_cached = next(answers)
+        details = {"cached_tokens": num_cached}
+        usage = {"input_tokens": num_tokens, "output_tokens": 4, "input_tokens_details": details}
+        return web.json_response({"id": name, "status": "completed", "usage": usage})
+
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        body = {"model": "tiny", "input": words(1)}
+        await stage.ask(body, "/v1/responses")
+        goes_on = {
+            "previous_response_id": "resp_1",
+            "prompt_cache_options": {"comparison_response_id": "resp_1"},
+        }
+        second = await stage.ask(body | goes_on, "/v1/responses")
+        _, turn = await turns(stage)
+
+    assert causes(turn) == {"unknown": 500}
+    assert second.json()["prompt_cache_diagnostics"] == {"type": "unavailable"}
+
+
 async def test_a_client_without_session_ids_is_followed() -> None:
     """By its first message, although its system prompt is another one in each turn."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
