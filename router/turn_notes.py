@@ -6,7 +6,7 @@ them, and skips such an entry whole.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -61,10 +61,21 @@ class Remembered(Struct, frozen=True, array_like=True, tag="prompt"):
     parts: SharedParts | None
     change: Part | None
     num_in_row: Count
+    model: Text = ""
+    asked: Annotated[tuple[tuple[_Hash, Count, Count], ...], Meta(max_length=8)] = ()
+
+
+Hooked = Literal["ended", "compacting", "compacted"]
+"""What becomes of an agent's session.
+
+    ended        it is over
+    compacting   its history is about to be replaced by a shorter one
+    compacted    it has been
+"""
 
 
 class Over(Struct, frozen=True, array_like=True, tag="over"):
-    """An agent's session has ended, or a shorter history has taken the place of its own.
+    """An agent says what becomes of a session.
 
     conversation: Its key in the ledger of sessions.
     sessions: What routing knows it by, one digest a model.
@@ -72,7 +83,7 @@ class Over(Struct, frozen=True, array_like=True, tag="over"):
 
     conversation: Number
     sessions: Annotated[tuple[Number, ...], Meta(max_length=MAX_DIGESTS)] = ()
-    is_compacted: bool = False
+    what: Hooked = "ended"
 
 
 class Booked(Struct, frozen=True, array_like=True, tag="turn"):

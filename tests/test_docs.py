@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from typing import get_args
 from urllib.parse import urlsplit
 
 import click
@@ -28,6 +29,7 @@ from policies.cost import KvAware
 from router import config
 from router.cli import main
 from router.index.counters import StreamCounters
+from router.records.computed import CAUSES, Part
 from router.records.outcome import Outcome
 from tests.docs_blocks import (
     ENGINE_PORTS,
@@ -383,6 +385,7 @@ def test_keys_variables_and_make_targets_exist(name: str) -> None:
     sections = "|".join({option.path[0] for option in options} - {"replicas"})
     variables = {option.variable for option in options}
     variables |= {"WARMROUTE_CONFIG", "WARMROUTE_VLLM_PYTHON", "WARMROUTE_KEY"}
+    variables.add("WARMROUTE_TOKEN")  # of agents that call hooks
     variables |= {config.REDIS_PASSWORD, config.ADMIN_TOKEN, config.ADMIN_URL}
     variables.add("WARMROUTE_COMPLETE")  # click's, with a _ before it
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -420,6 +423,20 @@ def test_tables_are_complete() -> None:
         assert f"`{name}`" in listed, name
     for name in POLICIES:
         assert f"`{name}`" in DOCUMENTS["docs/concepts/policies.md"], name
+
+
+def test_every_cause_is_explained_and_watched() -> None:
+    """The page has each cause and part; alert and dashboard count what the session had before."""
+    page = DOCUMENTS["docs/operate/recomputed.md"]
+    rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    before = set(CAUSES) - {"new", "last_block", "unknown"}
+    watched = re.compile(r"cause=~\\?\"(changed[\w|]+)")
+
+    assert rows == [*CAUSES, *rows[len(CAUSES) :]]
+    assert set(rows[len(CAUSES) :]) == set(get_args(Part))
+    for file in ("prometheus/alerts.yml", "grafana/dashboards/warmroute.json"):
+        (found,) = set(watched.findall((ROOT / "docker" / file).read_text()))
+        assert set(found.split("|")) == before, file
 
 
 def test_the_formula_is_the_policys() -> None:

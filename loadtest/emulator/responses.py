@@ -79,6 +79,14 @@ def _text(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
+def _split(name: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str | None, str]:
+    """Split a function's name as the model sees it into its namespace and its own name."""
+    for tool in tools:
+        if tool.get("type") == "namespace" and name.startswith(f"{tool.get('name')}__"):
+            return tool["name"], name.removeprefix(f"{tool['name']}__")
+    return None, name
+
+
 class ResponseWriter:
     """Writes an answer, see answers.AnswerWriter; `response` is the answer so far."""
 
@@ -156,13 +164,14 @@ class ResponseWriter:
         suffix = self._head.id.removeprefix("resp_")
         call = self._reply.tool_call
         if call is not None:
+            namespace, name = _split(call.name, self._asked.echo["tools"])
             return {
                 "arguments": self._reply.arguments(),
                 "call_id": call.id,
-                "name": call.name,
+                "name": name,
                 "type": "function_call",
                 "id": f"fc_{suffix}",
-                "namespace": None,
+                "namespace": namespace,
                 "status": "completed",
             }
         part: dict[str, Any] = {

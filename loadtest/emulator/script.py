@@ -5,6 +5,9 @@ of the model so far. The last step answers all later requests. A request without
 or a summary) gets a reply as `--reply` says.
 
     [{"call": "Bash", "arguments": {"command": "ls"}}, {"text": "There is one file."}]
+
+A step with `asked` is for conversations that have this text in a message of the user. Others, such
+as those of sub-agents, get the last step in its place.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True):
     text: str | None = None
     call: str | None = None
     arguments: Mapping[str, Any] = {}
+    asked: str | None = None
 
 
 class Script:
@@ -63,7 +67,16 @@ class Script:
         messages = body.get("messages") or ()
         num_answers = sum(message.get("role") == "assistant" for message in messages)
         step: Step = self._steps[min(num_answers, len(self._steps) - 1)]
+        if step.asked is not None and not _is_asked(step.asked, messages):
+            step = self._steps[-1]
         names = [tool["function"].get("name") for tool in tools]
         if step.call is not None and step.call not in names:
             raise ApiError(400, f"the script calls {step.call!r}; there are {', '.join(names)}")
         return step
+
+
+def _is_asked(text: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(
+        message.get("role") == "user" and text in str(message.get("content"))
+        for message in messages
+    )

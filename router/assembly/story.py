@@ -16,6 +16,7 @@ from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
 from router.request.bookkeeper import Bookkeeper
 from router.request.bootstraps import Bootstraps
+from router.request.diagnosis import Diagnostics
 from router.request.engine_tokens import EngineTokenizer
 from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
@@ -56,6 +57,7 @@ def build_story(parts: Parts) -> Story:
         witness=witness,
         metrics=parts.metrics,
     )
+    bookkeeper = _bookkeeper(parts)
     headers = RequestHeaders(parts.engine_key, parts.withheld)
     sender = _sender(parts, headers=headers, retries=retries)
     return Story(
@@ -84,8 +86,13 @@ def build_story(parts: Parts) -> Story:
                 bootstraps=Bootstraps(parts.engine_api),
                 metrics=parts.metrics,
             ),
-            relay=Relay(witness=witness, place=place, metrics=parts.metrics),
-            recorder=_recorder(parts),
+            relay=Relay(
+                witness=witness,
+                place=place,
+                diagnostics=Diagnostics(bookkeeper),
+                metrics=parts.metrics,
+            ),
+            recorder=_recorder(parts, bookkeeper),
             owners=owners,
             retries=retries,
         )
@@ -98,6 +105,7 @@ def _reader(parts: Parts) -> Reader:
         withheld=parts.withheld,
         session_headers=parts.config.session.headers,
         early_stream_s=parts.config.forward.early_stream_s,
+        tells_unasked=parts.config.forward.diagnostics == "always",
     )
 
 
@@ -170,7 +178,7 @@ def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sende
     )
 
 
-def _recorder(parts: Parts) -> Recorder:
+def _recorder(parts: Parts, bookkeeper: Bookkeeper) -> Recorder:
     token_audit = TokenAudit(
         parts.prompters,
         hand_over=parts.hand_over,
@@ -187,13 +195,17 @@ def _recorder(parts: Parts) -> Recorder:
         sinks=[parts.feed.put] + ([parts.decision_log.add] if parts.decision_log else []),
         experiments=parts.experiments,
         shadows=parts.shadows if parts.config.shadow.policies else None,
-        bookkeeper=Bookkeeper(
-            parts.ledger,
-            caches=parts.caches,
-            pool=parts.verifier,
-            findings=parts.findings,
-            metrics=parts.metrics,
-        ),
+        bookkeeper=bookkeeper,
+    )
+
+
+def _bookkeeper(parts: Parts) -> Bookkeeper:
+    return Bookkeeper(
+        parts.ledger,
+        caches=parts.caches,
+        pool=parts.verifier,
+        findings=parts.findings,
+        metrics=parts.metrics,
     )
 
 

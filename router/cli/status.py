@@ -49,8 +49,6 @@ def status(admin: Admin) -> None:
 
 def degraded(state: State) -> Iterator[str]:
     """Yield what does not work as it should, one line each."""
-    from router.index.candidate_stream import StreamReason  # late: `--help` should not wait for it
-
     replicas = state["replicas"]
     if not replicas["total"]:
         yield "no replica is known"
@@ -59,7 +57,7 @@ def degraded(state: State) -> Iterator[str]:
     for each in replicas["shown"]:
         if each["state"] not in ("up", *_ON_PURPOSE):
             yield one_line(f"replica {each['name']} is {each['state']}: {each['reason']}")
-        elif each["cache"] != "exact" and each["cache_reason"] != StreamReason.NO_EVENTS:
+        elif each["cache"] != "exact" and not _is_idle(each):
             reason = each["cache_reason"] or "no reason is known"
             yield one_line(f"the cache of {each['name']} is {each['cache']}: {reason}")
     for pool in state["pools"]:
@@ -100,42 +98,50 @@ def headline(state: State) -> str:
     num_up = replicas["by_state"].get("up", 0)
     return (
         f"warmroute {about['version']}, {about['policy']}, up {age(about['up_s'])}: "
-        f"{num_up:,} of {replicas['total']:,} replicas up, {known:,} caches known, "
-        f"{replicas['requests']:,} requests in flight, {state['queue']['waiting']:,} waiting"
+        f"{num_up:,} of {num(replicas['total'], 'replica')} up, {num(known, 'cache')} known, "
+        f"{replicas['requests']:,} in flight, {state['queue']['waiting']:,} waiting"
     )
 
 
 def replica_table(state: State, most: int) -> Table:
-    """Draw a row a replica; those in trouble are first where not all are shown."""
+    """Draw a row a replica; those in trouble are first where not all are shown.
+
+    The working set is what live sessions have there; a cache is full of older blocks, too.
+    """
     from rich.text import Text  # late, as in `drawing`
 
     replicas = state["replicas"]
     table = grid(
-        "replica", "state", "cache", "cache fill", right=("in flight", "queue", "sessions", "right")
+        *("replica", "state", "cache", "working set"),
+        right=("sessions", "fill", "in flight", "queue", "right"),
+        gap=1,
     )
-    table.columns[1].no_wrap = table.columns[2].no_wrap = False
     for each in replicas["missing"][:most]:
-        reason = one_line(each["reason"])
-        table.add_row(each["name"], Text(f"not discovered: {reason}", "red"), *["-"] * 6)
-    for each in replicas["shown"][:most]:
-        state_of = each["state"] + (f": {one_line(each['reason'])}" if each["reason"] else "")
-        cache = each["cache"] + (
-            f": {one_line(each['cache_reason'])}" if each["cache_reason"] else ""
-        )
+        table.add_row(each["name"], Text("missing", "red"), *["-"] * 7)
+    for each in replicas["shown"][: most - table.row_count]:
+        cache = "no events" if _is_idle(each) else each["cache"]
         table.add_row(
             each["name"],
-            Text(state_of, _COLOURS.get(each["state"], "yellow")),
-            Text(cache, _COLOURS.get(each["cache"], "")),
-            bar(each["cache_fill"]),
+            Text(each["state"], _COLOURS.get(each["state"], "yellow")),
+            Text(cache, _COLOURS.get(cache, "")),
+            Text(bar(each["live_fill"], 6), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
+            f"{each['sessions']:,}",
+            share(each["cache_fill"] or 0.0, each["cache_fill"] is not None),
             f"{each['requests']:,}",
             duration(each["queue_ms"]),
-            f"{each['sessions']:,}",
             f"{each['right'] / each['audited']:.1%}" if each["audited"] else "-",
         )
     left = replicas["total"] + replicas["num_missing"] - table.row_count
     if left > 0:
-        table.add_row(f"… {left:,} more", *[""] * 7)
+        table.add_row(f"… {left:,} more", *[""] * 8)
     return table
+
+
+def _is_idle(replica: State) -> bool:
+    """Return whether a replica was not sent anything yet: then it has no events to publish."""
+    from router.index.candidate_stream import StreamReason  # late: `--help` should not wait for it
+
+    return bool(replica["cache_reason"] == StreamReason.NO_EVENTS)
 
 
 def queue_line(state: State) -> str:

@@ -63,7 +63,7 @@ def tail(session: str | None, tenant: str | None, replica: str | None, admin: Ad
         for line in watched(admin, _MOST):
             match line["kind"]:
                 case "decision":
-                    if not _is_wanted(line, session, tenant, replica):
+                    if not is_wanted(line, session, tenant, replica):
                         continue
                     echo_json(line, indent=None) if admin.as_json else click.echo(
                         request_line(line)
@@ -80,9 +80,10 @@ def tail(session: str | None, tenant: str | None, replica: str | None, admin: Ad
         return
 
 
-def _is_wanted(
+def is_wanted(
     line: dict[str, Any], session: str | None, tenant: str | None, replica: str | None
 ) -> bool:
+    """Return whether a request is one of those to show; None: any is."""
     if tenant is not None and line["tenant"] != tenant:
         return False
     if replica is not None and replica not in (line["replica"], line["replica"].partition("#")[0]):

@@ -23,6 +23,7 @@ from router.http.admin_pages import Handler
 from router.metrics import Metrics
 from router.request.hooks import Hooks
 from router.tenants import Tenants
+from router.turn_notes import Hooked
 
 _MAX_BYTES: Final = 1 << 19  # summaries and last messages are in it
 _CHUNK_BYTES: Final = 1 << 16
@@ -57,6 +58,14 @@ _NAMES: Final[Mapping[str, Callable[[_Hook], str]]] = {
 }
 
 
+_EVENTS: Final[Mapping[str, Hooked]] = {
+    "SessionEnd": "ended",
+    "SubagentStop": "ended",
+    "PreCompact": "compacting",
+    "PostCompact": "compacted",
+}
+
+
 class HookPages:
     """Hooks of agents; `tenants` None: clients are not distinguished."""
 
@@ -77,18 +86,13 @@ class HookPages:
 
     async def _apply(self, agent: str, hook: _Hook, owners: Iterable[str]) -> str:
         """Put a hook into effect; return what became of it."""
-        name, apply = _NAMES[agent](hook), self._hooks.apply
-        match hook.hook_event_name:
-            case "SessionEnd":
-                is_known = await apply(hook.session_id, owners, is_compacted=False)
-                return "ended" if is_known else "unknown"
-            case "SubagentStop":
-                if hook.agent_id is None:
-                    raise BadRequest("a SubagentStop needs an agent_id", param="agent_id")
-                return "ended" if await apply(name, owners, is_compacted=False) else "unknown"
-            case "PostCompact":
-                return "compacted" if await apply(name, owners, is_compacted=True) else "unknown"
-        return "ignored"
+        what = _EVENTS.get(hook.hook_event_name)
+        if what is None:
+            return "ignored"
+        if hook.hook_event_name == "SubagentStop" and hook.agent_id is None:
+            raise BadRequest("a SubagentStop needs an agent_id", param="agent_id")
+        name = hook.session_id if hook.hook_event_name == "SessionEnd" else _NAMES[agent](hook)
+        return what if await self._hooks.apply(name, owners, what) else "unknown"
 
     def _owners(self, tenant: str | None) -> tuple[str, ...]:
         """List whose session it may be: anybody's, unless a tenant is named.

@@ -84,8 +84,8 @@ class Metrics:
     tenants_read: Annotated[Counter, Spec("warmroute_tenants_file_reads", "result",
         "Reads of a changed tenants file, by result: ok, or bad (the last good file stays)")]
     hooks: Annotated[Counter, Spec("warmroute_agent_hooks", "agent result",
-        "Hooks of agents, by result: ended, compacted, unknown (no such session), ignored (events "
-        "without effect)")]
+        "Hooks of agents, by result: ended, compacting, compacted, unknown (no such session), "
+        "ignored (events without effect)")]
     config_reads: Annotated[Counter, Spec("warmroute_config_reads", "result",
         "Reads of a changed configuration, by result: ok, or bad (it is invalid or needs a "
         "restart; the old one stays)")]
@@ -165,7 +165,8 @@ class Metrics:
     peers_forgotten: Annotated[Counter, Spec("warmroute_peers_forgotten", "",
         "Routers that went silent and whose leases and claims were dropped")]
     notes_dropped: Annotated[Counter, Spec("warmroute_notes_dropped", "",
-        "Notes to other routers that Redis did not accept; they are sent again as a summary")]
+        "Notes to other routers that Redis did not accept; sent again as a summary, unless they are "
+        "about sessions")]
     lookups: Annotated[Counter, Spec("warmroute_redis_lookups", "result",
         "Matches looked up in Redis (index.mode redis), by result: ok, or why the local index was "
         "used")]

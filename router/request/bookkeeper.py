@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from policies.view import CandidateId
+from router.api.diagnostics import Comparison
 from router.api.sessions import engine_name
 from router.api.usage import Usage
 from router.contracts import BlockKey, HashContract
@@ -21,14 +21,14 @@ from router.records.computed import Computed, Loss, Move
 from router.records.outcome import Outcome
 from router.request.plan import Placement
 from router.request.results import Prompt, Tries
+from router.request.turn import turn_of
 from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
+from router.sessions.compare import add_asked, compare
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger, Match
 from router.sessions.threads import Thread
 from router.sessions.turns import Turn
-
-_MOST_TOKENS: Final = 1 << 40
 
 _Named = tuple[int, HashContract | None, Sequence[BlockKey]]
 """What a prompt's blocks are called where it was placed: see `Thread`."""
@@ -87,7 +87,50 @@ class Bookkeeper:
             contract=contract,
             num_tokens=prompt.num_tokens,
             parts=whose.parts,
+            tenant=prompt.read.tenant.name if prompt.read.tenant is not None else None,
         )
+
+    def compare(self, prompt: Prompt, placement: Placement, before: Thread) -> Comparison:
+        """Compare a prompt with the last one of a thread."""
+        prompt = prompt.original or prompt
+        space, contract, keys = _named(prompt, placement, self._caches)
+        return compare(
+            before,
+            space=space,
+            model=prompt.read.model or "",
+            keys=keys,
+            contract=contract,
+            num_tokens=prompt.num_tokens,
+            parts=prompt.read.whose.parts,
+        )
+
+    def foresee(self, prompt: Prompt, placement: Placement, num_cached: int) -> Computed | None:
+        """Tell the causes of a request that is not booked yet. None: it is of no session."""
+        has_failed_read, prompt = prompt.skips_pool, prompt.original or prompt
+        if prompt.read.whose.conversation is None or prompt.read.num_prompts > 1:
+            return None
+        named = _named(prompt, placement, self._caches)
+        match = self._match(prompt, named)
+        turn = Turn(
+            request_id=prompt.read.request_id,
+            at=0.0,
+            candidate=placement.lease.candidate,
+            model="",
+            outcome="",
+            num_tokens=prompt.num_tokens,
+            num_cached=num_cached,
+        )
+        entry = Entry(
+            prompt=prompt,
+            placement=placement,
+            match=match,
+            thread=self._thread(prompt, placement, match, named, time.monotonic()),
+            turn=turn,
+            has_causes=True,
+            is_open=False,
+            has_failed_read=has_failed_read,
+        )
+        return self._computed(entry)
 
     def begin(
         self,
@@ -106,9 +149,11 @@ class Bookkeeper:
             return None
         named = _named(prompt, placement, self._caches)
         match = self._match(prompt, named)
-        turn = _turn(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
+        turn = turn_of(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, named, now_s)
+        if tries.answer is not None:
+            add_asked(thread, match, tries.answer)
         tenant = prompt.read.tenant
         if match.thread is None or not has_failed_read:  # else no cache has its blocks
             self.ledger.remember(
@@ -163,6 +208,7 @@ class Bookkeeper:
             num_pool_tokens=pool.num_tokens if pool is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
+            model=prompt.read.model or "",
         )
 
     def _computed(self, entry: Entry) -> Computed:
@@ -301,56 +347,6 @@ def _move(placement: Placement, origin: CandidateId) -> Move:
         ttft_there_ms=_rounded(costs.get(origin)),
         has_left=origin not in {view.id for view in placement.plan.snapshot.replicas},
     )
-
-
-def _turn(
-    prompt: Prompt,
-    tries: Tries,
-    placement: Placement,
-    outcome: Outcome,
-    usage: Usage | None,
-    ttft_ms: float | None,
-    now_s: float,
-) -> Turn:
-    inbound, predicted, wait = prompt.read.inbound, placement.predicted, tries.wait
-    num_tokens = _sane(usage.prompt_tokens if usage is not None else None)
-    num_tokens = prompt.num_tokens if num_tokens is None else num_tokens
-    reported = _sane(usage.num_cached_tokens if usage is not None else None)
-    num_cached = predicted.num_cached_tokens if reported is None else reported
-    num_pool = min(predicted.num_fetched_tokens, max(0, num_cached - predicted.num_own_tokens))
-    num_cpu = min(
-        predicted.num_cpu_only_tokens, max(0, num_cached - num_pool - predicted.num_gpu_tokens)
-    )
-    cost, total_ms = placement.plan.view.cost, (now_s - inbound.arrived_s) * 1000
-    engine_ms = cost.prefill_ms(max(0, num_tokens - num_cached), num_cached)
-    return Turn(
-        request_id=prompt.read.request_id,
-        at=time.time() - total_ms / 1000,
-        candidate=placement.lease.candidate,
-        model=prompt.read.model or "",
-        outcome=outcome.value,
-        num_tokens=num_tokens,
-        num_cached=reported,
-        num_gpu=num_cached - num_pool - num_cpu,
-        num_cpu=num_cpu,
-        num_pool=num_pool,
-        num_output=_sane(usage.completion_tokens if usage is not None else None),
-        router_ms=(placement.placed_s - inbound.arrived_s) * 1000 - wait.waited_ms,
-        waited_ms=wait.waited_ms,
-        ttft_ms=ttft_ms,
-        total_ms=total_ms,
-        engine_ms=engine_ms,
-        saved_ms=max(0.0, cost.prefill_ms(num_tokens, 0) - engine_ms),
-        prefill_at=placement.prefill.lease.candidate if placement.prefill is not None else None,
-        waited_for=wait.held_by,
-    )
-
-
-def _sane(num_reported: int | None) -> int | None:
-    """Pass on what an engine reports, if it can be a number of tokens."""
-    if num_reported is None or not 0 <= num_reported <= _MOST_TOKENS:
-        return None
-    return num_reported
 
 
 def _rounded(value: float | None) -> float | None:

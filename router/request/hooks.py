@@ -1,7 +1,8 @@
 """What agents say of their sessions: they end, or a shorter history takes the place of theirs.
 
 An ended session gives its place in the working set back at once, and its sub-agents' sessions do,
-too. After a compaction a session has no own tokens there until its next turn. A hook may be wrong,
+too. After a compaction a session has no own tokens there until its next turn. Before one it has
+them: the request for a summary has the old history in it. A hook may be wrong,
 late or missing: the next turn makes a session live again, and silence ends one as before.
 """
 
@@ -15,7 +16,7 @@ from typing import Final
 from router.api.sessions import engine_name, session_hash
 from router.replicas.fleet import Fleet
 from router.sessions.ledger import Ledger, Session
-from router.turn_notes import MAX_DIGESTS, Over
+from router.turn_notes import MAX_DIGESTS, Hooked, Over
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +37,13 @@ class Hooks:
         self._ledger = ledger
         self._fleet = fleet
 
-    async def apply(self, name: str, owners: Iterable[str], *, is_compacted: bool) -> bool:
-        """End a session, or note that its history was compacted; False: it is not known.
+    async def apply(self, name: str, owners: Iterable[str], what: Hooked) -> bool:
+        """Put into effect what becomes of a session; False: it is not known.
 
         Args:
             name: As its client names it.
             owners: Whose it may be, as `session_hash` has it before a model: "" or `TENANT\\0`.
-            is_compacted: False: it has ended.
+            what: Becomes of it.
         """
         is_known = False
         models = {model.id for replica in self._fleet.replicas for model in replica.models}
@@ -55,7 +56,7 @@ class Hooks:
             note = Over(
                 conversation=session_hash(name, owner),
                 sessions=tuple(digests[:MAX_DIGESTS]),
-                is_compacted=is_compacted,
+                what=what,
             )
             if self.receive(note):
                 is_known = True
@@ -64,18 +65,18 @@ class Hooks:
 
     def receive(self, note: Over) -> bool:
         """Put another router's note into effect, or an own one; False: it concerns nothing here."""
-        sessions = list(self._compacted(note) if note.is_compacted else self._ended(note))
+        sessions = list(self._ended(note) if note.what == "ended" else self._compacted(note))
         digests = {*note.sessions, *(each for session in sessions for each in session.routing)}
         if not sessions and not digests:
             return False
         conversations = self._fleet.conversations
-        change = conversations.compact if note.is_compacted else conversations.finish
-        for digest in digests:
-            change(digest)
-        logger.info(
-            "session compacted" if note.is_compacted else "session ended",
-            extra={"session": engine_name(note.conversation), "sessions": len(sessions)},
-        )
+        for digest in digests if note.what != "compacting" else ():
+            if note.what == "ended":
+                conversations.finish(digest)
+            else:
+                conversations.compact(digest)
+        extra = {"session": engine_name(note.conversation), "sessions": len(sessions)}
+        logger.info(f"session {note.what}", extra=extra)
         self._fleet.on_change()
         return True
 

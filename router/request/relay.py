@@ -10,19 +10,20 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
-from multidict import CIMultiDict
 
 from router.api.failures import error_event
 from router.api.opening import Begun, ends_with_error, opening_of
 from router.api.usage import TAIL_BYTES, Usage
 from router.errors import UpstreamError
 from router.metrics import Metrics
+from router.request.diagnosis import Diagnostics
 from router.request.headers import answer_headers
 from router.request.place import Place
 from router.request.plan import Placement
+from router.request.reply import Reply
 from router.request.results import Prompt, Tries
 from router.request.send import Sent
 from router.request.witness import Witness
@@ -32,34 +33,6 @@ _LEFT: Final = (ConnectionError, asyncio.CancelledError)
 """Errors if a client has left. Some leave with the last event, before the stream's end."""
 
 _MOST_TAIL_BYTES: Final = 4 * TAIL_BYTES
-
-
-class Reply(Protocol):
-    """Where the answer goes: the client's connection."""
-
-    async def send(
-        self, status: int, headers: CIMultiDict[str], body: bytes, *, is_own: bool = False
-    ) -> None:
-        """Send a whole answer; `is_own`: no engine gave it."""
-
-    async def start(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Begin an answer of unknown length."""
-
-    async def keep_alive(self, every_s: float) -> None:
-        """Write a comment to a stream's client after each silence of so long; runs on."""
-
-    async def write(self, chunk: bytes) -> None:
-        """Send the next piece, at once; wait for a client that is behind."""
-
-    def put(self, chunk: bytes) -> bool:
-        """Send the next piece, at once; False: the client is behind, see `catch_up`.
-
-        Raises:
-            ConnectionError: the client has left.
-        """
-
-    async def catch_up(self) -> None:
-        """Wait until a client that was behind has taken most of what waits for it."""
 
 
 class Passage(Struct, kw_only=True):
@@ -81,9 +54,12 @@ class Passage(Struct, kw_only=True):
 class Relay:
     """Passes answers on."""
 
-    def __init__(self, *, witness: Witness, place: Place, metrics: Metrics) -> None:
+    def __init__(
+        self, *, witness: Witness, place: Place, diagnostics: Diagnostics, metrics: Metrics
+    ) -> None:
         self._witness = witness
         self._place = place
+        self._diagnostics = diagnostics
         self._metrics = metrics
 
     async def pass_on(self, passage: Passage, reply: Reply) -> Usage | None:
@@ -94,6 +70,10 @@ class Relay:
         """
         prompt, tries, placement = passage.prompt, passage.tries, passage.placement
         answer, api = passage.answer, prompt.read.inbound.api
+        diagnosed = None
+        if prompt.read.question is not None:
+            diagnosed = self._diagnostics.asked(prompt, tries, placement, answer, reply)
+            reply = diagnosed or reply
         headers = answer_headers(prompt, tries, placement, answer)
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
@@ -123,6 +103,8 @@ class Relay:
             while not answer.complete:
                 await answer.pour(take)
                 await reply.catch_up()
+            if diagnosed is not None:
+                await diagnosed.end()
         except UpstreamError as exc:
             if answer.is_event_stream:
                 self._metrics.broken_streams.labels(exc.code).inc()

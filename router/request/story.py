@@ -36,6 +36,7 @@ from router.errors import (
 from router.records.outcome import Outcome
 from router.records.record import Try
 from router.request import tenancy
+from router.request.diagnosis import note_answer
 from router.request.headers import counted_headers
 from router.request.owners import Owners
 from router.request.place import Place
@@ -45,7 +46,8 @@ from router.request.prompt import Prompts
 from router.request.queue import WaitingRoom
 from router.request.read import Reader
 from router.request.record import Recorder
-from router.request.relay import Passage, Relay, Reply
+from router.request.relay import Passage, Relay
+from router.request.reply import Reply
 from router.request.results import Inbound, Prompt, Tries
 from router.request.retry import NOT_PROCESSED, Retries
 from router.request.send import Sender, Sent
@@ -135,7 +137,7 @@ class Story:
         placement, answer = passage.placement, passage.answer
         steps.place.answered(passage.prompt, placement, answer)
         if prompt.read.is_kept:
-            steps.owners.record(prompt.read, placement, answer)
+            note_answer(prompt.read, tries, steps.owners.record(prompt.read, placement, answer))
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
         try:

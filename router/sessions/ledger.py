@@ -1,6 +1,7 @@
 """The sessions' ledger: the last prompts of each conversation, and what all of its turns cost.
 
-What a conversation had before is what its threads, or its parent's, had; see `threads`.
+What a conversation had before is what its threads, or its parent's, had; see `threads`. One that
+is new, and begins with a history that another one has, was forked from that.
 
 Bounded: the conversation that was silent for longest loses its prompts and its list of turns first,
 then its totals. Its next turn is `unknown`. Every operation is O(1) in the number of conversations,
@@ -22,7 +23,7 @@ from policies.view import CandidateId
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
 from router.records.computed import Change
-from router.sessions.threads import Thread, change_of, num_shared, thread_of
+from router.sessions.threads import Thread, change_of, num_equal, num_shared, thread_of
 from router.sessions.turns import Totals, Turn, decode_turn, encode_turn
 
 MAX_SESSIONS: Final = 20_000
@@ -35,6 +36,7 @@ MAX_TURNS: Final = 64
 _MAX_THREADS: Final = 4
 _OVERTAKEN_S: Final = 0.25  # notes take 5 ms
 _MAX_ROUTING: Final = 8
+_MAX_FORKED: Final = 4  # messages behind the common history: an answer, what a tool said, a task
 _TURN_BYTES: Final = 48  # besides its own
 _MAX_REQUESTS: Final = 50_000  # whose session is found by the request's id
 
@@ -115,6 +117,9 @@ class Ledger:
         self._max_bytes = max_bytes
         self._sessions: OrderedDict[int, Session] = OrderedDict()  # silent for longest first
         self._of_request: OrderedDict[str, int] = OrderedDict()
+        self._of_answer: OrderedDict[int, int] = OrderedDict()
+        self._of_opening: OrderedDict[tuple[str | None, int], int] = OrderedDict()
+        """Tenant and first message -> the last conversation that began so."""
         self._num_bytes = 0
         self.num_forgotten = 0
         self.num_computed: Counter[CandidateId] = Counter()
@@ -140,6 +145,11 @@ class Ledger:
         key = self._of_request.get(request_id)
         return None if key is None else self._sessions.get(key)
 
+    def of_answer(self, answer: int) -> Session | None:
+        """Find the session of a recent answer, by a digest; see `Asked` in threads."""
+        key = self._of_answer.get(answer)
+        return None if key is None else self._sessions.get(key)
+
     # -- before a request is sent ------------------------------------------------------------
 
     def match(
@@ -152,6 +162,7 @@ class Ledger:
         contract: HashContract | None,
         num_tokens: int,
         parts: Parts | None,
+        tenant: str | None = None,
     ) -> Match:
         """Find what a conversation had of a prompt; changes nothing. O(log blocks) a thread.
 
@@ -163,8 +174,11 @@ class Ledger:
             contract: How they are named.
             num_tokens: Of the prompt.
             parts: Of the prompt; None: it has none.
+            tenant: Its name; only its own conversations count.
         """
         threads, others = self.threads(key), self.threads(parent)
+        if parts is not None and parts.has_answers and not others and key not in self._sessions:
+            others = self._origin(parts, tenant)
         size = contract.block_size if contract is not None else 1
         source, num_common = None, 0
         for other in (*threads, *others) if others else threads:
@@ -185,6 +199,15 @@ class Ledger:
         change = change_of(thread, parts, num_blocks, size, num_tokens)
         return Match(thread=thread, source=source, num_common=num_common * size, change=change)
 
+    def _origin(self, parts: Parts, tenant: str | None) -> Sequence[Thread]:
+        """List the threads that a new conversation may be forked from.
+
+        They have its history, but for what has come since: clients do not always name a parent.
+        """
+        threads = self.threads(self._of_opening.get((tenant, parts.messages[0])))
+        num_new = [len(parts.messages) - num_equal(each.parts, parts) for each in threads]
+        return threads if min(num_new, default=_MAX_FORKED) < _MAX_FORKED else ()
+
     def _is_forgotten(self, key: int) -> bool:
         session = self._sessions.get(key)
         return session is not None and not session.threads
@@ -202,7 +225,7 @@ class Ledger:
         parent: int | None,
         thread: Thread,
         *,
-        num_computed: int,
+        num_computed: int = 0,
         tenant: str | None = None,
         routing: int | None = None,
         replaces: Thread | None = None,
@@ -277,8 +300,20 @@ class Ledger:
             grown = thread.num_bytes + sum([each.num_bytes for each in kept])
             grown -= sum([each.num_bytes for each in session.threads])
             session.threads = [*kept, thread]
+            if thread.parts is not None and thread.parts.messages:
+                self._open(key, session.tenant, thread.parts.messages[0])
             self._grow(session, grown)
+        if thread.asked:
+            self._of_answer[thread.asked[0].answer] = key
+            if len(self._of_answer) > _MAX_REQUESTS:
+                self._of_answer.popitem(last=False)
         self._keep_bounds()
+
+    def _open(self, key: int, tenant: str | None, message: int) -> None:
+        self._of_opening[tenant, message] = key
+        self._of_opening.move_to_end((tenant, message))
+        if len(self._of_opening) > self._max_sessions:
+            self._of_opening.popitem(last=False)
 
     def _begun(self, key: int, parent: int | None, tenant: str | None) -> Session:
         now = time.time()
@@ -342,13 +377,21 @@ class Ledger:
             self._num_bytes -= oldest.num_bytes
             self.num_forgotten += 1
         if self._num_bytes > self._max_bytes:
-            for session in sorted(self._sessions.values(), key=lambda each: not each.has_ended):
-                if session.num_bytes:
-                    session.threads = []
-                    session.packed.clear()
-                    self._grow(session, -session.num_bytes)
-                    if self._num_bytes <= 0.9 * self._max_bytes:
-                        break
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop prompts of sessions that ended, then of those silent for longest; O(sessions)."""
+        for session in [each for each in self._sessions.values() if each.has_ended]:
+            if self._num_bytes <= 0.9 * self._max_bytes:
+                return
+            self._grow(session, -sum([thread.num_bytes for thread in session.threads]))
+            session.threads = []
+        for session in self._sessions.values():
+            if self._num_bytes <= 0.9 * self._max_bytes:
+                return
+            session.threads = []
+            session.packed.clear()
+            self._grow(session, -session.num_bytes)
 
 
 def _is_overtaken(thread: Thread, newer: Thread) -> bool:

@@ -23,7 +23,7 @@ from router.api.sessions import engine_name, session_hash
 from router.cli import main
 from router.cli.admin import Admin, NoRouter, Refused
 from router.cli.top import Screen
-from router.cli.watch import _is_wanted, request_line, watched
+from router.cli.watch import is_wanted, request_line, watched
 from tests.cli.states import REPLICA, state
 from tests.conftest import Serve
 from tests.faults.stage import SECRET, SESSION, Engines, Stage, chat, on_stage, streamed, words
@@ -98,7 +98,7 @@ def test_a_request_is_one_line(line: Line, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "is_wanted"),
+    ("wanted", "is_selected"),
     [
         ((None, None, None), True),
         (("0123456789ABCDEF", None, None), True),
@@ -109,17 +109,17 @@ def test_a_request_is_one_line(line: Line, said: str) -> None:
         ((None, "acme", None), False),
     ],
 )
-def test_requests_are_selected(wanted: tuple[str | None, ...], is_wanted: bool) -> None:
+def test_requests_are_selected(wanted: tuple[str | None, ...], is_selected: bool) -> None:
     """By the session's name here, by replica with or without rank, by tenant."""
-    assert _is_wanted(LINE, *wanted) == is_wanted
+    assert is_wanted(LINE, *wanted) == is_selected
 
 
 def test_a_tenants_session_is_found_by_its_clients_id() -> None:
     line = LINE | {"tenant": "acme", "session": engine_name(session_hash("mine", "acme\0"))}
 
-    assert _is_wanted(line, "mine", None, None)
-    assert _is_wanted(line, "mine", "acme", None)
-    assert not _is_wanted(line | {"tenant": "globex"}, "mine", None, None)
+    assert is_wanted(line, "mine", None, None)
+    assert is_wanted(line, "mine", "acme", None)
+    assert not is_wanted(line | {"tenant": "globex"}, "mine", None, None)
 
 
 # -- the feed ------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ async def test_top_draws_on_a_terminal_until_ctrl_c() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
         on_terminal = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
         async with watching(stage, "top", **on_terminal) as process:
-            await stage.until(lambda: has_seen(b"1 of 1 replicas up"))
+            await stage.until(lambda: has_seen(b"1 of 1 replica up"))
             process.send_signal(signal.SIGINT)
             await stage.until(lambda: has_seen(b"\x1b[?1049l"))  # the usual screen is back
             assert await process.wait() == 0

@@ -82,6 +82,23 @@ async def test_a_call_is_made_on_request(client: openai.AsyncOpenAI, stream: boo
     assert answered.usage.input_tokens_details.cached_tokens > 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_has_the_namespace_of_its_function(
+    client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    """As vLLM splits the name that the model sees."""
+    tools: Any = [{"type": "namespace", "name": "files_v1", "description": "", "tools": TOOLS}]
+    made: Any = await client.responses.create(
+        model="tiny", input=HELLO, tools=tools, tool_choice="required", stream=stream
+    )
+    if stream:
+        *_, last = [event async for event in made]
+        made = last.response
+    (call,) = made.output
+
+    assert (call.namespace, call.name) == ("files_v1", "read_file")
+
+
 async def test_what_vllm_refuses_is_refused(client: openai.AsyncOpenAI) -> None:
     """An item of an unknown type, encrypted reasoning, an earlier response: none is kept."""
     items: list[Any] = [

@@ -48,6 +48,24 @@ async def test_each_turn_gets_its_step(script: Path) -> None:
     assert titled["choices"][0]["message"]["content"] not in ("", "Done.")
 
 
+@pytest.mark.parametrize(("content", "calls"), [("please list", True), ("look around", False)])
+async def test_a_step_may_be_for_one_conversation(
+    tmp_path: Path, content: str, calls: bool
+) -> None:
+    """Others get the last step: a sub-agent does not start a sub-agent."""
+    path = tmp_path / "script.json"
+    path.write_text(json.dumps([STEPS[0] | {"asked": "list"}, STEPS[1]]))
+    messages = [{"role": "system", "content": "list"}, {"role": "user", "content": content}]
+    body = {"model": "tiny", "messages": messages, "tools": TOOLS, "max_tokens": 99}
+    async with (
+        Emulator(EmulatorOptions(script=path, speed=1000.0)) as replica,
+        httpx.AsyncClient(base_url=replica.url) as http,
+    ):
+        [choice] = (await http.post("/v1/chat/completions", json=body)).json()["choices"]
+
+    assert bool(choice["message"].get("tool_calls")) == calls
+
+
 async def test_a_function_that_is_not_offered_is_named(script: Path) -> None:
     """The error says what the script calls, and what there is."""
     tools = [{"type": "function", "function": {"name": "Read", "parameters": {}}}]

@@ -5,23 +5,43 @@ Each works in a folder of its own with a home of its own, and is killed if it ta
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 
-from tests.docs_blocks import MODEL, ROUTER_PORT, blocks
-from tests.engines.harness import REPOSITORY
+from tests.docs_blocks import ADMIN_PORT, MODEL, ROUTER_PORT, blocks
+from tests.engines.harness import REPOSITORY, Ours, all_up
+from tests.ports import free_port
 
 CLIENTS: Final = REPOSITORY / ".engines" / "clients" / "node_modules" / ".bin"
+MAX_TOKENS: Final = 49_152  # Claude Code's first prompt has 15,000 tokens of the tiny model
 SAID: Final = "The file says warm."
 _WRITE: Final = "echo warm > made.txt"
 _READ: Final = "cat made.txt"
 _TIMEOUT_S: Final = 150.0
+
+
+class Hooks(Struct, frozen=True):
+    """How an agent is told to call the router, and brought to do so.
+
+    block: What its block of the page has in it. file: Where in its home the block goes. arguments:
+    More of them, in front of the prompt. delegates: What the model says to start a sub-agent that
+    ends before the agent does. compacts: More arguments, and the prompt, of a run that compacts the
+    history; it goes on from another.
+    """
+
+    block: str
+    file: str
+    delegates: Sequence[Mapping[str, Any]]
+    compacts: tuple[Sequence[str], str]
+    arguments: Sequence[str] = ()
 
 
 class Agent(Struct, frozen=True):
@@ -40,7 +60,21 @@ class Agent(Struct, frozen=True):
     command: Sequence[str]
     resumed: Sequence[str]
     script: Sequence[Mapping[str, Any]]
+    hooks: Hooks
     environ: Mapping[str, str] = {}
+
+
+DELEGATE: Final = "Delegate this."
+
+
+def _delegates(name: str, *others: Mapping[str, Any], **arguments: str) -> Any:
+    """Write a script: a sub-agent is started, other steps follow, and that is all."""
+    called = {"call": name, "arguments": arguments}
+    steps = [step | {"asked": DELEGATE} for step in (called, *others)]  # not for the sub-agent
+    return (*steps, {"text": SAID})
+
+
+_LOOK: Final = "Look around."
 
 
 def _calls(name: str, field: str, **more: str) -> Sequence[Mapping[str, Any]]:
@@ -60,6 +94,14 @@ AGENTS: Final = (
         command=("--allowedTools", "Bash", "-p"),
         resumed=("--allowedTools", "Bash", "--continue", "-p"),
         script=_calls("Bash", "command", description="As asked"),
+        hooks=Hooks(
+            block="/hooks/claude",
+            file=".claude/settings.json",
+            delegates=_delegates(
+                "Agent", description=_LOOK, prompt=_LOOK, subagent_type="general-purpose"
+            ),
+            compacts=((), "/compact"),
+        ),
     ),
     Agent(
         name="codex",
@@ -69,6 +111,17 @@ AGENTS: Final = (
         command=_UNASKED,
         resumed=(*_UNASKED, "resume", "--last"),
         script=_calls("exec_command", "cmd"),
+        hooks=Hooks(
+            block="/hooks/codex",
+            file=".codex/hooks.json",
+            arguments=("--dangerously-bypass-hook-trust",),  # a user trusts them once
+            delegates=_delegates(
+                "multi_agent_v1__spawn_agent",
+                {"call": "exec_command", "arguments": {"cmd": "sleep 8"}},
+                message=_LOOK,
+            ),
+            compacts=(("-c", "model_auto_compact_token_limit=8000"), "Go on."),
+        ),
         environ={"WARMROUTE_KEY": "none"},
     ),
     Agent(
@@ -79,12 +132,36 @@ AGENTS: Final = (
         command=("run",),
         resumed=("run", "--continue"),
         script=_calls("bash", "command", description="As asked"),
+        hooks=Hooks(
+            block="/hooks/opencode",
+            file=".config/opencode/plugins/warmroute.js",
+            delegates=_delegates("task", description=_LOOK, prompt=_LOOK, subagent_type="general"),
+            compacts=((), "warm " * 9_000),  # beyond the context that the page gives it
+        ),
     ),
 )
 
 
-def run(agent: Agent, prompt: str, *, url: str, folder: Path, goes_on: bool = False) -> str:
+def run(
+    agent: Agent,
+    prompt: str,
+    *,
+    url: str,
+    folder: Path,
+    goes_on: bool = False,
+    more: Sequence[str] = (),
+    hooks: tuple[str, str] | None = None,
+) -> str:
     """Let an agent answer a prompt in `folder`; return what it wrote.
+
+    Args:
+        agent: Who.
+        prompt: Its user's words.
+        url: Of the router.
+        folder: Its home and its files.
+        goes_on: It goes on from its last conversation.
+        more: Arguments in front of its own.
+        hooks: Address of the admin port, and its token; None: it has no hooks.
 
     Raises:
         AssertionError: it failed.
@@ -93,7 +170,7 @@ def run(agent: Agent, prompt: str, *, url: str, folder: Path, goes_on: bool = Fa
     home, work = folder / "home", folder / "work"
     work.mkdir(parents=True, exist_ok=True)
     environ = {"PATH": os.environ["PATH"], "HOME": str(home), **agent.environ}
-    block = _block(agent, url)
+    block = _block(agent.block).replace(f"http://127.0.0.1:{ROUTER_PORT}", url)
     if agent.file is None:
         environ |= dict(word.split("=", 1) for word in shlex.split(block) if "=" in word)
     else:
@@ -101,8 +178,15 @@ def run(agent: Agent, prompt: str, *, url: str, folder: Path, goes_on: bool = Fa
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block)
     arguments = agent.resumed if goes_on else agent.command
+    if hooks is not None:
+        admin_url, environ["WARMROUTE_ADMIN_TOKEN"] = hooks
+        more = (*agent.hooks.arguments, *more)
+        path = home / agent.hooks.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        block = _block(agent.hooks.block)
+        path.write_text(block.replace(f"http://127.0.0.1:{ADMIN_PORT}", admin_url))
     done = subprocess.run(
-        [CLIENTS / agent.name, *arguments, prompt],
+        [CLIENTS / agent.name, *more, *arguments, prompt],
         cwd=work,
         env=environ,
         stdin=subprocess.DEVNULL,
@@ -116,8 +200,25 @@ def run(agent: Agent, prompt: str, *, url: str, folder: Path, goes_on: bool = Fa
     return said
 
 
-def _block(agent: Agent, url: str) -> str:
-    """Find the agent's block of the page, for this router and the tiny model."""
+def _block(part: str) -> str:
+    """Find a block of the page, for the tiny model."""
     page = (REPOSITORY / "docs/guides/agents.md").read_text(encoding="utf-8")
-    [code] = [block.code for block in blocks(page) if agent.block in block.code]
-    return code.replace(f"http://127.0.0.1:{ROUTER_PORT}", url).replace(MODEL, "tiny")
+    [code] = [block.code for block in blocks(page) if part in block.code]
+    return code.replace(MODEL, "tiny")
+
+
+@contextmanager
+def scripted(script: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[Sequence[Ours]]:
+    """Run two emulated replicas that answer with a script."""
+    path = folder / "script.json"
+    path.write_text(json.dumps(script))
+    replicas = []
+    for name in ("scripted-1", "scripted-2"):
+        port = free_port()
+        words = [
+            "loadtest.emulator", "--port", str(port), "--preset", "instant",
+            "--max-model-len", str(MAX_TOKENS), "--script", str(path),
+        ]  # fmt: skip
+        replicas.append(Ours(name, f"http://127.0.0.1:{port}", words, folder / f"{name}.log"))
+    with all_up(replicas):
+        yield replicas

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.agents import AGENTS, CLIENTS, SAID, Agent, run
-from tests.engines.harness import Engine, Ours, Router, all_up
-from tests.ports import free_port
+from tests.engines.agents import AGENTS, CLIENTS, MAX_TOKENS, SAID, Agent, run, scripted
+from tests.engines.harness import Engine, Router, all_up
 
 VOCABULARY = 8_192
-MAX_TOKENS = 49_152  # Claude Code's first prompt has 15,000 tokens of the tiny model
 
 pytestmark = pytest.mark.skipif(
     not CLIENTS.exists() and "WARMROUTE_TEST_REQUIRE_SERVERS" not in os.environ,
@@ -63,7 +60,7 @@ def test_a_conversation_goes_on_where_its_prompt_is_cached(
 @each_agent
 def test_tools_are_called_turn_by_turn(log_dir: Path, tmp_path: Path, agent: Agent) -> None:
     """It writes a file, reads it and ends; each turn computes only the tokens that it added."""
-    with scripted(agent, tmp_path) as replicas, Router(replicas, log_dir) as router:
+    with scripted(agent.script, tmp_path) as replicas, Router(replicas, log_dir) as router:
         said = run(agent, "Write warm to a file.", url=router.url, folder=tmp_path)
     asked, wrote, read = turns(router, agent)
 
@@ -72,23 +69,6 @@ def test_tools_are_called_turn_by_turn(log_dir: Path, tmp_path: Path, agent: Age
     for before, turn in ((asked, wrote), (wrote, read)):
         assert turn["num_reported_cached_tokens"] == turn["num_predicted_cached_tokens"]
         assert turn["num_reported_cached_tokens"] >= before["num_prompt_tokens"] // 16 * 16 - 16
-
-
-@contextmanager
-def scripted(agent: Agent, folder: Path) -> Iterator[Sequence[Ours]]:
-    """Run two emulated replicas that answer with the agent's script."""
-    script = folder / "script.json"
-    script.write_text(json.dumps(agent.script))
-    replicas = []
-    for name in ("scripted-1", "scripted-2"):
-        port = free_port()
-        words = [
-            "loadtest.emulator", "--port", str(port), "--preset", "instant",
-            "--max-model-len", str(MAX_TOKENS), "--script", str(script),
-        ]  # fmt: skip
-        replicas.append(Ours(name, f"http://127.0.0.1:{port}", words, folder / f"{name}.log"))
-    with all_up(replicas):
-        yield replicas
 
 
 def turns(router: Router, agent: Agent) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ class Agent:
                 "model": "tiny",
                 "messages": [system, *self.messages],
                 "tools": self.tools,
-                "max_tokens": 12,
+                "max_tokens": 8,
             },
             headers=headers,
         )
@@ -129,8 +129,7 @@ class Play:
             self.router.drain(origin)
             await self.round(client)
             self.router.drain(origin, draining=False)
-            for _ in range(2):
-                await self.round(client)
+            await self.round(client)
         self.plant("system", self.clock, number=2)
         self.read()
 

@@ -187,6 +187,21 @@ async def test_a_sub_agent_has_what_its_parent_had() -> None:
     assert [each["session"] for each in above["children"]] != []
 
 
+async def test_a_fork_has_what_it_was_forked_from() -> None:
+    """Its client gives it a name of its own, and names no parent."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        await stage.ask(answered(words(1), "yes", words(2)))
+        await stage.settled(*engines)
+        engines[0].replica.reset_prefix_cache(preempt=False)
+        fork = {"X-Session-ID": f"fork-{SECRET}"}
+        await stage.ask(answered(words(1), "yes", words(2), "no", words(3)), headers=fork)
+        await stage.settled(*engines)
+        (turn,) = await turns(stage, f"fork-{SECRET}")
+
+    assert causes(turn)["cleared"] >= 8 * BLOCK
+    assert "unknown" not in causes(turn)
+
+
 async def test_a_conversation_that_began_elsewhere_is_unknown() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
         await stage.ask(answered(words(1), "yes", words(2)))

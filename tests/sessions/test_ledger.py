@@ -13,22 +13,24 @@ from router.sessions.threads import Thread
 CONTRACT = HashContract(algorithm="sha256", block_size=16)
 
 
-def parts(*messages: int) -> Parts:
-    return Parts(tools=1, tool_set=1, system=1, messages=array("Q", messages), has_answers=True)
+def parts(*messages: int, tools: int = 1) -> Parts:
+    return Parts(
+        tools=tools, tool_set=tools, system=1, messages=array("Q", messages), has_answers=True
+    )
 
 
 def keys(number: int, length: int = 10) -> list[BlockKey]:
     return [BlockKey(1_000 * number + each) for each in range(length)]
 
 
-def prompt(number: int, *messages: int) -> Thread:
+def prompt(number: int, *messages: int, tools: int = 1) -> Thread:
     """A prompt of 160 tokens that shares no block with another number's."""
     return Thread(
         space=0,
         contract=CONTRACT,
         keys=keys(number),
         num_tokens=160,
-        parts=parts(*messages),
+        parts=parts(*messages, tools=tools),
         candidate=CandidateId("r1"),
         num_emptied=0,
         at_s=0.0,
@@ -39,7 +41,9 @@ def remember(ledger: Ledger, key: int, thread: Thread, replaces: Thread | None =
     ledger.remember(key, None, thread, num_computed=160, replaces=replaces)
 
 
-def change(ledger: Ledger, number: int, num_tokens: int, *messages: int) -> str | None:
+def change(
+    ledger: Ledger, number: int, num_tokens: int, *messages: int, tools: int = 1
+) -> str | None:
     """Return where a prompt of session 1 changes; None: it goes on nothing."""
     found = ledger.match(
         1,
@@ -48,7 +52,7 @@ def change(ledger: Ledger, number: int, num_tokens: int, *messages: int) -> str 
         keys=keys(number),
         contract=CONTRACT,
         num_tokens=num_tokens,
-        parts=parts(*messages),
+        parts=parts(*messages, tools=tools),
     )
     return found.change.part if found.change is not None else None
 
@@ -108,3 +112,62 @@ def test_what_is_not_known_has_no_end() -> None:
 
     assert ledger.ended(1) is None
     assert ledger.compacted(1) is None
+
+
+def test_a_request_for_a_summary_is_part_of_the_compaction() -> None:
+    """Codex sends it without tools. The request after it has them again."""
+    ledger = Ledger()
+    remember(ledger, 1, prompt(1, 7))
+    assert change(ledger, 2, 200, 7, 8, tools=0) == "tools"
+
+    before = ledger.compacted(1)
+    assert before is not None
+    assert change(ledger, 2, 200, 7, 8, tools=0) == "compacted"
+    remember(ledger, 1, prompt(2, 7, 8, tools=0), before.threads[0])
+    assert change(ledger, 3, 100, 7) == "tools"
+    ledger.compacted(1)
+    assert change(ledger, 3, 100, 7) == "compacted"
+
+
+def fork(ledger: Ledger, tenant: str | None, *messages: int) -> Thread | None:
+    """Return what a new conversation has a part of; None: of nothing that is known."""
+    found = ledger.match(
+        7,
+        None,
+        space=0,
+        keys=keys(1, 12),
+        contract=CONTRACT,
+        num_tokens=200,
+        parts=parts(*messages),
+        tenant=tenant,
+    )
+    assert found.is_unknown is (found.source is None)
+    return found.source
+
+
+def test_a_fork_is_found_by_its_history_at_its_own_tenant_only() -> None:
+    ledger, origin = Ledger(), prompt(1, 11, 12, 13)
+    ledger.remember(1, None, origin, num_computed=0, tenant="a")
+
+    assert fork(ledger, "a", 11, 12, 13, 14, 15) is origin
+    assert fork(ledger, "a", 11, 12, 20) is origin
+    assert fork(ledger, "b", 11, 12, 13, 14, 15) is None
+    assert fork(ledger, None, 11, 12, 13, 14, 15) is None
+
+
+def test_what_only_begins_alike_is_no_fork() -> None:
+    """Its own history is not known."""
+    ledger = Ledger()
+    ledger.remember(1, None, prompt(1, 11), num_computed=0)
+
+    assert fork(ledger, None, 11, 12, 13, 14, 15, 16) is None
+    assert fork(ledger, None, 12, 11) is None
+
+
+def test_the_openings_of_forgotten_conversations_take_no_room() -> None:
+    ledger = Ledger(max_sessions=3)
+    for key in range(1, 10):
+        ledger.remember(key, None, prompt(key, key), num_computed=0)
+
+    assert len(ledger._of_opening) == 3
+    assert fork(ledger, None, 1, 2) is None

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -282,3 +283,48 @@ async def test_a_client_that_leaves_is_no_error(collector: Receiver) -> None:
     assert "http.response.status_code" not in server.attributes
     assert not server.is_error
     assert not client.is_error
+
+
+@pytest.mark.parametrize("transfer", ["mooncake", "nixl"])
+async def test_both_halves_of_a_request_are_client_spans(
+    collector: Receiver, transfer: str
+) -> None:
+    """Usage belongs to the half that answers."""
+    async with (
+        Engines(1, kv_role="producer", connector=transfer) as (p,),
+        Engines(1, kv_role="consumer", connector=transfer) as (d,),
+    ):
+        first = {"url": p.url, "name": "p", "role": "prefill"}
+        if transfer == "mooncake":
+            first["bootstrap"] = p.url
+        settings = {
+            "replicas": [first, {"url": d.url, "name": "d", "role": "decode"}],
+            "prefill__transfer": transfer,
+            "tracing__endpoint": collector.url,
+        }
+        async with on_stage(p, d, **settings) as stage:
+            reply = await stage.ask(streamed(chat(words(1, 400))))
+            assert reply.headers["x-warmroute-prefill"] == "p"
+
+    by_role = {span.attributes["warmroute.role"]: span for span in collector.of("client")}
+    assert set(by_role) == {"prefill", "decode"}
+    assert by_role["prefill"].attributes["warmroute.outcome"] == "ok"
+    assert by_role["prefill"].begun_ns <= by_role["decode"].begun_ns
+    assert "gen_ai.usage.input_tokens" not in by_role["prefill"].attributes
+    assert by_role["decode"].attributes["gen_ai.usage.output_tokens"] == 4
+
+
+async def test_a_websocket_is_one_request(collector: Receiver) -> None:
+    async with (
+        Engines(1, realtime=True) as engines,
+        on_stage(*engines, tracing__endpoint=collector.url) as stage,
+        aiohttp.ClientSession() as client,
+    ):
+        async with client.ws_connect(f"{stage.url}/v1/realtime?model=tiny", headers=JOINED) as ws:
+            assert (await ws.receive_json(timeout=30))["type"] == "session.created"
+
+    server, (engine,) = collector.server, collector.of("client")
+    assert (server.name, server.trace_id) == ("GET /v1/realtime", TRACE_ID)
+    assert server.attributes["http.response.status_code"] == 101
+    assert engine.parent_id == server.span_id
+    assert not server.is_error
