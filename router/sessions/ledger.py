@@ -314,8 +314,10 @@ class Ledger:
         session = self._sessions.get(key)
         if session is None:
             return False
-        session.begun = min(session.begun, turn.at)
-        session.last, session.model = turn.at + turn.total_ms / 1000, turn.model
+        is_first, ended = not session.totals.num_turns, turn.at + turn.total_ms / 1000
+        session.begun = turn.at if is_first else min(session.begun, turn.at)
+        if is_first or ended >= session.last:  # a turn may be booked after the next one
+            session.last, session.model = ended, turn.model
         session.totals.add(turn)
         packed = encode_turn(turn)
         session.packed.append(packed)

@@ -57,6 +57,7 @@ async def test_what_was_lost_in_between_is_named_at_the_other_router(start_redis
             await stage.knows(*engines)
         engines[0].replica.reset_prefix_cache(preempt=False)
         await second.ask(streamed(chat(words(1), "yes", words(2))))
+        await second.settled(*engines)
         one, other = await same_at(list(stages), 2, SESSION)
 
     assert one == other

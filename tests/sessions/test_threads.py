@@ -217,6 +217,22 @@ def test_the_longest_silent_session_is_forgotten_first() -> None:
     assert small.match(chain((10, 12)), 10, 1, 2, key=10).is_unknown
 
 
+def test_turns_that_are_booked_out_of_order_are_one_sum() -> None:
+    """Causes of a turn may be clear after the next turn's, or first at another router."""
+    one, other = Client(), Client()
+    turns = [turn_of(str(at), at=float(at), total_ms=9_000.0) for at in (10, 20, 30)]
+    for client, order in ((one, (0, 1, 2)), (other, (1, 2, 0))):
+        client.turn(chain((1, 2)), 11)
+        for number in order:
+            client.ledger.add(SESSION, turns[number])
+    first, second = one.ledger.get(SESSION), other.ledger.get(SESSION)
+    assert first is not None
+    assert second is not None
+
+    assert (first.begun, first.last) == (second.begun, second.last) == (10.0, 39.0)
+    assert first.totals == second.totals
+
+
 def test_memory_is_counted_as_it_comes_and_goes() -> None:
     """Whatever the order, the sum is that of what is there."""
     client = Client(max_bytes=200_000)
@@ -260,10 +276,11 @@ def test_what_two_prompts_share_is_found(common: int, one: int, other: int) -> N
     assert num_equal(parts_of(*first), parts_of(*second)) == common
 
 
-def turn_of(request_id: str) -> Turn:
+def turn_of(request_id: str, at: float = 1e9, total_ms: float = 0.0) -> Turn:
     return Turn(
         request_id=request_id,
-        at=1e9,
+        at=at,
+        total_ms=total_ms,
         candidate=CandidateId("r1"),
         model="m",
         outcome="ok",
