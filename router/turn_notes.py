@@ -61,6 +61,8 @@ class Remembered(Struct, frozen=True, array_like=True, tag="prompt"):
     parts: SharedParts | None
     change: Part | None
     num_in_row: Count
+    model: Text = ""
+    asked: Annotated[tuple[tuple[_Hash, Count, Count], ...], Meta(max_length=8)] = ()
 
 
 Hooked = Literal["ended", "compacting", "compacted"]

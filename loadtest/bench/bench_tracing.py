@@ -7,6 +7,8 @@ collector takes the spans and forgets them.
 
 from __future__ import annotations
 
+import asyncio
+import re
 import statistics
 import threading
 from collections.abc import Iterator
@@ -37,7 +39,7 @@ def run(setting: Setting) -> list[Line]:
 async def _run(setting: Setting, url: str) -> list[Line]:
     prompter = load_prompter(str(setting.model_dir), local_files_only=True)
     bodies = [of_size(prompter, f"tracing-{n}", _BODY_BYTES) for n in range(_IN_FLIGHT)]
-    rounds, seconds = setting.size(15, 1), setting.size(20, 3) / 10
+    rounds, seconds = setting.size(12, 1), setting.size(20, 3) / 10
     cost_us: dict[str, list[float]] = {what: [] for what in _RATIOS}
     num_sent = 0
     async with AsyncExitStack() as stack:
@@ -52,8 +54,10 @@ async def _run(setting: Setting, url: str) -> list[Line]:
             for what, rig in rigs.items():
                 before_s = rig.cpu_s()
                 num = await hammer(rig.port, requests, seconds)
+                await asyncio.sleep(setting.size(3, 0))  # until the last spans are sent
                 cost_us[what].append((rig.cpu_s() - before_s) / num * 1e6)
                 num_sent += num
+        num_lost = await _num_lost(rigs["sampled"])
     off_us = statistics.median(cost_us["off"])
     return [
         Line(
@@ -61,10 +65,21 @@ async def _run(setting: Setting, url: str) -> list[Line]:
             unit="µs",
             num_samples=num_sent // len(_RATIOS),
             value=statistics.median(values),
-            note="" if what == "off" else f"{statistics.median(values) - off_us:+.0f} µs",
+            note=_note(what, statistics.median(values) - off_us, num_lost),
         )
         for what, values in cost_us.items()
     ]
+
+
+def _note(what: str, more_us: float, num_lost: int) -> str:
+    if what == "off":
+        return ""
+    return f"{more_us:+.0f} µs" + (f"; {num_lost:,} spans lost" if what == "sampled" else "")
+
+
+async def _num_lost(rig: Rig) -> int:
+    pattern = r'warmroute_spans_total{result="(?:failed|dropped)"} (\d+)'
+    return sum(int(number) for number in re.findall(pattern, await rig.metrics()))
 
 
 @contextmanager

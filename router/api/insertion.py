@@ -17,7 +17,7 @@ from router.errors import BadRequest
 Members = Callable[[bytes], Mapping[str, Any]]
 """What to put into an object, from its bytes."""
 
-_MOST_BYTES: Final = 8 * 1024 * 1024  # of an event; a longer one goes on as it came
+_MOST_BYTES: Final = 1024 * 1024  # of an event, or a whole answer; a longer one goes on as it came
 _END: Final = b"\n\n"
 _DATA: Final = b"\ndata:"
 
@@ -36,13 +36,17 @@ class Insertion:
         self._longest = max(map(len, self._heads))
         self._name = name
         self._members = members
-        self._kept = b""  # from the beginning of an event
+        self._kept = b""  # what may become the beginning of the event
+        self._event: list[bytes] = []  # the event, as far as it has come
+        self._num_bytes = 0  # of it
         self._is_inside = False  # an event that is passed on
         self._ends_line = False  # what was passed on ends with a line
         self._is_done = False
 
     def whole(self, body: bytes) -> bytes:
         """Put the members into a whole answer."""
+        if len(body) > _MOST_BYTES:
+            return body
         try:
             return self._with_members(body)
         except (BadRequest, *NOT_JSON):
@@ -52,6 +56,8 @@ class Insertion:
         """Return what goes on after the next piece; nothing if it is kept."""
         if self._is_done or not piece:
             return piece
+        if self._event:
+            return self._with_piece(piece)
         text, self._kept, at = self._kept + piece, b"", 0
         while True:
             if self._is_inside:
@@ -63,7 +69,7 @@ class Insertion:
             while text.startswith(b"\n", at):
                 at += 1
             if text.startswith(self._heads, at):
-                return self._with_event(text, at)
+                return text[:at] + self._with_piece(text[at:])
             head = text[at : at + self._longest]
             if any(each.startswith(head) for each in self._heads):
                 self._kept = text[at:]
@@ -72,23 +78,28 @@ class Insertion:
 
     def end(self) -> bytes:
         """Return what is kept of an event that did not come whole."""
-        kept, self._kept = self._kept, b""
+        kept = self._kept + b"".join(self._event)
+        self._kept, self._event = b"", []
         return kept
 
-    def _with_event(self, text: bytes, at: int) -> bytes:
-        """Fill in the event that begins there, if it is whole."""
-        end = text.find(_END, at)
-        if end < 0 and len(text) - at <= _MOST_BYTES:
-            self._kept = text[at:]
-            return text[:at]
+    def _with_piece(self, piece: bytes) -> bytes:
+        """Keep the next piece of the event; return the event, and what follows, if it is whole."""
+        last = self._event[-1][-1:] if self._event else b""
+        is_whole = _END in last + piece
+        self._event.append(piece)
+        self._num_bytes += len(piece)
+        if not is_whole and self._num_bytes <= _MOST_BYTES:
+            return b""
         self._is_done = True
-        if end < 0:
+        text = self.end()
+        if not is_whole:
             return text
-        return b"".join((text[:at], self._filled(text[at:end]), text[end:]))
+        end = text.index(_END)
+        return self._filled(text[:end]) + text[end:]
 
     def _filled(self, event: bytes) -> bytes:
         head, mark, data = event.partition(_DATA)
-        if b"\n" in data:
+        if b"\n" in data or len(data) > _MOST_BYTES:
             return event
         try:
             return head + mark + with_changed(data, self._name, self._with_members)

@@ -23,7 +23,7 @@ import orjson
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from router.api.outline import LARGE_BYTES, costs_ms
-from router.api.parts import digest_message
+from router.api.parts import MAX_MESSAGES, digest_message
 
 MIN_BYTES: Final = 32 * 1024  # of a body; a smaller one is parsed in 40 us
 _PIECE_BYTES: Final = 16 * 1024  # at least
@@ -39,7 +39,7 @@ class _Piece:
     """Some messages, of which all that comes before them is known, too.
 
     next_key, next_bytes: The piece that came behind it last; tried before searching.
-    digests: Of the messages; see `router.api.parts`.
+    digests: Of the messages, once they were needed; see `router.api.parts`.
     """
 
     __slots__ = ("digests", "key", "messages", "next_bytes", "next_key", "size_bytes")
@@ -47,7 +47,7 @@ class _Piece:
     def __init__(self, key: int, messages: list[Any], text: bytes) -> None:
         self.key = key
         self.messages = messages
-        self.digests = [digest_message(message) for message in messages]
+        self.digests: list[int] | None = None
         self.next_key = 0
         self.next_bytes = 0
         num_objects = text.count(b"{") + text.count(b"[")
@@ -153,13 +153,11 @@ class KnownMessages:
         if type(rest) is not list or not rest or rest[0] != self._mark:
             return None
         messages: list[Any] = []
-        digests: list[int] = []
         for piece in pieces:
             messages += piece.messages
-            digests += piece.digests
         view["messages"] = messages + rest[1:]
         self._touch(pieces)
-        return Parsed(view, digests)
+        return Parsed(view, _digests_of(pieces) if len(messages) <= MAX_MESSAGES else [])
 
     def _touch(self, pieces: list[_Piece]) -> None:
         """Make pieces the most recently used, the first ones most of all; keep the budget."""
@@ -172,6 +170,15 @@ class KnownMessages:
         while self.size_bytes > self._max_bytes:
             _, oldest = known.popitem(last=False)
             self.size_bytes -= oldest.size_bytes
+
+
+def _digests_of(pieces: list[_Piece]) -> list[int]:
+    digests: list[int] = []
+    for piece in pieces:
+        if piece.digests is None:
+            piece.digests = [digest_message(message) for message in piece.messages]
+        digests += piece.digests
+    return digests
 
 
 def _items(text: bytes, *, is_first: bool) -> list[Any]:

@@ -22,6 +22,9 @@ _FIELDS: Final = {
 }
 """Route -> the fields with the conversation and with what stands before it."""
 
+MAX_MESSAGES: Final = 4_096
+"""Messages, or tools, of a request that is digested: 10 ms at most."""
+
 _SYSTEM: Final = ("system", "developer")
 _ANSWERS: Final = ("function_call", "reasoning")  # types of items of the Responses API
 _BILLING: Final = "x-anthropic-billing-header"
@@ -47,7 +50,7 @@ class Parts(Struct, frozen=True, gc=False):
 
 
 def parts_of(path: str, body: Mapping[str, Any], known: Sequence[int] = ()) -> Parts | None:
-    """Digest the parts of a request; None: it is no chat.
+    """Digest the parts of a request; None: it is no chat, or too long.
 
     Args:
         path: Of its route.
@@ -60,14 +63,16 @@ def parts_of(path: str, body: Mapping[str, Any], known: Sequence[int] = ()) -> P
     items = body.get(conversation)
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
-    if type(items) is not list:
+    tools = body.get("tools")
+    if type(items) is not list or len(items) > MAX_MESSAGES:
+        return None
+    if type(tools) is list and len(tools) > MAX_MESSAGES:
         return None
     digests = [*known, *map(digest_message, items[len(known) :])]
     num_system = _num_system(items)
     system = [digests[i] for i in range(num_system)]
     if text := body.get(before):
         system.append(_digest(_system(text)))
-    tools = body.get("tools")
     each = [_digest(_unmarked(tool)) for tool in tools] if type(tools) is list else []
     return Parts(
         tools=_joined(each),

@@ -58,7 +58,6 @@ def build_story(parts: Parts) -> Story:
         metrics=parts.metrics,
     )
     bookkeeper = _bookkeeper(parts)
-    diagnostics = Diagnostics(bookkeeper)
     headers = RequestHeaders(parts.engine_key, parts.withheld)
     sender = _sender(parts, headers=headers, retries=retries)
     return Story(
@@ -88,11 +87,13 @@ def build_story(parts: Parts) -> Story:
                 metrics=parts.metrics,
             ),
             relay=Relay(
-                witness=witness, place=place, diagnostics=diagnostics, metrics=parts.metrics
+                witness=witness,
+                place=place,
+                diagnostics=Diagnostics(bookkeeper),
+                metrics=parts.metrics,
             ),
             recorder=_recorder(parts, bookkeeper),
             owners=owners,
-            diagnostics=diagnostics,
             retries=retries,
         )
     )

@@ -17,11 +17,13 @@ from msgspec import Struct
 from router.addresses import host_port, own_url_host
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
+from router.check.reach import CONNECT_S, Reach, reach
 from router.check.seen import ReplicaSeen
-from router.config import AdminConfig, Config, ListenConfig
+from router.config import AdminConfig, Config, ListenConfig, TracingConfig
 from router.config.secrets import read_secret
 from router.errors import ConfigError
 from router.listening import cannot_listen, listen, why_not
+from router.tracing.export import collector_at
 
 _ASK_S: Final = 2.0
 _SAMPLE: Final = re.compile(r"^(warmroute_\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
@@ -51,11 +53,20 @@ class PortSeen(Struct, frozen=True, kw_only=True):
     is_router: bool = False  # a warmroute listens there
 
 
+class CollectorSeen(Struct, frozen=True):
+    """The collector of traces; `error`: why OpenTelemetry cannot be used."""
+
+    endpoint: str
+    reach: Reach
+    error: str | None = None
+
+
 class HostSeen(Struct, frozen=True, kw_only=True):
     """This machine, and what the metrics of a router on it say."""
 
     ports: tuple[PortSeen, ...] = ()
     files: tuple[FileSeen, ...] = ()
+    collector: CollectorSeen | None = None  # None: nothing is traced
     num_answered: int | None = None  # its requests; None: no router runs
     num_audited: int | None = None  # requests whose answer reported cached tokens
     prompts: tuple[str, ...] | None = None  # what a router says about them; None: it was not asked
@@ -91,6 +102,7 @@ async def look(config: Config, deadline: Deadline, *, admin_token: str | None = 
     return HostSeen(
         ports=(listen, admin),
         files=tuple(_files(config)),
+        collector=await _collector(config.tracing, deadline),
         num_answered=None if page is None else total(page, "warmroute_requests_total"),
         num_audited=None if page is None else total(page, "warmroute_audited_total"),
         prompts=_prompts(prompts),
@@ -107,6 +119,20 @@ async def _port(
     if error is not None:
         page = await _ask(section, _PATHS[key], token, deadline)
     return PortSeen(key=key, host=host, port=port, error=error, is_router=page is not None), page
+
+
+async def _collector(tracing: TracingConfig, deadline: Deadline) -> CollectorSeen | None:
+    """Try to connect to the collector, and to use OpenTelemetry."""
+    if tracing.endpoint is None:
+        return None
+    error = None
+    try:
+        collector_at(tracing.endpoint).close()
+    except ConfigError as exc:
+        error = exc.message.removeprefix("tracing.endpoint: ")
+    with deadline.waiting("collector"):
+        reached = await reach(tracing.endpoint, timeout_s=deadline.at_most(CONNECT_S))
+    return CollectorSeen(tracing.endpoint, reached, error)
 
 
 async def _ask(
@@ -229,6 +255,8 @@ def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) ->
             yield _ROUTER.error(file.key, f"{file.path}: {file.error}")
     if config.listen.port and config.listen.port == config.admin.port:
         yield _ROUTER.error("ports", "listen.port and admin.port are the same", "--admin-port")
+    if seen.collector is not None:
+        yield _judge_collector(seen.collector)
     yield from _audit(seen)
     yield from _judge_prompts(seen.prompts)
     if config.redis.is_configured:
@@ -245,6 +273,15 @@ def _judge_port(port: PortSeen) -> Finding:
     flag = "--port" if port.key == "listen" else "--admin-port"
     text = cannot_listen(port.host, port.port, port.error)
     return _ROUTER.error(about, text, f"end the other process, or choose another port: {flag} PORT")
+
+
+def _judge_collector(collector: CollectorSeen) -> Finding:
+    about, hint = "tracing", "start the collector's OTLP/HTTP receiver, or correct tracing.endpoint"
+    if collector.error is not None:
+        return _ROUTER.error(about, collector.error)
+    if collector.reach == "open":
+        return _ROUTER.ok(about, f"{collector.endpoint} accepts connections")
+    return _ROUTER.warning(about, f"{collector.endpoint}: {collector.reach}; spans are lost", hint)
 
 
 def _audit(seen: HostSeen) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """The command line: what an operator types, and tables of what the admin API answers.
 
 A file a subject: serve (the configuration), init, admin (the admin port), status, top, watch,
-sessions, replicas, experiments, explain, tenants. `group` finds the commands of other packages,
-`config_options` has a flag for each configuration key, `terminal` and `figures` write.
+sessions, page, replicas, experiments, explain, tenants. `group` finds the commands of other
+packages, `config_options` has a flag for each configuration key, `terminal` and `figures` write.
 """
 
 from router.cli.admin import admin_token
@@ -10,6 +10,7 @@ from router.cli.experiments import experiments
 from router.cli.explain import explain
 from router.cli.group import main
 from router.cli.init import init
+from router.cli.page import page
 from router.cli.replicas import engine, replicas
 from router.cli.serve import check, options, policies, schema, serve
 from router.cli.sessions import timeline, why
@@ -28,6 +29,7 @@ for _command in (
     explain,
     init,
     options,
+    page,
     policies,
     replicas,
     schema,

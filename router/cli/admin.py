@@ -100,11 +100,11 @@ class Admin(NamedTuple):
         return f"{self.url.rstrip('/')}/admin/{path}"
 
     def _headers(self) -> dict[str, str]:
-        token = self._token()
+        token = self.token()
         bearer = {"Authorization": f"Bearer {token}"} if token is not None else {}
         return {"Content-Type": "application/json"} | bearer
 
-    def _token(self) -> str | None:
+    def token(self) -> str | None:
         """Read the token: of --token-file, of the variable, or of a router that runs here.
 
         Raises:

@@ -39,22 +39,23 @@ def greeter(config: Config, arguments: Sequence[str]) -> Callable[[str, str], No
         arguments: The flags of `serve`.
     """
 
-    def greet(data_url: str, _: str) -> None:
+    def greet(data_url: str, admin_url: str) -> None:
         if sys.stderr.isatty() and not config.log.json:
+            urls = data_url, admin_url
             threading.Thread(
-                target=_show, args=(config, data_url, arguments), name="banner", daemon=True
+                target=_show, args=(config, urls, arguments), name="banner", daemon=True
             ).start()
 
     return greet
 
 
-def _show(config: Config, data_url: str, arguments: Sequence[str]) -> None:
+def _show(config: Config, urls: tuple[str, str], arguments: Sequence[str]) -> None:
     try:
         report = _checked(arguments)
     except Exception as exc:  # a banner is no reason to end, or to show a traceback
         logger.warning("start banner not shown", extra={"reason": type(exc).__name__})
         return
-    lines = banner(config, report, data_url=data_url, arguments=arguments)
+    lines = banner(config, report, urls=urls, arguments=arguments)
     click.echo("\n".join(["", *lines, ""]), err=True, color=None if _has_colour() else False)
 
 
@@ -76,15 +77,17 @@ def _checked(arguments: Sequence[str]) -> Report:
 
 
 def banner(
-    config: Config, report: Report, *, data_url: str, arguments: Sequence[str] = ()
+    config: Config, report: Report, *, urls: tuple[str, str], arguments: Sequence[str] = ()
 ) -> list[str]:
-    """Write the lines of the banner, with colours."""
+    """Write the lines of the banner, with colours; `urls` are the data and the admin URL."""
+    data_url, admin_url = urls
     policy = config.policy.name
     redis = config.redis.url or ", ".join(config.redis.sentinels)
     rows = [
         *_replicas(report),
         ("policy", f"{policy}, queue {'on' if config.queue.is_on(policy) else 'off'}"),
         ("redis", f"{redis}, namespace {config.redis.namespace}" if redis else "none: one router"),
+        ("live page", f"{admin_url}/  `warmroute page` prints a link with the token"),
         *_clients(report, data_url),
     ]
     lines = [f"  {click.style(f'{name:<12}', bold=True)}{text}" for name, text in rows]

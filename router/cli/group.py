@@ -37,6 +37,7 @@ GROUPS: Final = {
         "tail",
         "why",
         "timeline",
+        "page",
         "replicas",
         "explain",
         "experiments",

@@ -49,8 +49,6 @@ def status(admin: Admin) -> None:
 
 def degraded(state: State) -> Iterator[str]:
     """Yield what does not work as it should, one line each."""
-    from router.index.candidate_stream import StreamReason  # late: `--help` should not wait for it
-
     replicas = state["replicas"]
     if not replicas["total"]:
         yield "no replica is known"
@@ -59,7 +57,7 @@ def degraded(state: State) -> Iterator[str]:
     for each in replicas["shown"]:
         if each["state"] not in ("up", *_ON_PURPOSE):
             yield one_line(f"replica {each['name']} is {each['state']}: {each['reason']}")
-        elif each["cache"] != "exact" and each["cache_reason"] != StreamReason.NO_EVENTS:
+        elif each["cache"] != "exact" and not _is_idle(each):
             reason = each["cache_reason"] or "no reason is known"
             yield one_line(f"the cache of {each['name']} is {each['cache']}: {reason}")
     for pool in state["pools"]:
@@ -81,8 +79,8 @@ def report(state: State, wrong: list[str]) -> str:
         console.print(text, markup=False)
     tokens, minutes = recent(state)
     console.print(tokens_line(tokens, f"tokens of the last {num(minutes, 'minute')}"))
-    for found in state["findings"]:
-        console.print(f"! {found['text']}", markup=False, style="yellow")
+    for found in (*overfull(state), *(each["text"] for each in state["findings"])):
+        console.print(f"! {found}", markup=False, style="yellow")
     console.print()
     if not wrong:
         console.print("all is well", style="green")
@@ -100,9 +98,24 @@ def headline(state: State) -> str:
     num_up = replicas["by_state"].get("up", 0)
     return (
         f"warmroute {about['version']}, {about['policy']}, up {age(about['up_s'])}: "
-        f"{num_up:,} of {replicas['total']:,} replicas up, {known:,} caches known, "
-        f"{replicas['requests']:,} requests in flight, {state['queue']['waiting']:,} waiting"
+        f"{num_up:,} of {num(replicas['total'], 'replica')} up, {num(known, 'cache')} known, "
+        f"{replicas['requests']:,} in flight, {state['queue']['waiting']:,} waiting"
     )
+
+
+def overfull(state: State) -> Iterator[str]:
+    """Say which replicas have more live sessions than fit into their caches."""
+    full = [
+        f"{each['name']} ({each['live_fill']:.0%})"
+        for each in state["replicas"]["shown"]
+        if (each["live_fill"] or 0.0) > 1.0
+    ]
+    if full:
+        names = ", ".join(full) if len(full) <= _MAX_SAID else f"{len(full):,} replicas"
+        yield (
+            f"live sessions need more than the KV cache of {names}: add replicas or KV cache, or "
+            "run fewer agents at a time"
+        )
 
 
 def replica_table(state: State, most: int) -> Table:
@@ -115,22 +128,18 @@ def replica_table(state: State, most: int) -> Table:
     replicas = state["replicas"]
     table = grid(
         *("replica", "state", "cache", "working set"),
-        right=("sessions", "cache fill", "in flight", "queue", "right"),
+        right=("sessions", "fill", "in flight", "queue", "right"),
+        gap=1,
     )
-    table.columns[1].no_wrap = table.columns[2].no_wrap = False
     for each in replicas["missing"][:most]:
-        reason = one_line(each["reason"])
-        table.add_row(each["name"], Text(f"not discovered: {reason}", "red"), *["-"] * 7)
-    for each in replicas["shown"][:most]:
-        state_of = each["state"] + (f": {one_line(each['reason'])}" if each["reason"] else "")
-        cache = each["cache"] + (
-            f": {one_line(each['cache_reason'])}" if each["cache_reason"] else ""
-        )
+        table.add_row(each["name"], Text("missing", "red"), *["-"] * 7)
+    for each in replicas["shown"][: most - table.row_count]:
+        cache = "no events" if _is_idle(each) else each["cache"]
         table.add_row(
             each["name"],
-            Text(state_of, _COLOURS.get(each["state"], "yellow")),
-            Text(cache, _COLOURS.get(each["cache"], "")),
-            Text(bar(each["live_fill"]), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
+            Text(each["state"], _COLOURS.get(each["state"], "yellow")),
+            Text(cache, _COLOURS.get(cache, "")),
+            Text(bar(each["live_fill"], 6), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
             f"{each['sessions']:,}",
             share(each["cache_fill"] or 0.0, each["cache_fill"] is not None),
             f"{each['requests']:,}",
@@ -141,6 +150,13 @@ def replica_table(state: State, most: int) -> Table:
     if left > 0:
         table.add_row(f"… {left:,} more", *[""] * 8)
     return table
+
+
+def _is_idle(replica: State) -> bool:
+    """Return whether a replica was not sent anything yet: then it has no events to publish."""
+    from router.index.candidate_stream import StreamReason  # late: `--help` should not wait for it
+
+    return bool(replica["cache_reason"] == StreamReason.NO_EVENTS)
 
 
 def queue_line(state: State) -> str:

@@ -45,11 +45,11 @@ def drawn(console: Console) -> str:
     return console.file.getvalue()
 
 
-def grid(*left: str, right: tuple[str, ...] = (), last: str | None = None) -> Table:
+def grid(*left: str, right: tuple[str, ...] = (), last: str | None = None, gap: int = 2) -> Table:
     """Create a table: columns of names, of numbers, and one of text that may wrap."""
     from rich.table import Table  # late, as in `drawing`
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for name in left:
         table.add_column(name, no_wrap=True)
     for name in right:

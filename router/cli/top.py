@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from router.cli.admin import Admin, admin_options, echo_json
 from router.cli.figures import again, bar, clock, duration, listed, share
-from router.cli.status import State, headline, queue_line, recent, replica_table, tokens_line
+from router.cli.status import (
+    State,
+    degraded,
+    headline,
+    queue_line,
+    recent,
+    replica_table,
+    tokens_line,
+)
 from router.cli.terminal import grid, one_line
 from router.cli.watch import watched
 
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
 
 _MAX_DECISIONS: Final = 50
 _MAX_FINDINGS: Final = 2
+_MAX_WRONG: Final = 3
 _MINUTE_S: Final = 60.0
 _FIXED: Final = 11  # lines of a screen that are headings and blanks
 
@@ -94,8 +104,14 @@ class Screen:
             parts.append(Text(f"the router is gone, trying again: {self._gone}", "bold red"))
         if self._state is None:
             return Group(*parts, Text("waiting for the router …"))
-        findings = self._state["findings"][:_MAX_FINDINGS]
-        rows = max(6, console.size.height - _FIXED - len(parts) - len(findings))
+        notes = [
+            *(Text(f"✗ {each}", "red") for each in islice(degraded(self._state), _MAX_WRONG)),
+            *(
+                Text(f"! {one_line(each['text'])}", "yellow")
+                for each in self._state["findings"][:_MAX_FINDINGS]
+            ),
+        ]
+        rows = max(6, console.size.height - _FIXED - len(parts) - len(notes))
         num_replicas = min(len(self._state["replicas"]["shown"]) + 2, rows // 3)
         num_sessions = min(len(self._state["sessions"]["shown"]), (rows - num_replicas) // 2)
         tokens, _ = recent(self._state, _MINUTE_S)
@@ -105,7 +121,7 @@ class Screen:
             Text(""),
             Text(queue_line(self._state)),
             tokens_line(tokens, "tokens of the last minute"),
-            *(Text(f"! {one_line(each['text'])}", "yellow") for each in findings),
+            *notes,
             Text(""),
             _session_table(self._state, num_sessions),
             Text(""),
@@ -119,7 +135,7 @@ class Screen:
     def _decision_table(self, most: int) -> Table:
         table = grid(
             "ended", "session", "replica",
-            right=("tokens", "cached", "first token", "queue"), last="computed again",
+            right=("tokens", "cached", "TTFT", "queue"), last="again",
         )  # fmt: skip
         for line in list(self._decisions)[:most]:
             cached = line["cached"] if line["reported"] is None else line["reported"]

@@ -34,24 +34,30 @@ class ReplicaRows:
         """Count all by state, and describe the first `MAX_ROWS`."""
         statuses = self._fleet.status(time.monotonic())
         caches = {each.id: self._caches.state(each.id) for each in statuses}
+        states = {each.id: self._state(each) for each in statuses}
         shown = [*statuses]
         if len(shown) > MAX_ROWS:
-            shown = nlargest(MAX_ROWS, shown, key=lambda each: _urgency(each, caches[each.id]))
-        audited = self._audited({each.id for each in shown})
+            shown = nlargest(
+                MAX_ROWS, shown, key=lambda each: _urgency(states[each.id], caches[each.id], each)
+            )
+        audited, predictions = self._audited({each.id for each in shown})
         missing = dict(list(self._waiting.items())[:MAX_ROWS])
         return {
             "total": len(statuses),
             "by_cache": Counter(caches.values()),
-            "by_state": Counter(map(_state_of, statuses)),
+            "by_state": Counter(states.values()),
             "requests": sum(each.num_requests for each in statuses),
-            "predictions": self._predictions(),
-            "shown": [self._row(each, caches[each.id], audited.get(each.id, {})) for each in shown],
+            "predictions": predictions,
+            "shown": [
+                self._row(each, states[each.id], caches[each.id], audited.get(each.id, {}))
+                for each in shown
+            ],
             "missing": [{"name": name, "reason": why} for name, why in missing.items()],
             "num_missing": len(self._waiting),
         }
 
     def _row(
-        self, status: CandidateStatus, cache: str, audited: Mapping[str, float]
+        self, status: CandidateStatus, state: str, cache: str, audited: Mapping[str, float]
     ) -> dict[str, Any]:
         name = status.id
         replica = self._fleet.replica(status.replica)
@@ -61,7 +67,7 @@ class ReplicaRows:
             "name": name,
             "model": replica.base_model,
             "role": replica.role,
-            "state": _state_of(status),
+            "state": state,
             "reason": status.reason,
             "cache": cache,
             "cache_reason": self._caches.state_and_reason(name)[1],
@@ -78,27 +84,30 @@ class ReplicaRows:
             "audited": sum(audited.values()),
         }
 
-    def _audited(self, wanted: set[CandidateId]) -> dict[str, dict[str, float]]:
+    def _state(self, status: CandidateStatus) -> str:
+        """Return the health of a candidate, or why a healthy one gets no requests."""
+        replica = self._fleet.replica(status.replica)
+        if status.state != "up":
+            return status.state
+        if replica.draining:
+            return "draining"
+        return "asleep" if replica.asleep else "paused" if replica.paused else "up"
+
+    def _audited(
+        self, wanted: set[CandidateId]
+    ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+        """Count the audited predictions by result: of some candidates, and of all together."""
         found: dict[str, dict[str, float]] = {}
+        sums: dict[str, float] = {}
         for (name, result), number in self._metrics.audit.values().items():
+            sums[result] = sums.get(result, 0.0) + number
             if name in wanted:
                 found.setdefault(name, {})[result] = number
-        return found
-
-    def _predictions(self) -> dict[str, float]:
-        """Sum the audited predictions of all replicas by result."""
-        sums: Counter[str] = Counter()
-        for (_, result), number in self._metrics.audit.values().items():
-            sums[result] += int(number)
-        return dict(sums)
+        return found, sums
 
 
-def _state_of(status: CandidateStatus) -> str:
-    return "draining" if status.draining and status.state == "up" else status.state
-
-
-def _urgency(status: CandidateStatus, cache: str) -> tuple[bool, bool, float, int]:
-    return status.state != "up", cache != "exact", status.queue_ms, status.num_requests
+def _urgency(state: str, cache: str, status: CandidateStatus) -> tuple[bool, bool, float, int]:
+    return state != "up", cache != "exact", status.queue_ms, status.num_requests
 
 
 def _ratio(number: float, whole: int | None) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,15 +21,14 @@ from router.records.computed import Computed, Loss, Move
 from router.records.outcome import Outcome
 from router.request.plan import Placement
 from router.request.results import Prompt, Tries
+from router.request.turn import turn_of
 from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.compare import add_asked, compare
 from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Match
-from router.sessions.threads import Thread
+from router.sessions.ledger import Ledger
+from router.sessions.threads import Match, Thread
 from router.sessions.turns import Turn
-
-_MOST_TOKENS: Final = 1 << 40
 
 _Named = tuple[int, HashContract | None, Sequence[BlockKey]]
 """What a prompt's blocks are called where it was placed: see `Thread`."""
@@ -81,6 +79,8 @@ class Bookkeeper:
 
     def _match(self, prompt: Prompt, named: _Named) -> Match:
         whose, (space, contract, keys) = prompt.read.whose, named
+        if prompt.read.response_id is not None:
+            return Match(is_unknown=True)  # its engine has the conversation's beginning
         return self.ledger.match(
             whose.conversation or 0,
             whose.parent,
@@ -151,9 +151,11 @@ class Bookkeeper:
             return None
         named = _named(prompt, placement, self._caches)
         match = self._match(prompt, named)
-        turn = _turn(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
+        turn = turn_of(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, named, now_s)
+        if tries.answer is not None:
+            add_asked(thread, match, tries.answer)
         tenant = prompt.read.tenant
         if match.thread is None or not has_failed_read:  # else no cache has its blocks
             self.ledger.remember(
@@ -196,12 +198,12 @@ class Bookkeeper:
         candidate = placement.lease.candidate
         pool, change = placement.plan.pool, match.change
         space, contract, keys = named
-        thread = Thread(
+        return Thread(
             space=space,
             contract=contract,
             keys=keys,
             num_tokens=prompt.num_tokens,
-            parts=prompt.read.whose.parts,
+            parts=prompt.read.whose.parts if prompt.read.response_id is None else None,
             candidate=candidate,
             num_emptied=self._caches.index.num_emptied(candidate),
             at_s=now_s,
@@ -210,9 +212,6 @@ class Bookkeeper:
             num_in_row=change.num_in_row if change is not None else 0,
             model=prompt.read.model or "",
         )
-        if prompt.read.question is not None or prompt.read.is_kept:  # may be asked about
-            add_asked(thread, match, prompt.read.request_id)
-        return thread
 
     def _computed(self, entry: Entry) -> Computed:
         prompt, placement, match = entry.prompt, entry.placement, entry.match
@@ -260,8 +259,8 @@ class Bookkeeper:
         index, home = self._caches.index, source.candidate
         views = {view.id: view for view in placement.plan.snapshot.replicas}
         is_cleared = source.num_emptied != index.num_emptied(home)
-        moved_until = 0
-        if home != placement.lease.candidate and not is_cleared:
+        is_here, moved_until = home == placement.lease.candidate, 0
+        if not is_here and not is_cleared:
             moved_until = views[home].num_own_tokens if home in views else known.num_common
         known = self._with_pool(placement, known, source)
         lost_at = max(known.num_cached, moved_until) // size
@@ -276,6 +275,8 @@ class Bookkeeper:
             fate = "evicted"  # first: it had them after it was emptied, or never was
         elif is_cleared:
             fate = "cleared"
+        elif is_here and known.num_cached + known.step >= sharable(known):
+            known = replace(known, num_dropped=known.step)  # it drafts, or has sliding windows
         elif home in views and views[home].num_own_tokens <= lost_at * size:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None
@@ -350,56 +351,6 @@ def _move(placement: Placement, origin: CandidateId) -> Move:
         ttft_there_ms=_rounded(costs.get(origin)),
         has_left=origin not in {view.id for view in placement.plan.snapshot.replicas},
     )
-
-
-def _turn(
-    prompt: Prompt,
-    tries: Tries,
-    placement: Placement,
-    outcome: Outcome,
-    usage: Usage | None,
-    ttft_ms: float | None,
-    now_s: float,
-) -> Turn:
-    inbound, predicted, wait = prompt.read.inbound, placement.predicted, tries.wait
-    num_tokens = _sane(usage.prompt_tokens if usage is not None else None)
-    num_tokens = prompt.num_tokens if num_tokens is None else num_tokens
-    reported = _sane(usage.num_cached_tokens if usage is not None else None)
-    num_cached = predicted.num_cached_tokens if reported is None else reported
-    num_pool = min(predicted.num_fetched_tokens, max(0, num_cached - predicted.num_own_tokens))
-    num_cpu = min(
-        predicted.num_cpu_only_tokens, max(0, num_cached - num_pool - predicted.num_gpu_tokens)
-    )
-    cost, total_ms = placement.plan.view.cost, (now_s - inbound.arrived_s) * 1000
-    engine_ms = cost.prefill_ms(max(0, num_tokens - num_cached), num_cached)
-    return Turn(
-        request_id=prompt.read.request_id,
-        at=time.time() - total_ms / 1000,
-        candidate=placement.lease.candidate,
-        model=prompt.read.model or "",
-        outcome=outcome.value,
-        num_tokens=num_tokens,
-        num_cached=reported,
-        num_gpu=num_cached - num_pool - num_cpu,
-        num_cpu=num_cpu,
-        num_pool=num_pool,
-        num_output=_sane(usage.completion_tokens if usage is not None else None),
-        router_ms=(placement.placed_s - inbound.arrived_s) * 1000 - wait.waited_ms,
-        waited_ms=wait.waited_ms,
-        ttft_ms=ttft_ms,
-        total_ms=total_ms,
-        engine_ms=engine_ms,
-        saved_ms=max(0.0, cost.prefill_ms(num_tokens, 0) - engine_ms),
-        prefill_at=placement.prefill.lease.candidate if placement.prefill is not None else None,
-        waited_for=wait.held_by,
-    )
-
-
-def _sane(num_reported: int | None) -> int | None:
-    """Pass on what an engine reports, if it can be a number of tokens."""
-    if num_reported is None or not 0 <= num_reported <= _MOST_TOKENS:
-        return None
-    return num_reported
 
 
 def _rounded(value: float | None) -> float | None:

@@ -3,8 +3,8 @@
 Their answers get one member more, in the fields of their API (see `router.api.diagnostics`). All
 other answers go on as they came, and cost nothing here.
 
-    note      an answer has begun: which request its id belongs to
-    asked     compare; the answer goes through `Diagnosed`, which puts the finding in
+    note_answer   an answer has begun: the ledger of sessions gets its id with the prompt
+    asked         compare; the answer goes through `Diagnosed`, which puts the finding in
 
 The comparison is known before the answer. Only whether a cache had what both prompts have in common
 is read from the answer's usage.
@@ -12,7 +12,6 @@ is read from the answer's usage.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +23,6 @@ from router.api.diagnostics import (
     MESSAGES,
     NOT_FOUND,
     Comparison,
-    Question,
     message_diagnostics,
     response_diagnostics,
 )
@@ -35,12 +33,11 @@ from router.records.computed import Cause
 from router.request.bookkeeper import Bookkeeper
 from router.request.plan import Placement
 from router.request.reply import Reply
-from router.request.results import Prompt, Read
+from router.request.results import Prompt, Read, Tries
 from router.sessions.compare import as_of
 from router.sessions.threads import Thread
 from router.upstream import Answer
 
-_MAX_ANSWERS: Final = 20_000  # whose ids are remembered: 5 MB
 _OK: Final = 200
 _LOST: Final = frozenset[Cause](
     ("evicted", "moved", "cleared", "pool_lost", "fetch_failed", "unknown")
@@ -52,18 +49,9 @@ class Diagnostics:
 
     def __init__(self, bookkeeper: Bookkeeper) -> None:
         self._bookkeeper = bookkeeper
-        self._requests: OrderedDict[int, tuple[int, str]] = OrderedDict()
-
-    def note(self, read: Read, answer_id: str | None) -> None:
-        """Remember the id of an answer, as its client reads it."""
-        if answer_id is None or read.whose.conversation is None:
-            return
-        self._requests[_key(read, answer_id)] = read.whose.conversation, read.request_id
-        if len(self._requests) > _MAX_ANSWERS:
-            self._requests.popitem(last=False)
 
     def asked(
-        self, prompt: Prompt, placement: Placement, answer: Answer, reply: Reply
+        self, prompt: Prompt, tries: Tries, placement: Placement, answer: Answer, reply: Reply
     ) -> Diagnosed | None:
         """Return what an answer goes through on its way to `reply`. None: it stays as it is."""
         read = prompt.read
@@ -72,12 +60,13 @@ class Diagnostics:
         if not (answer.is_event_stream or answer.complete):
             return None  # too large to be changed
         if read.inbound.path == MESSAGES:
-            insertion = self._into_message(prompt, placement, read.question)
+            insertion = self._into_message(prompt, tries, placement)
         else:
-            self.note(read, issued_in(answer.readable, is_event_stream=answer.is_event_stream))
+            issued = issued_in(answer.readable, is_event_stream=answer.is_event_stream)
+            note_answer(read, tries, issued)
             if read.question.earlier is None:
                 return None
-            insertion = self._into_response(prompt, placement, read.question)
+            insertion = self._into_response(prompt, placement)
         headers: dict[str, str] = {}
         if read.inbound.client is not None and read.inbound.client.sees_details:
             num_cached = placement.predicted.num_cached_tokens
@@ -87,17 +76,17 @@ class Diagnostics:
                 headers["x-warmroute-computed"] = ";".join(causes)
         return Diagnosed(reply, insertion, headers, is_stream=answer.is_event_stream)
 
-    def _into_message(self, prompt: Prompt, placement: Placement, question: Question) -> Insertion:
-        found = self._compare(prompt, placement, question)
+    def _into_message(self, prompt: Prompt, tries: Tries, placement: Placement) -> Insertion:
+        found = self._compare(prompt, placement)
 
         def members(message: bytes) -> dict[str, Any]:
-            self.note(prompt.read, _decode_id(message).id)
+            note_answer(prompt.read, tries, _decode_id(message).id)
             return {"diagnostics": message_diagnostics(found)}
 
         return Insertion(("message_start",), "message", members)
 
-    def _into_response(self, prompt: Prompt, placement: Placement, question: Question) -> Insertion:
-        found = self._compare(prompt, placement, question) or NOT_FOUND
+    def _into_response(self, prompt: Prompt, placement: Placement) -> Insertion:
+        found = self._compare(prompt, placement) or NOT_FOUND
 
         def members(response: bytes) -> dict[str, Any]:
             usage = usage_of_response(response)
@@ -121,26 +110,25 @@ class Diagnostics:
         is_lost = computed is None or not _LOST.isdisjoint(computed.tokens)
         return not is_lost and (num_cached > 0 or not found.num_common)
 
-    def _compare(
-        self, prompt: Prompt, placement: Placement, question: Question
-    ) -> Comparison | None:
+    def _compare(self, prompt: Prompt, placement: Placement) -> Comparison | None:
         """Compare a prompt with an earlier one. None: it is of a first turn."""
-        if question.earlier is not None:
-            before = self._thread(prompt.read, question.earlier)
-            return (
-                NOT_FOUND if before is None else self._bookkeeper.compare(prompt, placement, before)
-            )
-        match = None if question.is_asked else self._bookkeeper.match(prompt, placement)
-        if match is None or match.thread is None:
-            return None
-        return self._bookkeeper.compare(prompt, placement, match.thread)
+        question, before = prompt.read.question, None
+        if prompt.read.response_id is not None:
+            return Comparison(difference="unknown")  # its engine has the prompt's beginning
+        if question is not None and question.earlier is not None:
+            before = self._thread(_digest(prompt.read, question.earlier))
+            if before is None:
+                return NOT_FOUND
+        elif question is not None and not question.is_asked:
+            match = self._bookkeeper.match(prompt, placement)
+            before = match.thread if match is not None else None
+        return None if before is None else self._bookkeeper.compare(prompt, placement, before)
 
-    def _thread(self, read: Read, answer_id: str) -> Thread | None:
+    def _thread(self, answer: int) -> Thread | None:
         """Find the thread of an answer, as it was then."""
-        key, request_id = self._requests.get(_key(read, answer_id), (0, ""))
-        session = self._bookkeeper.ledger.get(key)
+        session = self._bookkeeper.ledger.of_answer(answer)
         threads = session.threads if session is not None else []
-        return next(filter(None, (as_of(each, request_id) for each in reversed(threads))), None)
+        return next(filter(None, (as_of(each, answer) for each in reversed(threads))), None)
 
 
 class Diagnosed:
@@ -208,7 +196,13 @@ class _Message(Struct):
 _decode_id = msgspec.json.Decoder(_Message).decode
 
 
-def _key(read: Read, answer_id: str) -> int:
-    """Digest an answer's id; another tenant's answer has another key."""
+def note_answer(read: Read, tries: Tries, answer_id: str | None) -> None:
+    """Note the id of an answer, as its client reads it."""
+    if answer_id is not None:
+        tries.answer = _digest(read, answer_id)
+
+
+def _digest(read: Read, answer_id: str) -> int:
+    """Digest an answer's id; another tenant's answer has another digest."""
     owner = read.tenant.name if read.tenant is not None else ""
     return xxh3_64_intdigest(f"{owner}\0{answer_id}".encode(errors="surrogatepass"))

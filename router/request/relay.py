@@ -72,7 +72,7 @@ class Relay:
         answer, api = passage.answer, prompt.read.inbound.api
         diagnosed = None
         if prompt.read.question is not None:
-            diagnosed = self._diagnostics.asked(prompt, placement, answer, reply)
+            diagnosed = self._diagnostics.asked(prompt, tries, placement, answer, reply)
             reply = diagnosed or reply
         headers = answer_headers(prompt, tries, placement, answer)
         if answer.complete:

@@ -296,6 +296,7 @@ class Tries(Struct, kw_only=True):
     charge: For its uncached tokens; None: not placed yet, or no tenant.
     prefill: Where its prompt was computed; None: prompts are not computed apart.
     wait: What the queue did with it; a retry does not wait again.
+    answer: Digest of the answer's id, if its client may ask about it; see `Asked`.
     """
 
     records: list[Try] = []
@@ -307,3 +308,4 @@ class Tries(Struct, kw_only=True):
     charge: Charge | None = None
     prefill: PrefillRecord | None = None
     wait: Wait = NO_WAIT
+    answer: int | None = None

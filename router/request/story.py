@@ -36,7 +36,7 @@ from router.errors import (
 from router.records.outcome import Outcome
 from router.records.record import Try
 from router.request import tenancy
-from router.request.diagnosis import Diagnostics
+from router.request.diagnosis import note_answer
 from router.request.headers import counted_headers
 from router.request.owners import Owners
 from router.request.place import Place
@@ -70,7 +70,6 @@ class Steps(Struct, frozen=True, kw_only=True):
     relay: Relay
     recorder: Recorder
     owners: Owners
-    diagnostics: Diagnostics
     retries: Retries
 
 
@@ -138,7 +137,7 @@ class Story:
         placement, answer = passage.placement, passage.answer
         steps.place.answered(passage.prompt, placement, answer)
         if prompt.read.is_kept:
-            steps.diagnostics.note(prompt.read, steps.owners.record(prompt.read, placement, answer))
+            note_answer(prompt.read, tries, steps.owners.record(prompt.read, placement, answer))
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
         try:

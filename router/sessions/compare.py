@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from router.api.diagnostics import Comparison
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
-from router.sessions.ledger import Match
-from router.sessions.threads import Asked, Thread, difference_of, num_shared
+from router.sessions.threads import Asked, Match, Thread, difference_of, num_shared
 
 _MOST_ENDING: Final = 2
 """Blocks. What asks a model for its answer ends a prompt, and is written otherwise in the next: no
@@ -24,13 +23,13 @@ change of the client's."""
 _MOST_ASKED: Final = 4
 
 
-def add_asked(thread: Thread, match: Match, request_id: str) -> None:
+def add_asked(thread: Thread, match: Match, answer: int) -> None:
     """Add to a new thread its own request, and the earlier ones that it goes on from.
 
     Args:
         thread: The new thread.
         match: Of its prompt.
-        request_id: Of its request.
+        answer: Digest of the id of its answer.
     """
     before, change = match.thread, match.change
     earlier: tuple[Asked, ...] = ()
@@ -42,13 +41,13 @@ def add_asked(thread: Thread, match: Match, request_id: str) -> None:
             if offset is None or each.num_tokens // size * size <= offset
         )
     num_messages = len(thread.parts.messages) if thread.parts is not None else 0
-    own = Asked(request_id, thread.num_tokens, num_messages)
+    own = Asked(answer, thread.num_tokens, num_messages)
     thread.asked = (own, *earlier[: _MOST_ASKED - 1])
 
 
-def as_of(thread: Thread, request_id: str) -> Thread | None:
-    """Return a thread as it was after an earlier request; None: that is not known."""
-    asked = next((each for each in thread.asked if each.request_id == request_id), None)
+def as_of(thread: Thread, answer: int) -> Thread | None:
+    """Return a thread as it was after an earlier answer; None: that is not known."""
+    asked = next((each for each in thread.asked if each.answer == answer), None)
     if asked is None or asked is thread.asked[0]:
         return thread if asked is not None else None
     parts = thread.parts

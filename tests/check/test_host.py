@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import sys
 
+import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
 from router import config
+from router.check.deadline import Deadline
 from router.check.finding import Finding
 from router.check.host import (
     FileSeen,
@@ -15,6 +18,7 @@ from router.check.host import (
     PortSeen,
     ask_router,
     judge,
+    look,
     total,
     why_not_free,
 )
@@ -56,6 +60,29 @@ async def test_a_router_is_recognized_by_its_pages(serve: Serve) -> None:
     assert (total(page, "warmroute_x_total"), total(page, "warmroute_y_total")) == (3, 0)
     assert admin is not None
     assert (other, closed) == (None, None)
+
+
+async def test_the_collector_of_traces_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It need not listen; but without OpenTelemetry a router does not start."""
+    found = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"
+        found.append(await tracing(url))
+    found.append(await tracing(url))
+    monkeypatch.setitem(sys.modules, "router.tracing.otlp", None)
+    found.append(await tracing(url))
+
+    assert [finding.level for finding in found] == ["ok", "warning", "error"]
+    assert found[1].text == f"{url}: refused; spans are lost"
+    assert found[2].text.startswith("OpenTelemetry is not installed")
+
+
+async def tracing(endpoint: str) -> Finding:
+    """What is found of a collector."""
+    settings = {"tracing__endpoint": endpoint, "listen__port": 0, "admin__port": 0}
+    flags = {tuple(key.split("__")): value for key, value in settings.items()}
+    seen = await look(config.load(flags=flags), Deadline(10))
+    return next(finding for finding in judged(seen, **settings) if finding.about == "tracing")
 
 
 # -- judge ---------------------------------------------------------------------------------------

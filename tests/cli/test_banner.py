@@ -25,13 +25,13 @@ from router.replicas.replica import ServedModel
 from tests.check.samples import MODEL, RANK, REPLICA, facts, gone, named, status
 from tests.faults.stage import Engines
 
-URL = "http://127.0.0.1:8080"
+URL, ADMIN_URL = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
 
 
 def shown(report: Report, *arguments: str, **settings: Any) -> str:
     """Write the banner without its colours."""
     flags: dict[tuple[str, ...], Any] = {tuple(k.split("__")): v for k, v in settings.items()}
-    lines = banner(config.load(flags=flags), report, data_url=URL, arguments=arguments)
+    lines = banner(config.load(flags=flags), report, urls=(URL, ADMIN_URL), arguments=arguments)
     return click.unstyle("\n".join(lines))
 
 
@@ -55,6 +55,7 @@ def test_it_has_replicas_with_their_states_and_what_is_configured() -> None:
     ]  # fmt: skip
     assert "  policy      kv_aware, queue on\n" in text
     assert "  redis       redis://h:1/0, namespace default\n" in text
+    assert f"  live page   {ADMIN_URL}/  `warmroute page` prints" in text
     assert f"export ANTHROPIC_BASE_URL={URL} ANTHROPIC_AUTH_TOKEN=none\n" in text
     assert "export ANTHROPIC_MODEL=qwen ANTHROPIC_DEFAULT_HAIKU_MODEL=qwen" in text
     assert "warmroute check" not in text
@@ -150,7 +151,7 @@ def test_only_a_terminal_without_json_logs_has_a_banner(
     monkeypatch.setattr(module, "_show", lambda *_: began.set())
     settings = config.load(flags={("log", "json"): as_json})
 
-    greeter(settings, ())(URL, URL)
+    greeter(settings, ())(URL, ADMIN_URL)
 
     assert began.wait(10 if is_shown else 0.2) == is_shown
 
@@ -162,6 +163,6 @@ def test_a_check_that_fails_shows_no_traceback(
     module = sys.modules["router.cli.banner"]
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
-    module._show(config.load(), URL, ())
+    module._show(config.load(), (URL, ADMIN_URL), ())
 
     assert [record.getMessage() for record in caplog.records] == ["start banner not shown"]

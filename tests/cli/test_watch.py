@@ -257,7 +257,7 @@ async def test_top_draws_on_a_terminal_until_ctrl_c() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
         on_terminal = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
         async with watching(stage, "top", **on_terminal) as process:
-            await stage.until(lambda: has_seen(b"1 of 1 replicas up"))
+            await stage.until(lambda: has_seen(b"1 of 1 replica up"))
             process.send_signal(signal.SIGINT)
             await stage.until(lambda: has_seen(b"\x1b[?1049l"))  # the usual screen is back
             assert await process.wait() == 0

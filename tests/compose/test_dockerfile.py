@@ -96,7 +96,7 @@ def test_whatever_is_installed_is_pinned_by_hash() -> None:
     for step in pips[:-1]:
         assert "--require-hashes -r" in re.sub(r"\s+", " ", step)
     assert "--no-deps /wheels/*.whl" in pips[-1]
-    assert len(pins) == 5
+    assert len(pins) == 6
     for file in pins:
         entries = file.read_text().replace("\\\n", " ").splitlines()
         assert entries

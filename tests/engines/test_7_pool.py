@@ -153,6 +153,33 @@ async def test_an_engine_that_is_paused_empties_the_pool(
     assert fourth.predicted.total == fourth.num_cached_tokens
 
 
+async def test_what_the_pool_lost_is_named(
+    start_pooled: PooledRouter, pooled: tuple[Engine, Engine]
+) -> None:
+    """The engine that had a session is paused, which empties its cache and the pool."""
+    with start_pooled() as router:
+        session = make_sessions(replace(PROFILE, num_sessions=1, seed=74))[0]
+        taken = await take_turns(router.url, [session], max_rounds=2)
+        body, home = taken[-1][0].body, taken[-1][1].replica
+        wait_until(lambda: router.explain(body)["num_pool_tokens"] > 1_000, 60, "pooled blocks")
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            for route in ("pause", "resume"):
+                url = pooled[0 if home == "r1" else 1].url
+                (await client.post(f"{url}/{route}")).raise_for_status()
+            wait_until(lambda: router.metric("warmroute_pool_blocks") == 0, 60, "an empty pool")
+            await take_turns(router.url, [session], max_rounds=1)
+            found = (await client.get(f"{router.admin_url}/admin/sessions")).json()["sessions"]
+            (listed,) = found
+            turns_url = f"{router.admin_url}/admin/sessions/{listed['session']}"
+            await until(lambda: len(httpx.get(turns_url).json()["turns_shown"]) == 3)
+            turn = (await client.get(turns_url)).json()["turns_shown"][-1]
+
+    causes = turn["computed"]["tokens"]
+    assert sum(causes.values()) == turn["num_tokens"] - turn["num_cached"]
+    assert causes["pool_lost"] > 1_000
+    assert set(causes) <= {"pool_lost", "last_block", "new"}
+
+
 async def test_the_master_dies_and_comes_back(start_pooled: PooledRouter, master: Master) -> None:
     """During load: no request fails, the router says so, and counts on the pool again later."""
     with start_pooled() as router:

@@ -17,7 +17,7 @@ from tests.page.browser import Page, browsing
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 NUM_AGENTS, SECONDS = 8, 150.0
-_NUM_COLOURS = 64  # a third of the bytes
+_NUM_COLOURS = 256  # half of the bytes
 SPEED = TimeModel(base_ms=8.0, ms_per_prefill_token=0.5)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -83,6 +84,25 @@ async def test_causes_and_cached_tokens_are_attributes(collector: Receiver) -> N
     assert sum(computed(server).values()) == second.usage["prompt_tokens"] - second.reported
     assert computed(server)["changed"] > 0
     assert server.attributes["warmroute.changed.part"] == "message"
+
+
+async def test_usage_is_what_the_engine_reports(collector: Receiver) -> None:
+    """Not what the router counts; the log line has the trace's id."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        usage = {"prompt_tokens": 77, "completion_tokens": 3}
+        return web.json_response({"object": "chat.completion", "choices": [], "usage": usage})
+
+    async with FakeEngine(answer) as engine:
+        async with on_stage(engine, tracing__endpoint=collector.url) as stage:
+            await stage.ask(chat(words(1)))
+            log = stage.log
+
+    (client,) = collector.of("client")
+    assert client.attributes["gen_ai.usage.input_tokens"] == 77
+    assert client.attributes["gen_ai.usage.output_tokens"] == 3
+    assert "gen_ai.usage.cache_read.input_tokens" not in client.attributes
+    assert collector.server.trace_id in log
 
 
 async def test_no_span_has_what_a_client_wrote(collector: Receiver) -> None:
@@ -282,3 +302,48 @@ async def test_a_client_that_leaves_is_no_error(collector: Receiver) -> None:
     assert "http.response.status_code" not in server.attributes
     assert not server.is_error
     assert not client.is_error
+
+
+@pytest.mark.parametrize("transfer", ["mooncake", "nixl"])
+async def test_both_halves_of_a_request_are_client_spans(
+    collector: Receiver, transfer: str
+) -> None:
+    """Usage belongs to the half that answers."""
+    async with (
+        Engines(1, kv_role="producer", connector=transfer) as (p,),
+        Engines(1, kv_role="consumer", connector=transfer) as (d,),
+    ):
+        first = {"url": p.url, "name": "p", "role": "prefill"}
+        if transfer == "mooncake":
+            first["bootstrap"] = p.url
+        settings = {
+            "replicas": [first, {"url": d.url, "name": "d", "role": "decode"}],
+            "prefill__transfer": transfer,
+            "tracing__endpoint": collector.url,
+        }
+        async with on_stage(p, d, **settings) as stage:
+            reply = await stage.ask(streamed(chat(words(1, 400))))
+            assert reply.headers["x-warmroute-prefill"] == "p"
+
+    by_role = {span.attributes["warmroute.role"]: span for span in collector.of("client")}
+    assert set(by_role) == {"prefill", "decode"}
+    assert by_role["prefill"].attributes["warmroute.outcome"] == "ok"
+    assert by_role["prefill"].begun_ns <= by_role["decode"].begun_ns
+    assert "gen_ai.usage.input_tokens" not in by_role["prefill"].attributes
+    assert by_role["decode"].attributes["gen_ai.usage.output_tokens"] == 4
+
+
+async def test_a_websocket_is_one_request(collector: Receiver) -> None:
+    async with (
+        Engines(1, realtime=True) as engines,
+        on_stage(*engines, tracing__endpoint=collector.url) as stage,
+        aiohttp.ClientSession() as client,
+    ):
+        async with client.ws_connect(f"{stage.url}/v1/realtime?model=tiny", headers=JOINED) as ws:
+            assert (await ws.receive_json(timeout=30))["type"] == "session.created"
+
+    server, (engine,) = collector.server, collector.of("client")
+    assert (server.name, server.trace_id) == ("GET /v1/realtime", TRACE_ID)
+    assert server.attributes["http.response.status_code"] == 101
+    assert engine.parent_id == server.span_id
+    assert not server.is_error

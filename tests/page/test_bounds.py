@@ -1,0 +1,113 @@
+"""The live feed of a large fleet: rows are bounded, and what is left out is counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from policies import CandidateId, Decision
+from router.api.sessions import engine_name
+from router.index.block_index import BlockIndex
+from router.index.cache_view import CacheView
+from router.live.lines import MAX_COSTS, decision_line
+from router.live.replica_rows import MAX_ROWS, ReplicaRows
+from router.live.state import MAX_RECENT, MAX_SESSIONS, SessionRows
+from router.metrics import Metrics
+from router.sessions.findings import Findings
+from router.sessions.ledger import Ledger
+from router.sessions.threads import Thread
+from router.sessions.turns import Turn
+from tests.policies.snapshots import replica as view
+from tests.policies.snapshots import snapshot
+from tests.replicas.work import fleet_of, send
+from tests.samples import decision_record
+
+SOME = CandidateId("r7")
+
+
+@pytest.fixture(name="ledger", scope="module")
+def _ledger() -> Ledger:
+    """Ten thousand sessions of one turn; the number of each is its cost."""
+    ledger = Ledger()
+    for number in range(1, 10_001):
+        _book(ledger, number, f"q{number}")
+    return ledger
+
+
+def _book(ledger: Ledger, number: int, request_id: str) -> None:
+    thread = Thread(
+        space=0,
+        contract=None,
+        keys=(),
+        num_tokens=10,
+        parts=None,
+        candidate=SOME,
+        num_emptied=0,
+        at_s=0.0,
+    )
+    ledger.remember(number, None, thread, num_computed=10)
+    turn = Turn(
+        request_id=request_id,
+        at=time.time(),
+        candidate=SOME,
+        model="m",
+        outcome="ok",
+        num_tokens=10,
+        num_gpu=4,
+        engine_ms=float(number),
+    )
+    ledger.add(number, turn)
+
+
+def test_of_a_thousand_replicas_those_in_trouble_come_first() -> None:
+    """Then those with the most work ahead."""
+    fleet = fleet_of(*(f"r{number}" for number in range(1_000)))
+    fleet.drain("r500")
+    send(fleet, "r900", time.monotonic(), tokens=50_000)
+    waiting = {f"new{number}": "refused the connection" for number in range(200)}
+    rows = ReplicaRows(fleet, CacheView(BlockIndex()), waiting, Metrics()).describe()
+
+    assert (rows["total"], rows["num_missing"]) == (1_000, 200)
+    assert len(rows["shown"]) == len(rows["missing"]) == MAX_ROWS
+    assert [row["name"] for row in rows["shown"][:2]] == ["r500", "r900"]
+    assert rows["shown"][0]["state"] == "draining"
+    assert rows["by_state"] == {"up": 999, "draining": 1}
+    assert rows["by_cache"] == {"blind": 1_000}
+
+
+def test_of_ten_thousand_sessions_those_that_cost_most_are_shown(ledger: Ledger) -> None:
+    rows = SessionRows(ledger, Findings()).describe()
+
+    costliest = [engine_name(number) for number in range(10_000, 10_000 - MAX_SESSIONS, -1)]
+    assert rows["total"] == 10_000
+    assert [row["session"] for row in rows["shown"]] == costliest
+    assert rows["shown"][0]["recent"] == [["r7", 4, 0, 0, 6]]
+
+
+def test_a_river_has_the_last_turns(ledger: Ledger) -> None:
+    for number in range(40):
+        _book(ledger, 10_000, f"again-{number}")
+    rows = SessionRows(ledger, Findings()).describe()
+
+    assert rows["shown"][0]["turns"] == 41
+    assert len(rows["shown"][0]["recent"]) == MAX_RECENT
+
+
+def test_a_line_has_the_lowest_costs_and_the_chosen_ones() -> None:
+    """A policy may choose a replica that is not among the lowest."""
+
+    def views() -> Iterator[object]:
+        for number in range(1_000):
+            yield view(f"r{number}", queue_ms=float(number))
+
+    asked = snapshot(*views())  # type: ignore[arg-type]
+    chosen = Decision(candidate=CandidateId("r999"), reason="by its hash")
+    line = decision_line(replace(decision_record(), snapshot=asked, decision=chosen))
+
+    assert line["num_costs"] == 1_000
+    names = [cost["replica"] for cost in line["costs"]]
+    assert names == [*(f"r{number}" for number in range(MAX_COSTS)), "r999"]
+    assert [cost["replica"] for cost in line["costs"] if cost["chosen"]] == ["r999"]

@@ -1,0 +1,102 @@
+"""Causes of computed tokens: they add up, and each is where it belongs."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.records.computed import CAUSES
+from router.sessions.causes import Known, causes_of, sharable
+
+figures = st.integers(0, 500)
+knowns = st.builds(
+    Known,
+    num_tokens=figures,
+    num_cached=figures,
+    num_common=figures,
+    num_before=figures,
+    has_changed=st.booleans(),
+    is_apart=st.booleans(),
+    is_unknown=st.booleans(),
+    step=st.sampled_from([1, 16, 64]),
+    num_dropped=st.sampled_from([0, 16]),
+    fetch_until=figures,
+    moved_until=figures,
+    pool_until=figures,
+    fate=st.sampled_from(["evicted", "cleared", "unknown"]),
+)
+
+
+@given(knowns)
+def test_causes_add_up_to_what_the_engine_computed(known: Known) -> None:
+    """Whatever is known, and however little of it fits together."""
+    causes = causes_of(known)
+
+    assert sum(causes.values()) == max(0, known.num_tokens - known.num_cached)
+    assert all(num_tokens > 0 for num_tokens in causes.values())
+    assert causes.keys() <= set(CAUSES)
+
+
+@given(knowns)
+def test_no_more_can_be_shared_than_is_common(known: Known) -> None:
+    """Engines share whole blocks, and compute the last token."""
+    shared = sharable(known)
+
+    assert 0 <= shared <= known.num_common
+    assert shared < max(1, known.num_tokens)
+
+
+def test_what_was_there_is_told_by_position() -> None:
+    """First what the pool did not give, then what another replica has, then what was evicted."""
+    known = Known(
+        num_tokens=200,
+        num_cached=16,
+        num_common=160,
+        num_before=170,
+        step=16,
+        fetch_until=32,
+        moved_until=64,
+        pool_until=96,
+        fate="evicted",
+    )
+
+    assert causes_of(known) == {
+        "fetch_failed": 16,
+        "moved": 32,
+        "pool_lost": 32,
+        "evicted": 64,
+        "last_block": 10,
+        "new": 30,
+    }
+
+
+def test_behind_a_change_all_is_changed_up_to_the_old_end() -> None:
+    known = Known(
+        num_tokens=200, num_cached=48, num_common=48, num_before=150, has_changed=True, step=16
+    )
+
+    assert causes_of(known) == {"changed": 102, "new": 50}
+
+
+def test_a_dropped_last_block_is_no_eviction() -> None:
+    """Engines that speculate compute the last block of a hit again."""
+    known = Known(
+        num_tokens=100, num_cached=64, num_common=96, num_before=96, step=16, num_dropped=16
+    )
+
+    assert causes_of(known) == {"unknown": 16, "last_block": 16, "new": 4}
+    assert causes_of(Known(num_tokens=100, num_cached=80, num_common=96, num_before=96, step=16,
+                           num_dropped=16)) == {"last_block": 16, "new": 4}  # fmt: skip
+
+
+def test_other_salts_share_nothing() -> None:
+    known = Known(num_tokens=100, num_cached=0, num_before=80, is_apart=True)
+
+    assert causes_of(known) == {"salt_or_model": 80, "new": 20}
+
+
+def test_what_is_not_known_is_unknown() -> None:
+    """All of it, or as much as the conversation is known to have had."""
+    assert causes_of(Known(num_tokens=9, num_cached=4, is_unknown=True)) == {"unknown": 5}
+    known = Known(num_tokens=9, num_cached=4, num_before=6, is_unknown=True)
+    assert causes_of(known) == {"unknown": 2, "new": 3}
