@@ -165,8 +165,8 @@ class Metrics:
     peers_forgotten: Annotated[Counter, Spec("warmroute_peers_forgotten", "",
         "Routers that went silent and whose leases and claims were dropped")]
     notes_dropped: Annotated[Counter, Spec("warmroute_notes_dropped", "",
-        "Notes to other routers that Redis did not accept; sent again as a summary, unless they are "
-        "about sessions")]
+        "Notes to other routers that Redis did not accept; sent again as a summary, unless they "
+        "are about sessions")]
     lookups: Annotated[Counter, Spec("warmroute_redis_lookups", "result",
         "Matches looked up in Redis (index.mode redis), by result: ok, or why the local index was "
         "used")]
