@@ -258,7 +258,7 @@ class Recorder:
         claim = placement.claim
         result = "exact" if error == 0 else "over" if error > 0 else "under"
         if result == "over" and claim is not None:
-            if self._caches.was_overtaken(claim, reported, predicted):
+            if self._caches.audit.was_overtaken(claim, reported, predicted):
                 result = "evicted"  # between decision and schedule: no fault of what we know
         contract = self._caches.contract(name)
         size = contract.block_size if contract is not None else 1
@@ -272,7 +272,7 @@ class Recorder:
         metrics.reported_tokens.inc(reported)
         is_pooled = self._pool is not None and self._pool.audit(placement, reported)
         if result != "evicted" and (not is_pooled or error == 0):
-            changed = self._caches.audit(
+            changed = self._caches.audit.record(
                 name,
                 predicted,
                 reported,

@@ -313,7 +313,7 @@ def test_counters_claims_and_trust_survive_a_hand_over() -> None:
     caches = CacheView(engine.index)
     caches.hand_over(R1, engine.stream)
     for _ in range(5):
-        caches.audit(R1, 1, 2)
+        caches.audit.record(R1, 1, 2)
     chain = CONTRACT.extend(None, prompt(2))[0]
     claim = caches.claim(R1, chain, 0)
     old, trust = engine.stream, caches.trust(R1)
