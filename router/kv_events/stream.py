@@ -92,13 +92,13 @@ class RankStream(CandidateStream):
         self._blocks = RankBlocks(
             index,
             candidate,
-            self.counters,
+            self.counters.blocks,
             contract=guess,
             seeds=seeds,
             lora_paths=lora_paths,
             pool_stored=pool_stored,
         )
-        self._history = History(self.counters)
+        self._history = History(self.counters.history)
         self._has_understood = False
         self._is_partial = False
         self._is_resuming = False  # what the engine did since is not all read yet
@@ -390,7 +390,7 @@ class RankStream(CandidateStream):
 
     def _apply(self, payload: bytes) -> None:
         """Apply the next batch; the one place where the index changes."""
-        num_clears = self.counters.num_clears
+        num_clears = self.counters.blocks.num_clears
         try:
             batch = decode(payload, with_tokens=self._blocks.wants_tokens)
             if not self._has_understood:
@@ -402,7 +402,7 @@ class RankStream(CandidateStream):
             self._lost_reason = StreamReason.BATCH_NOT_UNDERSTOOD
             return
         self.counters.num_batches += 1
-        if self.counters.num_clears > num_clears:  # history is complete from here
+        if self.counters.blocks.num_clears > num_clears:  # history is complete from here
             self._is_partial = False
             self._lost_reason = None
         if self._blocks.needs_history:

@@ -113,7 +113,7 @@ def test_another_engine_is_recognised() -> None:
 
     assert engine.matched(1, 2, 7, 8, 9) == [0, 0, 3, 3, 3]
     assert engine.stream.state_and_reason() == ("exact", "")
-    assert engine.stream.counters.num_restarts == 1
+    assert engine.stream.counters.history.num_restarts == 1
 
 
 def test_a_buffer_that_lost_the_position_begins_anew() -> None:
@@ -385,7 +385,10 @@ def test_what_a_connector_stores_goes_to_the_pool_and_not_to_the_replica() -> No
     assert engine.pooled == CONTRACT.extend(None, prompt(1))[0]
     assert engine.index.num_blocks(R1, "cpu") == 0
     assert engine.matched(1) == [3]
-    assert (engine.stream.counters.num_stored, engine.stream.counters.num_missing) == (6, 0)
+    assert (
+        engine.stream.counters.blocks.num_stored,
+        engine.stream.counters.blocks.num_missing,
+    ) == (6, 0)
 
 
 def test_a_replica_without_a_pool_keeps_its_own() -> None:
@@ -403,7 +406,7 @@ def test_translated_names_mean_nothing_to_a_pool() -> None:
 
     assert engine.pooled == []
     assert engine.index.num_blocks(R1, "cpu") == 0
-    assert engine.stream.counters.num_untranslated == 3
+    assert engine.stream.counters.blocks.num_untranslated == 3
 
 
 def test_a_pool_needs_no_counters_of_its_own() -> None:
