@@ -79,8 +79,8 @@ def report(state: State, wrong: list[str]) -> str:
         console.print(text, markup=False)
     tokens, minutes = recent(state)
     console.print(tokens_line(tokens, f"tokens of the last {num(minutes, 'minute')}"))
-    for found in state["findings"]:
-        console.print(f"! {found['text']}", markup=False, style="yellow")
+    for found in (*overfull(state), *(each["text"] for each in state["findings"])):
+        console.print(f"! {found}", markup=False, style="yellow")
     console.print()
     if not wrong:
         console.print("all is well", style="green")
@@ -101,6 +101,21 @@ def headline(state: State) -> str:
         f"{num_up:,} of {num(replicas['total'], 'replica')} up, {num(known, 'cache')} known, "
         f"{replicas['requests']:,} in flight, {state['queue']['waiting']:,} waiting"
     )
+
+
+def overfull(state: State) -> Iterator[str]:
+    """Say which replicas have more live sessions than fit into their caches."""
+    full = [
+        f"{each['name']} ({each['live_fill']:.0%})"
+        for each in state["replicas"]["shown"]
+        if (each["live_fill"] or 0.0) > 1.0
+    ]
+    if full:
+        names = ", ".join(full) if len(full) <= _MAX_SAID else f"{len(full):,} replicas"
+        yield (
+            f"live sessions need more than the KV cache of {names}: add replicas or KV cache, or "
+            "run fewer agents at a time"
+        )
 
 
 def replica_table(state: State, most: int) -> Table:

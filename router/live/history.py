@@ -24,8 +24,9 @@ class History:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._samples: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=NUM_STEPS + 1)
-        self._due_s = 0.0
+        begin = time.time(), self.totals()
+        self._samples: deque[tuple[float, tuple[int, ...]]] = deque([begin], maxlen=NUM_STEPS + 1)
+        self._due_s = time.monotonic() + STEP_S
 
     def sweep(self, now_s: float) -> None:
         """Take a sample if it is time."""

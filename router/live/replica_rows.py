@@ -40,14 +40,14 @@ class ReplicaRows:
             shown = nlargest(
                 MAX_ROWS, shown, key=lambda each: _urgency(states[each.id], caches[each.id], each)
             )
-        audited = self._audited({each.id for each in shown})
+        audited, predictions = self._audited({each.id for each in shown})
         missing = dict(list(self._waiting.items())[:MAX_ROWS])
         return {
             "total": len(statuses),
             "by_cache": Counter(caches.values()),
             "by_state": Counter(states.values()),
             "requests": sum(each.num_requests for each in statuses),
-            "predictions": self._predictions(),
+            "predictions": predictions,
             "shown": [
                 self._row(each, states[each.id], caches[each.id], audited.get(each.id, {}))
                 for each in shown
@@ -93,19 +93,17 @@ class ReplicaRows:
             return "draining"
         return "asleep" if replica.asleep else "paused" if replica.paused else "up"
 
-    def _audited(self, wanted: set[CandidateId]) -> dict[str, dict[str, float]]:
+    def _audited(
+        self, wanted: set[CandidateId]
+    ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+        """Count the audited predictions by result: of some candidates, and of all together."""
         found: dict[str, dict[str, float]] = {}
+        sums: dict[str, float] = {}
         for (name, result), number in self._metrics.audit.values().items():
+            sums[result] = sums.get(result, 0.0) + number
             if name in wanted:
                 found.setdefault(name, {})[result] = number
-        return found
-
-    def _predictions(self) -> dict[str, float]:
-        """Sum the audited predictions of all replicas by result."""
-        sums: Counter[str] = Counter()
-        for (_, result), number in self._metrics.audit.values().items():
-            sums[result] += int(number)
-        return dict(sums)
+        return found, sums
 
 
 def _urgency(state: str, cache: str, status: CandidateStatus) -> tuple[bool, bool, float, int]:

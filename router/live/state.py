@@ -50,7 +50,7 @@ class LiveState:
         if now_s - self._made_s >= FRESH_S:
             fields: dict[str, Any] = {"kind": "state", "at": round(time.time(), 3)}
             for name, section in self._sections.items():
-                fields[name] = section()  # 1,000 replicas: 10 ms
+                fields[name] = section()  # 1,000 replicas: 5 ms
                 await asyncio.sleep(0)
             self._line = msgspec.json.encode(fields)
             self._made_s = now_s

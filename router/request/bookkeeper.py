@@ -26,8 +26,8 @@ from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
 from router.sessions.compare import add_asked, compare
 from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Match
-from router.sessions.threads import Thread
+from router.sessions.ledger import Ledger
+from router.sessions.threads import Match, Thread
 from router.sessions.turns import Turn
 
 _Named = tuple[int, HashContract | None, Sequence[BlockKey]]
@@ -79,6 +79,8 @@ class Bookkeeper:
 
     def _match(self, prompt: Prompt, named: _Named) -> Match:
         whose, (space, contract, keys) = prompt.read.whose, named
+        if prompt.read.response_id is not None:
+            return Match(is_unknown=True)  # its engine has the conversation's beginning
         return self.ledger.match(
             whose.conversation or 0,
             whose.parent,
@@ -201,7 +203,7 @@ class Bookkeeper:
             contract=contract,
             keys=keys,
             num_tokens=prompt.num_tokens,
-            parts=prompt.read.whose.parts,
+            parts=prompt.read.whose.parts if prompt.read.response_id is None else None,
             candidate=candidate,
             num_emptied=self._caches.index.num_emptied(candidate),
             at_s=now_s,
@@ -257,8 +259,8 @@ class Bookkeeper:
         index, home = self._caches.index, source.candidate
         views = {view.id: view for view in placement.plan.snapshot.replicas}
         is_cleared = source.num_emptied != index.num_emptied(home)
-        moved_until = 0
-        if home != placement.lease.candidate and not is_cleared:
+        is_here, moved_until = home == placement.lease.candidate, 0
+        if not is_here and not is_cleared:
             moved_until = views[home].num_own_tokens if home in views else known.num_common
         known = self._with_pool(placement, known, source)
         lost_at = max(known.num_cached, moved_until) // size
@@ -273,6 +275,8 @@ class Bookkeeper:
             fate = "evicted"  # first: it had them after it was emptied, or never was
         elif is_cleared:
             fate = "cleared"
+        elif is_here and known.num_cached + known.step >= sharable(known):
+            known = replace(known, num_dropped=known.step)  # it drafts, or has sliding windows
         elif home in views and views[home].num_own_tokens <= lost_at * size:
             fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
         loss = None

@@ -113,6 +113,8 @@ class Diagnostics:
     def _compare(self, prompt: Prompt, placement: Placement) -> Comparison | None:
         """Compare a prompt with an earlier one. None: it is of a first turn."""
         question, before = prompt.read.question, None
+        if prompt.read.response_id is not None:
+            return Comparison(difference="unknown")  # its engine has the prompt's beginning
         if question is not None and question.earlier is not None:
             before = self._thread(_digest(prompt.read, question.earlier))
             if before is None:

@@ -20,7 +20,7 @@ from router.turn_notes import MAX_DIGESTS, Hooked, Over
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 100  # tenants that are looked through in one turn of the loop
+_AT_ONCE: Final = 500  # digests that are made in one turn of the loop: half a millisecond
 _NOTE_BYTES: Final = 40
 
 
@@ -48,8 +48,9 @@ class Hooks:
         is_known = False
         models = {model.id for replica in self._fleet.replicas for model in replica.models}
         conversations = self._fleet.conversations
-        for number, owner in enumerate(owners):
-            if number % _AT_ONCE == _AT_ONCE - 1:
+        at_once = max(1, _AT_ONCE // (len(models) + 1))
+        for number, owner in enumerate(owners, start=1):
+            if number % at_once == 0:
                 await asyncio.sleep(0)
             digests = [session_hash(name, owner + model) for model in models]
             digests = [each for each in digests if conversations.last(each) is not None]
@@ -75,8 +76,8 @@ class Hooks:
                 conversations.finish(digest)
             else:
                 conversations.compact(digest)
-        extra = {"session": engine_name(note.conversation), "sessions": len(sessions)}
-        logger.info(f"session {note.what}", extra=extra)
+        name = engine_name(note.conversation)
+        logger.info("agent's hook", extra={"what": note.what, "session": name})
         self._fleet.on_change()
         return True
 

@@ -99,6 +99,7 @@ class Recorder:
             now_s=now_s,
         )
         self._count(prompt, tries, placement, record, first_s)
+        _trace(prompt, record, usage)
         if prompt.assigned is not None:
             ttft_s = None
             if first_s is not None and record.ttft_ms is not None:
@@ -121,7 +122,7 @@ class Recorder:
         """Book a request, and write its record."""
         if entry is not None:
             record = replace(record, computed=self._bookkeeper.end(entry))
-        _trace(prompt, record)
+            _trace(prompt, record)
         if self._shadows is not None and prompt.read.request is not None:
             self._shadows.put(record, self._write)
         else:
@@ -292,11 +293,11 @@ class Recorder:
                 )
 
 
-def _trace(prompt: Prompt, record: DecisionRecord) -> None:
+def _trace(prompt: Prompt, record: DecisionRecord, usage: Usage | None = None) -> None:
     """Give a request's trace its record."""
     trace = prompt.read.inbound.trace
     if trace is not None:
-        trace.record, trace.streams = record, prompt.read.streams
+        trace.record, trace.streams, trace.usage = record, prompt.read.streams, usage or trace.usage
 
 
 class _StageMetrics:
@@ -345,8 +346,10 @@ def _fields(
 ) -> dict[str, Any]:
     """Return the fields of a request's log line."""
     client, assigned = prompt.read.inbound.client, record.assignment
+    trace = prompt.read.inbound.trace
     return {
         "request": prompt.read.request_id,
+        "trace": f"{trace.trace_id:032x}" if trace is not None and trace.is_sampled else None,
         "client": client.address if client is not None else None,
         "model": prompt.read.model,
         "tenant": record.tenant,

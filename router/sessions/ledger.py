@@ -14,7 +14,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -22,8 +22,7 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
-from router.records.computed import Change
-from router.sessions.threads import Thread, change_of, num_equal, num_shared, thread_of
+from router.sessions.threads import Match, Thread, change_of, num_equal, num_shared, thread_of
 from router.sessions.turns import Totals, Turn, decode_turn, encode_turn
 
 MAX_SESSIONS: Final = 20_000
@@ -39,6 +38,9 @@ _MAX_ROUTING: Final = 8
 _MAX_FORKED: Final = 4  # messages behind the common history: an answer, what a tool said, a task
 _TURN_BYTES: Final = 48  # besides its own
 _MAX_REQUESTS: Final = 50_000  # whose session is found by the request's id
+
+
+Name = TypeVar("Name")
 
 
 class Session(Struct, kw_only=True):
@@ -75,23 +77,6 @@ class Session(Struct, kw_only=True):
         """List so many turns at most, the last ones, oldest first."""
         packed = islice(self.packed, max(0, len(self.packed) - most), None)
         return sorted(map(decode_turn, packed), key=lambda turn: turn.at)
-
-
-class Match(Struct, frozen=True, kw_only=True):
-    """What the ledger has of a prompt.
-
-    thread: Whose next turn it is. None: of none.
-    source: Had the longest part of it; None: no thread had any.
-    num_common: Leading tokens of that part, in whole blocks.
-    change: Where it differs from its thread's last prompt.
-    is_unknown: The conversation goes on, and what it had is not known.
-    """
-
-    thread: Thread | None = None
-    source: Thread | None = None
-    num_common: int = 0
-    change: Change | None = None
-    is_unknown: bool = False
 
 
 class Told(Struct, frozen=True, kw_only=True):
@@ -301,19 +286,12 @@ class Ledger:
             grown -= sum([each.num_bytes for each in session.threads])
             session.threads = [*kept, thread]
             if thread.parts is not None and thread.parts.messages:
-                self._open(key, session.tenant, thread.parts.messages[0])
+                opening = session.tenant, thread.parts.messages[0]
+                _put(self._of_opening, opening, key, self._max_sessions)
             self._grow(session, grown)
         if thread.asked:
-            self._of_answer[thread.asked[0].answer] = key
-            if len(self._of_answer) > _MAX_REQUESTS:
-                self._of_answer.popitem(last=False)
+            _put(self._of_answer, thread.asked[0].answer, key, _MAX_REQUESTS)
         self._keep_bounds()
-
-    def _open(self, key: int, tenant: str | None, message: int) -> None:
-        self._of_opening[tenant, message] = key
-        self._of_opening.move_to_end((tenant, message))
-        if len(self._of_opening) > self._max_sessions:
-            self._of_opening.popitem(last=False)
 
     def _begun(self, key: int, parent: int | None, tenant: str | None) -> Session:
         now = time.time()
@@ -345,9 +323,7 @@ class Ledger:
         if len(session.packed) > MAX_TURNS:
             grown -= len(session.packed.popleft()) + _TURN_BYTES
         self._grow(session, grown)
-        self._of_request[turn.request_id] = key
-        if len(self._of_request) > _MAX_REQUESTS:
-            self._of_request.popitem(last=False)
+        _put(self._of_request, turn.request_id, key, _MAX_REQUESTS)
         return True
 
     def ended(self, key: int) -> Session | None:
@@ -392,6 +368,14 @@ class Ledger:
             session.threads = []
             session.packed.clear()
             self._grow(session, -session.num_bytes)
+
+
+def _put(sessions: OrderedDict[Name, int], name: Name, key: int, most: int) -> None:
+    """Remember whose a name is; the oldest of too many names goes."""
+    sessions[name] = key
+    sessions.move_to_end(name)
+    if len(sessions) > most:
+        sessions.popitem(last=False)
 
 
 def _is_overtaken(thread: Thread, newer: Thread) -> bool:

@@ -66,6 +66,23 @@ class Thread(Struct, kw_only=True):
         return 8 * (len(self.keys) + (len(self.parts.messages) if self.parts else 0))
 
 
+class Match(Struct, frozen=True, kw_only=True):
+    """What the ledger has of a prompt.
+
+    thread: Whose next turn it is. None: of none.
+    source: Had the longest part of it; None: no thread had any.
+    num_common: Leading tokens of that part, in whole blocks.
+    change: Where it differs from its thread's last prompt.
+    is_unknown: The conversation goes on, and what it had is not known.
+    """
+
+    thread: Thread | None = None
+    source: Thread | None = None
+    num_common: int = 0
+    change: Change | None = None
+    is_unknown: bool = False
+
+
 def num_shared(one: Sequence[BlockKey], other: Sequence[BlockKey]) -> int:
     """Count the leading blocks that two chains share: a key stands for all before it, too."""
     low, high = 0, min(len(one), len(other))
@@ -99,7 +116,11 @@ def thread_of(
             if each.parts and each.parts.messages and each.parts.messages[0] == parts.messages[0]
         ]
         if same:
-            return max(same, key=lambda each: num_equal(each.parts, parts))
+            return (
+                same[0]
+                if len(same) == 1
+                else max(same, key=lambda each: num_equal(each.parts, parts))
+            )
     for thread in reversed(threads):
         if thread.contract == contract and thread.space == space:
             num_blocks = num_shared(keys, thread.keys)

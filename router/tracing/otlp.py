@@ -7,6 +7,7 @@ to 100 µs (sgl-project/sglang#30023).
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -86,7 +87,7 @@ def _resource() -> Resource:
         {
             "service.name": "warmroute",
             "service.version": version("warmroute"),
-            "service.instance.id": socket.gethostname(),
+            "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
         }
     )
     return own.merge(OTELResourceDetector().detect())

@@ -200,10 +200,13 @@ def _answered(trace: Trace, record: DecisionRecord) -> Attempt | None:
 
 
 def _of_answer(trace: Trace, record: DecisionRecord, attempt: Attempt) -> dict[str, Any]:
-    attributes: dict[str, Any] = {names.OUTPUT_TOKENS: record.num_completion_tokens}
-    if record.num_completion_tokens is not None or record.num_reported_cached_tokens is not None:
-        attributes[names.INPUT_TOKENS] = record.num_prompt_tokens
-        attributes[names.CACHE_READ_TOKENS] = record.num_reported_cached_tokens
+    attributes: dict[str, Any] = {}
+    if (usage := trace.usage) is not None:
+        attributes = {
+            names.INPUT_TOKENS: usage.prompt_tokens,
+            names.CACHE_READ_TOKENS: usage.num_cached_tokens,
+            names.OUTPUT_TOKENS: usage.completion_tokens,
+        }
     if record.ttft_ms is not None:
         attributes[names.FIRST_CHUNK_S] = record.ttft_ms / 1000 - (
             attempt.begun_s - attempt.decided_s

@@ -8,6 +8,7 @@ from typing import Final
 
 from multidict import MutableMultiMapping
 
+from router.api.usage import Usage
 from router.config import TracingConfig
 from router.records.record import DecisionRecord
 from router.tracing.context import (
@@ -67,21 +68,16 @@ class Trace:
     route: That it is for; None: none.
     error: Code of the router's own error, if it ended with one.
     record: Comes after the answer. None: it was never placed, or not yet recorded.
+    usage: As the engine reports it. None: it does not.
     """
 
     __slots__ = (
-        "_is_joined", "attempts", "begun_ns", "begun_s", "ended_s", "error", "is_sampled", "method",
-        "parent_id", "record", "route", "span_id", "status", "streams", "trace_id",
+        "attempts", "begun_ns", "begun_s", "ended_s", "error", "is_sampled", "method",
+        "parent_id", "record", "route", "span_id", "status", "streams", "trace_id", "usage",
     )  # fmt: skip
 
     def __init__(
-        self,
-        trace_id: int,
-        parent_id: int | None,
-        *,
-        is_sampled: bool,
-        is_joined: bool,
-        method: str,
+        self, trace_id: int, parent_id: int | None, *, is_sampled: bool, method: str
     ) -> None:
         self.trace_id = trace_id
         self.span_id = new_span_id()
@@ -93,10 +89,10 @@ class Trace:
         self.attempts: list[Attempt] = []
         self.error: str | None = None
         self.record: DecisionRecord | None = None
+        self.usage: Usage | None = None
         self.streams = False
         self.status: int | None = None
         self.ended_s = self.begun_s
-        self._is_joined = is_joined
 
     def sent(
         self,
@@ -113,7 +109,7 @@ class Trace:
             span_id = attempt.span_id
             self.attempts.append(attempt)
         headers[PARENT] = written(self.trace_id, span_id, is_sampled=self.is_sampled)
-        if not self._is_joined:
+        if self.parent_id is None:
             headers.popall(STATE, None)  # of the client's trace, which ends here
         return attempt
 
@@ -144,12 +140,10 @@ class Tracer:
         if parent is not None:
             if not parent.is_sampled:
                 return None  # its headers pass through
-            return Trace(
-                parent.trace_id, parent.span_id, is_sampled=True, is_joined=True, method=method
-            )
+            return Trace(parent.trace_id, parent.span_id, is_sampled=True, method=method)
         trace_id = new_trace_id()
         is_sampled = is_below(trace_id, self._bound)
-        return Trace(trace_id, None, is_sampled=is_sampled, is_joined=False, method=method)
+        return Trace(trace_id, None, is_sampled=is_sampled, method=method)
 
     def end(self, trace: Trace, status: int | None) -> None:
         """End a request; `status` None: nobody was there to be answered."""

@@ -13,8 +13,8 @@ from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
 from router.messages import Notes, decode_notes, encode
 from router.records.computed import Change, Computed, Loss, Move
-from router.sessions.ledger import Ledger, Match
-from router.sessions.threads import Thread
+from router.sessions.ledger import Ledger
+from router.sessions.threads import Match, Thread
 from router.sessions.turns import Turn
 from router.turn_notes import Booked, Remembered, Run
 from tests.engine import CONTRACT

@@ -106,12 +106,15 @@ def test_whatever_is_installed_is_pinned_by_hash() -> None:
             ), entry
 
 
-def test_what_models_need_can_be_built_in() -> None:
+@pytest.mark.parametrize(
+    ("built_in", "needed"), [("models", ("harmony", "kimi", "mistral")), ("otel", ("otel",))]
+)
+def test_what_an_extra_needs_can_be_built_in(built_in: str, needed: tuple[str, ...]) -> None:
     """With EXTRAS=models the image has the libraries of every such extra."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned = (DOCKER / "requirements-models.txt").read_text()
+    pinned = (DOCKER / f"requirements-{built_in}.txt").read_text()
 
-    for extra in ("harmony", "kimi", "mistral"):
+    for extra in needed:
         for requirement in extras["optional-dependencies"][extra]:
             name = re.split(r"[^a-z-]", requirement)[0]
             assert re.search(rf"^{name}(\[[a-z]+\])?==", pinned, flags=re.MULTILINE)

@@ -48,6 +48,27 @@ async def test_a_turn_that_goes_on_is_new() -> None:
     assert second["text"] == [] or "rest of a block" in second["text"][0]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"eagle": True}, {"sliding_window": 100, "num_window_groups": 2}],
+    ids=["eagle", "windows"],
+)
+async def test_what_engines_compute_of_each_hit_is_the_last_block(options: dict[str, Any]) -> None:
+    """One that drafts drops a block of each hit, and is known to do so after some answers."""
+    async with Engines(1, **options) as engines, on_stage(*engines) as stage:
+        texts = [words(1)]
+        for number in range(10):
+            await stage.ask(answered(*texts))
+            await stage.settled(*engines)
+            texts += ["yes", words(10 + number, 20)]
+        _, *after = await turns(stage)
+
+    assert len(after) == 9
+    for turn in after:
+        assert set(causes(turn)) <= {"new", "last_block"}
+        assert causes(turn).get("last_block", 0) <= 2 * BLOCK
+
+
 async def test_the_same_prompt_again_computes_its_last_block() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
         for _ in range(2):
@@ -208,6 +229,30 @@ async def test_a_conversation_that_began_elsewhere_is_unknown() -> None:
         (turn,) = await turns(stage)
 
     assert set(causes(turn)) == {"unknown"}
+
+
+async def test_what_an_engine_stored_is_unknown() -> None:
+    """A response that goes on from a stored one; only its engine has the whole prompt."""
+    answers = iter((("resp_1", 300, 0), ("resp_2", 600, 100)))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        name, num_tokens, num_cached = next(answers)
+        details = {"cached_tokens": num_cached}
+        usage = {"input_tokens": num_tokens, "output_tokens": 4, "input_tokens_details": details}
+        return web.json_response({"id": name, "status": "completed", "usage": usage})
+
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        body = {"model": "tiny", "input": words(1)}
+        await stage.ask(body, "/v1/responses")
+        goes_on = {
+            "previous_response_id": "resp_1",
+            "prompt_cache_options": {"comparison_response_id": "resp_1"},
+        }
+        second = await stage.ask(body | goes_on, "/v1/responses")
+        _, turn = await turns(stage)
+
+    assert causes(turn) == {"unknown": 500}
+    assert second.json()["prompt_cache_diagnostics"] == {"type": "unavailable"}
 
 
 async def test_a_client_without_session_ids_is_followed() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from loadtest.engine_model.time_model import TimeModel
+from router.tenants.keys import digest_of, written
 from tests.faults.stage import (
     SECRET,
     Engines,
@@ -137,7 +138,7 @@ async def test_an_ended_session_gives_its_place_back(agent: str, headers: dict[s
     assert ended["turns"] == 1
     assert "unknown" not in resumed["computed"]["tokens"]
     assert metric == 1
-    assert "session ended" in log
+    assert "agent's hook what=ended" in log
 
 
 @pytest.mark.parametrize(
@@ -303,3 +304,22 @@ async def test_a_hook_at_one_router_counts_at_all(start_redis: Start) -> None:
         ended = await known(one, name)
 
     assert ended["ended"]
+
+
+async def test_the_last_of_many_tenants_is_found(tmp_path: Path) -> None:
+    """Whose session it is, a hook does not say; requests are served in between."""
+    name, key = session("one"), f"sk-{SECRET}-last"
+    more = [
+        f"{{name: t{number}, keys: ['{written(digest_of(f'sk-{SECRET}-{number}'))}']}}"
+        for number in range(250)
+    ]
+    more.append(f"{{name: last, keys: ['{written(digest_of(key))}']}}")
+    path = tenants_file(tmp_path, *more)
+    async with Engines(1) as (engine,), on_stage(engine, tenants__file=path) as stage:
+        headers = {"Authorization": f"Bearer {key}", "X-Session-ID": name}
+        await stage.ask(answered(words(1)), headers=headers)
+        before = num_live(stage)
+        await tell(stage, "claude", "SessionEnd", name)
+        after = num_live(stage)
+
+    assert (before, after) == (1, 0)

@@ -34,7 +34,7 @@ def collector() -> Iterator[Receiver]:
 
 
 def ended() -> Trace:
-    return Trace(1, None, is_sampled=True, is_joined=False, method="POST")
+    return Trace(1, None, is_sampled=True, method="POST")
 
 
 class Stuck:

@@ -86,6 +86,25 @@ async def test_causes_and_cached_tokens_are_attributes(collector: Receiver) -> N
     assert server.attributes["warmroute.changed.part"] == "message"
 
 
+async def test_usage_is_what_the_engine_reports(collector: Receiver) -> None:
+    """Not what the router counts; the log line has the trace's id."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        usage = {"prompt_tokens": 77, "completion_tokens": 3}
+        return web.json_response({"object": "chat.completion", "choices": [], "usage": usage})
+
+    async with FakeEngine(answer) as engine:
+        async with on_stage(engine, tracing__endpoint=collector.url) as stage:
+            await stage.ask(chat(words(1)))
+            log = stage.log
+
+    (client,) = collector.of("client")
+    assert client.attributes["gen_ai.usage.input_tokens"] == 77
+    assert client.attributes["gen_ai.usage.output_tokens"] == 3
+    assert "gen_ai.usage.cache_read.input_tokens" not in client.attributes
+    assert collector.server.trace_id in log
+
+
 async def test_no_span_has_what_a_client_wrote(collector: Receiver) -> None:
     """No prompt, no key, no session id: the stage puts a secret into each."""
     headers = {"X-Session-ID": SESSION, "baggage": f"a={SECRET}", "tracestate": f"a={SECRET}"}
