@@ -29,7 +29,7 @@ from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, EventSource, Received
 from router.messages import KvGroup
-from router.replicas.registry import Entry
+from router.replicas.entry import Entry
 
 EVENTS_PORT: Final = 5557
 
