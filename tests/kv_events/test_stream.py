@@ -11,7 +11,8 @@ from policies.view import CandidateId
 from router.contracts import ExtraKeys, HashContract
 from router.index.block_index import BlockIndex
 from router.kv_events.contract_search import MAX_MISSES, VERIFY_EVERY
-from router.kv_events.stream import BLIND_AFTER_S, RankStream
+from router.kv_events.patience import BLIND_AFTER_S
+from router.kv_events.stream import RankStream
 from router.kv_events.wire import AllBlocksCleared, BlockStored, WireShape
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
 from tests.fuzz.samples import BAD_TOKENS, POISONS
