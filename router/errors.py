@@ -22,6 +22,7 @@ RouterError                    status  code
 │   ├── AdminRefused            401, 403, 415  admin_refused      (admin API)
 │   ├── UnknownReplica          404    unknown_replica          (admin API)
 │   ├── ReplicaConflict         409    replica_conflict         (admin API)
+│   ├── UnknownSession          404    unknown_session          (admin API)
 │   ├── UnknownExperiment       404    unknown_experiment       (admin API)
 │   └── ExperimentConflict      409    experiment_conflict      (admin API)
 ├── NoReplicaAvailable          503    no_replica_available      (Retry-After)

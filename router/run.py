@@ -149,21 +149,8 @@ async def run(
         stack.callback(admin.close)
         async with asyncio.TaskGroup() as tg:
             router.watches.start(tg)
-            tasks = [
-                tg.create_task(loop, name=name)
-                for name, loop in _loops(router, owns_process=owns_process)
-            ]
-            if config_reload is not None:
-                loop = keep_running(
-                    partial(config_reload.run, router),
-                    follower="configuration",
-                    count=router.count_failure,
-                )
-                tasks.append(tg.create_task(loop, name="configuration"))
-            tasks += [
-                tg.create_task(each.watch(), name=f"{each.name} connections")
-                for each in router.listeners
-            ]
+            loops = _loops(router, config_reload, owns_process=owns_process)
+            tasks = [tg.create_task(loop, name=name) for name, loop in loops]
             await admin.start(tg)
             if config.listen.shared:
                 await _until_ready(router.readiness, stop)
@@ -188,7 +175,7 @@ async def _until_ready(readiness: Readiness, stop: asyncio.Event) -> None:
 
 
 def _loops(
-    router: Router, *, owns_process: bool
+    router: Router, config_reload: Reload | None, *, owns_process: bool
 ) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
     """Name what runs beside requests, but for the watches."""
 
@@ -220,6 +207,10 @@ def _loops(
         yield "garbage", collect_garbage(router.is_idle)
     if router.decision_log is not None:
         yield "records", router.decision_log.run()
+    if config_reload is not None:
+        yield "configuration", kept("configuration", partial(config_reload.run, router))
+    for each in router.listeners:
+        yield f"{each.name} connections", each.watch()
 
 
 async def _sweep(router: Router) -> None:

@@ -102,7 +102,7 @@ def _line(
         taken_s += time.thread_time() - start_s if number >= 0 else 0.0
     num_messages = sequence - len(made)
     assert stream.counters.num_undecodable == 0
-    assert stream.counters.num_gaps == 0
+    assert stream.counters.history.num_gaps == 0
     unit = "blocks/s" if num_blocks > 1 else "events/s"
     return Line(
         what=f"event ingest, {what}",

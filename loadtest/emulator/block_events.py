@@ -69,7 +69,6 @@ class EventWriter:
             group_idx=self._full_group if change.window is None else change.window,
             kv_cache_spec_kind="full_attention" if is_full else "sliding_window",
             kv_cache_spec_sliding_window=None if is_full else self._window_tokens,
-            session_id=generation.session_id,
             lookahead_token_ids=[tokens[end : end + ahead] for end in ends] if ahead else None,
         )
 

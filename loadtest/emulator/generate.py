@@ -101,7 +101,7 @@ class Generate:
                 fault = replica.faults.next(raw, is_pooled=True)
                 if fault is not None:
                     await suffer(request, fault)
-            self._submit(request, rank, asked, prompts, pooled, choices)
+            self._submit(rank, asked, prompts, pooled, choices)
             answered = await self._answer(request, asked, choices, fault)
             is_whole = True
             if kept is not None:
@@ -155,7 +155,6 @@ class Generate:
 
     def _submit(
         self,
-        request: web.BaseRequest,
         rank: Rank,
         asked: _Asked,
         prompts: Sequence[Prompt],
@@ -164,7 +163,6 @@ class Generate:
     ) -> None:
         """Queue all replies on a rank; each is in `choices` from then on."""
         replica, body = self._replica, asked.body
-        session_id = body.get("session_id") or request.headers.get("X-Session-ID")
         ready = asyncio.Event()
         for prompt, num_pooled_tokens in zip(prompts, pooled, strict=True):
             for index in range(asked.params.n):
@@ -175,7 +173,6 @@ class Generate:
                     ready,
                     lora=asked.lora,
                     cache_salt=asked.params.cache_salt,
-                    session_id=session_id,
                 )
                 generation.num_given_tokens = num_pooled_tokens
                 rank.engine.submit(generation)

@@ -18,7 +18,7 @@ class Generation(Request):
         lora: Number and name of its adapter.
     """
 
-    __slots__ = ("cache_salt", "failed", "lora", "ready", "session_id", "token_ids")
+    __slots__ = ("cache_salt", "failed", "lora", "ready", "token_ids")
 
     def __init__(
         self,
@@ -29,7 +29,6 @@ class Generation(Request):
         *,
         lora: tuple[int, str] | None = None,
         cache_salt: str | None = None,
-        session_id: str | None = None,
         arrival_s: float = 0.0,
     ) -> None:
         num_reply_tokens = len(token_ids) - num_prompt_tokens
@@ -39,4 +38,3 @@ class Generation(Request):
         self.failed = False
         self.lora = lora
         self.cache_salt = cache_salt
-        self.session_id = session_id

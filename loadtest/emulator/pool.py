@@ -43,8 +43,8 @@ class PoolMaster:
     """The master's HTTP server: `async with PoolMaster(pool) as master: ... master.url`.
 
     `ha_status` is the role it reports: only a master that is `serving` knows objects.
-    `view_version` counts elections; None: it takes part in none. `fault` applies to all questions
-    from now on. `num_asked` counts questions by path. `stop` and `start` use the same port.
+    `fault` applies to all questions from now on. `num_asked` counts questions by path. `stop` and
+    `start` use the same port.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class PoolMaster:
         self.port = port
         self.fault: PoolFault = "none"
         self.ha_status = "serving"
-        self.view_version: int | None = None
         self.num_asked: dict[str, int] = {}
         self._runner: web.AppRunner | None = None
 
@@ -118,12 +117,6 @@ class PoolMaster:
                 return '{"status":"ok"}'  # of mooncake_master 0.3.13, which says more
             case "/ha_status":
                 return self.ha_status
-            case "/role":
-                return "leader" if self.ha_status == "serving" else "standby"
-            case "/leader":
-                view = {"leader_address": "127.0.0.1:50051", "view_version": self.view_version}
-                is_present = self.view_version is not None
-                return orjson.dumps({"present": is_present} | (view if is_present else {})).decode()
             case "/get_all_keys":
                 return "".join(f"{key}\n" for key in pool.keys())
             case "/batch_query_keys":
@@ -137,8 +130,6 @@ class PoolMaster:
                 return orjson.dumps({"success": True, "data": data}).decode()
             case "/get_all_segments":
                 return "127.0.0.1:12345\n"
-            case "/kv_events/status":
-                return '{"enabled":false,"published_batches":0}'
             case "/metrics":
                 return _METRICS.format(
                     num_keys=len(pool),

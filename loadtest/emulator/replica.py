@@ -177,9 +177,8 @@ class Replica:
         *,
         lora: str | None,
         cache_salt: str | None,
-        session_id: str | None,
     ) -> Generation:
-        """Make the request of one reply; events name its session."""
+        """Make the request of one reply."""
         keys = self._keys(prompt, lora, cache_salt)
         token_ids = [*prompt.ids, *reply.ids]
         if self.options.enable_prefix_caching:
@@ -193,7 +192,6 @@ class Replica:
             ready,
             lora=None if lora is None else (self.loras[lora][0], lora),
             cache_salt=cache_salt,
-            session_id=session_id,
             arrival_s=self.clock(),
         )
 

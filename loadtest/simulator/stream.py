@@ -60,10 +60,10 @@ class SimulatedStream(CandidateStream):
             for change in pending.popleft()[1]:
                 if isinstance(change, Stored):
                     index.store(candidate, change.keys)
-                    counters.num_stored += len(change.positions)
+                    counters.blocks.num_stored += len(change.positions)
                 elif isinstance(change, Removed):
-                    counters.num_missing += index.remove(candidate, change.keys)
-                    counters.num_removed += len(change.keys)
+                    counters.blocks.num_missing += index.remove(candidate, change.keys)
+                    counters.blocks.num_removed += len(change.keys)
             counters.num_batches += 1
         self._applied()
 

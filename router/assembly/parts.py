@@ -53,8 +53,9 @@ from router.records.log import DecisionLog
 from router.replicas.conversations import Conversations
 from router.replicas.deaths import Deaths
 from router.replicas.engine_key import EngineKey
+from router.replicas.entry import Entry
 from router.replicas.fleet import Fleet
-from router.replicas.registry import Entry, Registry
+from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
 from router.request.hooks import Hooks
 from router.request.verify import PoolVerifier

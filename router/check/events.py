@@ -29,7 +29,7 @@ from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, EventSource, Received
 from router.messages import KvGroup
-from router.replicas.registry import Entry
+from router.replicas.entry import Entry
 
 EVENTS_PORT: Final = 5557
 
@@ -130,7 +130,7 @@ async def _follow(
     ).rank_stream()
     await _read_history(stream, events, deadline)
     counters = stream.counters
-    is_replayed = counters.num_replays > counters.num_failed_replays
+    is_replayed = counters.history.num_replays > counters.history.num_failed_replays
     return replace(
         seen,
         is_publisher=events.is_up,
@@ -163,8 +163,8 @@ async def _until(is_so: Callable[[], bool], timeout_s: float) -> None:
 
 def _is_read(stream: RankStream) -> bool:
     counters = stream.counters
-    is_answered = counters.num_replays > 0 and stream.wanted_replay is None
-    return is_answered or counters.num_failed_replays > 0
+    is_answered = counters.history.num_replays > 0 and stream.wanted_replay is None
+    return is_answered or counters.history.num_failed_replays > 0
 
 
 # -- judge ---------------------------------------------------------------------------------------

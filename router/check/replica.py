@@ -24,7 +24,7 @@ from router.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from router.replicas.registry import Entry
+from router.replicas.entry import Entry
 from router.roles import Role
 
 _TOOLS_S: Final = 5.0  # to render one short chat

@@ -20,7 +20,8 @@ from router.config.secrets import read_secret
 from router.discovery.engine_api import EngineApi
 from router.errors import ConfigError
 from router.replicas.engine_key import EngineKey
-from router.replicas.registry import Entry, Registry
+from router.replicas.entry import Entry
+from router.replicas.registry import Registry
 from router.tls import client_tls
 
 _PROGRESS_S: Final = (2.0, 0.25)  # before the first message, and between looks

@@ -11,7 +11,7 @@ from router.discovery.engine_facts import EngineFacts
 from router.discovery.engine_pages import ServerInfo
 from router.kv_events.subscriber import EventSource
 from router.messages import StreamStatus
-from router.replicas.registry import Entry
+from router.replicas.entry import Entry
 from router.replicas.replica import ServedModel
 from router.roles import Role
 from router.tokens.id_probe import Difference

@@ -18,7 +18,7 @@ from router.discovery.id_comparison import compare
 from router.discovery.prompter_loader import configured_prompter
 from router.errors import RouterError
 from router.releases import Release, rules_of
-from router.replicas.registry import Entry
+from router.replicas.entry import Entry
 from router.replicas.replica import ServedModel
 from router.tokens import NeedsEngine, Prompter
 

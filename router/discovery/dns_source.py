@@ -30,7 +30,7 @@ from router.config import ReplicaConfig
 from router.config.discovery import host_and_port
 from router.discovery.sources import Sink
 from router.errors import DiscoveryError
-from router.replicas.registry import Found
+from router.replicas.entry import Found
 
 _TRY_S: Final = 2.0  # one server, once
 _LIFETIME_S: Final = 6.0  # one question, all servers

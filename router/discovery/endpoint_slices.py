@@ -26,7 +26,7 @@ from msgspec import Struct, field
 
 from router.config import ReplicaConfig
 from router.errors import DiscoveryError
-from router.replicas.registry import Found
+from router.replicas.entry import Found
 from router.roles import Role
 
 SERVICE_LABEL: Final = "kubernetes.io/service-name"

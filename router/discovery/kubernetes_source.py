@@ -23,7 +23,7 @@ from router.discovery.endpoint_slices import Slice, replicas_in
 from router.discovery.kubernetes_api import Change, Expired, KubernetesApi
 from router.discovery.sources import Sink
 from router.errors import DiscoveryError
-from router.replicas.registry import Found
+from router.replicas.entry import Found
 
 _WATCH_S: Final = 120.0
 _PAUSES_S: Final = (0.5, 30.0)

@@ -23,7 +23,7 @@ from msgspec import Struct
 from router.config import ReplicaConfig, check_replica_list, explained, yaml_file
 from router.discovery.sources import Sink
 from router.errors import ConfigError, DiscoveryError
-from router.replicas.registry import Found
+from router.replicas.entry import Found
 from router.watched_file import WatchedFile
 
 _LOOK_S: Final = 1.0

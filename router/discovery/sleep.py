@@ -103,10 +103,10 @@ class Sleepers:
         if is_lost and name not in self._emptied:
             streams = self._streams(name)
             self._clear(streams)
-            self._emptied[name] = [(each, each.counters.num_clears) for each in streams]
+            self._emptied[name] = [(each, each.counters.blocks.num_clears) for each in streams]
         elif state == "awake":
             emptied = self._emptied.pop(name, ())
-            self._clear([each for each, num in emptied if each.counters.num_clears == num])
+            self._clear([each for each, num in emptied if each.counters.blocks.num_clears == num])
 
     def _replica(self, name: str) -> Replica | None:
         return next((each for each in self._fleet.replicas if each.name == name), None)

@@ -25,7 +25,7 @@ from router.config.hosts import HostRules
 from router.discovery.status import UNDISCOVERED, Waiting
 from router.errors import ConfigError
 from router.metrics import SourceState
-from router.replicas.registry import Found
+from router.replicas.entry import Found
 
 logger = logging.getLogger(__name__)
 

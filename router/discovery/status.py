@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
@@ -44,7 +43,7 @@ class PoolStatus:
             name=self._name,
             is_up=pool.is_up,
             num_blocks={model: len(found) for model, found in pool.directories.items()},
-            counts=_counts(pool.counters),
+            counts=_unprefixed(msgspec.structs.asdict(pool.counters)),
             listing_age_s=None if pool.listed_s is None else now_s - pool.listed_s,
             allocated_bytes=pool.figures.allocated_bytes if pool.figures is not None else None,
             capacity_bytes=pool.figures.capacity_bytes if pool.figures is not None else None,
@@ -250,10 +249,8 @@ def _eagle(last_block: LastBlock | None) -> dict[str, bool | int] | None:
 
 def _event_counts(stream: CandidateStream) -> dict[str, int]:
     """Count what happened to a stream's events; `num_` cut off: labels of one metric."""
-    return _counts(stream.counters)
+    return _unprefixed(stream.counters.by_name())
 
 
-def _counts(counters: Struct) -> dict[str, int]:
-    return {
-        name.removeprefix("num_"): value for name, value in msgspec.structs.asdict(counters).items()
-    }
+def _unprefixed(counts: dict[str, int]) -> dict[str, int]:
+    return {name.removeprefix("num_"): count for name, count in counts.items()}

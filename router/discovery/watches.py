@@ -24,8 +24,9 @@ from typing import Final, Protocol
 from router.config import ReplicaConfig
 from router.discovery.status import UNDISCOVERED, Waiting
 from router.messages import ReplicaRecord
+from router.replicas.entry import Entry, Found
 from router.replicas.fleet import Fleet
-from router.replicas.registry import Entry, Found, Registry
+from router.replicas.registry import Registry
 from router.replicas.replica import candidates_of
 from router.supervisor import keep_running
 from router.upstream import Upstream

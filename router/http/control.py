@@ -24,7 +24,8 @@ from router.discovery.engine_api import EngineApi
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.errors import BadRequest, UnknownReplica, UpstreamError
-from router.replicas.registry import Entry, Registry
+from router.replicas.entry import Entry
+from router.replicas.registry import Registry
 
 logger = logging.getLogger(__name__)
 

@@ -41,13 +41,13 @@ class _Room(NamedTuple):
 class CacheView:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_audit", "_claims", "_streams", "index")
+    __slots__ = ("_claims", "_streams", "audit", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
         self._streams: dict[CandidateId, CandidateStream] = {}
-        self._audit = Audit(index, self._streams)
+        self.audit = Audit(index, self._streams)
 
     def add(
         self, candidate: CandidateId, stream: CandidateStream, last_block: LastBlock | None = None
@@ -57,7 +57,7 @@ class CacheView:
         `last_block`: whether the last block of its hits is dropped; None: it is reused.
         """
         self.hand_over(candidate, stream)
-        self._audit.begin(candidate)
+        self.audit.begin(candidate)
         self.index.last_blocks.pop(candidate, None)
         if last_block is not None:
             self.index.last_blocks[candidate] = last_block
@@ -69,7 +69,7 @@ class CacheView:
         if old is not None:
             old.on_applied = None
         else:
-            self._audit.begin(candidate)
+            self.audit.begin(candidate)
         self._streams[candidate] = stream
         stream.on_applied = self._applied
         self._observe_lookahead(candidate)
@@ -78,7 +78,7 @@ class CacheView:
     def drop(self, candidate: CandidateId) -> None:
         """Remove a candidate and its blocks."""
         self._streams.pop(candidate, None)
-        self._audit.remove(candidate)
+        self.audit.remove(candidate)
         self._claims.pop(candidate, None)
         self.index.orders.pop(candidate, None)
         self.index.last_blocks.pop(candidate, None)
@@ -124,17 +124,17 @@ class CacheView:
         if stream is None:
             return "blind", ""
         state, reason = stream.state_and_reason()
-        if state == "exact" and (why := self._audit.why_bad(candidate)) is not None:
+        if state == "exact" and (why := self.audit.why_bad(candidate)) is not None:
             return "degraded", why
         return state, reason
 
     def trust(self, candidate: CandidateId) -> float:
         """Return the share of recent predictions that were right, recent ones counting more."""
-        return self._audit.trust(candidate)
+        return self.audit.trust(candidate)
 
     def cpu_trust(self, candidate: CandidateId) -> float | None:
         """Return the same for the cpu tier's part; None: it was never audited."""
-        return self._audit.cpu_trust(candidate)
+        return self.audit.cpu_trust(candidate)
 
     def is_unknown(self, candidate: CandidateId, extra: ExtraKeys) -> bool:
         """Return whether the candidate's blocks of prompts with these extra keys are not found."""
@@ -171,7 +171,7 @@ class CacheView:
         streams = self._streams
         for candidate in [each for each in matches if each in streams and streams[each].is_suspect]:
             matches[candidate] = NO_BLOCKS
-        for candidate in self._audit.without_cpu & matches.keys():
+        for candidate in self.audit.without_cpu & matches.keys():
             held = matches[candidate]
             matches[candidate] = _at_most(held, held.num_gpu_blocks)
         return matches
@@ -353,32 +353,6 @@ class CacheView:
         found = self.index.match(keys, [candidate], limit)[candidate]
         num_dropped = int(found.num_cpu_blocks > 0 and self.index.drops_last(candidate))
         return max(num_held_blocks, found.num_cpu_blocks - num_dropped)
-
-    # -- the audit ---------------------------------------------------------------------------
-
-    def was_overtaken(
-        self, claim: Claim, num_reported_tokens: int, num_predicted_tokens: int = 0
-    ) -> bool:
-        """Return whether a prediction was right when made; see `Audit.was_overtaken`."""
-        return self._audit.was_overtaken(claim, num_reported_tokens, num_predicted_tokens)
-
-    def audit(
-        self,
-        candidate: CandidateId,
-        num_predicted_tokens: int,
-        num_reported_tokens: int,
-        claim: Claim | None = None,
-        *,
-        num_cpu_tokens: int = 0,
-    ) -> LastBlock | None:
-        """Record a prediction's outcome; see `Audit.record`."""
-        return self._audit.record(
-            candidate,
-            num_predicted_tokens,
-            num_reported_tokens,
-            claim,
-            num_cpu_tokens=num_cpu_tokens,
-        )
 
 
 def _longer(one: BlockMatch, other: BlockMatch) -> BlockMatch:

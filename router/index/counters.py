@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 
 
-class StreamCounters(Struct):
-    """Written by History, RankBlocks and RankStream, which share one; read at scrape time."""
+class HistoryCounters(Struct):
+    """Written by History."""
 
-    # batches
-    num_batches: int = 0
     num_duplicates: int = 0
-    num_undecodable: int = 0
-    num_failures: int = 0  # of the follower, by an unexpected error
-    # history
     num_gaps: int = 0
     num_replays: int = 0
     num_failed_replays: int = 0
     num_truncated: int = 0
     num_restarts: int = 0
-    # blocks
+
+
+class BlockCounters(Struct):
+    """Written by RankBlocks."""
+
     num_stored: int = 0
     num_removed: int = 0
     num_clears: int = 0
@@ -30,3 +30,19 @@ class StreamCounters(Struct):
     num_other_sizes: int = 0  # blocks of another size than the contract's
     num_untranslated: int = 0
     num_contract_misses: int = 0
+
+
+class StreamCounters(Struct):
+    """Written by RankStream and its parts; read at scrape time."""
+
+    num_batches: int = 0
+    num_undecodable: int = 0
+    num_failures: int = 0  # of the follower, by an unexpected error
+    history: HistoryCounters = msgspec.field(default_factory=HistoryCounters)
+    blocks: BlockCounters = msgspec.field(default_factory=BlockCounters)
+
+    def by_name(self) -> dict[str, int]:
+        """Return all counts, by name."""
+        counts = msgspec.structs.asdict(self)
+        history, blocks = counts.pop("history"), counts.pop("blocks")
+        return counts | msgspec.structs.asdict(history) | msgspec.structs.asdict(blocks)

@@ -22,7 +22,7 @@ TRUST_DECAY: Final = 0.98  # half of the weight lies on the last 35 audits
 MIN_AUDITS: Final = 20  # nothing is concluded from fewer
 SUSPECT_BELOW: Final = 0.6
 """Below this share of right predictions a stream is read again, or a tier does not count. Evictions
-between decision and schedule do not count (`CacheView.was_overtaken`). A lost event makes nearly
+between decision and schedule do not count (`Audit.was_overtaken`). A lost event makes nearly
 all turns of a session wrong."""
 
 GOOD_FROM: Final = 0.9

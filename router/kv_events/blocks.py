@@ -20,7 +20,7 @@ from policies.view import CandidateId
 from router.contracts import KEY_MASK, BlockKey, HashContract, block_key
 from router.index.block_index import BlockIndex
 from router.index.copies import Tier
-from router.index.counters import StreamCounters
+from router.index.counters import BlockCounters
 from router.index.hit_length import FULL_ATTENTION
 from router.kv_events.contract_search import ContractSearch, Phase
 from router.kv_events.groups import RankGroups
@@ -83,7 +83,7 @@ class RankBlocks:
         self,
         index: BlockIndex,
         candidate: CandidateId,
-        counters: StreamCounters,
+        counters: BlockCounters,
         *,
         contract: HashContract,
         seeds: Sequence[str] = (),

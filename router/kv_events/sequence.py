@@ -32,7 +32,7 @@ from collections import deque
 from enum import Enum, auto
 from typing import Final
 
-from router.index.counters import StreamCounters
+from router.index.counters import HistoryCounters
 from router.messages import Position
 
 MAX_FAILED_REPLAYS: Final = 3
@@ -81,7 +81,7 @@ class History:
         "wanted",
     )
 
-    def __init__(self, counters: StreamCounters) -> None:
+    def __init__(self, counters: HistoryCounters) -> None:
         self.counters = counters
         self.wanted: int | None = None  # the sequence to replay from; None: nothing to ask
         self.has_replay = True  # there is an endpoint to ask

@@ -10,27 +10,19 @@ Frames in, one command out: `wanted_replay`, the sequence to replay from.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from policies.view import CandidateId
-from router.backoff import Backoff
 from router.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.counters import StreamCounters
 from router.kv_events.blocks import RankBlocks
 from router.kv_events.contract_search import Phase
+from router.kv_events.patience import Presence, Rereading
 from router.kv_events.sequence import BatchAction, History
 from router.kv_events.wire import decode
 from router.messages import Position, StreamStatus
-
-REREAD_S: Final = (1.0, 300.0)
-"""First and longest pause before history is read again after a batch that was not understood.
-
-The engine may have it in one piece. Once its buffer has lost the batch, the rest is right."""
-
-BLIND_AFTER_S: Final = 60.0
-"""Without a publisher for so long the candidate's blocks do not count any more."""
 
 
 class Notice(NamedTuple):
@@ -55,17 +47,14 @@ class RankStream(CandidateStream):
     __slots__ = (
         "_blocks",
         "_counts_once_until",
-        "_disconnected_s",
         "_has_understood",
         "_history",
         "_is_partial",
         "_is_resuming",
         "_lost_reason",
-        "_reread_backoff",
-        "_reread_s",
+        "_presence",
+        "_rereading",
         "_suspicion",
-        "_unheard",
-        "_waits_since_s",
         "_why_again",
         "capacity_blocks",
     )
@@ -92,24 +81,21 @@ class RankStream(CandidateStream):
         self._blocks = RankBlocks(
             index,
             candidate,
-            self.counters,
+            self.counters.blocks,
             contract=guess,
             seeds=seeds,
             lora_paths=lora_paths,
             pool_stored=pool_stored,
         )
-        self._history = History(self.counters)
+        self._history = History(self.counters.history)
         self._has_understood = False
         self._is_partial = False
         self._is_resuming = False  # what the engine did since is not all read yet
         self._counts_once_until: int | None = None  # the newest batch in blocks that were given
         self._lost_reason: str | None = None  # what is missing until the next epoch
         self._suspicion: str | None = None
-        self._disconnected_s: float | None = None
-        self._waits_since_s: float | None = None  # for a publisher; None: one was there
-        self._unheard: str | None = None  # why there is none, after `BLIND_AFTER_S`
-        self._reread_backoff = Backoff(*REREAD_S)
-        self._reread_s: float | None = None  # when history is, or was, read again
+        self._presence = Presence()
+        self._rereading = Rereading()  # of a part that was not understood
         self._why_again: str | None = None  # why it is to be read again, not logged yet
 
     # -- for readers -------------------------------------------------------------------------
@@ -149,8 +135,8 @@ class RankStream(CandidateStream):
 
     def state_and_reason(self) -> tuple[StreamState, str]:
         if self.is_blind:
-            if self._unheard is not None:
-                return "blind", self._unheard
+            if self._presence.why_silent is not None:
+                return "blind", self._presence.why_silent
             if self.counters.num_undecodable:
                 return "blind", StreamReason.EVENTS_NOT_UNDERSTOOD
             return "blind", self._lost_reason or StreamReason.NO_EVENTS
@@ -158,7 +144,7 @@ class RankStream(CandidateStream):
         for is_so, reason in (
             (self._suspicion is not None, self._suspicion),
             (self._is_resuming, StreamReason.RESUMING),
-            (self._disconnected_s is not None, StreamReason.UNREACHABLE),
+            (self._presence.is_gone, StreamReason.UNREACHABLE),
             (not self._history.is_caught_up, StreamReason.READING),
             (phase is Phase.TRANSLATED, StreamReason.TRANSLATED),
             (phase is Phase.SEARCHING, StreamReason.UNVERIFIED),
@@ -220,7 +206,7 @@ class RankStream(CandidateStream):
         For a new stream, before it has a follower. A replay must prove that the engine is the one
         that wrote the batch at `position` (router.kv_events.sequence). If it is not, everything is
         forgotten. Until then the state is DEGRADED and matches count; if the publisher cannot be
-        reached they count for `BLIND_AFTER_S`.
+        reached they count for `patience.BLIND_AFTER_S`.
 
         The blocks may contain batches of the replay, up to `newest`. A block that these store once
         more counts once. So a copy may be missed, which costs a computation at worst.
@@ -243,7 +229,7 @@ class RankStream(CandidateStream):
         self._is_resuming = True
         self._counts_once_until = newest.sequence if newest is not None else None
         self._lost_reason = status.lacks or None
-        self._disconnected_s = now_s
+        self._presence.went(now_s)
         return True
 
     # -- the connection ----------------------------------------------------------------------
@@ -254,32 +240,32 @@ class RankStream(CandidateStream):
 
     def connected(self) -> None:
         """Note that the publisher is there: ask for missed batches, and whether it is the same."""
-        self._disconnected_s = self._waits_since_s = self._unheard = None
+        self._presence.came()
         self._history.mark_suspect()
 
     def disconnected(self, now_s: float) -> None:
-        """Note that the publisher is gone; its blocks count for `BLIND_AFTER_S` more."""
-        if self._disconnected_s is None:
-            self._disconnected_s = now_s
+        """Note that the publisher is gone; its blocks count for `patience.BLIND_AFTER_S` more."""
+        self._presence.went(now_s)
 
     def unheard(self, now_s: float, reason: str) -> None:
         """Note that no publisher has answered so far, and why that may be."""
-        if self._waits_since_s is None:
-            self._waits_since_s = now_s
-        elif now_s - self._waits_since_s >= BLIND_AFTER_S:
-            self._unheard = reason
+        self._presence.not_heard(now_s, reason)
 
     def tick(self, now_s: float) -> None:
         """Let time pass: BLIND if the publisher is gone for long; read history again if due."""
-        gone_s = self._disconnected_s
-        if self._has_understood and gone_s is not None and now_s - gone_s >= BLIND_AFTER_S:
+        if self._has_understood and self._presence.is_lost(now_s):
             self._history.forget()
             self._blocks.emptied()
             self._begin_epoch()
             self._has_understood = False
             self._lost_reason = StreamReason.LOST
-        elif self._lost_reason == StreamReason.BATCH_NOT_UNDERSTOOD and gone_s is None:
-            self._reread(now_s)
+        elif self._lost_reason == StreamReason.BATCH_NOT_UNDERSTOOD and not (
+            self._presence.is_gone or self._history.wanted is not None
+        ):
+            if self._rereading.is_due(now_s):
+                self._why_again = StreamReason.BATCH_NOT_UNDERSTOOD
+                self._history.trust_replay()
+                self._history.ask_all()
 
     def failed(self, reason: str) -> None:
         """Note, on a new stream, why the last one failed: nothing is known any more."""
@@ -348,21 +334,6 @@ class RankStream(CandidateStream):
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _reread(self, now_s: float) -> None:
-        """Read history again, after a pause: a part of it was not understood."""
-        if self._history.wanted is not None:
-            return
-        due_s = self._reread_s
-        if due_s is None:
-            self._reread_s = now_s + self._reread_backoff.next_s()
-        elif now_s >= due_s:
-            if now_s - due_s > REREAD_S[1]:  # long ago
-                self._reread_backoff.reset()
-            self._why_again = StreamReason.BATCH_NOT_UNDERSTOOD
-            self._history.trust_replay()
-            self._history.ask_all()
-            self._reread_s = now_s + self._reread_backoff.next_s()
-
     def _act(self, action: BatchAction, payload: bytes) -> None:
         match action:
             case BatchAction.APPLY:
@@ -390,7 +361,7 @@ class RankStream(CandidateStream):
 
     def _apply(self, payload: bytes) -> None:
         """Apply the next batch; the one place where the index changes."""
-        num_clears = self.counters.num_clears
+        num_clears = self.counters.blocks.num_clears
         try:
             batch = decode(payload, with_tokens=self._blocks.wants_tokens)
             if not self._has_understood:
@@ -402,7 +373,7 @@ class RankStream(CandidateStream):
             self._lost_reason = StreamReason.BATCH_NOT_UNDERSTOOD
             return
         self.counters.num_batches += 1
-        if self.counters.num_clears > num_clears:  # history is complete from here
+        if self.counters.blocks.num_clears > num_clears:  # history is complete from here
             self._is_partial = False
             self._lost_reason = None
         if self._blocks.needs_history:

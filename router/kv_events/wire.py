@@ -59,7 +59,6 @@ class BlockStored(Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
-    session_id: str | None = None  # of the request; of several, the last (0.32)
     lookahead_token_ids: list[list[int]] | None = None  # tokens behind each block (0.33)
 
 

@@ -360,7 +360,7 @@ class Fleet:
             self.conversations.end(lease.booking.session_hash, now_s)
         return True
 
-    def absolve(self, lease: Lease, now_s: float) -> None:
+    def absolve(self, lease: Lease) -> None:
         """Take back what the failure of an ended lease did to its replica's health."""
         state = self._states.get(lease.candidate)
         if state is not None:

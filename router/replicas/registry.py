@@ -42,31 +42,8 @@ from router.config import AdminConfig, ReplicaConfig, check_pool, check_replica
 from router.config.hosts import HostRules
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
 from router.messages import ReplicaRecord
+from router.replicas.entry import Entry, Found
 from router.replicas.replica_records import check_hosts, check_places, record_of, replica_of
-
-
-class Found(Struct, frozen=True, kw_only=True):
-    """A replica as a source found it."""
-
-    replica: ReplicaConfig
-    is_ready: bool = True
-
-
-class Entry(Struct, frozen=True, kw_only=True):
-    """A replica as it should be. A leaving one drains, and is removed when it is idle."""
-
-    name: str  # in this router's metrics and headers
-    identity: str  # among routers
-    replica: ReplicaConfig
-    draining: bool = False
-    leaving: bool = False
-    source: str | None = None  # which found it; None: it is configured, or was added by an order
-    is_ready: bool = True  # by its source
-
-    @property
-    def is_offered(self) -> bool:
-        """Whether it may have new requests."""
-        return self.is_ready and not (self.draining or self.leaving)
 
 
 class _Wanted(Struct, frozen=True, kw_only=True):

@@ -186,7 +186,7 @@ class Bookkeeper:
         entry.thread.num_emptied = self._caches.index.num_emptied(placement.lease.candidate)
         if entry.has_causes:
             computed = self._computed(entry)
-            turn.computed = computed
+            turn = replace(turn, computed=computed)
             self._count(prompt, computed, turn.num_cached or 0)
         whose = prompt.read.whose
         self.ledger.add(whose.conversation or 0, turn)

@@ -374,4 +374,4 @@ class Place:
 
     def absolve(self, lease: Lease) -> None:
         """Take back what a request's failure counted against its replica."""
-        self._fleet.absolve(lease, self._clock())
+        self._fleet.absolve(lease)

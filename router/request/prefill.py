@@ -26,18 +26,15 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any, Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.naming import params_of
 from router.api.prefill_body import (
     NIXL_ASK,
     decode_body,
-    is_capped,
     mooncake_ask,
     mooncake_read,
     prefill_body,
-    transfer_params,
 )
 from router.config import PrefillConfig
 from router.errors import (
@@ -52,6 +49,7 @@ from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.records.record import PrefillRecord
 from router.request.bootstraps import Bootstraps
+from router.request.compute import Compute, Done, read_from
 from router.request.headers import RequestHeaders
 from router.request.place import Place
 from router.request.plan import Placement, Plan
@@ -60,7 +58,6 @@ from router.request.retry import Retries
 from router.request.send import NO_TRANSFER, Sender, Sent, Transfer
 from router.upstream import Upstream
 
-_MOST_BYTES: Final = 1024 * 1024  # of the answer to a prompt: one token
 _LOOK_S: Final = 0.005
 _ASK_EVERY: Final = 4  # looks: the master is asked; in between events may say so
 
@@ -74,16 +71,6 @@ none is: the decode replica has waited enough."""
 _UNREAD: Final = ("status_", "event_")
 """Failures of a decode replica that may come from a failed read of the other's blocks. It is asked
 to compute the prompt."""
-
-
-class _Done(Struct, frozen=True, kw_only=True):
-    """How a prompt's request ended."""
-
-    failure: str | None = None  # None: it was computed
-    num_cached_tokens: int | None = None
-    is_capped: bool = False  # it ended for its length
-    params: dict[str, Any] | None = None  # for the replica that decodes it
-    transfer: Transfer = NO_TRANSFER  # made of them
 
 
 class Prefill:
@@ -106,9 +93,10 @@ class Prefill:
         metrics: Metrics,
     ) -> None:
         self._config = config
-        self._upstream = upstream
-        self._headers = headers
         self._place = place
+        self._compute = Compute(
+            upstream=upstream, headers=headers, place=place, timeout_s=config.timeout_s
+        )
         self._sender = sender
         self._retries = retries
         self._bootstraps = bootstraps
@@ -211,7 +199,7 @@ class Prefill:
 
     async def _elsewhere(
         self, prompt: Prompt, tries: Tries, placement: Placement, prefill: Placement
-    ) -> tuple[_Done, Sent | None]:
+    ) -> tuple[Done, Sent | None]:
         """Have a prompt computed elsewhere, and end that placement.
 
         Returns:
@@ -234,18 +222,18 @@ class Prefill:
             own_body = prefill_body(prompt.read.inbound.api.name, body, params)
             is_begun = True
         except UpstreamError:
-            return _Done(failure="bootstrap"), None
+            return Done(failure="bootstrap"), None
         except BadRequest:
-            return _Done(failure="body"), None
+            return Done(failure="body"), None
         finally:
             if not is_begun:
                 self._place.end(prefill, Outcome.CLIENT_GONE)
         if how == "mooncake":
             return await self._at_once(prompt, tries, placement, prefill, own_body, transfer)
-        done = await self._compute(prompt, prefill, own_body, transfer)
+        done = await self._compute.run(prompt, prefill, own_body, transfer)
         if done.failure is not None or how != "nixl":
             return done, None
-        return _read_from(prompt, done, transfer), None
+        return read_from(prompt, done, transfer), None
 
     async def _at_once(
         self,
@@ -255,15 +243,15 @@ class Prefill:
         prefill: Placement,
         body: bytes,
         transfer: Transfer,
-    ) -> tuple[_Done, Sent | None]:
+    ) -> tuple[Done, Sent | None]:
         """Send a prompt and its request at once; a failure of either cuts the other."""
-        done: _Done | None = None
+        done: Done | None = None
         sent: Sent | None = None
         shortage: OutOfConnections | None = None
 
         async def compute() -> None:
             nonlocal done
-            done = await self._compute(prompt, prefill, body, NO_TRANSFER)
+            done = await self._compute.run(prompt, prefill, body, NO_TRANSFER)
             if done.failure is None and not done.is_capped:
                 done = replace(done, failure="ended")
             if done.failure is not None:
@@ -292,7 +280,7 @@ class Prefill:
         if shortage is not None:
             raise shortage
         if done is None:
-            done = _Done(failure="cut")
+            done = Done(failure="cut")
         elif done.failure is not None and sent is not None:
             sent.close()
             sent = None
@@ -310,52 +298,6 @@ class Prefill:
         is_sent = record.result == "remote" and record.transfer != "store"
         self._place.rebook(prompt, placement, plan, is_sent=is_sent)
         return True
-
-    async def _compute(
-        self, prompt: Prompt, placement: Placement, body: bytes, transfer: Transfer
-    ) -> _Done:
-        """Have a prompt computed, and end its placement."""
-        replica = placement.candidate.replica
-        outcome = Outcome.CLIENT_GONE  # unless it gets to the end
-        try:
-            headers = self._headers.of(
-                prompt, placement, engine_id=transfer.engine_id, is_as_sent=False
-            )
-            async with asyncio.timeout(self._config.timeout_s):
-                answer = await self._upstream.open(
-                    replica.name,
-                    replica.url + prompt.read.inbound.target,
-                    method=prompt.read.inbound.method,
-                    headers=headers,
-                    body=body,
-                )
-                try:
-                    await answer.gather(_MOST_BYTES)
-                finally:
-                    answer.close()
-        except TimeoutError:
-            outcome = Outcome.OVERDUE
-            return _Done(failure="timeout")
-        except UpstreamUnreachable as exc:
-            outcome = Outcome.REPLICA_UNREACHABLE
-            return _Done(failure=exc.code)
-        except UpstreamError as exc:
-            outcome = Outcome.REPLICA_FAILED
-            return _Done(failure=exc.code)
-        else:
-            outcome = Outcome.of_status(answer.status)
-            if answer.status != 200:
-                return _Done(failure=f"status_{answer.status}")
-            self._place.first_token(placement, monotonic())
-            body = answer.readable
-            usage = prompt.read.inbound.api.usage_of_body(body)
-            return _Done(
-                num_cached_tokens=usage.num_cached_tokens if usage is not None else None,
-                is_capped=is_capped(body),
-                params=transfer_params(body),
-            )
-        finally:
-            self._place.end(placement, outcome)
 
     async def _stored(self, prompt: Prompt, placement: Placement, plan: Plan) -> Plan:
         """Wait until a prompt that was computed is in the pool, but not for long.
@@ -377,26 +319,6 @@ class Prefill:
             if monotonic() >= until_s:
                 break
         return plan
-
-
-def _read_from(prompt: Prompt, done: _Done, transfer: Transfer) -> _Done:
-    """Add what goes with a request to how its prompt was computed over NIXL.
-
-    In push mode both halves need one id at their engines. The Responses route makes ids of its own,
-    and each of several answers has another.
-    """
-    if done.params is None:
-        return replace(done, failure="no_transfer")
-    engine_id, request = None, prompt.read.request
-    if done.params.get("transfer_mode") == "push":
-        if prompt.read.inbound.api.name == "responses" or request is None or request.n != 1:
-            return replace(done, failure="push")
-        engine_id = transfer.engine_id
-    try:
-        body = decode_body(prompt.read.inbound.body or b"", done.params)
-    except BadRequest:
-        return replace(done, failure="body")
-    return replace(done, transfer=Transfer(body=body, engine_id=engine_id))
 
 
 def _gone(prefill: Placement) -> Sent:

@@ -92,10 +92,6 @@ class Reader:
         form_model = await _form_model(inbound) if read is None else None
         return self._understood(inbound, request_id, read, digests, form_model)
 
-    def knows(self, model: str) -> bool:
-        """Return whether a replica serves a model, as far as is known."""
-        return self._fleet.model(model) is not None
-
     def _parse(self, inbound: Inbound) -> tuple[dict[str, Any] | Outline | None, Sequence[int]]:
         """Parse a body; also return digests of its leading messages that are known.
 

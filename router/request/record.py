@@ -19,6 +19,7 @@ from router.experiments.runner import ExperimentRunner
 from router.experiments.shadow import Shadows
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
+from router.metrics.looked_up import CandidateInstruments, StageInstruments
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
 from router.request.audit import TokenAudit
@@ -61,8 +62,8 @@ class Recorder:
         self._shadows = shadows
         self._bookkeeper = bookkeeper
         self._late: deque[tuple[float, DecisionRecord, Entry]] = deque()
-        self._stages = _StageMetrics(metrics)
-        self._by_candidate: dict[str, _CandidateMetrics] = {}
+        self._stages = StageInstruments(metrics)
+        self._by_candidate: dict[str, CandidateInstruments] = {}
         metrics.on_dropped.append(lambda candidate: self._by_candidate.pop(candidate, None))
 
     def finished(
@@ -229,10 +230,10 @@ class Recorder:
             error_ms = abs(record.ttft_ms - placement.predicted_ttft_ms)
             metrics.ttft_error.observe(error_ms / 1000)
 
-    def _of(self, candidate: str) -> _CandidateMetrics:
+    def _of(self, candidate: str) -> CandidateInstruments:
         metrics = self._by_candidate.get(candidate)
         if metrics is None:
-            metrics = self._by_candidate[candidate] = _CandidateMetrics(self._metrics, candidate)
+            metrics = self._by_candidate[candidate] = CandidateInstruments(self._metrics, candidate)
         return metrics
 
     def _audit(
@@ -259,7 +260,7 @@ class Recorder:
         claim = placement.claim
         result = "exact" if error == 0 else "over" if error > 0 else "under"
         if result == "over" and claim is not None:
-            if self._caches.was_overtaken(claim, reported, predicted):
+            if self._caches.audit.was_overtaken(claim, reported, predicted):
                 result = "evicted"  # between decision and schedule: no fault of what we know
         contract = self._caches.contract(name)
         size = contract.block_size if contract is not None else 1
@@ -273,7 +274,7 @@ class Recorder:
         metrics.reported_tokens.inc(reported)
         is_pooled = self._pool is not None and self._pool.audit(placement, reported)
         if result != "evicted" and (not is_pooled or error == 0):
-            changed = self._caches.audit(
+            changed = self._caches.audit.record(
                 name,
                 predicted,
                 reported,
@@ -298,47 +299,6 @@ def _trace(prompt: Prompt, record: DecisionRecord, usage: Usage | None = None) -
     trace = prompt.read.inbound.trace
     if trace is not None:
         trace.record, trace.streams, trace.usage = record, prompt.read.streams, usage or trace.usage
-
-
-class _StageMetrics:
-    """The stages' histograms, looked up once."""
-
-    __slots__ = ("place", "tokenize", "total")
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.tokenize = metrics.stage.labels("tokenize")
-        self.place = metrics.stage.labels("place")
-        self.total = metrics.stage.labels("total")
-
-
-class _CandidateMetrics:
-    """One candidate's instruments, looked up once."""
-
-    __slots__ = (
-        "audit",
-        "audit_error",
-        "cpu_tokens",
-        "pool_tokens",
-        "predicted_tokens",
-        "prompt_tokens",
-        "reported_tokens",
-        "ttft",
-        "ttft_error",
-    )
-
-    def __init__(self, metrics: Metrics, name: str) -> None:
-        self.ttft = metrics.ttft.labels(name)
-        self.ttft_error = metrics.ttft_error.labels(name)
-        self.prompt_tokens = metrics.tokens.labels(name, "prompt")
-        self.predicted_tokens = metrics.tokens.labels(name, "predicted_cached")
-        self.cpu_tokens = metrics.tokens.labels(name, "predicted_cpu")
-        self.pool_tokens = metrics.tokens.labels(name, "predicted_pool")
-        self.reported_tokens = metrics.tokens.labels(name, "reported_cached")
-        self.audit_error = metrics.audit_error.labels(name)
-        self.audit = {
-            result: metrics.audit.labels(name, result)
-            for result in ("exact", "over", "under", "evicted", "partial")
-        }
 
 
 def _fields(

@@ -151,7 +151,7 @@ class Retries:
             return
         same = [other for other, its_failure in before if its_failure == failure]
         if same:
-            self._fleet.absolve(same[-1], monotonic())
+            self._fleet.absolve(same[-1])
         if same or objection == "budget":
             tries.is_excused = True
             self._metrics.absolved.labels("same_elsewhere" if same else "unproven").inc()

@@ -16,7 +16,7 @@ Milliseconds = Annotated[float, Meta(ge=-1e15, le=1e15)]
 """No NaN is in them."""
 
 
-class Turn(Struct, array_like=True, kw_only=True):
+class Turn(Struct, frozen=True, array_like=True, kw_only=True):
     """One turn of a session. Times in milliseconds.
 
     at: When the request arrived, unix seconds.

@@ -61,14 +61,12 @@ class TokenTrust:
         "_replicas",
         "_suspension",
         "num_matches",
-        "num_mismatches",
         "num_proofs",
         "proven",
     )
 
     def __init__(self) -> None:
         self.num_matches = 0
-        self.num_mismatches = 0
         self.num_proofs = 0
         self.proven: set[tuple[str, bool]] = set()
         self._reason: str | None = None
@@ -105,7 +103,6 @@ class TokenTrust:
         known.is_compared, known.difference = True, difference
         self._num_serving = max(num_serving, self._num_compared())
         if difference is not None:
-            self.num_mismatches += 1
             self.proven.clear()
 
     def observe_usage(
@@ -193,7 +190,6 @@ class TokenTrust:
 
     def _count(self, is_match: bool) -> None:
         if not is_match:
-            self.num_mismatches += 1
             self._num_in_a_row = 0
             return
         self.num_matches += 1

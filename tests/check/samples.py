@@ -18,7 +18,7 @@ from router.kv_events.subscriber import EventSource
 from router.messages import StreamId, StreamStatus
 from router.pool.layouts import Layout
 from router.pool.master import MasterFigures
-from router.replicas.registry import Entry
+from router.replicas.entry import Entry
 from router.replicas.replica import ServedModel
 
 URL = "http://10.0.0.5:8000"

@@ -75,6 +75,6 @@ def test_every_message_in_the_section_about_check_is_a_finding() -> None:
 
 def test_the_banner_uses_the_words_of_the_check() -> None:
     for finding in FOUND:
-        lines = banner(config.load(), Report(findings=(finding,)), data_url="http://h")
+        lines = banner(config.load(), Report(findings=(finding,)), urls=("http://h", "http://a"))
 
         assert finding.text in click.unstyle("\n".join(lines))

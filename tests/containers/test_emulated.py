@@ -25,6 +25,7 @@ from tests.containers.traffic import (
     drained,
     experiment,
     make_traffic,
+    metric,
     wait_for_both,
     wait_until_known,
 )
@@ -51,12 +52,6 @@ def http() -> Iterator[httpx.Client]:
 @pytest.fixture
 def front(stack: Containers) -> str:
     return stack.front
-
-
-def metric(url: str, name: str) -> float:
-    """Sum a metric over its labels."""
-    lines = httpx.get(f"{url}/metrics", trust_env=False).text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
 def test_every_service_is_healthy(stack: Containers) -> None:

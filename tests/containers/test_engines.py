@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 
-from loadtest.engines.vllm import BLOCK_SIZE, MAX_MODEL_LEN, read_metric
+from loadtest.engines.vllm import BLOCK_SIZE, MAX_MODEL_LEN
 from loadtest.tiny_model import MODEL_DIR
 from tests.compose.queries import ask
 from tests.compose.stacks import COMPOSE_GPU, ROOT, Session, client, wait_until
 from tests.containers.stack import Containers, build_stand_in
-from tests.containers.traffic import MODEL, drained, wait_for_both
+from tests.containers.traffic import MODEL, drained, metric, wait_for_both
 
 FOLDER = Path(__file__).parent
 ENGINES = (ROOT / ".engines").resolve()
@@ -53,15 +53,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
         running.up()
         for name in running.admins:  # ready with the first replica that it finds
             url = running.url(name, 8080)
-            wait_until(lambda url=url: num_healthy(url) == 2, f"{name} has found both", 120)
+            healthy = partial(metric, url, "warmroute_replica_healthy{")
+            wait_until(lambda healthy=healthy: healthy() == 2, f"{name} has found both", 120)
         wait_for_both(running)
         yield running
-
-
-def num_healthy(router: str) -> float:
-    """Count the replicas that a router may send requests to."""
-    text = httpx.get(f"{router}/metrics", trust_env=False).text
-    return read_metric(text, "warmroute_replica_healthy")
 
 
 def test_a_session_is_cached_through_either_router(stack: Containers) -> None:

@@ -37,6 +37,12 @@ def make_traffic(stack: Containers) -> None:
             number += 1
 
 
+def metric(url: str, name: str) -> float:
+    """Sum a metric over its labels."""
+    lines = httpx.get(f"{url}/metrics", trust_env=False).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
 def _fetch(stack: Containers, session: Session, http: httpx.Client) -> bool:
     """Let a session go on where it has never been; return whether the pool helped."""
     replica = session.turn(stack.front, http).replica

@@ -10,7 +10,7 @@ from router.config import DiscoveryConfig, ReplicaConfig
 from router.config.hosts import HostRules
 from router.discovery.sources import MAX_REPLICAS, Sources
 from router.discovery.status import UNDISCOVERED, Waiting
-from router.replicas.registry import Found
+from router.replicas.entry import Found
 
 SOURCE = "file x"
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from router.kv_events import patience
 from router.kv_events import stream as rank_stream
 from tests.faults.fake_engine import MODELS, FakeEngine
 from tests.faults.stage import Engines, arm, chat, converse, holder, on_stage, words
@@ -102,7 +103,7 @@ async def test_a_publisher_that_is_gone_for_long_leaves_blind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it held is believed for a minute (here: at once), then no more."""
-    monkeypatch.setattr(rank_stream, "BLIND_AFTER_S", 0.0)
+    monkeypatch.setattr(patience, "BLIND_AFTER_S", 0.0)
     async with Engines(2) as engines, on_stage(*engines) as stage:
         first = (await converse(stage, engines, 1))[0]
         owner = holder(stage, first, engines)
@@ -130,7 +131,7 @@ async def test_an_event_endpoint_without_a_publisher_is_said_once(
     monkeypatch: pytest.MonkeyPatch, endpoint: str, flag: str, why: str
 ) -> None:
     """After a minute (here: at once): one line, and the reason for operators, name the flag."""
-    monkeypatch.setattr(rank_stream, "BLIND_AFTER_S", 1.0)
+    monkeypatch.setattr(patience, "BLIND_AFTER_S", 1.0)
     async with FakeEngine() as engine:
         source = {"endpoint": endpoint.format(http=urlsplit(engine.url).port)}
         engine.pages["/kv_event_sources"] = {"0": source}
@@ -148,7 +149,7 @@ async def test_an_event_endpoint_without_a_publisher_is_said_once(
 
 async def test_a_publisher_that_comes_late_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was said of its absence is over."""
-    monkeypatch.setattr(rank_stream, "BLIND_AFTER_S", 0.0)
+    monkeypatch.setattr(patience, "BLIND_AFTER_S", 0.0)
     async with Engines(1) as (engine,):
         publisher = engine.replica.ranks[0].publisher
         assert publisher is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.emulator.emulator import Emulator
+from router.kv_events import patience
 from router.kv_events import stream as rank_stream
 from tests.faults.stage import Engines, Stage, chat, converse, on_stage, on_stages, truth, words
 from tests.fuzz.samples import DEEP_ARRAY_EVENT, DEEP_MAP_EVENT
@@ -29,7 +30,7 @@ async def test_a_nested_event_degrades_one_replica_only(monkeypatch: pytest.Monk
 
     When its buffer has the event no more, history is read again, and what is known is right.
     """
-    monkeypatch.setattr(rank_stream, "REREAD_S", (0.05, 0.1))
+    monkeypatch.setattr(patience, "REREAD_S", (0.05, 0.1))
     async with Engines(2) as engines, on_stage(*engines, **BY_TURNS) as stage:
         await converse(stage, engines)
         say(engines[0], DEEP_MAP_EVENT)

@@ -16,7 +16,8 @@ from router.discovery.kubernetes_api import Change, Expired, _change
 from router.discovery.replica_file import parse
 from router.discovery.sources import why_refused
 from router.errors import ConfigError, DiscoveryError
-from router.replicas.registry import Found, Registry
+from router.replicas.entry import Found
+from router.replicas.registry import Registry
 from tests.discovery.fake_kubernetes import endpoint, slice_of
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import twisted

@@ -49,7 +49,7 @@ def num_matched(view: CacheView, candidate: CandidateId = R1) -> int:
 def test_a_candidate_that_was_not_added_is_unknown() -> None:
     view = caches()
 
-    view.audit(R1, 1, 2)
+    view.audit.record(R1, 1, 2)
     view.release(view.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
 
     assert (view.contract(R1), view.state(R1), view.stream(R1)) == (None, "blind", None)
@@ -145,10 +145,10 @@ def test_wrong_predictions_end_trust_until_history_is_read_again(has_replay: boo
     stream.opened(has_replay=has_replay)
 
     for _ in range(MIN_AUDITS - 1):
-        view.audit(R1, 0, 12)
+        view.audit.record(R1, 0, 12)
     before = (num_matched(view), stream.is_suspect)
     for _ in range(MIN_AUDITS):
-        view.audit(R1, 0, 12)
+        view.audit.record(R1, 0, 12)
 
     assert before == (3, False)
     assert num_matched(view) == 0
@@ -159,14 +159,14 @@ def test_wrong_predictions_end_trust_until_history_is_read_again(has_replay: boo
 def test_an_eviction_overtakes_a_prediction() -> None:
     view = received(caches(R1), EVENT)
     claim = view.claim(R1, CHAIN, 3)
-    assert not view.was_overtaken(claim, BLOCK_SIZE)
+    assert not view.audit.was_overtaken(claim, BLOCK_SIZE)
     view.index.remove(R1, CHAIN[1:2])
 
-    assert view.was_overtaken(claim, BLOCK_SIZE)
-    assert not view.was_overtaken(claim, 0)
-    assert not view.was_overtaken(claim, 3 * BLOCK_SIZE)
+    assert view.audit.was_overtaken(claim, BLOCK_SIZE)
+    assert not view.audit.was_overtaken(claim, 0)
+    assert not view.audit.was_overtaken(claim, 3 * BLOCK_SIZE)
     view.drop(R1)
-    assert not view.was_overtaken(claim, BLOCK_SIZE)
+    assert not view.audit.was_overtaken(claim, BLOCK_SIZE)
 
 
 def test_an_eviction_before_a_prediction_is_no_excuse() -> None:
@@ -174,9 +174,9 @@ def test_an_eviction_before_a_prediction_is_no_excuse() -> None:
     view.index.remove(R1, CHAIN[1:2])
     claim = view.claim(R1, CHAIN, 3)
 
-    assert not view.was_overtaken(claim, BLOCK_SIZE)
+    assert not view.audit.was_overtaken(claim, BLOCK_SIZE)
     view.index.remove(R1, CHAIN[1:2])
-    assert view.was_overtaken(claim, BLOCK_SIZE)
+    assert view.audit.was_overtaken(claim, BLOCK_SIZE)
 
 
 def test_history_that_says_the_same_again_is_read_ever_more_seldom() -> None:
@@ -186,7 +186,7 @@ def test_history_that_says_the_same_again_is_read_ever_more_seldom() -> None:
     stream.opened(has_replay=True)
     reread_at = []
     for number in range(1000):
-        view.audit(R1, 12, 0)
+        view.audit.record(R1, 12, 0)
         if stream.wanted_replay is not None:
             reread_at.append(number + 1)
             (notice,) = stream.take_notices()
@@ -205,12 +205,12 @@ def test_history_that_says_the_same_again_is_read_ever_more_seldom() -> None:
     assert (reread_at[0], again) == (26, [40, 80, 160, 320])
 
     for _ in range(MIN_AUDITS):
-        view.audit(R1, 12, 12)
+        view.audit.record(R1, 12, 12)
     for _ in range(200):
-        view.audit(R1, 12, 12)
+        view.audit.record(R1, 12, 12)
     assert view.state(R1) == "exact"
     for _ in range(40):
-        view.audit(R1, 12, 0)
+        view.audit.record(R1, 12, 0)
     assert stream.wanted_replay == 0  # as if there never was a doubt
 
 
@@ -228,7 +228,7 @@ def audited(view: CacheView, num_reported: int) -> int:
     claim = view.claim(R1, CHAIN, found.num_gpu_blocks, 3 * BLOCK_SIZE + 1)
     num_predicted = found.num_cpu_blocks * BLOCK_SIZE
     num_cpu_tokens = (found.num_cpu_blocks - found.num_gpu_blocks) * BLOCK_SIZE
-    view.audit(R1, num_predicted, num_reported, claim, num_cpu_tokens=num_cpu_tokens)
+    view.audit.record(R1, num_predicted, num_reported, claim, num_cpu_tokens=num_cpu_tokens)
     view.release(claim, computed=False, now_s=0.0)
     return num_predicted
 
@@ -272,7 +272,7 @@ def test_copies_are_counted_the_other_way_after_some_answers_and_back() -> None:
     for _ in range(3):
         assert not stream.removes_all_copies
         assert num_matched(view) == 3
-        view.audit(R1, 12, 0, view.claim(R1, CHAIN, 3))
+        view.audit.record(R1, 12, 0, view.claim(R1, CHAIN, 3))
     assert (stream.removes_all_copies, stream.reason) == (True, StreamReason.ALL_COPIES)
     (notice,) = stream.take_notices()
     assert notice.fields == {"reason": StreamReason.ALL_COPIES}
@@ -281,7 +281,7 @@ def test_copies_are_counted_the_other_way_after_some_answers_and_back() -> None:
 
     for _ in range(6):
         assert stream.removes_all_copies
-        view.audit(R1, 0, 12, view.claim(R1, CHAIN, 0))
+        view.audit.record(R1, 0, 12, view.claim(R1, CHAIN, 0))
     assert (stream.removes_all_copies, stream.reason) == (False, StreamReason.EACH_COPY)
     replay(*history)
     view.expire_claims(math.inf)
@@ -306,7 +306,7 @@ def test_a_few_wrong_predictions_cost_no_trust() -> None:
     view = received(caches(R1), EVENT)
 
     for number in range(200):
-        view.audit(R1, 12, 12 if number % 4 else 0)
+        view.audit.record(R1, 12, 12 if number % 4 else 0)
 
     assert SUSPECT_BELOW < view.trust(R1) < 1.0
     assert num_matched(view) == 3
@@ -320,7 +320,7 @@ def test_a_degraded_stream_is_not_read_again_for_its_mistakes() -> None:
     stream.receive(7, EVENT)
 
     for _ in range(3 * MIN_AUDITS):
-        view.audit(R1, 0, 12)
+        view.audit.record(R1, 0, 12)
 
     assert view.state(R1) == "degraded"
     assert not stream.is_suspect
@@ -351,10 +351,10 @@ def test_an_eviction_in_another_group_overtakes_a_prediction() -> None:
     chain = CONTRACT.extend(None, prompt(1, 6))[0]
     claim = view.claim(R1, chain, 4)
 
-    assert not view.was_overtaken(claim, 0, 4 * BLOCK_SIZE)
+    assert not view.audit.was_overtaken(claim, 0, 4 * BLOCK_SIZE)
     index.remove(R1, layout.needed(chain, 5))
-    assert not view.was_overtaken(claim, 0, 4 * BLOCK_SIZE)
-    assert view.was_overtaken(claim, 0, 5 * BLOCK_SIZE)
+    assert not view.audit.was_overtaken(claim, 0, 4 * BLOCK_SIZE)
+    assert view.audit.was_overtaken(claim, 0, 5 * BLOCK_SIZE)
 
 
 OTHER = CONTRACT.extend(None, prompt(2))[0]

@@ -119,7 +119,7 @@ def test_the_audit_learns_a_dropped_block_and_resets_trust() -> None:
     chain = [BlockKey(key) for key in range(100, 108)]
     caches.index.store(R1, chain)
 
-    changed = [caches.audit(R1, 16, 14) for _ in range(RUN)]
+    changed = [caches.audit.record(R1, 16, 14) for _ in range(RUN)]
 
     assert [each is not None for each in changed] == [False] * (RUN - 1) + [True]
     assert caches.match(chain, [R1])[R1].num_gpu_blocks == 7

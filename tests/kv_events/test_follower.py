@@ -85,7 +85,7 @@ async def test_history_before_joining_is_replayed(has_topic: bool) -> None:
 
             assert followed.num_matched(prompt(1)) == 2
             assert followed.stream.state == "exact"
-            assert followed.stream.counters.num_truncated == 0
+            assert followed.stream.counters.history.num_truncated == 0
 
 
 async def test_live_batches_are_applied_and_a_gap_is_replayed() -> None:
@@ -113,7 +113,7 @@ async def test_a_batch_lost_at_the_end_is_found_in_the_quiet() -> None:
             publisher.lose(batch(stored(prompt(2))))
             await followed.until(lambda: followed.num_matched(prompt(2)) == 3)
 
-            assert followed.stream.counters.num_gaps == 0
+            assert followed.stream.counters.history.num_gaps == 0
 
 
 async def test_truncated_history_is_accepted() -> None:
@@ -145,7 +145,7 @@ async def test_an_engine_that_restarts_in_silence_is_noticed() -> None:
 
                 assert followed.num_matched(prompt(1)) == 0
                 assert followed.stream.state == "exact"
-                assert followed.stream.counters.num_restarts == 1
+                assert followed.stream.counters.history.num_restarts == 1
 
 
 async def test_a_dead_replay_endpoint_does_not_stop_the_stream() -> None:
@@ -155,7 +155,7 @@ async def test_a_dead_replay_endpoint_does_not_stop_the_stream() -> None:
         async with following(publisher) as followed:
             followed.source._replay_endpoint = other.replay_endpoint
             followed.source._replay_timeout_s = 0.3
-            await followed.until(lambda: followed.stream.counters.num_failed_replays >= 3)
+            await followed.until(lambda: followed.stream.counters.history.num_failed_replays >= 3)
             number = iter(range(10_000))
 
             def received() -> bool:
@@ -220,7 +220,7 @@ async def test_failures_are_survived() -> None:
         async with following(publisher, events=FailingEvents) as followed:
             await followed.until(lambda: followed.num_matched(prompt(1)) == 3)
 
-            assert followed.stream.counters.num_failed_replays == 2
+            assert followed.stream.counters.history.num_failed_replays == 2
             assert followed.stream.state == "exact"
 
 

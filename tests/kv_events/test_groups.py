@@ -86,7 +86,7 @@ def test_a_hit_ends_where_the_window_is() -> None:
     assert talk.hit(prompt(1, 8)) == 6
     assert talk.hit(prompt(1, 5)) == 0
     assert talk.index.num_blocks(R1) == 8
-    assert talk.stream.counters.num_other_groups == 0
+    assert talk.stream.counters.blocks.num_other_groups == 0
 
 
 def test_evictions_count_in_their_group() -> None:
@@ -102,7 +102,7 @@ def test_evictions_count_in_their_group() -> None:
     talk.say(window_stored(prompt(1, 6), skip=4, group=0), removed(last, group=1))
     assert talk.hit(prompt(1, 6)) == 0
     talk.say(removed(last, group=7))
-    assert talk.stream.counters.num_other_groups == 1
+    assert talk.stream.counters.blocks.num_other_groups == 1
 
 
 def test_a_group_that_is_seen_later_counts_from_then_on() -> None:
@@ -197,7 +197,7 @@ def test_gaps_do_not_shake_a_contract() -> None:
         talk.say(*hybrid(prompt(number + 1)))
 
     assert talk.stream.state == "exact"
-    assert talk.stream.counters.num_contract_misses == 0
+    assert talk.stream.counters.blocks.num_contract_misses == 0
 
 
 def test_what_cannot_be_named_counts_for_nothing() -> None:

@@ -12,8 +12,9 @@ from router.contracts import BlockKey, HashContract
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.index.counters import StreamCounters
+from router.kv_events.patience import BLIND_AFTER_S
 from router.kv_events.sequence import MAX_FAILED_REPLAYS
-from router.kv_events.stream import BLIND_AFTER_S, RankStream
+from router.kv_events.stream import RankStream
 from router.kv_events.wire import AllBlocksCleared, BlockStored
 from router.messages import Position, StreamStatus
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
@@ -113,7 +114,7 @@ def test_another_engine_is_recognised() -> None:
 
     assert engine.matched(1, 2, 7, 8, 9) == [0, 0, 3, 3, 3]
     assert engine.stream.state_and_reason() == ("exact", "")
-    assert engine.stream.counters.num_restarts == 1
+    assert engine.stream.counters.history.num_restarts == 1
 
 
 def test_a_buffer_that_lost_the_position_begins_anew() -> None:
@@ -313,7 +314,7 @@ def test_counters_claims_and_trust_survive_a_hand_over() -> None:
     caches = CacheView(engine.index)
     caches.hand_over(R1, engine.stream)
     for _ in range(5):
-        caches.audit(R1, 1, 2)
+        caches.audit.record(R1, 1, 2)
     chain = CONTRACT.extend(None, prompt(2))[0]
     claim = caches.claim(R1, chain, 0)
     old, trust = engine.stream, caches.trust(R1)
@@ -385,7 +386,10 @@ def test_what_a_connector_stores_goes_to_the_pool_and_not_to_the_replica() -> No
     assert engine.pooled == CONTRACT.extend(None, prompt(1))[0]
     assert engine.index.num_blocks(R1, "cpu") == 0
     assert engine.matched(1) == [3]
-    assert (engine.stream.counters.num_stored, engine.stream.counters.num_missing) == (6, 0)
+    assert (
+        engine.stream.counters.blocks.num_stored,
+        engine.stream.counters.blocks.num_missing,
+    ) == (6, 0)
 
 
 def test_a_replica_without_a_pool_keeps_its_own() -> None:
@@ -403,7 +407,7 @@ def test_translated_names_mean_nothing_to_a_pool() -> None:
 
     assert engine.pooled == []
     assert engine.index.num_blocks(R1, "cpu") == 0
-    assert engine.stream.counters.num_untranslated == 3
+    assert engine.stream.counters.blocks.num_untranslated == 3
 
 
 def test_a_pool_needs_no_counters_of_its_own() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.index.counters import StreamCounters
+from router.index.counters import HistoryCounters
 from router.kv_events.sequence import MAX_FAILED_REPLAYS, BatchAction, History
 from tests.effort import examples
 
@@ -21,7 +21,7 @@ def mark(sequence: int, engine: str = "first") -> bytes:
 
 
 def history(*, has_replay: bool = True) -> History:
-    subject = History(StreamCounters())
+    subject = History(HistoryCounters())
     subject.opened(has_replay=has_replay)
     return subject
 

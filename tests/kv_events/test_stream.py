@@ -11,7 +11,8 @@ from policies.view import CandidateId
 from router.contracts import ExtraKeys, HashContract
 from router.index.block_index import BlockIndex
 from router.kv_events.contract_search import MAX_MISSES, VERIFY_EVERY
-from router.kv_events.stream import BLIND_AFTER_S, RankStream
+from router.kv_events.patience import BLIND_AFTER_S
+from router.kv_events.stream import RankStream
 from router.kv_events.wire import AllBlocksCleared, BlockStored, WireShape
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
 from tests.fuzz.samples import BAD_TOKENS, POISONS
@@ -80,7 +81,7 @@ def test_the_first_prompt_makes_it_exact(shape: WireShape) -> None:
 
     assert talk.stream.state_and_reason() == ("exact", "")
     assert talk.num_matched(prompt(1)) == 3
-    assert talk.stream.counters.num_stored == 3
+    assert talk.stream.counters.blocks.num_stored == 3
 
 
 def test_another_contract_is_found() -> None:
@@ -102,7 +103,7 @@ def test_evictions_and_clears_are_followed() -> None:
     talk.say(batch(AllBlocksCleared(), stored(prompt(2))))
     assert talk.matched([1, 2]) == [0, 3]
     talk.say(batch(removed(hashes(prompt(9)))))
-    assert talk.stream.counters.num_missing == 3
+    assert talk.stream.counters.blocks.num_missing == 3
 
 
 def test_history_before_joining_counts() -> None:
@@ -165,7 +166,7 @@ def test_a_restarted_engine_begins_an_epoch() -> None:
     assert talk.stream.epoch > epoch
     assert talk.stream.contract == OTHER
     assert talk.matched([1, 2, 3]) == [0, 0, 3]
-    assert talk.stream.counters.num_restarts == 1
+    assert talk.stream.counters.history.num_restarts == 1
 
 
 def test_a_restarted_engine_that_is_idle_has_nothing() -> None:
@@ -189,7 +190,7 @@ def test_unknown_tiers_are_counted_and_never_credited() -> None:
     talk.say(batch(stored(prompt(1), medium="STORAGE"), removed([1], medium="STORAGE")))
 
     assert talk.num_matched(prompt(1)) == 0
-    assert talk.stream.counters.num_unknown_medium == 4
+    assert talk.stream.counters.blocks.num_unknown_medium == 4
 
 
 @pytest.mark.parametrize("medium", ["cpu", "CPU"])
@@ -218,7 +219,7 @@ def test_groups_without_a_kind_are_indexed() -> None:
 
     assert talk.matched([1, 2, 4]) == [0, 3, 0]
     assert talk.index.num_blocks(R1, "cpu") == 0
-    assert talk.stream.counters.num_other_groups == 3
+    assert talk.stream.counters.blocks.num_other_groups == 3
 
 
 def test_blocks_of_another_size_are_left_out() -> None:
@@ -230,7 +231,7 @@ def test_blocks_of_another_size_are_left_out() -> None:
     placeholder = BlockStored(block_hashes=list(hashes(prompt(3))), block_size=0, medium="CPU")
     talk.say(batch(placeholder))
 
-    assert talk.stream.counters.num_other_sizes == 6
+    assert talk.stream.counters.blocks.num_other_sizes == 6
     assert talk.index.num_blocks(R1, "cpu") == 3
 
 
@@ -269,7 +270,7 @@ def test_a_prompt_that_starts_with_an_image_proves_nothing() -> None:
 
     assert talk.stream.state_and_reason() == ("degraded", "hash contract is not verified yet")
     assert talk.stream.reason == "hash contract is not verified yet"
-    assert talk.stream.counters.num_contract_misses == 0
+    assert talk.stream.counters.blocks.num_contract_misses == 0
     talk.say(batch(stored(prompt(50))))
     assert talk.stream.state == "exact"
 
@@ -342,7 +343,7 @@ def test_unknown_hashes_are_translated_history_included() -> None:
         "hashes cannot be computed and are translated",
     )
     assert talk.matched(range(MAX_MISSES)) == [3] * MAX_MISSES
-    assert talk.stream.counters.num_contract_misses == MAX_MISSES
+    assert talk.stream.counters.blocks.num_contract_misses == MAX_MISSES
 
 
 def test_translated_blocks_grow_are_evicted_and_cleared() -> None:
@@ -355,10 +356,10 @@ def test_translated_blocks_grow_are_evicted_and_cleared() -> None:
     assert talk.num_matched(prompt(1, 5)) == 5
     talk.say(batch(removed(names[3:]), removed([12345])))
     assert talk.num_matched(prompt(1, 5)) == 3
-    assert talk.stream.counters.num_missing == 1
+    assert talk.stream.counters.blocks.num_missing == 1
     talk.say(batch(AllBlocksCleared(), stored(prompt(1, 5), contract=RANDOM, skip=3)))
     assert talk.num_matched(prompt(1, 5)) == 0
-    assert talk.stream.counters.num_untranslated == 2
+    assert talk.stream.counters.blocks.num_untranslated == 2
 
 
 def test_translation_without_replay_goes_on_from_here() -> None:
@@ -387,7 +388,7 @@ def test_translation_knows_salts_and_adapters_but_not_images() -> None:
     assert talk.num_matched(prompt(22), adapted) == 3
     assert talk.num_matched(prompt(23)) == 1
     assert talk.num_matched(prompt(24)) == 0
-    assert talk.stream.counters.num_untranslated == 5
+    assert talk.stream.counters.blocks.num_untranslated == 5
 
 
 def test_a_restart_ends_translation() -> None:

@@ -7,7 +7,8 @@ import pytest
 from router.config import ReplicaConfig
 from router.errors import ReplicaConflict
 from router.messages import ReplicaRecord
-from router.replicas.registry import Found, Registry
+from router.replicas.entry import Found
+from router.replicas.registry import Registry
 
 X, Y, Z = "http://10.0.0.1:1", "http://10.0.0.2:1", "http://10.0.0.3:1"
 

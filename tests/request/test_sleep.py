@@ -62,13 +62,13 @@ async def test_a_router_that_comes_while_a_replica_sleeps_does_not_believe_its_h
         await stage.until(lambda: is_asleep(stage))
         stream = stage.router.caches.stream(R1)
         assert stream is not None
-        num_clears = stream.counters.num_clears
+        num_clears = stream.counters.blocks.num_clears
         stream.resync()
         await stage.until(lambda: stage.router.caches.index.num_blocks(R1, "gpu") == held)
         await order(f"{one.url}/wake_up")
         await stage.until(lambda: not is_asleep(stage))
 
-        assert stream.counters.num_clears == num_clears
+        assert stream.counters.blocks.num_clears == num_clears
         assert stage.router.caches.index.num_blocks(R1, "gpu") == 0
 
 

@@ -98,11 +98,11 @@ def test_every_hit_is_predicted(window: int, num_windows: int) -> None:
         predicted = replica.predicted(tokens)
         assert replica.ask(tokens, rng.randrange(1, 9)) == predicted
         num_hits += predicted > 0
-        num_removed = replica.stream.counters.num_removed
+        num_removed = replica.stream.counters.blocks.num_removed
 
     assert num_hits > 50
     assert num_removed > 300
-    assert replica.stream.counters.num_missing == 0
+    assert replica.stream.counters.blocks.num_missing == 0
     assert replica.blocks.num_free_blocks == 59
 
 
