@@ -130,6 +130,11 @@ class RankBlocks:
         """The KV groups of a model that has several, or one that is no full attention."""
         return self._groups.groups
 
+    @property
+    def has_cpu_tier(self) -> bool:
+        """Whether a cpu tier of the candidate's own has blocks."""
+        return self._index.num_blocks(self._candidate, "cpu") > 0
+
     def take_over(self, status: StreamStatus) -> None:
         """Go on with the blocks that are in the index, as another router named them."""
         self.search.take_over(status.contract, is_verified=status.is_verified)
