@@ -13,7 +13,7 @@ from typing import Any
 
 from policies.registry import create
 from router.api.withheld import Withheld
-from router.cluster import OrderShare, PoolShare, RecordShare, Sharing
+from router.cluster import OrderShare, PoolShare, RecordShare, Shares, Sharing
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.death_share import share_deaths
 from router.cluster.outbox import Outbox
@@ -303,36 +303,40 @@ class Parts:
             outbox=self.outbox,
             peers=self.peers,
         )
-        if not config.redis.is_configured:
-            return
-        self.store = RedisStore(config.redis, router=name, password=redis_password)
-        self.sharing = Sharing(
-            self.store,
-            caches=self.caches,
-            names=self.candidate_names,
-            peers=self.peers,
-            outbox=self.outbox,
-            orders=OrderShare(
+        if config.redis.is_configured:
+            self.store = RedisStore(config.redis, router=name, password=redis_password)
+            self.sharing = Sharing(
                 self.store,
+                self._shares(self.store, self.peers, self.outbox),
+                caches=self.caches,
+                names=self.candidate_names,
+                lease_s=config.redis.lease_s,
+                count_failure=self.count_failure,
+            )
+            self.metrics.watch_sharing(self.sharing.state)
+
+    def _shares(self, store: RedisStore, peers: Peers, outbox: Outbox) -> Shares:
+        return Shares(
+            peers=peers,
+            outbox=outbox,
+            orders=OrderShare(
+                store,
                 registry=self.registry,
                 experiments=self.experiments,
                 apply_records=self.watches.apply,
             ),
             records=RecordShare(
-                self.store,
-                peers=self.peers,
-                outbox=self.outbox,
+                store,
+                peers=peers,
+                outbox=outbox,
                 responses=self.responses,
-                ttl_s=config.session.ttl_s,
+                ttl_s=self.config.session.ttl_s,
             ),
             pools=[
                 PoolShare(pool.catalog, pool.follower, pool.name) for pool in self.pools.values()
             ],
-            lease_s=config.redis.lease_s,
             accounts=self.tenants.accounts if self.tenants is not None else None,
-            count_failure=self.count_failure,
         )
-        self.metrics.watch_sharing(self.sharing.state)
 
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""

@@ -121,9 +121,7 @@ async def _follow(
     stream = CandidateSource(
         candidate,
         index,
-        url=entry.replica.url.rstrip("/"),
-        endpoint=seen.source,
-        replay_timeout_s=config.events.replay_timeout_s,
+        publisher=None,  # `events` is open
         block_size=facts.block_size,
         capacity_blocks=facts.num_gpu_blocks,
         seeds=config.hash.seeds,

@@ -20,6 +20,6 @@ from router.cluster.link import Link
 from router.cluster.order_share import OrderShare
 from router.cluster.pool_share import PoolShare
 from router.cluster.record_share import RecordShare
-from router.cluster.sharing import Sharing
+from router.cluster.sharing import Shares, Sharing
 
-__all__ = ["Link", "OrderShare", "PoolShare", "RecordShare", "Sharing"]
+__all__ = ["Link", "OrderShare", "PoolShare", "RecordShare", "Shares", "Sharing"]

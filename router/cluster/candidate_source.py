@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from policies.view import CandidateId
 from router.addresses import reachable_endpoint
@@ -18,15 +18,45 @@ _DEFAULT_BLOCK_SIZE: Final = 16
 _DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not say
 
 
+class Publisher(NamedTuple):
+    """Where a candidate's events are published.
+
+    url: The replica's; hosts that the endpoints leave out are taken from it.
+    replay_timeout_s: Longest wait for the next replay reply.
+    """
+
+    source: EventSource
+    url: str
+    replay_timeout_s: float
+
+    def open(self) -> EngineEvents:
+        """Open the event stream.
+
+        Raises:
+            ConfigError: an endpoint is not valid.
+        """
+        replay = self.source.replay_endpoint
+        try:
+            endpoint = reachable_endpoint(self.source.endpoint, self.url)
+            replay_endpoint = reachable_endpoint(replay, self.url) if replay else None
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from exc
+        return EngineEvents(
+            endpoint,
+            replay_endpoint,
+            topic=self.source.topic,
+            replay_timeout_s=self.replay_timeout_s,
+            connects=self.source.connects,
+        )
+
+
 class CandidateSource:
     """Creates one candidate's stream, and opens its events.
 
     Args:
         candidate: The candidate's name.
         index: Where its blocks are put.
-        url: The replica's; hosts that an endpoint leaves out are taken from it.
-        endpoint: Its event publisher; None: it has none.
-        replay_timeout_s: Longest wait for the next replay reply.
+        publisher: Of its events; None: it has none.
         block_size: None: the replica does not say.
         capacity_blocks: None: the replica does not say.
         seeds: Texts to try as the engine's seed before the defaults.
@@ -38,13 +68,11 @@ class CandidateSource:
         "_block_size",
         "_capacity_blocks",
         "_counters",
-        "_endpoint",
         "_index",
         "_lora_paths",
         "_pool_stored",
-        "_replay_timeout_s",
+        "_publisher",
         "_seeds",
-        "_url",
         "candidate",
     )
 
@@ -53,9 +81,7 @@ class CandidateSource:
         candidate: CandidateId,
         index: BlockIndex,
         *,
-        url: str,
-        endpoint: EventSource | None,
-        replay_timeout_s: float,
+        publisher: Publisher | None,
         block_size: int | None,
         capacity_blocks: int | None,
         seeds: Sequence[str] = (),
@@ -64,9 +90,7 @@ class CandidateSource:
     ) -> None:
         self.candidate = candidate
         self._index = index
-        self._url = url
-        self._endpoint = endpoint
-        self._replay_timeout_s = replay_timeout_s
+        self._publisher = publisher
         self._block_size = block_size or _DEFAULT_BLOCK_SIZE
         self._capacity_blocks = capacity_blocks or _DEFAULT_CAPACITY
         self._seeds = seeds
@@ -77,7 +101,7 @@ class CandidateSource:
     @property
     def has_events(self) -> bool:
         """Whether there is anything to follow."""
-        return self._endpoint is not None
+        return self._publisher is not None
 
     def rank_stream(self) -> RankStream:
         """Create a stream that knows nothing yet."""
@@ -98,17 +122,5 @@ class CandidateSource:
         Raises:
             ConfigError: the endpoint is not valid.
         """
-        assert self._endpoint is not None
-        replay = self._endpoint.replay_endpoint
-        try:
-            endpoint = reachable_endpoint(self._endpoint.endpoint, self._url)
-            replay_endpoint = reachable_endpoint(replay, self._url) if replay else None
-        except ValueError as exc:
-            raise ConfigError(str(exc)) from exc
-        return EngineEvents(
-            endpoint,
-            replay_endpoint,
-            topic=self._endpoint.topic,
-            replay_timeout_s=self._replay_timeout_s,
-            connects=self._endpoint.connects,
-        )
+        assert self._publisher is not None
+        return self._publisher.open()

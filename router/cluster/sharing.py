@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from msgspec import Struct
+
 from router.backoff import Backoff
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
@@ -47,27 +49,35 @@ _LEAVE_S: Final = 0.5
 _STEADY_S: Final = 3.0  # up for so long is no accident
 
 
+class Shares(Struct, frozen=True, kw_only=True):
+    """What routers share besides the index, a part for each kind.
+
+    accounts: What tenants used; None: there are none.
+    """
+
+    peers: Peers
+    outbox: Outbox
+    orders: OrderShare
+    records: RecordShare
+    pools: Sequence[PoolShare] = ()
+    accounts: Accounts | None = None
+
+
 class Sharing:
     """See the module. `run` is its life; `link` says whether Redis is there.
 
     Args:
         names: What candidates are called among routers.
-        accounts: What tenants used; None: there are none.
     """
 
     def __init__(
         self,
         store: RedisStore,
+        shares: Shares,
         *,
         caches: CacheView,
         names: CandidateNames,
-        peers: Peers,
-        outbox: Outbox,
-        orders: OrderShare,
-        records: RecordShare,
-        pools: Sequence[PoolShare],
         lease_s: float,
-        accounts: Accounts | None = None,
         count_failure: Callable[[str], None] = ignore,
     ) -> None:
         self.link = Link()
@@ -77,23 +87,23 @@ class Sharing:
         self.writer = IndexWriter(
             store,
             caches,
-            router=peers.name,
-            pool_deltas=lambda: [delta for pool in pools for delta in pool.take()],
+            router=shares.peers.name,
+            pool_deltas=lambda: [delta for pool in shares.pools for delta in pool.take()],
         )
         self._store = store
-        self._peers = peers
-        self._outbox = outbox
-        self._pools = pools
-        self._accounts = accounts
+        self._peers = shares.peers
+        self._outbox = shares.outbox
+        self._pools = shares.pools
+        self._accounts = accounts = shares.accounts
+        self._orders = shares.orders
+        self._records = shares.records
         self._count_failure = count_failure
-        self._orders = orders
-        self._records = records
         self.following = Following(
             caches=caches, names=names, writer=self.writer, loader=self.loader, link=self.link
         )
         self.reader = NoteReader(
             store,
-            peers,
+            self._peers,
             on_registered=self._orders.must_read.set,
             on_pool=self._apply_to_pools,
             on_consumed=accounts.receive if accounts is not None else _ignore,
@@ -101,10 +111,10 @@ class Sharing:
         self.keeper = LeaseKeeper(
             store,
             self.writer,
-            peers,
-            outbox,
+            self._peers,
+            self._outbox,
             lease_s=lease_s,
-            further=tuple(pool.lister for pool in pools),
+            further=tuple(pool.lister for pool in self._pools),
             on_held=self._held,
         )
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from policies.view import CandidateId
 from router.cluster import Sharing
-from router.cluster.candidate_source import CandidateSource
+from router.cluster.candidate_source import CandidateSource, Publisher
 from router.config import Config, ReplicaConfig
 from router.discovery.engine_facts import EngineFacts
 from router.errors import ConfigError
@@ -113,9 +113,11 @@ class RankStreams:
         return CandidateSource(
             candidate.id,
             self._caches.index,
-            url=replica.url,
-            endpoint=endpoint,
-            replay_timeout_s=self._config.events.replay_timeout_s,
+            publisher=(
+                Publisher(endpoint, replica.url, self._config.events.replay_timeout_s)
+                if endpoint is not None
+                else None
+            ),
             block_size=replica.block_size,
             capacity_blocks=replica.num_blocks,
             seeds=self._config.hash.seeds,

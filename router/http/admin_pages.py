@@ -277,7 +277,7 @@ async def _read(request: web.Request, kind: type[_T], example: str) -> _T:
     """
     try:
         return msgspec.json.decode(await request.read() or b"{}", type=kind)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise BadRequest(f"send {example}: {exc}") from exc
 
 

@@ -21,6 +21,7 @@ STATE_S: Final = 1.0
 MAX_PER_S: Final = 500
 
 _PER_S: Final = 100
+_MAX_WAITING: Final = 100  # records; of 1,000 replicas, one has 200 kB
 _HEADERS: Final = {
     "Content-Type": "application/x-ndjson",
     "Cache-Control": "no-store",
@@ -53,7 +54,7 @@ class LivePages:
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """Stream until the client leaves; `?per_s=` bounds the requests of a second."""
         per_s = _per_s(request.query)
-        with self._feed.listen(per_s) as listener:
+        with self._feed.listen(min(per_s, _MAX_WAITING)) as listener:
             response = web.StreamResponse(headers=_HEADERS)
             await response.prepare(request)
             ticks = _Ticks(self._state, listener, per_s)

@@ -65,7 +65,6 @@ class History:
 
     Args:
         counters: Where gaps, replays and restarts are counted.
-        has_replay: Whether there is anything to ask.
     """
 
     __slots__ = (
@@ -82,10 +81,10 @@ class History:
         "wanted",
     )
 
-    def __init__(self, counters: StreamCounters, *, has_replay: bool) -> None:
+    def __init__(self, counters: StreamCounters) -> None:
         self.counters = counters
         self.wanted: int | None = None  # the sequence to replay from; None: nothing to ask
-        self.has_replay = has_replay
+        self.has_replay = True  # there is an endpoint to ask
         self._is_behind = False  # batches are missing that the wanted replay will bring
         self._is_fresh = False  # the wanted replay is of all there is
         self._is_suspect = False  # the engine may be another one: nothing passes before a replay

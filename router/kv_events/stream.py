@@ -48,7 +48,6 @@ class RankStream(CandidateStream):
         capacity_blocks: How many blocks the candidate has; bounds what is guessed while BLIND.
         seeds: Texts to try as the engine's seed before the defaults; the first is the guess.
         lora_paths: Adapter name to path; read live.
-        has_replay: Whether there is a replay endpoint to ask.
         pool_stored: Takes the blocks that a connector wrote to the shared pool; None: the replica
             has no pool, what it stores on the cpu is its own.
     """
@@ -83,7 +82,6 @@ class RankStream(CandidateStream):
         capacity_blocks: int,
         seeds: Sequence[str] = (),
         lora_paths: Mapping[str, str] | None = None,
-        has_replay: bool = True,
         pool_stored: Callable[[Sequence[BlockKey]], None] | None = None,
         counters: StreamCounters | None = None,
     ) -> None:
@@ -101,7 +99,7 @@ class RankStream(CandidateStream):
             lora_paths=lora_paths,
             pool_stored=pool_stored,
         )
-        self._history = History(self.counters, has_replay=has_replay)
+        self._history = History(self.counters)
         self._has_understood = False
         self._is_partial = False
         self._num_known_removed = 0  # in a row, none unknown, while history is lost

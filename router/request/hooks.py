@@ -76,8 +76,8 @@ class Hooks:
                 conversations.finish(digest)
             else:
                 conversations.compact(digest)
-        extra = {"session": engine_name(note.conversation), "sessions": len(sessions)}
-        logger.info(f"session {note.what}", extra=extra)
+        name = engine_name(note.conversation)
+        logger.info("agent's hook", extra={"what": note.what, "session": name})
         self._fleet.on_change()
         return True
 

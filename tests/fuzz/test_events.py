@@ -101,9 +101,8 @@ def test_streams(talk: list[tuple[str, int, bytes]], has_replay: bool) -> None:
     A sane engine comes back: its history is read, and the index is what it says.
     """
     index = BlockIndex()
-    stream = RankStream(
-        R1, index, block_size=BLOCK_SIZE, capacity_blocks=100, has_replay=has_replay
-    )
+    stream = RankStream(R1, index, block_size=BLOCK_SIZE, capacity_blocks=100)
+    stream.opened(has_replay=has_replay)
     stream.connected()
     for number, (kind, sequence, payload) in enumerate(talk):
         if kind == "live":

@@ -23,13 +23,11 @@ CHAIN = CONTRACT.extend(None, prompt(1))[0]
 EVENT = batch(stored(prompt(1)))
 
 
-def caches(*candidates: CandidateId, has_replay: bool = True) -> CacheView:
+def caches(*candidates: CandidateId) -> CacheView:
     """Create a view of candidates whose streams have received nothing yet."""
     view = CacheView(BlockIndex())
     for candidate in candidates:
-        stream = RankStream(
-            candidate, view.index, block_size=BLOCK_SIZE, capacity_blocks=4, has_replay=has_replay
-        )
+        stream = RankStream(candidate, view.index, block_size=BLOCK_SIZE, capacity_blocks=4)
         view.add(candidate, stream)
     return view
 

@@ -21,7 +21,9 @@ def mark(sequence: int, engine: str = "first") -> bytes:
 
 
 def history(*, has_replay: bool = True) -> History:
-    return History(StreamCounters(), has_replay=has_replay)
+    subject = History(StreamCounters())
+    subject.opened(has_replay=has_replay)
+    return subject
 
 
 def live(subject: History, *sequences: int, engine: str = "first") -> list[BatchAction]:

@@ -24,11 +24,12 @@ OTHER = HashContract(algorithm="sha256_cbor", block_size=BLOCK_SIZE)
 class Talk:
     """A stream, and its engine's batches numbered as they come."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, has_replay: bool = True, **options: Any) -> None:
         self.index = BlockIndex()
         self.stream = RankStream(
             R1, self.index, **{"block_size": BLOCK_SIZE, "capacity_blocks": 100, **options}
         )
+        self.stream.opened(has_replay=has_replay)
         self.history: list[bytes] = []
 
     def say(self, *payloads: bytes) -> None:

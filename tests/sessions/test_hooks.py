@@ -138,7 +138,7 @@ async def test_an_ended_session_gives_its_place_back(agent: str, headers: dict[s
     assert ended["turns"] == 1
     assert "unknown" not in resumed["computed"]["tokens"]
     assert metric == 1
-    assert "session ended" in log
+    assert "agent's hook what=ended" in log
 
 
 @pytest.mark.parametrize(
