@@ -20,6 +20,7 @@ from router.index.candidate_stream import CandidateStream, StreamState
 from router.index.claims import Audit, Claim
 from router.index.eviction import EvictionOrder, FirstLost
 from router.index.last_block import LastBlock
+from router.index.lost_history import recover
 
 logger = logging.getLogger(__name__)
 
@@ -289,6 +290,7 @@ class CacheView:
             num_held_blocks=num_held_blocks,
             num_tier_blocks=num_in_tiers,
             num_removals=self.index.num_removals(candidate),
+            is_new=bool(new) and keys[-1] not in self.index.on_gpu(candidate),
         )
         if speculation is not None:
             self._claims.setdefault(candidate, []).append(claim)
@@ -316,10 +318,16 @@ class CacheView:
             self._expire_claims(candidate, now_s)
 
     def _applied(self, candidate: CandidateId) -> None:
-        """End claims as soon as events bring their blocks: from then on the index has them."""
+        """End claims as soon as events bring their blocks: from then on the index has them.
+
+        If history is lost, blocks that were reused without an event are added.
+        """
         self._observe_lookahead(candidate)
         for claim in self._claims.get(candidate, ()):
             if claim.speculation is not None and self.index.holds(candidate, claim.keys[-1]):
+                stream = self._streams[candidate]
+                if stream.lacks_history:
+                    stream.counters.num_recovered += recover(self.index, claim)
                 claim.end()
 
     def _observe_lookahead(self, candidate: CandidateId) -> None:

@@ -92,6 +92,11 @@ class CandidateStream(ABC):
         """Whether its matches do not count until history is read again."""
 
     @property
+    def lacks_history(self) -> bool:
+        """Whether history is lost, and requests can prove blocks of it."""
+        return False
+
+    @property
     def unknown(self) -> Collection[str]:
         """Kinds of prompts whose blocks are not found here (router.kv_events.unknown_keys)."""
         return ()

@@ -31,6 +31,7 @@ class Claim(Struct, kw_only=True):
     num_held_blocks: int = 0  # on the GPU when it was made, with those being computed
     num_tier_blocks: int = 0  # with those of the cpu tier, even if it does not count
     num_removals: int = 0  # of the candidate, before it was made
+    is_new: bool = False  # the GPU did not have the last block when it was made
 
     def end(self) -> None:
         """Give the blocks back; a second time does nothing."""

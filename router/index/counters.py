@@ -24,6 +24,7 @@ class BlockCounters(Struct):
     num_removed: int = 0
     num_clears: int = 0
     num_missing: int = 0  # removed, but not known as held
+    num_recovered: int = 0  # of lost history, proven by a request that reused them
     num_unknown_events: int = 0
     num_unknown_medium: int = 0  # blocks on an unknown tier
     num_other_groups: int = 0  # blocks of KV groups not seen, and of connectors in other groups

@@ -8,7 +8,8 @@ translated rank is indexed under our own. So nothing waits for the contract to b
 with several KV groups, each group's keys differ by its salt (router.index.hit_length).
 
 A limit that events cannot show: for a request that asks for `kv_cache_report_mode: full`, vLLM
-reports reused blocks as if they were stored. They are counted as copies; the audit finds them.
+reports reused blocks as if they were stored. They are counted as copies; the audit finds them. So
+the router does not ask for it (docs/research/lost-history.md).
 """
 
 from __future__ import annotations
@@ -129,6 +130,11 @@ class RankBlocks:
     def groups(self) -> tuple[KvGroup, ...]:
         """The KV groups of a model that has several, or one that is no full attention."""
         return self._groups.groups
+
+    @property
+    def has_cpu_tier(self) -> bool:
+        """Whether a cpu tier of the candidate's own has blocks."""
+        return self._index.num_blocks(self._candidate, "cpu") > 0
 
     def take_over(self, status: StreamStatus) -> None:
         """Go on with the blocks that are in the index, as another router named them."""

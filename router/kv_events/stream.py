@@ -52,6 +52,7 @@ class RankStream(CandidateStream):
         "_is_partial",
         "_is_resuming",
         "_lost_reason",
+        "_num_known_removed",
         "_presence",
         "_rereading",
         "_suspicion",
@@ -90,6 +91,7 @@ class RankStream(CandidateStream):
         self._history = History(self.counters.history)
         self._has_understood = False
         self._is_partial = False
+        self._num_known_removed = 0  # in a row, none unknown, while history is lost
         self._is_resuming = False  # what the engine did since is not all read yet
         self._counts_once_until: int | None = None  # the newest batch in blocks that were given
         self._lost_reason: str | None = None  # what is missing until the next epoch
@@ -120,6 +122,11 @@ class RankStream(CandidateStream):
     @property
     def is_suspect(self) -> bool:
         return self._suspicion is not None
+
+    @property
+    def lacks_history(self) -> bool:
+        is_named = self._blocks.phase is not Phase.TRANSLATED  # else a removal is not understood
+        return self._is_partial and is_named and not self._blocks.groups
 
     @property
     def unknown(self) -> Collection[str]:
@@ -355,13 +362,16 @@ class RankStream(CandidateStream):
         self._blocks.clear()
         self.epoch += 1
         self._is_partial = False
+        self._num_known_removed = 0
         self._lost_reason = None
         self._suspicion = None
         self._is_resuming = self._blocks.counts_once = False
 
     def _apply(self, payload: bytes) -> None:
         """Apply the next batch; the one place where the index changes."""
-        num_clears = self.counters.blocks.num_clears
+        blocks = self.counters.blocks
+        num_clears = blocks.num_clears
+        num_removed, num_missing = blocks.num_removed, blocks.num_missing
         try:
             batch = decode(payload, with_tokens=self._blocks.wants_tokens)
             if not self._has_understood:
@@ -373,12 +383,25 @@ class RankStream(CandidateStream):
             self._lost_reason = StreamReason.BATCH_NOT_UNDERSTOOD
             return
         self.counters.num_batches += 1
-        if self.counters.blocks.num_clears > num_clears:  # history is complete from here
+        if blocks.num_clears > num_clears:  # history is complete from here
             self._is_partial = False
             self._lost_reason = None
+        if self.lacks_history:
+            num_unknown = blocks.num_missing - num_missing
+            self._observe_removals(blocks.num_removed - num_removed, num_unknown)
         if self._blocks.needs_history:
             self._read_again()
         self._applied()
+
+    def _observe_removals(self, num_blocks: int, num_unknown: int) -> None:
+        """End PARTIAL once the engine has evicted a whole cache of known blocks in a row.
+
+        It evicts the least recently used first. So a block of lost history is gone by then, or was
+        used, which proved it (router.index.lost_history). Of a cpu tier nothing is proven.
+        """
+        self._num_known_removed = 0 if num_unknown else self._num_known_removed + num_blocks
+        if self._num_known_removed >= self.capacity_blocks and not self._blocks.has_cpu_tier:
+            self._is_partial = False
 
     def _read_again(self) -> None:
         """Begin an epoch under another contract: blocks are indexed under wrong keys."""

@@ -11,7 +11,7 @@ import pytest
 from router.kv_events import patience
 from router.kv_events import stream as rank_stream
 from tests.faults.fake_engine import MODELS, FakeEngine
-from tests.faults.stage import Engines, arm, chat, converse, holder, on_stage, words
+from tests.faults.stage import Engines, arm, chat, converse, holder, on_stage, truth, words
 
 
 async def test_a_gap_is_replayed() -> None:
@@ -50,6 +50,48 @@ async def test_a_truncated_replay_is_accepted() -> None:
         assert known.predicted == known.reported > 0
         described = (await stage.admin("/admin/replicas")).json()["replicas"][0]
         assert described["ranks"][0]["reason"] == "history before the router joined is lost"
+
+
+async def test_a_late_router_regains_lost_history_by_the_turns_it_sends() -> None:
+    """The buffer is too short for it; one turn proves the blocks that the engine had before."""
+    async with Engines(1) as (engine,):
+        async with on_stage(engine) as early:
+            for number in range(3):
+                await early.ask(chat(words(number), "a", words(50)))
+        arm(engine, "truncate_replay", num_kept=1)
+        async with on_stage(engine) as stage:
+            await stage.settled(engine)
+            texts = [words(0), "a", words(50)]
+            firsts = await stage.ask(chat(*texts, "b", words(60)))
+            await stage.settled(engine)
+            nexts = await stage.ask(chat(*texts, "b", words(60), "c", words(61)))
+            again = await stage.ask(chat(words(1), "a", words(50)))
+
+            assert (firsts.predicted, firsts.reported > 0) == (0, True)
+            assert nexts.predicted == nexts.reported > firsts.reported
+            assert stage.held(engine)[0] < truth(engine)[0]
+            assert again.predicted < again.reported  # no turn of it was sent here yet
+            assert stage.metric("warmroute_kv_events_total", kind="recovered") >= 1
+            assert stage.state("r1") == "degraded"
+
+
+async def test_lost_history_ends_when_the_cache_has_turned_over() -> None:
+    """The engine evicts what is oldest first: after a cache full of known blocks it is EXACT."""
+    async with Engines(1, num_gpu_blocks=64) as (engine,):
+        async with on_stage(engine) as early:
+            for number in range(3):
+                await early.ask(chat(words(number)))
+        arm(engine, "truncate_replay", num_kept=1)
+        async with on_stage(engine) as stage:
+            await stage.settled(engine)
+            before = stage.state("r1")
+            for number in range(10, 60):
+                await stage.ask(chat(words(number)))
+                if stage.state("r1") == "exact":
+                    break
+
+            await stage.knows(engine)
+            assert (before, stage.state("r1")) == ("degraded", "exact")
 
 
 async def test_an_engine_that_falls_silent_is_blind_and_served(

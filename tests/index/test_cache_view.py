@@ -488,3 +488,79 @@ def test_all_blocks_survive_at_an_unknown_candidate() -> None:
     groups.claim(R1, NEW, 0)
     groups.index.lay_out(R1, None)
     assert num_surviving(groups) == (3, 3)
+
+
+def late() -> CacheView:
+    """Create a view of a replica that had `CHAIN`'s first 2 blocks before the router joined."""
+    view = caches(R1)
+    stream = view.stream(R1)
+    assert stream is not None
+    stream.opened(has_replay=False)
+    stream.receive(7, batch(stored(prompt(2))))
+    return view
+
+
+def turned(view: CacheView, *payloads: bytes) -> int:
+    """Send the prompt of `CHAIN`, let its events come, and count what its next turn would find."""
+    claim = view.claim(R1, CHAIN, num_matched(view))
+    stream = view.stream(R1)
+    assert isinstance(stream, RankStream)
+    for number, payload in enumerate(payloads, start=8):
+        stream.receive(number, payload)
+    view.release(claim, computed=True, now_s=0.0)
+    view.expire_claims(LINGER_S)
+    return num_matched(view)
+
+
+LAST = batch(stored(prompt(1), skip=2))
+
+
+def test_a_turn_proves_the_blocks_of_lost_history_before_its_own() -> None:
+    view = late()
+    stream = view.stream(R1)
+    assert stream is not None
+
+    before = num_matched(view)
+    after = turned(view, LAST)
+
+    assert (before, after) == (0, 3)
+    assert stream.counters.num_recovered == 2
+    assert view.state(R1) == "degraded"
+
+
+def test_recovered_blocks_go_with_their_removal() -> None:
+    names = [int(key) for key in CHAIN]
+
+    assert turned(late(), LAST, batch(removed(names[1:]))) == 1
+    assert turned(late(), LAST, batch(removed(names))) == 0
+
+
+def test_a_turn_without_a_stored_block_proves_nothing() -> None:
+    assert turned(late()) == 0
+    assert turned(late(), batch(stored(prompt(1)[:8], skip=1))) == 0
+
+
+def test_a_last_block_that_was_there_before_proves_nothing() -> None:
+    """The blocks before it may have been evicted since, and are computed again."""
+    view = late()
+    stream = view.stream(R1)
+    assert stream is not None
+    stream.receive(8, LAST)
+
+    claim = view.claim(R1, CHAIN, 0)
+    stream.receive(9, batch(stored(prompt(3))))
+    view.release(claim, computed=True, now_s=0.0)
+
+    assert num_matched(view) == 0
+
+
+def test_a_complete_history_needs_no_proof() -> None:
+    """A missing block is then a lost event, which the audit finds."""
+    view = received(caches(R1), batch(stored(prompt(2))))
+    claim = view.claim(R1, CHAIN, 0)
+    stream = view.stream(R1)
+    assert stream is not None
+    stream.receive(1, LAST)
+    view.release(claim, computed=True, now_s=0.0)
+
+    assert num_matched(view) == 0

@@ -122,6 +122,33 @@ def test_history_before_joining_counts() -> None:
     assert talk.stream.state == "exact"
 
 
+def test_a_whole_cache_of_known_evictions_ends_lost_history() -> None:
+    """The least recently used blocks go first, so none of an unknown time is left."""
+    talk = Talk(capacity_blocks=6)
+    talk.history = [batch(stored(prompt(number))) for number in range(3)]
+    talk.stream.connected()
+    talk.replay(oldest=1)
+    talk.say(batch(removed(hashes(prompt(1)))), batch(removed(hashes(prompt(0)))))
+    talk.say(batch(removed(hashes(prompt(2)))))
+    early = talk.stream.state
+
+    talk.say(batch(stored(prompt(3))), batch(removed(hashes(prompt(3)))))
+
+    assert early == "degraded"
+    assert talk.stream.state == "exact"
+
+
+def test_a_cpu_tier_keeps_lost_history_unknown() -> None:
+    """What a cpu tier had before is not evicted with the GPU's blocks."""
+    talk = Talk(capacity_blocks=3)
+    talk.history = [batch(stored(prompt(number))) for number in range(2)]
+    talk.stream.connected()
+    talk.replay(oldest=1)
+    talk.say(batch(stored(prompt(1), medium="CPU")), batch(removed(hashes(prompt(1)))))
+
+    assert talk.stream.state_and_reason()[1] == "history before the router joined is lost"
+
+
 def test_it_is_not_exact_before_its_history_is_read() -> None:
     """Until the last reply has come, blocks may be missing or long gone."""
     talk = Talk()
