@@ -14,6 +14,7 @@ from router.discovery.losses import NO_LOSS, Loss
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
 from router.index.last_block import LastBlock
+from router.messages import Evacuation
 from router.metrics import PoolState, RankState, SharingState, SourceState
 from router.pool.pools import Pool
 from router.pool.readers import PoolReaders
@@ -193,6 +194,8 @@ class Status:
             }
             if entry.source is not None:
                 entry_info |= {"source": entry.source, "ready": entry.is_ready}
+            if entry.evacuation is not None:
+                entry_info["evacuation"] = self._evacuation(entry.name, entry.evacuation)
             replica = found.get(entry.name)
             if replica is None:
                 entry_info["waiting_for"] = self._waiting.get(entry.name, UNDISCOVERED)
@@ -206,6 +209,24 @@ class Status:
                 ]
             described.append(entry_info)
         return described
+
+    def _evacuation(self, name: str, evacuation: Evacuation) -> dict[str, Any]:
+        """Describe how far an evacuation is. It is over if nothing is there that could stay."""
+        self._fleet.conversations.expire(time.monotonic())
+        ids = [
+            c.id for each in self._fleet.replicas if each.name == name for c in candidates_of(each)
+        ]
+        losses = self.losses()
+        num_sessions = sum(self._fleet.conversations.at(id_).num_sessions for id_ in ids)
+        num_requests = self._fleet.num_sent(name)
+        left_s = max(0.0, evacuation.until - time.time())
+        return {
+            "sessions": num_sessions,
+            "tokens": sum(losses.get(id_, NO_LOSS).num_tokens for id_ in ids),
+            "requests": num_requests,
+            "left_s": round(left_s, 3),
+            "is_over": not num_requests and (not num_sessions or not left_s),
+        }
 
     def sharing(self) -> dict[str, Any] | None:
         """Describe the connection to Redis and to other routers; None: there is no Redis."""
