@@ -325,6 +325,13 @@ class SessionState(Struct, frozen=True, array_like=True):
     num_tokens: Count = 0  # of its last prompt
 
 
+class Evacuation(Struct, frozen=True, array_like=True):
+    """When live conversations of a replica may stay there though it drains, in unix seconds."""
+
+    begun: Annotated[float, Meta(ge=0, le=1e11)]
+    until: Annotated[float, Meta(ge=0, le=1e11)]
+
+
 class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A replica in the registry, by name. `removed`: it must go from wherever it is configured."""
 
@@ -332,6 +339,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
     replay: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
     draining: bool = False
+    evacuation: Evacuation | None = None  # older routers drain it
     removed: bool = False
     role: Role = "both"
     transfer: Transfer | None = None

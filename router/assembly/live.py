@@ -20,7 +20,9 @@ from router.live.state import (
 
 def build_live_state(router: Router) -> LiveState:
     """Build the sections of a state line; each is described when a line is made."""
-    replicas = ReplicaRows(router.fleet, router.caches, router.waiting, router.metrics)
+    replicas = ReplicaRows(
+        router.fleet, router.caches, router.waiting, router.metrics, router.losses
+    )
     sessions = SessionRows(router.ledger, router.findings)
     room, config = router.story.steps.queue, router.config
     is_on = config.queue.is_on(config.policy.name)

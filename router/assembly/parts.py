@@ -26,6 +26,7 @@ from router.config.secrets import read_secret
 from router.discovery.engine_api import EngineApi
 from router.discovery.event_owners import FleetEventOwners
 from router.discovery.find import build_sources
+from router.discovery.losses import Losses
 from router.discovery.model_watch import ModelWatch
 from router.discovery.probes import Probes
 from router.discovery.prompter_loader import PrompterLoader
@@ -353,6 +354,14 @@ class Parts:
             sharing=self.sharing.state if self.sharing is not None else None,
             sources=self.sources.states,
         )
+        self.losses = Losses(
+            fleet=self.fleet,
+            caches=self.caches,
+            ledger=self.ledger,
+            pools=self.pools,
+            readers=self.readers,
+        )
+        self.status.losses = self.losses.by_candidate
         self.metrics.watch(self.status)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Final, get_args
 from urllib.parse import quote
@@ -11,9 +12,11 @@ from urllib.parse import quote
 import click
 
 from router.cli.admin import Admin, admin_options, echo_json
+from router.cli.figures import num
 from router.cli.terminal import drawing, drawn
 from router.roles import Role, Transfer
 
+_POLL_S: Final = 1.0
 _COLOURS: Final = {
     "yes": "green",
     "not yet": "yellow",
@@ -85,10 +88,70 @@ def add_replica(url: str, admin: Admin, **options: Any) -> None:
 
 @replicas.command("drain")
 @click.argument("name")
+@click.option(
+    "--evacuate", is_flag=True, help="Let live sessions end there first, and wait for that."
+)
+@click.option(
+    "--within",
+    "within_s",
+    type=click.FloatRange(1.0, 86_400.0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long sessions may stay with --evacuate.",
+)
 @admin_options
-def drain_replica(name: str, admin: Admin) -> None:
-    """Send NAME no new requests."""
-    _drain(name, True, admin)
+def drain_replica(name: str, evacuate: bool, within_s: float, admin: Admin) -> None:
+    """Send NAME no new requests.
+
+    With --evacuate, sessions that live there stay until they end. A session moves at once if its
+    prompt is also elsewhere, and in the last quarter of the time the others move. Ctrl-C ends the
+    waiting only.
+
+    Exit status with --evacuate: 0 no live session is left there, 1 the time is over.
+    """
+    if not evacuate:
+        _drain(name, True, admin)
+        return
+    order = {"draining": True, "evacuate": True, "within_s": within_s}
+    admin.ask("POST", _path(name, "/drain"), order)
+    left = _evacuated(name, admin)
+    if admin.as_json:
+        echo_json(left)
+    elif left["sessions"]:
+        click.echo(f"{name}: the time is over, with {_left(left)}; it can be stopped")
+    else:
+        click.echo(f"{name} has no live sessions; it can be stopped")
+    sys.exit(1 if left["sessions"] else 0)
+
+
+def _evacuated(name: str, admin: Admin) -> dict[str, Any]:
+    """Wait until an evacuation is over, and say how far it is.
+
+    Raises:
+        ClickException: another order has ended it.
+    """
+    said = None
+    while True:
+        listed = admin.ask("GET", "replicas")["replicas"]
+        left: dict[str, Any] | None = next(
+            (each.get("evacuation") for each in listed if each["name"] == name), None
+        )
+        if left is None:
+            raise click.ClickException(f"another order has ended the evacuation of {name}")
+        if left["is_over"]:
+            return left
+        if said != (said := _left(left)):
+            click.echo(f"{name}: {said}, {left['left_s']:,.0f} s left", err=True)
+        time.sleep(_POLL_S)
+
+
+def _left(left: dict[str, Any]) -> str:
+    """Say what is left at a replica."""
+    return (
+        f"{num(left['sessions'], 'live session')}, {left['tokens']:,} tokens only there, "
+        f"{left['requests']:,} in flight"
+    )
 
 
 @replicas.command("undrain")
@@ -100,10 +163,13 @@ def undrain_replica(name: str, admin: Admin) -> None:
 
 
 def _drain(name: str, draining: bool, admin: Admin) -> None:
-    path = f"replicas/{quote(name, safe='')}/drain"
-    fields = admin.ask("POST", path, {"draining": draining})
+    fields = admin.ask("POST", _path(name, "/drain"), {"draining": draining})
     text = "gets no new requests" if draining else "gets requests again"
     click.echo(json.dumps(fields) if admin.as_json else f"{name} {text}")
+
+
+def _path(name: str, rest: str) -> str:
+    return f"replicas/{quote(name, safe='')}{rest}"
 
 
 @replicas.command("remove")
@@ -112,8 +178,7 @@ def _drain(name: str, draining: bool, admin: Admin) -> None:
 @admin_options
 def remove_replica(name: str, now: bool, admin: Admin) -> None:
     """Remove NAME when its answers in flight are done."""
-    path = f"replicas/{quote(name, safe='')}" + ("?now=1" if now else "")
-    fields = admin.ask("DELETE", path)
+    fields = admin.ask("DELETE", _path(name, "?now=1" if now else ""))
     text = "is removed" if now else "is removed as soon as its answers in flight are done"
     click.echo(json.dumps(fields) if admin.as_json else f"{name} {text}")
 
@@ -223,4 +288,6 @@ def _used(replica: dict[str, Any], otherwise: str) -> str:
     for state in ("asleep", "paused"):
         if replica.get("replica", {}).get(state):
             return f"no: {state}"
+    if left := replica.get("evacuation"):
+        return f"no: draining, {_left(left)}"
     return "no: draining" if replica["draining"] else otherwise

@@ -121,18 +121,19 @@ def overfull(state: State) -> Iterator[str]:
 def replica_table(state: State, most: int) -> Table:
     """Draw a row a replica; those in trouble are first where not all are shown.
 
-    The working set is what live sessions have there; a cache is full of older blocks, too.
+    The working set is what live sessions have there; a cache is full of older blocks, too. Tokens
+    that they have only there are what losing the replica would cost.
     """
     from rich.text import Text  # late, as in `drawing`
 
     replicas = state["replicas"]
     table = grid(
         *("replica", "state", "cache", "working set"),
-        right=("sessions", "fill", "in flight", "queue", "right"),
+        right=("sessions", "only there", "fill", "in flight", "queue", "right"),
         gap=1,
     )
     for each in replicas["missing"][:most]:
-        table.add_row(each["name"], Text("missing", "red"), *["-"] * 7)
+        table.add_row(each["name"], Text("missing", "red"), *["-"] * 8)
     for each in replicas["shown"][: most - table.row_count]:
         cache = "no events" if _is_idle(each) else each["cache"]
         table.add_row(
@@ -141,6 +142,7 @@ def replica_table(state: State, most: int) -> Table:
             Text(cache, _COLOURS.get(cache, "")),
             Text(bar(each["live_fill"], 6), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
             f"{each['sessions']:,}",
+            f"{each.get('loss_tokens', 0):,}",  # a router of an older build says nothing
             share(each["cache_fill"] or 0.0, each["cache_fill"] is not None),
             f"{each['requests']:,}",
             duration(each["queue_ms"]),
@@ -148,7 +150,7 @@ def replica_table(state: State, most: int) -> Table:
         )
     left = replicas["total"] + replicas["num_missing"] - table.row_count
     if left > 0:
-        table.add_row(f"… {left:,} more", *[""] * 8)
+        table.add_row(f"… {left:,} more", *[""] * 9)
     return table
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from policies.view import CandidateId
+from router.discovery.losses import NO_LOSS, Loss
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
 from router.index.last_block import LastBlock
+from router.messages import Evacuation
 from router.metrics import PoolState, RankState, SharingState, SourceState
 from router.pool.pools import Pool
 from router.pool.readers import PoolReaders
@@ -123,18 +126,22 @@ class Status:
         self._readers = readers
         self._sharing = sharing
         self._sources = sources
+        self.losses: Callable[[], Mapping[CandidateId, Loss]] = dict
+        """Returns what losing each candidate would cost; empty: not known."""
 
     def rank_states(self) -> Iterator[RankState]:
         """Describe every candidate, for /metrics."""
         now_s = time.monotonic()
         conversations = self._fleet.conversations
         conversations.expire(now_s)
+        losses = self.losses()
         for status in self._fleet.status(now_s):
             stream = self._caches.stream(status.id)
             last_block = self._caches.index.last_blocks.get(status.id)
             replica = self._fleet.replica(status.replica)
             capacity = self._fleet.capacity_tokens(status.id)
             num_live_tokens = conversations.num_tokens_at(status.id)
+            loss = losses.get(status.id, NO_LOSS)
             yield RankState(
                 replica=status.id,
                 state=self._caches.state(status.id),
@@ -159,6 +166,8 @@ class Status:
                 drops_last=last_block.is_dropped if last_block is not None else None,
                 num_sessions=conversations.at(status.id).num_sessions,
                 footprint_ratio=num_live_tokens / capacity if capacity else None,
+                num_loss_tokens=loss.num_tokens,
+                loss_s=loss.compute_s,
             )
 
     def pool_states(self) -> Sequence[PoolState]:
@@ -172,6 +181,7 @@ class Status:
     def describe(self) -> list[dict[str, Any]]:
         """Describe every replica, for /admin/replicas; those never reached included."""
         statuses = {status.id: status for status in self._fleet.status(time.monotonic())}
+        losses = self.losses()
         found = {replica.name: replica for replica in self._fleet.replicas}
         described: list[dict[str, Any]] = []
         for entry in self._registry.entries:
@@ -183,6 +193,8 @@ class Status:
             }
             if entry.source is not None:
                 entry_info |= {"source": entry.source, "ready": entry.is_ready}
+            if entry.evacuation is not None:
+                entry_info["evacuation"] = self._evacuation(entry.name, entry.evacuation)
             replica = found.get(entry.name)
             if replica is None:
                 entry_info["waiting_for"] = self._waiting.get(entry.name, UNDISCOVERED)
@@ -191,10 +203,29 @@ class Status:
                 ports = replica.event_ports
                 entry_info["warning"] = ports.why_doubtful() if ports is not None else None
                 entry_info["ranks"] = [
-                    self._describe_rank(statuses[c.id]) for c in candidates_of(replica)
+                    self._describe_rank(statuses[c.id], losses.get(c.id, NO_LOSS))
+                    for c in candidates_of(replica)
                 ]
             described.append(entry_info)
         return described
+
+    def _evacuation(self, name: str, evacuation: Evacuation) -> dict[str, Any]:
+        """Describe how far an evacuation is. It is over if nothing is there that could stay."""
+        self._fleet.conversations.expire(time.monotonic())
+        ids = [
+            c.id for each in self._fleet.replicas if each.name == name for c in candidates_of(each)
+        ]
+        losses = self.losses()
+        num_sessions = sum(self._fleet.conversations.at(id_).num_sessions for id_ in ids)
+        num_requests = self._fleet.num_sent(name)
+        left_s = max(0.0, evacuation.until - time.time())
+        return {
+            "sessions": num_sessions,
+            "tokens": sum(losses.get(id_, NO_LOSS).num_tokens for id_ in ids),
+            "requests": num_requests,
+            "left_s": round(left_s, 3),
+            "is_over": not num_requests and (not num_sessions or not left_s),
+        }
 
     def sharing(self) -> dict[str, Any] | None:
         """Describe the connection to Redis and to other routers; None: there is no Redis."""
@@ -213,7 +244,7 @@ class Status:
         """Describe where replicas are looked for."""
         return self._sources()
 
-    def _describe_rank(self, status: CandidateStatus) -> dict[str, Any]:
+    def _describe_rank(self, status: CandidateStatus, loss: Loss) -> dict[str, Any]:
         stream = self._caches.stream(status.id)
         state, reason = self._caches.state_and_reason(status.id)
         return {
@@ -227,6 +258,8 @@ class Status:
             "cpu_trust": self._caches.cpu_trust(status.id),
             "not_understood": sorted(stream.unknown) if stream is not None else [],
             "eagle": _eagle(self._caches.index.last_blocks.get(status.id)),
+            "num_sessions": self._fleet.conversations.at(status.id).num_sessions,
+            "loss": {"tokens": loss.num_tokens, "seconds": loss.compute_s},
             "reads_pool": self._reads_pool(status) if self._pools else None,
             "events": _event_counts(stream) if stream is not None else {},
         }

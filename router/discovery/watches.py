@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 from router.config import ReplicaConfig
 from router.discovery.status import UNDISCOVERED, Waiting
-from router.messages import ReplicaRecord
+from router.messages import Evacuation, ReplicaRecord
 from router.replicas.entry import Entry, Found
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
@@ -125,13 +125,15 @@ class Watches:
             self._reconcile(entry.name)
         return entry, is_new
 
-    def drain(self, name: str, *, draining: bool) -> Entry:
+    def drain(self, name: str, *, draining: bool, evacuation: Evacuation | None = None) -> Entry:
         """Stop (or resume) sending new requests to a replica.
+
+        `evacuation`: when its live conversations may stay there; None: they may not.
 
         Raises:
             UnknownReplica: there is none of that name.
         """
-        entry = self._registry.drain(name, draining=draining)
+        entry = self._registry.drain(name, draining=draining, evacuation=evacuation)
         logger.info("replica drains" if draining else "replica is back", extra={"replica": name})
         self._reconcile(name)
         return entry
@@ -195,6 +197,11 @@ class Watches:
         """Start or cancel a replica's watch to match the registry."""
         entry = self._registry.find(name)
         running = self._running.get(name)
+        evacuation = entry.evacuation if entry is not None and not entry.leaving else None
+        if evacuation is not None:
+            self._fleet.evacuations[name] = evacuation
+        else:
+            self._fleet.evacuations.pop(name, None)
         if entry is not None and any(r.name == name for r in self._fleet.replicas):
             self._fleet.drain(name, draining=not entry.is_offered)
         if running is None:

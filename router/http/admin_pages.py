@@ -21,6 +21,7 @@ from router.experiments.runner import ExperimentRunner
 from router.http.adapters import Adapter, Adapters
 from router.http.answers import metrics_answer
 from router.http.control import Control, Order
+from router.messages import Evacuation
 from router.metrics import Metrics
 from router.replicas.deaths import Body, Deaths
 from router.request.explain import Explainer
@@ -49,6 +50,8 @@ class _Stop(Struct, forbid_unknown_fields=True):
 
 class _Drain(Struct, forbid_unknown_fields=True):
     draining: bool
+    evacuate: bool = False
+    within_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
 
 
 class ReplicaPages:
@@ -89,7 +92,14 @@ class ReplicaPages:
 
     async def _drain(self, request: web.Request) -> web.Response:
         wanted = await _read(request, _Drain, '{"draining": true} or false')
-        entry = self._watches.drain(request.match_info["name"], draining=wanted.draining)
+        evacuation = None
+        if wanted.evacuate:
+            if not wanted.draining:
+                raise BadRequest("`evacuate` needs `draining`: true", param="evacuate")
+            now = time.time()
+            evacuation = Evacuation(begun=now, until=now + wanted.within_s)
+        name = request.match_info["name"]
+        entry = self._watches.drain(name, draining=wanted.draining, evacuation=evacuation)
         return _json({"name": entry.name, "draining": entry.draining})
 
     async def _remove(self, request: web.Request) -> web.Response:

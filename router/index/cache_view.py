@@ -327,7 +327,7 @@ class CacheView:
             if claim.speculation is not None and self.index.holds(candidate, claim.keys[-1]):
                 stream = self._streams[candidate]
                 if stream.lacks_history:
-                    stream.counters.num_recovered += recover(self.index, claim)
+                    stream.counters.blocks.num_recovered += recover(self.index, claim)
                 claim.end()
 
     def _observe_lookahead(self, candidate: CandidateId) -> None:

@@ -9,6 +9,7 @@ from heapq import nlargest
 from typing import Any, Final
 
 from policies.view import CandidateId
+from router.discovery.losses import NO_LOSS, Loss, Losses
 from router.discovery.status import Waiting
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
@@ -24,11 +25,19 @@ _RIGHT: Final = ("exact", "evicted")  # when the prediction was made
 class ReplicaRows:
     """Describes the replicas now, a row for each rank."""
 
-    def __init__(self, fleet: Fleet, caches: CacheView, waiting: Waiting, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        caches: CacheView,
+        waiting: Waiting,
+        metrics: Metrics,
+        losses: Losses,
+    ) -> None:
         self._fleet = fleet
         self._caches = caches
         self._waiting = waiting
         self._metrics = metrics
+        self._losses = losses
 
     def describe(self) -> dict[str, Any]:
         """Count all by state, and describe the first `MAX_ROWS`."""
@@ -41,6 +50,7 @@ class ReplicaRows:
                 MAX_ROWS, shown, key=lambda each: _urgency(states[each.id], caches[each.id], each)
             )
         audited, predictions = self._audited({each.id for each in shown})
+        losses = self._losses.by_candidate()
         missing = dict(list(self._waiting.items())[:MAX_ROWS])
         return {
             "total": len(statuses),
@@ -50,6 +60,7 @@ class ReplicaRows:
             "predictions": predictions,
             "shown": [
                 self._row(each, states[each.id], caches[each.id], audited.get(each.id, {}))
+                | _loss_fields(losses.get(each.id, NO_LOSS))
                 for each in shown
             ],
             "missing": [{"name": name, "reason": why} for name, why in missing.items()],
@@ -104,6 +115,10 @@ class ReplicaRows:
             if name in wanted:
                 found.setdefault(name, {})[result] = number
         return found, sums
+
+
+def _loss_fields(loss: Loss) -> dict[str, Any]:
+    return {"loss_tokens": loss.num_tokens, "loss_s": loss.compute_s}
 
 
 def _urgency(state: str, cache: str, status: CandidateStatus) -> tuple[bool, bool, float, int]:

@@ -27,6 +27,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     drops_last: bool | None = None  # the last block of a hit; None: its engine does not speculate
     num_sessions: int = 0  # conversations that are alive there
     footprint_ratio: float | None = None  # what they take, of the cache; None: its size is unknown
+    num_loss_tokens: int = 0  # that they have only there
+    loss_s: float = 0.0  # to compute those again
 
 
 class SharingState(Struct, frozen=True, kw_only=True):

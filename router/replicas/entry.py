@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from router.config import ReplicaConfig
+from router.messages import Evacuation
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -21,6 +22,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     identity: str  # among routers
     replica: ReplicaConfig
     draining: bool = False
+    evacuation: Evacuation | None = None  # while it drains; None: nothing stays there
     leaving: bool = False
     source: str | None = None  # which found it; None: it is configured, or was added by an order
     is_ready: bool = True  # by its source

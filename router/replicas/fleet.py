@@ -17,6 +17,7 @@ from policies.view import NOTHING_HELD, CandidateId, CostModel, Holding, Replica
 from router.errors import NoReplicaAvailable, RouterError
 from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
+from router.messages import Evacuation
 from router.records.outcome import Outcome
 from router.replicas.candidate_state import (
     CandidateState,
@@ -73,6 +74,7 @@ class Fleet:
         "_states",
         "absent",
         "conversations",
+        "evacuations",
         "is_split",
         "layout_of",
         "on_change",
@@ -98,6 +100,8 @@ class Fleet:
         self.is_split = False  # whether some replica has a role: prefill or decode
         self._order = {name: position for position, name in enumerate(order)}
         self.conversations = Conversations() if conversations is None else conversations
+        self.evacuations: dict[str, Evacuation] = {}
+        """Replicas that drain, and whose live conversations may stay there."""
         self.layout_of: Callable[[CandidateId], KvLayout | None] = _no_layout
         """A candidate's KV groups; None: it has one, or they are not known."""
         self.absent: Callable[[], str] = str

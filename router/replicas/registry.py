@@ -41,7 +41,7 @@ from router.addresses import place_of
 from router.config import AdminConfig, ReplicaConfig, check_pool, check_replica
 from router.config.hosts import HostRules
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
-from router.messages import ReplicaRecord
+from router.messages import Evacuation, ReplicaRecord
 from router.replicas.entry import Entry, Found
 from router.replicas.replica_records import check_hosts, check_places, record_of, replica_of
 
@@ -51,6 +51,7 @@ class _Wanted(Struct, frozen=True, kw_only=True):
 
     replica: ReplicaConfig
     draining: bool = False
+    evacuation: Evacuation | None = None
     source: str | None = None
     is_ready: bool = True
 
@@ -132,14 +133,14 @@ class Registry:
         assert found is not None
         return found, is_new
 
-    def drain(self, name: str, *, draining: bool) -> Entry:
+    def drain(self, name: str, *, draining: bool, evacuation: Evacuation | None = None) -> Entry:
         """Order that a replica gets no new requests, or gets them again.
 
         Raises:
             UnknownReplica: there is none of that name.
         """
         known = self._known(name)
-        self._entries[name] = replace(known, draining=draining)
+        self._entries[name] = replace(known, draining=draining, evacuation=evacuation)
         self._order(known.identity, _order_of(self._entries[name]))
         return self._entries[name]
 
@@ -245,6 +246,7 @@ class Registry:
                 identity=identity,
                 replica=each.replica,
                 draining=each.draining,
+                evacuation=each.evacuation,
                 source=each.source,
                 is_ready=each.is_ready,
             )
@@ -267,7 +269,11 @@ class Registry:
                 return False
             places.add(place)
             wanted[identity] = _Wanted(
-                replica=replica, draining=order.draining, source=source, is_ready=ready
+                replica=replica,
+                draining=order.draining,
+                evacuation=order.evacuation if order.draining else None,
+                source=source,
+                is_ready=ready,
             )
             return True
 
@@ -384,6 +390,7 @@ def _order_of(entry: Entry) -> ReplicaRecord:
     return replace(
         record_of(entry.replica),
         draining=entry.draining,
+        evacuation=entry.evacuation,
         removed=entry.leaving,
         discovered=entry.source is not None,
     )

@@ -38,6 +38,7 @@ from router.request.match import Matcher, with_last_turn
 from router.request.plan import Placement, Plan, booking_of
 from router.request.results import Prompt, Read, Tries
 from router.request.split import why_here
+from router.request.stay import Stays
 from router.scheduling.classes import BATCH
 from router.upstream import Answer
 
@@ -67,6 +68,7 @@ class Place:
         self._clock = clock
         self._fleet = fleet
         self._matcher = matcher
+        self._stays = Stays(fleet, matcher)
         self._caches = matcher.caches
         self.pool = matcher.pool
         self._experiments = experiments
@@ -103,9 +105,12 @@ class Place:
             return self._fleet.candidates_at(
                 prompt.owner, prompt.read.model, now_s, exclude=tries.replicas
             )
-        return self._fleet.candidates(
+        found = self._fleet.candidates(
             prompt.read.model, now_s, exclude=tries.replicas, num_tokens=prompt.num_needed_tokens
         )
+        if not self._fleet.evacuations:
+            return found
+        return self._stays.with_home(prompt, tries, found, now_s)
 
     def plan(self, prompt: Prompt, tries: Tries, in_front_ms: InFront = NOTHING) -> Plan:
         """Decide where a request goes, among the replicas that were not tried.

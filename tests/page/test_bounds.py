@@ -10,12 +10,15 @@ from msgspec.structs import replace
 
 from policies import CandidateId, Decision
 from router.api.sessions import engine_name
+from router.discovery.losses import Losses
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.live.lines import MAX_COSTS, decision_line
 from router.live.replica_rows import MAX_ROWS, ReplicaRows
 from router.live.state import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.metrics import Metrics
+from router.pool.readers import PoolReaders
+from router.replicas.fleet import Fleet
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger
 from router.sessions.threads import Thread
@@ -35,6 +38,11 @@ def _ledger() -> Ledger:
     for number in range(1, 10_001):
         _book(ledger, number, f"q{number}")
     return ledger
+
+
+def losses_of(fleet: Fleet) -> Losses:
+    caches = CacheView(BlockIndex())
+    return Losses(fleet=fleet, caches=caches, ledger=Ledger(), pools={}, readers=PoolReaders())
 
 
 def _book(ledger: Ledger, number: int, request_id: str) -> None:
@@ -68,7 +76,9 @@ def test_of_a_thousand_replicas_those_in_trouble_come_first() -> None:
     fleet.drain("r500")
     send(fleet, "r900", time.monotonic(), tokens=50_000)
     waiting = {f"new{number}": "refused the connection" for number in range(200)}
-    rows = ReplicaRows(fleet, CacheView(BlockIndex()), waiting, Metrics()).describe()
+    rows = ReplicaRows(
+        fleet, CacheView(BlockIndex()), waiting, Metrics(), losses_of(fleet)
+    ).describe()
 
     assert (rows["total"], rows["num_missing"]) == (1_000, 200)
     assert len(rows["shown"]) == len(rows["missing"]) == MAX_ROWS

@@ -8,7 +8,7 @@ import pytest
 
 from router.config import ReplicaConfig
 from router.errors import ConfigError, ReplicaConflict, UnknownReplica
-from router.messages import ReplicaRecord, decode_record, encode
+from router.messages import Evacuation, ReplicaRecord, decode_record, encode
 from router.replicas.registry import Registry
 
 X, Y, Z = "http://x:1", "http://y:1", "http://z:1"
@@ -178,6 +178,20 @@ def test_all_routers_follow_an_order_of_one() -> None:
     assert [entry.leaving for entry in b.entries] == [True, False, False, False]
     assert b.apply(a.records) == ()
     assert b.unsaved == {}
+
+
+def test_all_routers_evacuate_a_replica_until_it_is_used_again() -> None:
+    """Also after a way through Redis."""
+    a, b = registry(X), registry(X)
+    when = Evacuation(begun=1.0, until=2.0)
+    a.drain("r1", draining=True, evacuation=when)
+    b.apply({key: decode_record(encode(record)) for key, record in a.records.items()})
+    evacuated = [entry.evacuation for entry in b.entries]
+    a.drain("r1", draining=False)
+    b.apply(a.records)
+
+    assert evacuated == [when]
+    assert [entry.evacuation for entry in b.entries] == [None]
 
 
 def test_a_missing_record_removes_no_replica() -> None:
