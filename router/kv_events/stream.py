@@ -235,7 +235,8 @@ class RankStream(CandidateStream):
         self._has_understood = True
         self._is_resuming = True
         self._counts_once_until = newest.sequence if newest is not None else None
-        self._lost_reason = status.lacks or None
+        self._is_partial = status.lacks == StreamReason.PARTIAL
+        self._lost_reason = None if self._is_partial else status.lacks or None
         self._presence.went(now_s)
         return True
 

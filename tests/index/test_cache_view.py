@@ -524,7 +524,7 @@ def test_a_turn_proves_the_blocks_of_lost_history_before_its_own() -> None:
     after = turned(view, LAST)
 
     assert (before, after) == (0, 3)
-    assert stream.counters.num_recovered == 2
+    assert stream.counters.blocks.num_recovered == 2
     assert view.state(R1) == "degraded"
 
 

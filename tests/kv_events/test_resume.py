@@ -415,3 +415,18 @@ def test_a_pool_needs_no_counters_of_its_own() -> None:
     mine = StreamCounters()
 
     assert Engine().new_stream(counters=mine).counters is mine
+
+
+def test_lost_history_that_was_taken_over_ends_as_ones_own_does() -> None:
+    """Another router lost it; a cache full of known evictions later nothing of it is left."""
+    engine = Engine(*said(1, 2))
+    engine.resume(lacks="history before the router joined is lost")
+    engine.stream.connected()
+    engine.replay()
+    taken_over = engine.stream.state_and_reason()
+    for number in (3, 4, 5):
+        engine.say(said(number)[0])
+        engine.say(batch(removed(hashes(prompt(number)))))
+
+    assert taken_over == ("degraded", "history before the router joined is lost")
+    assert engine.stream.state == "exact"
