@@ -24,6 +24,7 @@ from policies.policy import Policy
 from policies.registry import create
 from policies.view import RequestView, Snapshot
 from router.cluster.outbox import Outbox
+from router.errors import NoReplicaAvailable
 from router.experiments.assignment import Assignment
 from router.experiments.runner import ExperimentRunner
 from router.metrics import Metrics
@@ -105,9 +106,16 @@ class Place:
             return self._fleet.candidates_at(
                 prompt.owner, prompt.read.model, now_s, exclude=tries.replicas
             )
-        found = self._fleet.candidates(
-            prompt.read.model, now_s, exclude=tries.replicas, num_tokens=prompt.num_needed_tokens
-        )
+        model, num_tokens = prompt.read.model, prompt.num_needed_tokens
+        try:
+            found = self._fleet.candidates(
+                model, now_s, exclude=tries.replicas, num_tokens=num_tokens
+            )
+        except NoReplicaAvailable:
+            home = self._stays.with_home(prompt, tries, (), now_s)
+            if not home:
+                raise
+            return home
         if not self._fleet.evacuations:
             return found
         return self._stays.with_home(prompt, tries, found, now_s)

@@ -41,7 +41,7 @@ class Stays:
     ) -> Sequence[Candidate]:
         """Return the candidates of a prompt: its home is one of them if it stays there."""
         home = self._home(prompt, tries, now_s)
-        if home is None or home in others or self._is_elsewhere(prompt, home, others):
+        if home is None or (others and self._is_elsewhere(prompt, home, others)):
             return others
         return (*others, home)
 

@@ -100,3 +100,13 @@ def test_what_is_out_says_why() -> None:
     assert "no: probe [refused]" in table({"replicas": [replica]})
     assert "blind: no events yet" in table({"replicas": [replica]})
     assert "no: leaving" in table({"replicas": [replica | {"leaving": True}]})
+
+
+def test_an_evacuation_says_how_far_it_is() -> None:
+    left = {"sessions": 2, "tokens": 12_000, "requests": 1, "left_s": 9.0, "is_over": False}
+    replica = {"name": "r1", "url": "http://x", "draining": True, "leaving": False}
+    replica |= {"evacuation": left, "waiting_for": "http://x: refused"}
+    said = " ".join(table({"replicas": [replica]}).split())
+
+    for part in ("no: draining", "2 live", "12,000 tokens", "1 in flight"):
+        assert part in said

@@ -24,9 +24,12 @@ from tests.faults.stage import (
     chat,
     holder,
     on_stage,
+    on_stages,
     streamed,
+    together,
     words,
 )
+from tests.redis_servers import Start
 from tests.request.pooled import ask, named, pooled
 
 ONE, OTHER = {"X-Session-ID": f"one-{SECRET}"}, {"X-Session-ID": f"other-{SECRET}"}
@@ -141,6 +144,33 @@ async def test_what_fails_there_goes_elsewhere() -> None:
         second = await turn(stage, engines, words(1), "yes", words(9))
 
     assert (second.status, second.replica == first.replica) == (200, False)
+
+
+async def test_it_stays_where_there_is_no_other_replica() -> None:
+    """New conversations are refused."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        await turn(stage, engines, words(1))
+        await evacuate(stage, "r1")
+        second = await turn(stage, engines, words(1), "yes", words(9))
+        new = await turn(stage, engines, words(2), of=OTHER)
+
+    assert (second.status, second.replica) == (200, "r1")
+    assert new.status == 503
+
+
+async def test_it_stays_whichever_router_it_comes_to(start_redis: Start) -> None:
+    """The order and the conversation were another router's."""
+    async with Engines(2) as engines, on_stages(*engines, redis=start_redis()) as stages:
+        one, two = stages
+        await together(stages, *engines)
+        first = await turn(one, engines, words(1))
+        await evacuate(one, first.replica)
+        await two.until(lambda: two.router.fleet.evacuations and len(two.router.sessions))
+        await two.settled(*engines)
+        second = await turn(two, engines, words(1), "yes", words(9))
+        new = await turn(two, engines, words(2), of=OTHER)
+
+    assert second.replica == first.replica != new.replica
 
 
 async def test_a_replica_that_sleeps_keeps_nothing() -> None:
