@@ -18,8 +18,6 @@ async def session_at(stage: Stage, name: str = f"{SESSION}-0") -> dict[str, Any]
 
 async def same_at(stages: list[Stage], num_turns: int, name: str = f"{SESSION}-0") -> list[Any]:
     """What each router tells of a session, once each knows that many turns."""
-    for stage in stages:
-        stage.router.story.steps.recorder.close()  # what waits for events has none to come
     key = int((await session_at(stages[0], name))["session"], 16)
     for stage in stages:
         await stage.until(lambda: num_turns_at(stage, key) == num_turns)  # noqa: B023
