@@ -78,6 +78,9 @@ def test_what_one_has_computed_the_other_fetches(stack: Containers) -> None:
     with client() as http:
         first = session.turn(stack.front, http)
         second = session.turn(stack.front, http)
+        for name in stack.admins:  # each lists the pool some seconds after it has started
+            known = partial(metric, stack.url(name, 8080), "warmroute_pool_blocks{")
+            wait_until(lambda known=known: known() > 0, f"{name} knows the pool", 60)
         with drained(stack, second.replica):
             third = session.turn(stack.front, http)
 
