@@ -13,39 +13,36 @@ from typing import Any, Final
 
 import xxhash
 
-# Route -> the fields with the conversation and with what stands before it.
-_FIELDS: Final = {
+from router.api.anthropic_blocks import BILLING_HEADER
+
+FIELDS: Final = {
     "/v1/chat/completions": ("messages", "system"),
     "/v1/messages": ("messages", "system"),
     "/v1/messages/count_tokens": ("messages", "system"),
     "/v1/responses": ("input", "instructions"),
 }
-_SYSTEM: Final = frozenset({"system", "developer"})
+"""Route -> the fields with the conversation and with what stands before it."""
+
+SYSTEM_ROLES: Final = ("system", "developer")
 _SYSTEM_CHARS: Final = 512
 _END_CHARS: Final = 512  # of each end of a user's text
 _MAX_ITEMS: Final = 32  # messages, parts of one, fields of a part
 _MAX_TEXTS: Final = 64
-_BILLING: Final = "x-anthropic-billing-header"  # Claude Code's; another one in each request
 
 
 def digest_first_turn(path: str, body: Mapping[str, Any]) -> int | None:
     """Digest all that comes before the first answer; None: there is no user's message in it."""
-    if path not in _FIELDS:
+    items = items_of(path, body)
+    if items is None:
         return None
-    conversation, before = _FIELDS[path]
-    items = body.get(conversation)
-    if isinstance(items, str):
-        items = [{"role": "user", "content": items}]
-    if type(items) is not list:
-        return None
-    texts = [_system(text) for text in _texts(body.get(before))]
+    texts = [_system(text) for text in _texts(body.get(FIELDS[path][1]))]
     has_user = False
     for item in items[:_MAX_ITEMS]:
         role = item.get("role") if type(item) is dict else None
         if role == "user":
             has_user = True
             texts += map(_both_ends, _texts(item.get("content")))
-        elif type(role) is str and role in _SYSTEM:
+        elif type(role) is str and role in SYSTEM_ROLES:
             texts += map(_system, _texts(item.get("content")))
         else:
             break
@@ -54,6 +51,16 @@ def digest_first_turn(path: str, body: Mapping[str, Any]) -> int | None:
     if not has_user:
         return None
     return xxhash.xxh3_64_intdigest("\0".join(texts).encode(errors="surrogatepass"))
+
+
+def items_of(path: str, body: Mapping[str, Any]) -> list[Any] | None:
+    """Return a conversation's messages, or items; None: it is no chat."""
+    if path not in FIELDS:
+        return None
+    items = body.get(FIELDS[path][0])
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    return items if type(items) is list else None
 
 
 def _texts(content: object) -> Iterable[str]:
@@ -76,7 +83,7 @@ def _all_texts(parts: list[object]) -> Iterator[str]:
 
 
 def _system(text: str) -> str:
-    if text.startswith(_BILLING):
+    if text.startswith(BILLING_HEADER):
         text = text[text.find("\n") + 1 :] if "\n" in text[:_SYSTEM_CHARS] else ""
     return text[:_SYSTEM_CHARS]
 

@@ -15,19 +15,13 @@ import orjson
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-_FIELDS: Final = {
-    "/v1/chat/completions": ("messages", "system"),
-    "/v1/messages": ("messages", "system"),
-    "/v1/responses": ("input", "instructions"),
-}
-"""Route -> the fields with the conversation and with what stands before it."""
+from router.api.anthropic_blocks import BILLING_HEADER
+from router.api.first_turn import FIELDS, SYSTEM_ROLES, items_of
 
 MAX_MESSAGES: Final = 4_096
 """Messages, or tools, of a request that is digested: 10 ms at most."""
 
-_SYSTEM: Final = ("system", "developer")
 _ANSWERS: Final = ("function_call", "reasoning")  # types of items of the Responses API
-_BILLING: Final = "x-anthropic-billing-header"
 _MARK: Final = "cache_control"
 _UNREADABLE: Final = 1
 
@@ -57,21 +51,15 @@ def parts_of(path: str, body: Mapping[str, Any], known: Sequence[int] = ()) -> P
         body: As it was parsed.
         known: Digests of the leading messages, if they are known already.
     """
-    if path not in _FIELDS:
-        return None
-    conversation, before = _FIELDS[path]
-    items = body.get(conversation)
-    if isinstance(items, str):
-        items = [{"role": "user", "content": items}]
-    tools = body.get("tools")
-    if type(items) is not list or len(items) > MAX_MESSAGES:
+    items, tools = items_of(path, body), body.get("tools")
+    if items is None or len(items) > MAX_MESSAGES:
         return None
     if type(tools) is list and len(tools) > MAX_MESSAGES:
         return None
     digests = [*known, *map(digest_message, items[len(known) :])]
     num_system = _num_system(items)
     system = [digests[i] for i in range(num_system)]
-    if text := body.get(before):
+    if text := body.get(FIELDS[path][1]):
         system.append(_digest(_system(text)))
     each = [_digest(_unmarked(tool)) for tool in tools] if type(tools) is list else []
     return Parts(
@@ -90,7 +78,7 @@ def digest_message(message: object) -> int:
         content = message.get("content")
         if type(content) is list and any(_MARK in part for part in content if type(part) is dict):
             message = {**message, "content": [_unmarked(part) for part in content]}
-        if message.get("role") in _SYSTEM:
+        if message.get("role") in SYSTEM_ROLES:
             message = {**message, "content": _system(content)}
     return _digest(message)
 
@@ -98,7 +86,7 @@ def digest_message(message: object) -> int:
 def _num_system(items: Sequence[object]) -> int:
     num_system = 0
     for item in items:
-        if type(item) is not dict or item.get("role") not in _SYSTEM:
+        if type(item) is not dict or item.get("role") not in SYSTEM_ROLES:
             break
         num_system += 1
     return num_system
@@ -110,14 +98,14 @@ def _is_answer(item: object) -> bool:
 
 def _system(content: object) -> object:
     """Drop the billing header, and marks."""
-    if type(content) is str and content.startswith(_BILLING):
+    if type(content) is str and content.startswith(BILLING_HEADER):
         return content.partition("\n")[2]
     if type(content) is not list:
         return content
     return [
         _unmarked(part)
         for part in content
-        if not (type(part) is dict and str(part.get("text", "")).startswith(_BILLING))
+        if not (type(part) is dict and str(part.get("text", "")).startswith(BILLING_HEADER))
     ]
 
 

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from router.api.anthropic_blocks import BILLING_HEADER
 from router.api.engine_tokenize import tokenize_chat
 from router.api.openai import ChatRequest, Json
 from router.errors import BadRequest
@@ -36,7 +37,6 @@ _Message = dict[str, Any]
 _IMAGES: Final = "images"
 _OPEN: Final = ("in_progress", "incomplete")
 _TRUE: Final = ("true", "1", "yes", "y", "on", "t")
-_BILLING_HEADER: Final = "x-anthropic-billing-header"
 _CUSTOM_PARAMETERS: Final[Json] = {
     "type": "object",
     "properties": {
@@ -310,7 +310,7 @@ def _text(part: Any) -> str:
 
 
 def _has_billing_header(parts: list[_Message]) -> bool:
-    return any(part.get("text", "").startswith(_BILLING_HEADER) for part in parts)
+    return any(part.get("text", "").startswith(BILLING_HEADER) for part in parts)
 
 
 def _continues(given: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import orjson
 from msgspec import Struct
 
+from router.api.first_turn import SYSTEM_ROLES
 from router.records.computed import Change, Part
 
 logger = logging.getLogger(__name__)
@@ -149,6 +150,6 @@ def _system_text(body: Mapping[str, Any]) -> str:
         value = body.get(field)
         if field in ("messages", "input"):
             items = value if isinstance(value, list) else []
-            value = [item for item in items if item.get("role") in ("system", "developer")]
+            value = [item for item in items if item.get("role") in SYSTEM_ROLES]
         texts.append(orjson.dumps(value).decode())
     return "\n".join(texts)

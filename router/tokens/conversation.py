@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from router.api.anthropic_blocks import BILLING_HEADER
 from router.api.openai import Json
 from router.tokens.content_format import ContentFormat
 from router.tokens.json_memo import JsonMemo
@@ -40,7 +41,6 @@ _PART_FIELDS = frozenset(
     "audio_embeds audio_url closed data file image_embeds image_pil image_url input_audio name "
     "prompt_cache_breakpoint refusal text thinking type uuid video_embeds video_url".split()
 )
-_BILLING_HEADER = "x-anthropic-billing-header"
 
 
 def build_conversation(
@@ -209,7 +209,7 @@ def _part(part: Any) -> dict[str, Any]:
 def _without_billing_header(part: dict[str, Any]) -> dict[str, Any] | None:
     """Drop the first line of Claude Code's prompt, which changes with every request."""
     text: str = part["text"]
-    if not text.startswith(_BILLING_HEADER):
+    if not text.startswith(BILLING_HEADER):
         return part
     rest = text.partition("\n")[2]
     return {**part, "text": rest} if rest else None
