@@ -127,6 +127,13 @@ class Holding(Struct, frozen=True, gc=False):
         """Count the tokens that it need not compute."""
         return self.num_own_tokens + self.num_fetched_tokens
 
+    def sources(self, num_cached_tokens: int) -> tuple[int, int, int]:
+        """Split the tokens that an engine reused by where they were: GPU, CPU memory, pool."""
+        num_pool = min(self.num_fetched_tokens, max(0, num_cached_tokens - self.num_own_tokens))
+        num_left = num_cached_tokens - num_pool
+        num_cpu = min(self.num_cpu_only_tokens, max(0, num_left - self.num_gpu_tokens))
+        return num_left - num_cpu, num_cpu, num_pool
+
 
 NOTHING_HELD = Holding()
 

@@ -7,6 +7,7 @@ from heapq import nsmallest
 from typing import Any, Final
 
 from policies.cost import costs_of
+from policies.view import NOTHING_HELD, Holding
 from router.records.record import DecisionRecord
 from router.sessions.words import advice_in_words, causes_in_words
 
@@ -58,15 +59,13 @@ def decision_line(record: DecisionRecord) -> dict[str, Any]:
 def _sources(record: DecisionRecord) -> dict[str, int]:
     """Split the prompt by where its tokens came from; what the engine reports has precedence."""
     chosen = record.decision.candidate
-    view = next((view for view in record.snapshot.replicas if view.id == chosen), None)
+    views = (view for view in record.snapshot.replicas if view.id == chosen)
+    held: Holding = next(views, NOTHING_HELD)
     reported = record.num_reported_cached_tokens
     num_cached = record.num_predicted_cached_tokens if reported is None else reported
-    num_pool = num_cpu = 0
-    if view is not None:
-        num_pool = min(view.num_fetched_tokens, max(0, num_cached - view.num_own_tokens))
-        num_cpu = min(view.num_cpu_only_tokens, max(0, num_cached - num_pool - view.num_gpu_tokens))
+    num_gpu, num_cpu, num_pool = held.sources(num_cached)
     return {
-        "gpu": num_cached - num_pool - num_cpu,
+        "gpu": num_gpu,
         "cpu": num_cpu,
         "pool": num_pool,
         "computed": max(0, record.num_prompt_tokens - num_cached),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from policies.view import NOTHING_HELD, Holding
+from policies.view import NOTHING_HELD
 from router.messages import Evacuation
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate, candidates_of
@@ -68,9 +68,9 @@ class Stays:
         if prompt.tokens is None:
             return False
         held = self._matcher.match(prompt, (*others, home)).held
-        num_here = _num_own(held.get(home.id, NOTHING_HELD))
-        found = [held.get(each.id, NOTHING_HELD) for each in others]
-        num_there = max([max(_num_own(each), _num_in_pool(each)) for each in found], default=0)
+        num_here = held.get(home.id, NOTHING_HELD).num_own_tokens
+        found = [held.get(each.id, NOTHING_HELD).num_cached_tokens for each in others]
+        num_there = max(found, default=0)
         return num_there >= _NEARLY_ALL * num_here
 
 
@@ -78,11 +78,3 @@ def leaves_at(evacuation: Evacuation, session: int) -> float:
     """Return when a conversation moves, in unix seconds."""
     spread_s = _SPREAD * (evacuation.until - evacuation.begun)
     return evacuation.until - spread_s * (session % _STEPS) / _STEPS
-
-
-def _num_own(held: Holding) -> int:
-    return max(held.num_gpu_tokens, held.num_cpu_tokens)
-
-
-def _num_in_pool(held: Holding) -> int:
-    return (held.num_pool_tokens or 0) if held.reads_pool else 0

@@ -29,10 +29,7 @@ def turn_of(
     num_tokens = prompt.num_tokens if num_tokens is None else num_tokens
     reported = _sane(usage.num_cached_tokens if usage is not None else None)
     num_cached = predicted.num_cached_tokens if reported is None else reported
-    num_pool = min(predicted.num_fetched_tokens, max(0, num_cached - predicted.num_own_tokens))
-    num_cpu = min(
-        predicted.num_cpu_only_tokens, max(0, num_cached - num_pool - predicted.num_gpu_tokens)
-    )
+    num_gpu, num_cpu, num_pool = predicted.sources(num_cached)
     cost, total_ms = placement.plan.view.cost, (now_s - inbound.arrived_s) * 1000
     engine_ms = cost.prefill_ms(max(0, num_tokens - num_cached), num_cached)
     return Turn(
@@ -43,7 +40,7 @@ def turn_of(
         outcome=outcome.value,
         num_tokens=num_tokens,
         num_cached=reported,
-        num_gpu=num_cached - num_pool - num_cpu,
+        num_gpu=num_gpu,
         num_cpu=num_cpu,
         num_pool=num_pool,
         num_output=_sane(usage.completion_tokens if usage is not None else None),
