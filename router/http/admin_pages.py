@@ -71,7 +71,7 @@ class ReplicaPages:
         }
 
     async def _replicas(self, _: web.Request) -> web.Response:
-        return _json(
+        return json_answer(
             {
                 "replicas": self._status.describe(),
                 "sharing": self._status.sharing(),
@@ -81,14 +81,14 @@ class ReplicaPages:
 
     async def _pool(self, _: web.Request) -> web.Response:
         pools = self._status.describe_pools()
-        return _json({"pool": pools[0] if len(pools) == 1 else None, "pools": pools})
+        return json_answer({"pool": pools[0] if len(pools) == 1 else None, "pools": pools})
 
     async def _add(self, request: web.Request) -> web.Response:
         wanted = await _read(request, ReplicaConfig, '{"url": "http://HOST:PORT"}')
         with _as_bad_request():
             entry, is_new = self._watches.add(wanted)
         added = {"name": entry.name, "url": entry.replica.url}
-        return _json(added, status=201 if is_new else 200)
+        return json_answer(added, status=201 if is_new else 200)
 
     async def _drain(self, request: web.Request) -> web.Response:
         wanted = await _read(request, _Drain, '{"draining": true} or false')
@@ -100,11 +100,11 @@ class ReplicaPages:
             evacuation = Evacuation(begun=now, until=now + wanted.within_s)
         name = request.match_info["name"]
         entry = self._watches.drain(name, draining=wanted.draining, evacuation=evacuation)
-        return _json({"name": entry.name, "draining": entry.draining})
+        return json_answer({"name": entry.name, "draining": entry.draining})
 
     async def _remove(self, request: web.Request) -> web.Response:
         entry = self._watches.remove(request.match_info["name"], now=_is_set(request, "now"))
-        return _json({"name": entry.name, "leaving": entry.leaving}, status=202)
+        return json_answer({"name": entry.name, "leaving": entry.leaving}, status=202)
 
 
 class ExperimentPages:
@@ -125,10 +125,10 @@ class ExperimentPages:
 
     async def _experiments(self, _: web.Request) -> web.Response:
         names = [trial.state.definition.name for trial in self._runner.trials]
-        return _json({"experiments": [self._described(name) for name in names]})
+        return json_answer({"experiments": [self._described(name) for name in names]})
 
     async def _experiment(self, request: web.Request) -> web.Response:
-        return _json(self._described(request.match_info["name"]))
+        return json_answer(self._described(request.match_info["name"]))
 
     async def _start(self, request: web.Request) -> web.Response:
         tree = await _read(request, dict[str, Any], '{"name": …, "arms": [{…}, {…}]}')
@@ -136,26 +136,26 @@ class ExperimentPages:
             definition = experiment_of(tree)
             check(definition)
             self._runner.start(definition, time.time())
-        return _json(self._described(definition.name), status=201)
+        return json_answer(self._described(definition.name), status=201)
 
     async def _ramp(self, request: web.Request) -> web.Response:
         wanted = await _read(request, _Ramp, '{"shares": {"VARIANT": 0.5}}')
         name = request.match_info["name"]
         with _as_bad_request():
             self._runner.ramp(name, wanted.shares, time.time())
-        return _json(self._described(name))
+        return json_answer(self._described(name))
 
     async def _stop(self, request: web.Request) -> web.Response:
         wanted = await _read(request, _Stop, '{}, or {"arm": "VARIANT", "reason": "why"}')
         name = request.match_info["name"]
         with _as_bad_request():
             self._runner.stop(name, time.time(), wanted.reason, arm=wanted.arm)
-        return _json(self._described(name))
+        return json_answer(self._described(name))
 
     async def _forget(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         self._runner.remove(name, time.time())
-        return _json({"name": name, "removed": True})
+        return json_answer({"name": name, "removed": True})
 
     def _described(self, name: str) -> dict[str, Any]:
         return self._runner.describe(name, time.time())
@@ -177,19 +177,19 @@ class EnginePages:
         }
 
     async def _list_adapters(self, _: web.Request) -> web.Response:
-        return _json({"adapters": self._adapters.describe()})
+        return json_answer({"adapters": self._adapters.describe()})
 
     async def _load_adapter(self, request: web.Request) -> web.Response:
         wanted = await _read(request, Adapter, '{"name": "sql", "path": "/adapters/sql-2"}')
-        return _json(await self._adapters.load(wanted))
+        return json_answer(await self._adapters.load(wanted))
 
     async def _unload_adapter(self, request: web.Request) -> web.Response:
         name, base = request.match_info["name"], request.query.get("base")
-        return _json(await self._adapters.unload(name, base))
+        return json_answer(await self._adapters.unload(name, base))
 
     async def _order(self, request: web.Request) -> web.Response:
         order = await _read(request, Order, '{"route": "reset_prefix_cache", "replicas": ["r1"]}')
-        return _json(await self._control.follow(order))
+        return json_answer(await self._control.follow(order))
 
 
 class ExplainPages:
@@ -219,7 +219,7 @@ class ExplainPages:
             needs_json=True,
         )
         explained = await self._explainer.explain(inbound, with_tokens=_is_set(request, "tokens"))
-        return _json(explained)
+        return json_answer(explained)
 
     def _tenant(self, name: str | None) -> Tenant | None:
         """Find the tenant of a dry run; None: it has none.
@@ -261,7 +261,7 @@ class RouterPages:
             }
             for each in self._deaths.refusals(now_s)
         ]
-        return _json({"refusals": refusals})
+        return json_answer({"refusals": refusals})
 
     async def _allow(self, request: web.Request) -> web.Response:
         name = request.match_info["body"]
@@ -270,10 +270,10 @@ class RouterPages:
         except ValueError as exc:
             raise BadRequest("give a `body` of GET /admin/refusals", param="body") from exc
         is_known = self._deaths.clear(body)
-        return _json({"body": name, "allowed": is_known}, status=200 if is_known else 404)
+        return json_answer({"body": name, "allowed": is_known}, status=200 if is_known else 404)
 
     async def _show_config(self, _: web.Request) -> web.Response:
-        return _json(self._in_force())
+        return json_answer(self._in_force())
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         return metrics_answer(self._metrics)
@@ -322,7 +322,19 @@ def _is_set(request: web.Request, name: str) -> bool:
     return request.query.get(name) in ("1", "true")
 
 
-def _json(value: object, *, status: int = 200) -> web.Response:
+def number_in(query: Mapping[str, str], name: str, default: int, *, most: int) -> int:
+    """Read a number from 1 to `most` of a query.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    value = query.get(name, str(default))
+    if not value.isdecimal() or len(value) > len(str(most)) or not 1 <= int(value) <= most:
+        raise BadRequest(f"{name} must be a number from 1 to {most}", param=name)
+    return int(value)
+
+
+def json_answer(value: object, *, status: int = 200) -> web.Response:
     return web.Response(
         status=status,
         body=msgspec.json.encode(value, enc_hook=str),  # paths

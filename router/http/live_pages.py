@@ -10,8 +10,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from router.errors import BadRequest
-from router.http.admin_pages import Handler
+from router.http.admin_pages import Handler, number_in
 from router.live.feed import Feed, Listener
 from router.live.lines import decision_line
 from router.live.state import LiveState
@@ -53,7 +52,7 @@ class LivePages:
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """Stream until the client leaves; `?per_s=` bounds the requests of a second."""
-        per_s = _per_s(request.query)
+        per_s = number_in(request.query, "per_s", _PER_S, most=MAX_PER_S)
         with self._feed.listen(min(per_s, _MAX_WAITING)) as listener:
             response = web.StreamResponse(headers=_HEADERS)
             await response.prepare(request)
@@ -85,10 +84,3 @@ class _Ticks:
             self._state_due_s = now_s + STATE_S
             lines.append(await self._state.line(now_s))
         return lines
-
-
-def _per_s(query: Mapping[str, str]) -> int:
-    value = query.get("per_s", str(_PER_S))
-    if not value.isdecimal() or not 0 < len(value) < 4 or not 1 <= int(value) <= MAX_PER_S:
-        raise BadRequest(f"per_s must be a number from 1 to {MAX_PER_S}", param="per_s")
-    return int(value)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from router.api.sessions import NAME_CHARS, engine_name, session_hash
 from router.errors import BadRequest, UnknownSession
-from router.http.admin_pages import Handler
+from router.http.admin_pages import Handler, json_answer, number_in
 from router.records.computed import CAUSES
 from router.sessions.describe import COLUMNS, as_row, session_fields, turn_fields
 from router.sessions.findings import Findings
@@ -52,7 +52,7 @@ class SessionPages:
     async def _sessions(self, request: web.Request) -> web.Response:
         query = request.query
         order = _named(query, "order", "recent", _ORDERS)
-        limit = _number(query, "limit", 100)
+        limit = number_in(query, "limit", 100, most=_MAX_LIMIT)
         kind = _named(query, "format", "json", ("json", "csv"))
         wanted = query.get("tenant")
         chosen, total = await self._chosen(wanted, _ORDERS[order], limit)
@@ -60,7 +60,7 @@ class SessionPages:
             lines = [_row(session_fields(each)) async for each in _in_slices(chosen)]
             return web.Response(text=_HEADER + "".join(lines), content_type="text/csv")
         rows = [_encode(session_fields(each)) async for each in _in_slices(chosen)]
-        return _json(
+        return json_answer(
             {
                 "sessions": rows,
                 "total": total,
@@ -82,11 +82,11 @@ class SessionPages:
         return [found[i] for i in first], len(found)
 
     async def _session(self, request: web.Request) -> web.Response:
-        return _json(self._whole(self._found(request)))
+        return json_answer(self._whole(self._found(request)))
 
     async def _timeline(self, request: web.Request) -> web.Response:
         session = self._found(request)
-        answer = _json(timeline(session, self._children(session)))
+        answer = json_answer(timeline(session, self._children(session)))
         name = f"warmroute-{engine_name(session.key)}.json"
         answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
         return answer
@@ -98,11 +98,11 @@ class SessionPages:
         turn = next((each for each in turns if each.request_id == name), None)
         if session is None or turn is None:
             raise UnknownSession(f"no recent request {name[:64]!r} of a session is known")
-        return _json({"session": session_fields(session), "turn": turn_fields(turn)})
+        return json_answer({"session": session_fields(session), "turn": turn_fields(turn)})
 
     async def _list_findings(self, _: web.Request) -> web.Response:
         found = [{**msgspec.to_builtins(each), "text": each.text} for each in self._findings]
-        return _json({"findings": found})
+        return json_answer({"findings": found})
 
     def _whole(self, session: Session) -> dict[str, Any]:
         turns = session.turns
@@ -181,14 +181,3 @@ def _named(query: Mapping[str, str], name: str, default: str, known: Any) -> str
     if value not in known:
         raise BadRequest(f"{name} must be one of: {', '.join(known)}", param=name)
     return value
-
-
-def _number(query: Mapping[str, str], name: str, default: int) -> int:
-    value = query.get(name, str(default))
-    if not value.isdecimal() or not 0 < len(value) < 7 or not 1 <= int(value) <= _MAX_LIMIT:
-        raise BadRequest(f"{name} must be a number from 1 to {_MAX_LIMIT}", param=name)
-    return int(value)
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
