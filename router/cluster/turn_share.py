@@ -27,7 +27,7 @@ from router.messages import (
     pack_keys,
     unpack_words,
 )
-from router.sessions.ledger import Ledger, Told
+from router.sessions.ledger import Ledger, Memory
 from router.sessions.threads import Asked, Thread, num_equal, num_shared
 from router.sessions.turns import Turn, decode_turn, encode_turn
 from router.turn_notes import MAX_TURN_BYTES, Booked, Remembered, Run, SharedParts
@@ -40,10 +40,10 @@ def share_turns(
 ) -> None:
     """Connect the ledger of this router with those of others."""
 
-    def tell(told: Told) -> None:
-        stream_id = names.stream_id_of(told.thread.candidate)
+    def tell(memory: Memory) -> None:
+        stream_id = names.stream_id_of(memory.thread.candidate)
         if stream_id is not None:
-            note = _note_of(told, stream_id)
+            note = _note_of(memory, stream_id)
             num_messages = len(note.parts.messages.added) if note.parts is not None else 0
             outbox.tell_turn(note, _NOTE_BYTES + len(note.keys.added) + num_messages)
 
@@ -62,28 +62,28 @@ def share_turns(
             return
         before = (*ledger.threads(note.conversation), *ledger.threads(note.parent))
         candidate = candidate_of(note.stream_id) or CandidateId(note.stream_id)
-        ledger.learn(_told_by(note, before, candidate, index.num_emptied(candidate)))
+        ledger.learn(_memory_of(note, before, candidate, index.num_emptied(candidate)))
 
     ledger.on_remembered, ledger.on_added = tell, tell_turn
     peers.on_turn = receive
 
 
-def _note_of(told: Told, stream_id: StreamId) -> Remembered:
-    thread, before = told.thread, told.before
+def _note_of(memory: Memory, stream_id: StreamId) -> Remembered:
+    thread, before = memory.thread, memory.before
     alike = [each for each in before if each.contract == thread.contract]
     num_common = max([num_shared(thread.keys, each.keys) for each in alike], default=0)
     check = thread.keys[num_common - 1] if num_common else 0
     return Remembered(
-        conversation=told.key,
-        parent=told.parent,
-        tenant=told.tenant,
-        routing=told.routing,
+        conversation=memory.key,
+        parent=memory.parent,
+        tenant=memory.tenant,
+        routing=memory.routing,
         stream_id=stream_id,
         space=thread.space,
         contract=thread.contract,
         keys=Run(num_common, check, pack_keys(thread.keys[num_common:])),
         num_tokens=thread.num_tokens,
-        num_computed=told.num_computed,
+        num_computed=memory.num_computed,
         num_pool_tokens=thread.num_pool_tokens,
         parts=_shared_parts(thread.parts, before) if thread.parts is not None else None,
         change=thread.change,
@@ -106,9 +106,9 @@ def _shared_parts(parts: Parts, before: Sequence[Thread]) -> SharedParts:
     )
 
 
-def _told_by(
+def _memory_of(
     note: Remembered, before: Sequence[Thread], candidate: CandidateId, num_emptied: int
-) -> Told:
+) -> Memory:
     """Put a prompt together again.
 
     Raises:
@@ -131,7 +131,7 @@ def _told_by(
         model=note.model,
         asked=tuple(Asked(*each) for each in note.asked),
     )
-    return Told(
+    return Memory(
         key=note.conversation,
         parent=note.parent,
         thread=thread,

@@ -1,6 +1,6 @@
 """What losing each replica would cost: the tokens that live conversations have only there.
 
-Computed when somebody asks, at most once a second. The work is bounded: of many conversations in a
+Computed on request, at most once a second. The work is bounded: of many conversations in a
 large fleet a sample is examined, and each replica's own tokens are scaled by what it shows.
 """
 

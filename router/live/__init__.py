@@ -1,6 +1,6 @@
 """What people watch while it happens: the live page and `warmroute tail`.
 
-    feed     finished requests, for whoever listens              `Feed`
+    feed     finished requests, for its listeners                `Feed`
     lines    one request as a line
     history  tokens by cause of the last minutes                 `History`
     state    replicas, queue, sessions and the rest as one line  `LiveState`

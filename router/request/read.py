@@ -39,7 +39,7 @@ from router.contracts import NO_EXTRA, ExtraKeys
 from router.errors import BadRequest, PayloadTooLarge
 from router.replicas.fleet import Fleet
 from router.request import tenancy
-from router.request.results import NOBODY, Inbound, Read, Whose
+from router.request.results import NO_SESSION, Inbound, Read, Whose
 from router.scheduling.classes import keepalive_s_of
 from router.tokens.hand_over import kind_of
 
@@ -197,7 +197,7 @@ class Reader:
         """
         session = session_of(inbound.headers, body, self._session_headers, inbound.path)
         if session is None:
-            return NOBODY
+            return NO_SESSION
         owner = f"{inbound.tenant.name}\0" if inbound.tenant is not None else ""
         space, above = f"{owner}{model or ''}", session.parent
         parts = key = None

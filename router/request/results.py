@@ -86,7 +86,7 @@ class Whose(Struct, frozen=True, kw_only=True):
     parts: Parts | None = None
 
 
-NOBODY = Whose()
+NO_SESSION = Whose()
 
 
 class Read(Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ class Read(Struct, frozen=True, kw_only=True):
     keepalive_s: float | None = None
     response_id: str | None = None
     is_kept: bool = False
-    whose: Whose = NOBODY
+    whose: Whose = NO_SESSION
     has_side_effects: bool = False
     question: Question | None = None
 

@@ -79,7 +79,7 @@ class Session(Struct, kw_only=True):
         return sorted(map(decode_turn, packed), key=lambda turn: turn.at)
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class Memory(Struct, frozen=True, kw_only=True):
     """A prompt that is remembered; see `Ledger.remember`.
 
     before: Threads of the conversation and of its parent, until then.
@@ -109,7 +109,7 @@ class Ledger:
         self.num_forgotten = 0
         self.num_computed: Counter[CandidateId] = Counter()
         """Tokens that each candidate computed, ever, for any conversation."""
-        self.on_remembered: Callable[[Told], None] | None = None
+        self.on_remembered: Callable[[Memory], None] | None = None
         """Called with each prompt of ours that is remembered."""
         self.on_added: Callable[[int, Turn], None] | None = None
         """Called with each turn of ours, and the session's key."""
@@ -226,53 +226,38 @@ class Ledger:
             routing: Digest that routing knows the conversation by.
             replaces: The thread that it goes on, if there is one.
         """
+        is_shared = self.on_remembered is not None
+        memory = Memory(
+            key=key,
+            parent=parent,
+            thread=thread,
+            before=(*self.threads(key), *self.threads(parent)) if is_shared else (),
+            num_computed=num_computed,
+            tenant=tenant,
+            routing=routing,
+        )
         if self.on_remembered is not None:
-            told = Told(
-                key=key,
-                parent=parent,
-                thread=thread,
-                before=(*self.threads(key), *self.threads(parent)),
-                num_computed=num_computed,
-                tenant=tenant,
-                routing=routing,
-            )
-            self.on_remembered(told)
-        self._remember(key, parent, thread, num_computed, tenant, routing, replaces)
+            self.on_remembered(memory)
+        self._remember(memory, replaces)
 
-    def learn(self, told: Told) -> None:
+    def learn(self, memory: Memory) -> None:
         """Remember a prompt that came through another router."""
-        thread, threads = told.thread, self.threads(told.key)
+        thread, threads = memory.thread, self.threads(memory.key)
         replaces = thread_of(
             threads, thread.keys, thread.num_tokens, thread.parts, thread.space, thread.contract
         )
         if replaces is not None and _is_overtaken(thread, replaces):
-            self.num_computed[thread.candidate] += told.num_computed
+            self.num_computed[thread.candidate] += memory.num_computed
             return
-        self._remember(
-            told.key,
-            told.parent,
-            thread,
-            told.num_computed,
-            told.tenant,
-            told.routing,
-            replaces,
-        )
+        self._remember(memory, replaces)
 
-    def _remember(
-        self,
-        key: int,
-        parent: int | None,
-        thread: Thread,
-        num_computed: int,
-        tenant: str | None,
-        routing: int | None,
-        replaces: Thread | None,
-    ) -> None:
-        self.num_computed[thread.candidate] += num_computed
+    def _remember(self, memory: Memory, replaces: Thread | None) -> None:
+        key, thread, routing = memory.key, memory.thread, memory.routing
+        self.num_computed[thread.candidate] += memory.num_computed
         thread.num_computed = self.num_computed[thread.candidate]
         session = self._sessions.get(key)
         if session is None:
-            session = self._begun(key, parent, tenant)
+            session = self._begun(key, memory.parent, memory.tenant)
         else:
             self._sessions.move_to_end(key)
         session.home, session.has_ended = thread.candidate, False

@@ -67,7 +67,7 @@ class Trace:
     begun_ns: When it came, unix time.
     route: That it is for; None: none.
     error: Code of the router's own error, if it ended with one.
-    record: Comes after the answer. None: it was never placed, or not yet recorded.
+    record: Of the decision, set after the answer. None: it was never placed, or not yet recorded.
     usage: As the engine reports it. None: it does not.
     """
 
