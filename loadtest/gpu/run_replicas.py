@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import subprocess
@@ -22,6 +23,7 @@ from loadtest.gpu.run_setting import Setting
 from loadtest.runner.stack import Router, start_router
 
 _BUFFER_STEPS: Final = 500  # a router that joins needs only events since the last clear
+_SEED: Final = {"PYTHONHASHSEED": "0"}  # before 0.27 block hashes are random without it
 _WATCH_S: Final = 0.2
 _FIRST_TOKEN, _LAST_TOKEN = 300, 8_000  # any of the vocabulary but special ones
 
@@ -66,7 +68,7 @@ def make_replicas(
             max_model_len=setting.max_model_len,
             buffer_steps=_BUFFER_STEPS,
             options=options,
-            environ=_environ(number, len(gpus)) if setting.device == "gpu" else {},
+            environ=_SEED | (_environ(number, len(gpus)) if setting.device == "gpu" else {}),
         )
         for number in range(setting.num_replicas)
     ]
@@ -117,9 +119,25 @@ async def routing(
     Raises:
         ChildDied: it did not start.
     """
-    words = [*serve_flags(arm_of(arm)), "--admin-open", *flags]
-    async with start_router([engine.url for engine in engines], words, log_dir) as router:
+    config = log_dir / "router.json"
+    await asyncio.to_thread(config.write_text, json.dumps({"replicas": _listed(engines)}))
+    words = ["--config", str(config), *serve_flags(arm_of(arm)), "--admin-open", *flags]
+    words += ["--hash-seeds", _SEED["PYTHONHASHSEED"]]
+    async with start_router((), words, log_dir) as router:
         yield router
+
+
+def _listed(engines: Sequence[Engine]) -> list[dict[str, object]]:
+    """Name each replica's event endpoints: releases before 0.27 do not report them."""
+    return [
+        {
+            "url": engine.url,
+            "name": engine.name,
+            "events": [engine.events_endpoint],
+            "replay": [engine.replay_endpoint],
+        }
+        for engine in engines
+    ]
 
 
 async def while_alive(engines: Sequence[Engine], work: Awaitable[Found]) -> Found:
