@@ -47,7 +47,7 @@ if spec is not None and found["gpus"]:
                 found["cuda_error"] = path.name + ": " + str(exc).strip().splitlines()[0]
 print(json.dumps(found))
 """
-"""Run by the engines' interpreter. Only files that are there are tried: a kit may leave some out."""
+"""Run by the engines' interpreter. It tries the files that are there: a kit may leave some out."""
 
 
 class NotPossible(Exception):

@@ -174,13 +174,14 @@ def _hand_overs(found: Found) -> Iterator[Note | Table]:
                 _times(one.off_ms),
                 _times(one.on_ms),
                 f"{median(one.off_ms) - median(one.on_ms):.0f}",
-                f"{one.num_handed} of {len(one.on_ms)}",
+                "directly" if one.is_direct else f"{one.num_handed} of {len(one.on_ms)}",
             )
             for one in found.hand_overs
         ),
         numeric=(1, 2, 3, 4),
         caption="Time to first token of the next turn of a cached conversation, on an idle "
-        "replica: median (lowest to highest).",
+        "replica: median (lowest to highest). Directly: the replica takes no ids with a chat; "
+        "both were sent without a router, the ids as a completion.",
     )
 
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from loadtest.engines.process import all_up
 from loadtest.engines.vllm import Engine
-from loadtest.gpu.run_machine import Hardware, last_line
+from loadtest.gpu.run_machine import last_line
 from loadtest.gpu.run_probes import (
     ProbeFailed,
     measure_fetches,
@@ -30,7 +30,6 @@ from loadtest.gpu.run_record import Prefill
 from loadtest.gpu.run_replicas import (
     ReplicaDied,
     empty_caches,
-    make_replicas,
     routing,
     warm_up,
     while_alive,
@@ -58,13 +57,18 @@ Done = TypeVar("Done")
 class Study:
     """A study under way."""
 
-    __slots__ = ("_deadline_s", "_hardware", "_keep", "_log_dir", "_longest_s", "_say", "_setting")
+    __slots__ = ("_deadline_s", "_engines", "_keep", "_log_dir", "_longest_s", "_say", "_setting")
 
     def __init__(
-        self, setting: Setting, hardware: Hardware, log_dir: Path, keep: Keep, say: Say
+        self,
+        setting: Setting,
+        engines: Sequence[Engine],
+        log_dir: Path,
+        keep: Keep,
+        say: Say,
     ) -> None:
         self._setting = setting
-        self._hardware = hardware
+        self._engines = engines
         self._log_dir = log_dir
         self._keep = keep
         self._say = say
@@ -76,22 +80,21 @@ class Study:
         """Seconds until everything has to end."""
         return self._deadline_s - monotonic()
 
-    def run(self, python: Path) -> None:
+    def run(self) -> None:
         """Measure everything that there is time for.
 
         Raises:
-            ReplicaDied, ChildDied, RuntimeError, TimeoutError: a process did not start, or ended.
+            ReplicaDied, ChildDied: a process did not start, or ended.
         """
-        engines = make_replicas(self._setting, python, self._log_dir, self._hardware.engines.gpus)
-        self._say(f"{len(engines)} replicas start")
-        with _started(engines, min(_READY_S, max(self.left_s, 1.0))):
-            warm_up(engines, _WARM_LENGTHS)
-            self._probe(engines, "token hand-over", self._hand_over)
+        self._say(f"{len(self._engines)} replicas start")
+        with _started(self._engines, min(_READY_S, max(self.left_s, 1.0))):
+            warm_up(self._engines, _WARM_LENGTHS)
+            self._probe("token hand-over", self._hand_over)
             if self._setting.offload_gib:
-                self._probe(engines, "reads of the CPU tier", self._fetches)
-            self._rounds(engines)
+                self._probe("reads of the CPU tier", self._fetches)
+            self._rounds()
 
-    def _rounds(self, engines: Sequence[Engine]) -> None:
+    def _rounds(self) -> None:
         cells = self._setting.cells()
         for round_ in count():
             if round_ == self._setting.num_rounds:
@@ -105,21 +108,19 @@ class Study:
                             return
                         self._keep(notes=(f"no time was left for {arm}, seed {drawn.seed}",))
                         return
-                    self._one(engines, cell, drawn, arm, round_)
+                    self._one(cell, drawn, arm, round_)
 
     def _has_time(self, cell: LongCell) -> bool:
         known = self._longest_s.get(cell) or max(self._longest_s.values(), default=0.0)
         return self.left_s > _MARGIN * known
 
-    def _one(
-        self, engines: Sequence[Engine], cell: LongCell, drawn: Draw, arm: str, round_: int
-    ) -> None:
+    def _one(self, cell: LongCell, drawn: Draw, arm: str, round_: int) -> None:
         """Run one variant; keep it if it ended in time."""
         what = f"{cell.name}, seed {drawn.seed}: {arm}"
         self._say(f"{what}: {len(drawn.plans)} sessions")
         started_s = monotonic()
         try:
-            run, prefills = self._within(self._drive(engines, drawn, arm, round_), engines, what)
+            run, prefills = self._within(self._drive(drawn, arm, round_), what)
         except TimeoutError:
             self._keep(notes=(f"left out, the time was over: {what}",))
             return
@@ -131,13 +132,11 @@ class Study:
             f"{run.num_prompt_tokens:,} tokens computed, {run.num_errors} failed, {took_s:.0f} s"
         )
 
-    async def _drive(
-        self, engines: Sequence[Engine], drawn: Draw, arm: str, round_: int
-    ) -> tuple[GridRun, list[Prefill]]:
+    async def _drive(self, drawn: Draw, arm: str, round_: int) -> tuple[GridRun, list[Prefill]]:
         """Send the sessions to cold caches; under the default policy measure prefills after."""
-        await asyncio.to_thread(empty_caches, engines)
+        await asyncio.to_thread(empty_caches, self._engines)
         sessions = replace(drawn, profile=self._salted(drawn, arm)).sessions()
-        async with routing(engines, arm, self._log_dir) as router:
+        async with routing(self._engines, arm, self._log_dir) as router:
             turns = await drive(
                 router.url,
                 sessions,
@@ -148,7 +147,7 @@ class Study:
             )
             run = run_of(drawn, arm, turns, round=round_, is_report=True, keeps_turns=True)
             if run.num_errors:
-                await _check_health(engines)
+                await _check_health(self._engines)
             first = DEFAULT, FIRST_SEED, self._setting.cells()[0]
             is_first = (arm, drawn.seed, drawn.cell) == first
             return run, await measure_prefill(router, self._setting) if is_first else []
@@ -160,27 +159,22 @@ class Study:
         extra = {**drawn.profile.extra_body, "cache_salt": f"{drawn.seed} {arm}"}
         return replace(drawn.profile, extra_body=extra)
 
-    def _probe(
-        self,
-        engines: Sequence[Engine],
-        what: str,
-        measure: Callable[[Sequence[Engine]], Awaitable[None]],
-    ) -> None:
+    def _probe(self, what: str, measure: Callable[[], Awaitable[None]]) -> None:
         """Measure something beside the rounds; without it the study goes on."""
         self._say(what)
         try:
-            self._within(measure(engines), engines, what)
+            self._within(measure(), what)
         except (ProbeFailed, TimeoutError) as exc:
             self._keep(notes=(f"{what}: {str(exc) or 'the time was over'}",))
 
-    async def _hand_over(self, engines: Sequence[Engine]) -> None:
-        found = await measure_hand_over(engines, self._setting, self._log_dir)
+    async def _hand_over(self) -> None:
+        found = await measure_hand_over(self._engines, self._setting, self._log_dir)
         self._keep(hand_overs=tuple(found))
 
-    async def _fetches(self, engines: Sequence[Engine]) -> None:
-        self._keep(fetches=tuple(await measure_fetches(engines, self._setting)))
+    async def _fetches(self) -> None:
+        self._keep(fetches=tuple(await measure_fetches(self._engines, self._setting)))
 
-    def _within(self, work: Awaitable[Done], engines: Sequence[Engine], what: str) -> Done:
+    def _within(self, work: Awaitable[Done], what: str) -> Done:
         """Do some work while all replicas live and time is left.
 
         Raises:
@@ -190,7 +184,7 @@ class Study:
 
         async def bounded() -> Done:
             async with asyncio.timeout(max(self.left_s, 0.0)):
-                return await while_alive(engines, work)
+                return await while_alive(self._engines, work)
 
         try:
             return asyncio.run(bounded())
