@@ -148,11 +148,10 @@ def check_memory(
         num_here = len(range(index, num_replicas, len(gpus)))
         if num_here * needed > gpu.free_bytes:
             raise NotPossible(
-                f"GPU {index} ({gpu.name}) has {gpu.free_bytes / GIB:.1f} GiB free, but "
-                f"{num_here} x {needed / GIB:.1f} GiB are needed: {weights / GIB:.1f} weights "
-                f"of {model}, {cache / GIB:.1f} cache of {num_cache_tokens:,} tokens, "
-                f"{_COMPUTE_BYTES / GIB:.0f} to compute; lower --model, --cache-tokens or "
-                "--replicas"
+                f"GPU {index} ({gpu.name}): {gpu.free_bytes / GIB:.1f} GiB are free, "
+                f"{num_here} x {needed / GIB:.1f} are needed ({weights / GIB:.1f} weights, "
+                f"{cache / GIB:.1f} cache, {_COMPUTE_BYTES / GIB:.0f} to compute). "
+                "Lower --model, --cache-tokens or --replicas"
             )
 
 

@@ -87,8 +87,9 @@ def _lead(found: Found) -> str:
             tokens = _tokens(ours) / max(1.0, _tokens(base)) - 1
             ttft = _mean_ttft(ours) / _mean_ttft(base) - 1
             return (
-                f"kv_aware computes {tokens:+.0%} tokens and has {ttft:+.0%} mean time to first "
-                f"token, compared with {BASELINE} ({cell.name}, {_rounds(len(ours))})."
+                f"kv_aware computes {_change(tokens, 'more', 'fewer')} tokens than {BASELINE}, and "
+                f"its mean time to first token is {_change(ttft, 'longer', 'shorter')} "
+                f"({cell.name}, {_rounds(len(ours))})."
             )
     return f"{len(found.runs)} runs are done: too few to compare kv_aware with {BASELINE}."
 
@@ -249,6 +250,10 @@ def _mean_ttft(runs: Sequence[GridRun]) -> float:
 
 def _times(values: Sequence[float]) -> str:
     return f"{median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+
+
+def _change(ratio: float, more: str, less: str) -> str:
+    return f"{abs(ratio):.0%} {more if ratio >= 0 else less}"
 
 
 def _rounds(num: int) -> str:

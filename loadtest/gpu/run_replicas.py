@@ -7,19 +7,23 @@ import json
 import os
 import random
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
+import httpx
+
 from loadtest.compare.arms import arm_of, serve_flags
 from loadtest.engines.fork_client import Forked
-from loadtest.engines.process import Process
+from loadtest.engines.process import REPOSITORY
 from loadtest.engines.vllm import ENVIRON, TOOL_OPTIONS, Engine
 from loadtest.gpu.run_machine import Gpu, last_line
 from loadtest.gpu.run_models import cache_bytes, model_folder
 from loadtest.gpu.run_setting import Setting
+from loadtest.runner import leash
 from loadtest.runner.stack import Router, start_router
 
 _BUFFER_STEPS: Final = 500  # a router that joins needs only events since the last clear
@@ -35,12 +39,24 @@ class ReplicaDied(Exception):
 
 
 class GpuReplica(Engine):
-    """A replica with an interpreter of its own: a GPU is not to be used after a fork."""
+    """A replica with an interpreter of its own: a GPU is not to be used after a fork.
+
+    It ends with this process, also if this one is killed: the next study needs its memory.
+    """
 
     __slots__ = ()
 
     def _spawn(self) -> subprocess.Popen[bytes] | Forked:
-        return Process._spawn(self)
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *self._command],
+                cwd=REPOSITORY,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
 
 def make_replicas(
@@ -87,8 +103,8 @@ def _environ(number: int, num_gpus: int) -> dict[str, str]:
     }
 
 
-def warm_up(engines: Sequence[Engine], lengths: Sequence[int]) -> None:
-    """Let each replica compute prompts of these lengths: kernels are compiled, pages are touched.
+def warm_up(engines: Sequence[Engine], longest: int) -> None:
+    """Let each replica compute prompts of up to `longest` tokens, so that kernels are compiled.
 
     Raises:
         ReplicaDied: one of them does not.
@@ -96,9 +112,13 @@ def warm_up(engines: Sequence[Engine], lengths: Sequence[int]) -> None:
     dice = random.Random("warm up")
 
     def compute(engine: Engine) -> None:
-        for length in lengths:
+        for length in (longest // 100, longest // 10, longest):
             prompt = [dice.randrange(_FIRST_TOKEN, _LAST_TOKEN) for _ in range(length)]
-            engine.complete(prompt, max_tokens=4)
+            try:
+                engine.complete(prompt, max_tokens=4)
+            except httpx.HTTPError as exc:
+                why = f"{engine.name} computes no prompt of {length} tokens: {exc!r}"
+                raise ReplicaDied(f"{why}; {last_line(engine.tail(200))}") from exc
 
     with ThreadPoolExecutor(len(engines)) as threads:
         list(threads.map(compute, engines))

@@ -45,7 +45,7 @@ _READY_S: Final = 300.0
 _END_S: Final = 15.0  # to end processes and to write
 _MARGIN: Final = 1.15  # a run may take so much longer than the longest before
 _SILENCE_S: Final = 120.0  # longest silence on a connection
-_WARM_LENGTHS: Final = (64, 1_000, 6_000)
+_WARM_TOKENS: Final = 16_000
 
 Keep = Callable[..., None]
 """Takes what a step found, by fields of `Found`; tuples are appended."""
@@ -88,7 +88,7 @@ class Study:
         """
         self._say(f"{len(self._engines)} replicas start")
         with _started(self._engines, min(_READY_S, max(self.left_s, 1.0))):
-            warm_up(self._engines, _WARM_LENGTHS)
+            warm_up(self._engines, min(_WARM_TOKENS, self._setting.max_model_len // 2))
             self._probe("token hand-over", self._hand_over)
             if self._setting.offload_gib:
                 self._probe("reads of the CPU tier", self._fetches)
