@@ -174,9 +174,13 @@ def check_offload(offload_gib: float, num_replicas: int, *, is_gpu: bool) -> Non
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something: of an error if there is one."""
+    """Return the last line that says something: of an error if there is one.
+
+    vLLM's server ends with an error that only points to the one of its engine, above.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "error:" in line]
+    errors = [line for line in errors if "root cause" not in line]
     return (errors or lines or ["it said nothing"])[-1][:300]
 
 

@@ -44,6 +44,7 @@ from loadtest.studies.pair import SESSION_HEADER
 _READY_S: Final = 300.0
 _END_S: Final = 15.0  # to end processes and to write
 _MARGIN: Final = 1.15  # a run may take so much longer than the longest before
+_TAIL_LINES: Final = 400  # of a log, searched for the reason
 _SILENCE_S: Final = 120.0  # longest silence on a connection
 _WARM_TOKENS: Final = 16_000
 
@@ -204,8 +205,9 @@ def _started(engines: Sequence[Engine], ready_s: float) -> Iterator[None]:
             stack.enter_context(all_up(engines, timeout_s=ready_s))
         except (RuntimeError, TimeoutError, ChildDied) as exc:
             first = str(exc).partition(":\n")[0]
-            logs = ", ".join(str(engine.log_path) for engine in engines)
-            raise ReplicaDied(f"{first}: {last_line(str(exc))} ({logs})") from exc
+            engine = next((e for e in engines if first.startswith(f"{e.name} ")), engines[0])
+            why = last_line(engine.tail(_TAIL_LINES))
+            raise ReplicaDied(f"{first}: {why} ({engine.log_path})") from exc
         yield
 
 
@@ -222,4 +224,4 @@ async def _check_health(engines: Sequence[Engine]) -> None:
             except httpx.HTTPError:
                 is_well = False
             if not is_well:
-                raise ReplicaDied(f"{engine.name} fails: {last_line(engine.tail(200))}")
+                raise ReplicaDied(f"{engine.name} fails: {last_line(engine.tail(_TAIL_LINES))}")

@@ -24,11 +24,11 @@ SHORT = {
     "--prefill": "500",
     "--hand-over": "2000",
     "--repeats": "2",
-    "--minutes": "4",
+    "--minutes": "5",
 }
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 def test_a_rehearsal_ends_with_a_page(tmp_path: Path) -> None:
     """Two variants get the same sessions; everything that the page has was measured."""
     words = [word for pair in SHORT.items() for word in pair]
@@ -53,7 +53,7 @@ def test_a_rehearsal_ends_with_a_page(tmp_path: Path) -> None:
     assert "<table" in (tmp_path / "gpu.html").read_text()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 def test_a_replica_that_dies_midway_leaves_what_was_measured(tmp_path: Path) -> None:
     """The first run is kept; one line names the replica and the run."""
     setting = msgspec.structs.replace(

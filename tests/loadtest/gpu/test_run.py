@@ -155,7 +155,11 @@ def test_replicas_that_share_a_gpu_are_counted_together() -> None:
 
 def test_the_reason_in_a_log_is_its_last_error() -> None:
     """Lines after it tell how processes end."""
-    log = "start\ntorch.OutOfMemoryError: CUDA out of memory\nprocess group destroyed\n\n"
+    log = (
+        "start\ntorch.OutOfMemoryError: CUDA out of memory\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+        "process group destroyed\n\n"
+    )
 
     assert last_line(log) == "torch.OutOfMemoryError: CUDA out of memory"
     assert last_line("") == "it said nothing"
