@@ -21,6 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+import httpx
 import msgspec
 from msgspec.structs import replace
 from rich.console import Console
@@ -167,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         keep(notes=("stopped by hand",))
         code = 130
-    except (ReplicaDied, ChildDied, OSError) as exc:
+    except (ReplicaDied, ChildDied, httpx.HTTPError, OSError) as exc:
         keep(notes=(" ".join(str(exc).split())[:500],))
         console.print(found.notes[-1], style="red", markup=False, soft_wrap=True)
         code = 1

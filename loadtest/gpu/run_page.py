@@ -97,8 +97,10 @@ def _lead(found: Found) -> str:
 def _variants(found: Found) -> Iterator[Note | Table]:
     for note in found.notes:
         yield Note(text=note, kind="warning")
-    if not found.runs:
-        yield Note(text="No run is done.", kind="warning")
+    done = {run.cell.working_set for run in found.runs}
+    for cell in found.setting.cells():
+        if cell.working_set not in done:
+            yield Note(text=f"{cell.name}: no run is done.", kind="warning")
     for cell, runs in common(found.runs).items():
         if not runs:
             yield Note(text=f"{cell.name}: no round is complete.", kind="warning")

@@ -29,6 +29,8 @@ from loadtest.runner.stack import Router, start_router
 _BUFFER_STEPS: Final = 500  # a router that joins needs only events since the last clear
 _SEED: Final = {"PYTHONHASHSEED": "0"}  # before 0.27 block hashes are random without it
 _WATCH_S: Final = 0.2
+_NOTICE_S: Final = 1.0  # a request may fail before its replica has ended
+TAIL_LINES: Final = 400  # of a log, searched for the reason
 _FIRST_TOKEN, _LAST_TOKEN = 300, 8_000  # any of the vocabulary but special ones
 
 Found = TypeVar("Found")
@@ -118,7 +120,7 @@ def warm_up(engines: Sequence[Engine], longest: int) -> None:
                 engine.complete(prompt, max_tokens=4)
             except httpx.HTTPError as exc:
                 why = f"{engine.name} computes no prompt of {length} tokens: {exc!r}"
-                raise ReplicaDied(f"{why}; {last_line(engine.tail(200))}") from exc
+                raise ReplicaDied(f"{why}; {last_line(engine.tail(TAIL_LINES))}") from exc
 
     with ThreadPoolExecutor(len(engines)) as threads:
         list(threads.map(compute, engines))
@@ -161,7 +163,7 @@ def _listed(engines: Sequence[Engine]) -> list[dict[str, object]]:
 
 
 async def while_alive(engines: Sequence[Engine], work: Awaitable[Found]) -> Found:
-    """Await some work as long as all replicas run.
+    """Await some work as long as all replicas run; errors of the work are raised as they are.
 
     Raises:
         ReplicaDied: one of them ended first; the work is cancelled.
@@ -171,14 +173,20 @@ async def while_alive(engines: Sequence[Engine], work: Awaitable[Found]) -> Foun
             watcher = group.create_task(_watch(engines), name="watch replicas")
             found = await work
             watcher.cancel()
-    except* ReplicaDied as died:
-        raise died.exceptions[0] from None
+    except ExceptionGroup as several:
+        await asyncio.sleep(_NOTICE_S)
+        _check(engines)
+        raise several.exceptions[0] from None
     return found
 
 
 async def _watch(engines: Sequence[Engine]) -> None:
     while True:
-        for engine in engines:
-            if engine.has_ended:
-                raise ReplicaDied(f"{engine.name} ended: {last_line(engine.tail(200))}")
+        _check(engines)
         await asyncio.sleep(_WATCH_S)
+
+
+def _check(engines: Sequence[Engine]) -> None:
+    for engine in engines:
+        if engine.has_ended:
+            raise ReplicaDied(f"{engine.name} ended: {last_line(engine.tail(TAIL_LINES))}")

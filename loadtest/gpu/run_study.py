@@ -28,6 +28,7 @@ from loadtest.gpu.run_probes import (
 )
 from loadtest.gpu.run_record import Prefill
 from loadtest.gpu.run_replicas import (
+    TAIL_LINES,
     ReplicaDied,
     empty_caches,
     routing,
@@ -37,14 +38,14 @@ from loadtest.gpu.run_replicas import (
 from loadtest.gpu.run_setting import FIRST_SEED, LongCell, Setting
 from loadtest.runner.children import ChildDied
 from loadtest.runner.sessions import drive
+from loadtest.runner.stack import Router
 from loadtest.studies.draw import Draw
 from loadtest.studies.grid_run import DEFAULT, GridRun, run_of
 from loadtest.studies.pair import SESSION_HEADER
 
 _READY_S: Final = 300.0
 _END_S: Final = 15.0  # to end processes and to write
-_MARGIN: Final = 1.15  # a run may take so much longer than the longest before
-_TAIL_LINES: Final = 400  # of a log, searched for the reason
+_MARGIN: Final = 1.15  # runs may take so much longer than those before
 _SILENCE_S: Final = 120.0  # longest silence on a connection
 _WARM_TOKENS: Final = 16_000
 
@@ -58,7 +59,7 @@ Done = TypeVar("Done")
 class Study:
     """A study under way."""
 
-    __slots__ = ("_deadline_s", "_engines", "_keep", "_log_dir", "_longest_s", "_say", "_setting")
+    __slots__ = ("_deadline_s", "_engines", "_keep", "_log_dir", "_say", "_setting", "_took_s")
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Study:
         self._keep = keep
         self._say = say
         self._deadline_s = monotonic() + 60 * setting.minutes - _END_S
-        self._longest_s: dict[LongCell, float] = {}
+        self._took_s: dict[tuple[LongCell, str], float] = {}
 
     @property
     def left_s(self) -> float:
@@ -96,24 +97,25 @@ class Study:
             self._rounds()
 
     def _rounds(self) -> None:
-        cells = self._setting.cells()
+        """Run rounds until there is no time for any cell."""
+        num_runs = -1
         for round_ in count():
-            if round_ == self._setting.num_rounds:
+            if round_ == self._setting.num_rounds or num_runs == 0:
                 return
+            num_runs = 0
             arms = self._setting.arms if round_ % 2 == 0 else self._setting.arms[::-1]
-            for cell in cells:
+            for cell in filter(self._has_time, self._setting.cells()):
                 drawn = self._setting.draw(cell, FIRST_SEED + round_)
                 for arm in arms:
-                    if not self._has_time(cell):
-                        if not self._setting.num_rounds:
-                            return
-                        self._keep(notes=(f"no time was left for {arm}, seed {drawn.seed}",))
-                        return
-                    self._one(cell, drawn, arm, round_)
+                    if self.left_s > 0:
+                        self._one(cell, drawn, arm, round_)
+                        num_runs += 1
 
     def _has_time(self, cell: LongCell) -> bool:
-        known = self._longest_s.get(cell) or max(self._longest_s.values(), default=0.0)
-        return self.left_s > _MARGIN * known
+        """Return whether a cell may be done in time: all variants, if it was done before."""
+        of_cell = [took_s for (known, _), took_s in self._took_s.items() if known == cell]
+        lasts_s = sum(of_cell) if of_cell else max(self._took_s.values(), default=0.0)
+        return self.left_s > _MARGIN * lasts_s
 
     def _one(self, cell: LongCell, drawn: Draw, arm: str, round_: int) -> None:
         """Run one variant; keep it if it ended in time."""
@@ -126,7 +128,7 @@ class Study:
             self._keep(notes=(f"left out, the time was over: {what}",))
             return
         took_s = monotonic() - started_s
-        self._longest_s[cell] = max(took_s, self._longest_s.get(cell, 0.0))
+        self._took_s[cell, arm] = max(took_s, self._took_s.get((cell, arm), 0.0))
         self._keep(runs=(run,), prefills=tuple(prefills))
         self._say(
             f"{what}: TTFT {run.ttft_mean_s:.3f} s, {run.num_recomputed_tokens:,} of "
@@ -151,7 +153,14 @@ class Study:
                 await _check_health(self._engines)
             first = DEFAULT, FIRST_SEED, self._setting.cells()[0]
             is_first = (arm, drawn.seed, drawn.cell) == first
-            return run, await measure_prefill(router, self._setting) if is_first else []
+            return run, await self._prefills(router) if is_first else []
+
+    async def _prefills(self, router: Router) -> list[Prefill]:
+        try:
+            return await measure_prefill(router, self._setting)
+        except ProbeFailed as exc:
+            self._keep(notes=(f"prefill: {exc}",))
+            return []
 
     def _salted(self, drawn: Draw, arm: str) -> Any:
         """Let no run read what an earlier one left in a CPU tier."""
@@ -206,7 +215,7 @@ def _started(engines: Sequence[Engine], ready_s: float) -> Iterator[None]:
         except (RuntimeError, TimeoutError, ChildDied) as exc:
             first = str(exc).partition(":\n")[0]
             engine = next((e for e in engines if first.startswith(f"{e.name} ")), engines[0])
-            why = last_line(engine.tail(_TAIL_LINES))
+            why = last_line(engine.tail(TAIL_LINES))
             raise ReplicaDied(f"{first}: {why} ({engine.log_path})") from exc
         yield
 
@@ -224,4 +233,4 @@ async def _check_health(engines: Sequence[Engine]) -> None:
             except httpx.HTTPError:
                 is_well = False
             if not is_well:
-                raise ReplicaDied(f"{engine.name} fails: {last_line(engine.tail(_TAIL_LINES))}")
+                raise ReplicaDied(f"{engine.name} fails: {last_line(engine.tail(TAIL_LINES))}")

@@ -44,7 +44,7 @@ def test_a_rehearsal_ends_with_a_page(tmp_path: Path) -> None:
     assert all(run.num_exact > 0.8 * run.num_predicted > 0 for run in found.runs)
     assert all(run.num_recomputed_tokens >= run.num_ideal_tokens for run in found.runs)
     (prefill,), (hand_over,) = found.prefills, found.hand_overs
-    assert prefill.num_tokens > 450
+    assert prefill.num_tokens > 400
     assert min(*prefill.measured_ms, *prefill.predicted_ms) > 0
     assert hand_over.num_handed == len(hand_over.on_ms) == len(hand_over.off_ms) == 2
     page = (tmp_path / "gpu.md").read_text()
