@@ -98,9 +98,9 @@ def _variants(found: Found) -> Iterator[Note | Table]:
     for note in found.notes:
         yield Note(text=note, kind="warning")
     done = {run.cell.working_set for run in found.runs}
-    for cell in found.setting.cells():
-        if cell.working_set not in done:
-            yield Note(text=f"{cell.name}: no run is done.", kind="warning")
+    for asked in found.setting.cells():
+        if asked.working_set not in done:
+            yield Note(text=f"{asked.name}: no run is done.", kind="warning")
     for cell, runs in common(found.runs).items():
         if not runs:
             yield Note(text=f"{cell.name}: no round is complete.", kind="warning")
@@ -112,15 +112,16 @@ def _variants(found: Found) -> Iterator[Note | Table]:
         num_turns = sum(run.num_turns for run in runs if run.arm == rows[0][0])
         yield Table(
             head=(
-                "variant", "TTFT mean, s", "P50", "P90", "over " + BASELINE, "computed tokens",
-                "computed again", "over " + BASELINE, "predicted right", "router's share of TTFT",
-                "moved", "failed",
+                "variant", "TTFT mean, s", "P50", "P90", f"TTFT over {BASELINE}",
+                "computed tokens", "computed again", f"computed over {BASELINE}",
+                "predicted right", "router's share of TTFT", "moved", "failed",
             ),
             rows=tuple(rows),
             numeric=tuple(range(1, 12)),
             caption=f"{cell.name[0].upper()}{cell.name[1:]} ({fmean(sizes):.2f} as drawn), "
             f"{_rounds(len({run.seed for run in runs}))}, {num_turns} turns for each variant. "
-            "Computed again: what one cache that never evicts would have saved.",
+            "Computed again: what one cache that never evicts would have saved. The router's "
+            "share is without its queue.",
         )  # fmt: skip
 
 
@@ -169,6 +170,12 @@ def _hand_overs(found: Found) -> Iterator[Note | Table]:
     if not found.hand_overs:
         yield Note(text="Not measured.", kind="warning")
         return
+    direct = (
+        " Directly: the replica takes no ids with a chat; both were sent without a router, the "
+        "ids as a completion."
+        if any(one.is_direct for one in found.hand_overs)
+        else ""
+    )
     yield Table(
         head=("prompt tokens", "as text, ms", "with token ids, ms", "saved, ms", "handed over"),
         rows=tuple(
@@ -183,8 +190,7 @@ def _hand_overs(found: Found) -> Iterator[Note | Table]:
         ),
         numeric=(1, 2, 3, 4),
         caption="Time to first token of the next turn of a cached conversation, on an idle "
-        "replica: median (lowest to highest). Directly: the replica takes no ids with a chat; "
-        "both were sent without a router, the ids as a completion.",
+        f"replica: median (lowest to highest).{direct}",
     )
 
 
@@ -208,7 +214,8 @@ def _offload(found: Found) -> Iterator[Section]:
                 head=("prompt tokens", "read", "computed, ms", "read, ms", "read over computed"),
                 rows=rows,
                 numeric=(1, 2, 3, 4),
-                caption="A prompt computed, and again after the GPU cache was emptied.",
+                caption="Time to first token of a new prompt, and of the same prompt after the GPU "
+                "cache was emptied: median (lowest to highest). Read: cached tokens by the replica.",
             )
         ]
     yield Section(title="CPU offload: read or compute again", parts=tuple(parts))

@@ -13,10 +13,18 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.gpu.__main__ import main
-from loadtest.gpu.run_machine import Engines, Gpu, Hardware, NotPossible, check_memory, last_line
+from loadtest.gpu.run_machine import (
+    Engines,
+    Gpu,
+    Hardware,
+    NotPossible,
+    check_memory,
+    check_offload,
+    last_line,
+)
 from loadtest.gpu.run_models import SHAPES, cache_bytes, model_folder, weight_bytes
 from loadtest.gpu.run_page import common, make_page, markdown, router_share
-from loadtest.gpu.run_record import Found, HandOver, Prefill
+from loadtest.gpu.run_record import Fetch, Found, HandOver, Prefill
 from loadtest.gpu.run_replicas import GpuReplica, ReplicaDied, while_alive
 from loadtest.gpu.run_setting import LongCell, Setting
 from loadtest.machine import this_machine
@@ -195,6 +203,29 @@ def test_variants_are_compared_over_the_seeds_that_all_have() -> None:
     page = make_page(found(*runs))
     assert "40% fewer tokens than session_hash" in page.lead
     assert "time to first token is 50% shorter" in page.lead
+
+
+def test_a_study_with_a_cpu_tier_shows_what_a_read_saves() -> None:
+    """The section is there if a tier was asked for, also if it was not measured."""
+    fetch = Fetch(
+        num_tokens=25_000, num_fetched_tokens=(24_992,), computed_ms=(900.0,), fetched_ms=(90.0,)
+    )
+    done = found(fetches=(fetch,))
+    setting = replace(done.setting, offload_gib=16.0)
+
+    text = markdown(make_page(replace(done, setting=setting)))
+    assert "| 25,000 | 24,992 | 900 (900 to 900) | 90 (90 to 90) | 10% |" in text
+    assert "CPU offload" in markdown(make_page(replace(found(), setting=setting)))
+    assert "CPU offload" not in markdown(make_page(found()))
+
+
+def test_a_cpu_tier_needs_a_gpu_and_its_memory() -> None:
+    """More than what is free is refused before vLLM tries."""
+    check_offload(0.0, 2, is_gpu=False)
+    with pytest.raises(NotPossible, match="from a GPU only"):
+        check_offload(1.0, 2, is_gpu=False)
+    with pytest.raises(NotPossible, match="GiB of free memory"):
+        check_offload(1e6, 2, is_gpu=True)
 
 
 def test_the_router_counts_by_its_time_before_dispatch() -> None:
