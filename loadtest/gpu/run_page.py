@@ -215,7 +215,7 @@ def _offload(found: Found) -> Iterator[Section]:
                 rows=rows,
                 numeric=(1, 2, 3, 4),
                 caption="Time to first token of a new prompt, and of the same prompt after the GPU "
-                "cache was emptied: median (lowest to highest). Read: cached tokens by the replica.",
+                "cache was emptied: median (lowest to highest).",
             )
         ]
     yield Section(title="CPU offload: read or compute again", parts=tuple(parts))
