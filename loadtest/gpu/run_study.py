@@ -91,7 +91,8 @@ class Study:
         self._say(f"{len(self._engines)} replicas start")
         with _started(self._engines, min(_READY_S, max(self.left_s, 1.0))):
             warm_up(self._engines, min(_WARM_TOKENS, self._setting.max_model_len // 2))
-            self._probe("token hand-over", self._hand_over)
+            if self._setting.hand_over_lengths:
+                self._probe("token hand-over", self._hand_over)
             if self._setting.offload_gib:
                 self._probe("reads of the CPU tier", self._fetches)
             self._rounds()
