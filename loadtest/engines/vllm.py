@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -133,7 +134,7 @@ class Engine(Process):
             {**ENVIRON, **(environ or {})},
         )
 
-    def _spawn(self) -> Forked:
+    def _spawn(self) -> subprocess.Popen[bytes] | Forked:
         python, _, _, *options = self._command
         return fork_server(Path(python), self.log_path).fork(
             [python, *options], self._environ, REPOSITORY, self.log_path

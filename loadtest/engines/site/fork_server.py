@@ -33,6 +33,8 @@ ALSO = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_
 
 def main() -> None:
     """Read orders until there are no more, and exit; return in every engine's process."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # some releases log to stdout
     importlib.import_module(SERVER)
     for name in ALSO:
         with contextlib.suppress(ImportError):
@@ -45,11 +47,12 @@ def main() -> None:
     for line in sys.stdin.buffer:
         pid = os.fork()
         if pid == 0:
+            os.close(answers)
             _become(json.loads(line))
             runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
             return
         engines.append(pid)
-        print(pid, flush=True)
+        os.write(answers, b"%d\n" % pid)
     for pid in engines:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)

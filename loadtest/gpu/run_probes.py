@@ -1,0 +1,186 @@
+"""Single requests on idle replicas: the cost model, token hand-over, and reads of a CPU tier."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import httpx
+
+from loadtest.agent_text import code
+from loadtest.agents import Turn
+from loadtest.engines.process import read_metric
+from loadtest.engines.vllm import Engine
+from loadtest.gpu.run_record import Fetch, HandOver, Prefill
+from loadtest.gpu.run_replicas import empty_caches, routing
+from loadtest.gpu.run_setting import Setting
+from loadtest.results import TurnResult
+from loadtest.runner.sending import make_client
+from loadtest.runner.sessions import send_turn
+from loadtest.runner.stack import Router
+
+_SILENCE_S: Final = 120.0
+_PROBE_TOKENS: Final = 2_000  # long enough to be handed over
+_MAX_PROBES: Final = 40
+_HANDED: Final = "warmroute_handed_over_requests_total"
+
+
+class ProbeFailed(Exception):
+    """A single request failed; the message is one line."""
+
+
+async def measure_prefill(router: Router, setting: Setting) -> list[Prefill]:
+    """Send new prompts of each length through a router that has learned what they cost.
+
+    Raises:
+        ProbeFailed: a request failed.
+    """
+    found = []
+    for length in setting.prefill_lengths:
+        measured, predicted, lengths = [], [], []
+        for number in range(setting.num_repeats):
+            texts = [f"Prompt {length} {number}.\n{_text(f'{length}/{number}', length)}"]
+            predicted.append(await _predicted_ms(router, texts))
+            result = await _ask(router.url, texts)
+            measured.append(_ms(result))
+            lengths.append(result.num_prompt_tokens or 0)
+        found.append(
+            Prefill(
+                num_tokens=round(median(lengths)),
+                measured_ms=tuple(measured),
+                predicted_ms=tuple(predicted),
+            )
+        )
+    return found
+
+
+async def measure_hand_over(
+    engines: Sequence[Engine], setting: Setting, log_dir: Path
+) -> list[HandOver]:
+    """Ask two routers in turn, one without hand-over, for turns of a cached conversation.
+
+    Raises:
+        ProbeFailed: a request failed, or the engine takes no ids.
+        ChildDied: a router did not start.
+    """
+    one = engines[:1]
+    folders = log_dir / "hand-over-off", log_dir / "hand-over-on"
+    for folder in folders:
+        await asyncio.to_thread(folder.mkdir)
+    off, on = (["--tokens-hand-over", mode] for mode in ("off", "on"))
+    async with (
+        routing(one, "kv_aware", folders[0], off) as without,
+        routing(one, "kv_aware", folders[1], on) as handing,
+    ):
+        await _await_hand_over(handing)
+        return [
+            await _compare(without, handing, length, setting.num_repeats)
+            for length in setting.hand_over_lengths
+        ]
+
+
+async def measure_fetches(engines: Sequence[Engine], setting: Setting) -> list[Fetch]:
+    """Let a replica compute prompts, empty its GPU cache alone, and send them again.
+
+    Raises:
+        ProbeFailed: a request failed.
+    """
+    engine = engines[0]
+    found = []
+    for length in setting.prefill_lengths:
+        computed, fetched = [], []
+        for number in range(setting.num_repeats):
+            texts = [f"Fetch {length} {number}.\n{_text(f'fetch/{length}/{number}', length)}"]
+            computed.append(await _ask(engine.url, texts))
+            empty_caches([engine])
+            fetched.append(await _ask(engine.url, texts))
+        found.append(
+            Fetch(
+                num_tokens=computed[0].num_prompt_tokens or 0,
+                num_fetched_tokens=tuple(result.num_cached_tokens or 0 for result in fetched),
+                computed_ms=tuple(map(_ms, computed)),
+                fetched_ms=tuple(map(_ms, fetched)),
+            )
+        )
+    return found
+
+
+async def _compare(without: Router, handing: Router, length: int, num_repeats: int) -> HandOver:
+    routers = (without, handing)
+    times: tuple[list[float], list[float]] = ([], [])
+    text = _text(f"hand over/{length}", length)
+    num_tokens, before = 0, 0.0
+    for number in range(num_repeats + 1):
+        if number == 1:
+            before = await _num_handed(handing)
+        for which in (0, 1) if number % 2 else (1, 0):
+            question = f"Question {number} {which}: what is wrong in line {number}?"
+            result = await _ask(routers[which].url, [text, "Ask.", question])
+            if number:  # the first round fills the cache
+                times[which].append(_ms(result))
+            num_tokens = result.num_prompt_tokens or 0
+    return HandOver(
+        num_tokens=num_tokens,
+        off_ms=tuple(times[0]),
+        on_ms=tuple(times[1]),
+        num_handed=round(await _num_handed(handing) - before),
+    )
+
+
+async def _await_hand_over(router: Router) -> None:
+    text = _text("probe", _PROBE_TOKENS)
+    for _ in range(_MAX_PROBES):
+        await _ask(router.url, [text])
+        if await _num_handed(router):
+            return
+    raise ProbeFailed(f"no token ids were handed over in {_MAX_PROBES} requests")
+
+
+async def _num_handed(router: Router) -> float:
+    async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
+        return read_metric((await client.get(f"{router.url}/metrics")).text, _HANDED)
+
+
+async def _predicted_ms(router: Router, texts: Sequence[str]) -> float:
+    """Ask what the router expects of a prompt where it would send it."""
+    async with httpx.AsyncClient(timeout=_SILENCE_S, trust_env=False) as client:
+        answer = await client.post(f"{router.admin_url}/admin/explain", json=_body(texts))
+    if answer.status_code != 200:
+        raise ProbeFailed(f"/admin/explain answered {answer.status_code}")
+    decision = answer.json()["decision"]
+    for cost in decision["costs"]:
+        if cost["id"] == decision["candidate"]:
+            parts = (cost["queue_ms"], cost["fetch_ms"], cost["prefill_ms"])
+            return float(sum(parts))
+    raise ProbeFailed("/admin/explain names no cost of the chosen replica")
+
+
+async def _ask(url: str, texts: Sequence[str]) -> TurnResult:
+    async with make_client(timeout_s=_SILENCE_S, base_url=url) as client:
+        turn = Turn(session_id="probe", number=0, wait_s=0.0, body=_body(texts))
+        result, _ = await send_turn(client, turn)
+    if result.error is not None or result.ttft_s is None:
+        raise ProbeFailed(f"a request failed: {result.error}: {result.error_message}")
+    return result
+
+
+def _body(texts: Sequence[str]) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[k % 2], "content": text} for k, text in enumerate(texts)]
+    return {
+        "model": "tiny", "messages": messages, "max_tokens": 4, "temperature": 0,
+        "ignore_eos": True,
+    }  # fmt: skip
+
+
+def _text(seed: str, num_tokens: int) -> str:
+    return code(random.Random(seed), num_tokens)
+
+
+def _ms(result: TurnResult) -> float:
+    assert result.ttft_s is not None
+    return round(1e3 * result.ttft_s, 2)

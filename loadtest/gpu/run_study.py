@@ -1,0 +1,231 @@
+"""One study from start to end: replicas, single requests, then rounds until the time is over.
+
+Every step hands over what it found, so that nothing done is lost. A run that does not end in time
+is left out, and a note says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+import httpx
+from msgspec.structs import replace
+
+from loadtest.engines.process import all_up
+from loadtest.engines.vllm import Engine
+from loadtest.gpu.run_machine import Hardware, last_line
+from loadtest.gpu.run_probes import (
+    ProbeFailed,
+    measure_fetches,
+    measure_hand_over,
+    measure_prefill,
+)
+from loadtest.gpu.run_record import Prefill
+from loadtest.gpu.run_replicas import (
+    ReplicaDied,
+    empty_caches,
+    make_replicas,
+    routing,
+    warm_up,
+    while_alive,
+)
+from loadtest.gpu.run_setting import FIRST_SEED, LongCell, Setting
+from loadtest.runner.children import ChildDied
+from loadtest.runner.sessions import drive
+from loadtest.studies.draw import Draw
+from loadtest.studies.grid_run import DEFAULT, GridRun, run_of
+from loadtest.studies.pair import SESSION_HEADER
+
+_READY_S: Final = 300.0
+_END_S: Final = 15.0  # to end processes and to write
+_MARGIN: Final = 1.15  # a run may take so much longer than the longest before
+_SILENCE_S: Final = 120.0  # longest silence on a connection
+_WARM_LENGTHS: Final = (64, 1_000, 6_000)
+
+Keep = Callable[..., None]
+"""Takes what a step found, by fields of `Found`; tuples are appended."""
+
+Say = Callable[[str], None]
+Done = TypeVar("Done")
+
+
+class Study:
+    """A study under way."""
+
+    __slots__ = ("_deadline_s", "_hardware", "_keep", "_log_dir", "_longest_s", "_say", "_setting")
+
+    def __init__(
+        self, setting: Setting, hardware: Hardware, log_dir: Path, keep: Keep, say: Say
+    ) -> None:
+        self._setting = setting
+        self._hardware = hardware
+        self._log_dir = log_dir
+        self._keep = keep
+        self._say = say
+        self._deadline_s = monotonic() + 60 * setting.minutes - _END_S
+        self._longest_s: dict[LongCell, float] = {}
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until everything has to end."""
+        return self._deadline_s - monotonic()
+
+    def run(self, python: Path) -> None:
+        """Measure everything that there is time for.
+
+        Raises:
+            ReplicaDied, ChildDied, RuntimeError, TimeoutError: a process did not start, or ended.
+        """
+        engines = make_replicas(self._setting, python, self._log_dir, self._hardware.engines.gpus)
+        self._say(f"{len(engines)} replicas start")
+        with _started(engines, min(_READY_S, max(self.left_s, 1.0))):
+            warm_up(engines, _WARM_LENGTHS)
+            self._probe(engines, "token hand-over", self._hand_over)
+            if self._setting.offload_gib:
+                self._probe(engines, "reads of the CPU tier", self._fetches)
+            self._rounds(engines)
+
+    def _rounds(self, engines: Sequence[Engine]) -> None:
+        cells = self._setting.cells()
+        for round_ in count():
+            if round_ == self._setting.num_rounds:
+                return
+            arms = self._setting.arms if round_ % 2 == 0 else self._setting.arms[::-1]
+            for cell in cells:
+                drawn = self._setting.draw(cell, FIRST_SEED + round_)
+                for arm in arms:
+                    if not self._has_time(cell):
+                        if not self._setting.num_rounds:
+                            return
+                        self._keep(notes=(f"no time was left for {arm}, seed {drawn.seed}",))
+                        return
+                    self._one(engines, cell, drawn, arm, round_)
+
+    def _has_time(self, cell: LongCell) -> bool:
+        known = self._longest_s.get(cell) or max(self._longest_s.values(), default=0.0)
+        return self.left_s > _MARGIN * known
+
+    def _one(
+        self, engines: Sequence[Engine], cell: LongCell, drawn: Draw, arm: str, round_: int
+    ) -> None:
+        """Run one variant; keep it if it ended in time."""
+        what = f"{cell.name}, seed {drawn.seed}: {arm}"
+        self._say(f"{what}: {len(drawn.plans)} sessions")
+        started_s = monotonic()
+        try:
+            run, prefills = self._within(self._drive(engines, drawn, arm, round_), engines, what)
+        except TimeoutError:
+            self._keep(notes=(f"left out, the time was over: {what}",))
+            return
+        took_s = monotonic() - started_s
+        self._longest_s[cell] = max(took_s, self._longest_s.get(cell, 0.0))
+        self._keep(runs=(run,), prefills=tuple(prefills))
+        self._say(
+            f"{what}: TTFT {run.ttft_mean_s:.3f} s, {run.num_recomputed_tokens:,} of "
+            f"{run.num_prompt_tokens:,} tokens computed, {run.num_errors} failed, {took_s:.0f} s"
+        )
+
+    async def _drive(
+        self, engines: Sequence[Engine], drawn: Draw, arm: str, round_: int
+    ) -> tuple[GridRun, list[Prefill]]:
+        """Send the sessions to cold caches; under the default policy measure prefills after."""
+        await asyncio.to_thread(empty_caches, engines)
+        sessions = replace(drawn, profile=self._salted(drawn, arm)).sessions()
+        async with routing(engines, arm, self._log_dir) as router:
+            turns = await drive(
+                router.url,
+                sessions,
+                concurrency=len(sessions),
+                session_header=SESSION_HEADER,
+                scripted=True,
+                timeout_s=_SILENCE_S,
+            )
+            run = run_of(drawn, arm, turns, round=round_, is_report=True, keeps_turns=True)
+            if run.num_errors:
+                await _check_health(engines)
+            first = DEFAULT, FIRST_SEED, self._setting.cells()[0]
+            is_first = (arm, drawn.seed, drawn.cell) == first
+            return run, await measure_prefill(router, self._setting) if is_first else []
+
+    def _salted(self, drawn: Draw, arm: str) -> Any:
+        """Let no run read what an earlier one left in a CPU tier."""
+        if not self._setting.offload_gib:
+            return drawn.profile
+        extra = {**drawn.profile.extra_body, "cache_salt": f"{drawn.seed} {arm}"}
+        return replace(drawn.profile, extra_body=extra)
+
+    def _probe(
+        self,
+        engines: Sequence[Engine],
+        what: str,
+        measure: Callable[[Sequence[Engine]], Awaitable[None]],
+    ) -> None:
+        """Measure something beside the rounds; without it the study goes on."""
+        self._say(what)
+        try:
+            self._within(measure(engines), engines, what)
+        except (ProbeFailed, TimeoutError) as exc:
+            self._keep(notes=(f"{what}: {str(exc) or 'the time was over'}",))
+
+    async def _hand_over(self, engines: Sequence[Engine]) -> None:
+        found = await measure_hand_over(engines, self._setting, self._log_dir)
+        self._keep(hand_overs=tuple(found))
+
+    async def _fetches(self, engines: Sequence[Engine]) -> None:
+        self._keep(fetches=tuple(await measure_fetches(engines, self._setting)))
+
+    def _within(self, work: Awaitable[Done], engines: Sequence[Engine], what: str) -> Done:
+        """Do some work while all replicas live and time is left.
+
+        Raises:
+            ReplicaDied: one ended; the message says during what.
+            TimeoutError: the time was over.
+        """
+
+        async def bounded() -> Done:
+            async with asyncio.timeout(max(self.left_s, 0.0)):
+                return await while_alive(engines, work)
+
+        try:
+            return asyncio.run(bounded())
+        except ReplicaDied as died:
+            raise ReplicaDied(f"{died} (during {what})") from died
+
+
+@contextlib.contextmanager
+def _started(engines: Sequence[Engine], ready_s: float) -> Iterator[None]:
+    """Run replicas; one line says why one does not start.
+
+    Raises:
+        ReplicaDied: one did not start.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(all_up(engines, timeout_s=ready_s))
+        except (RuntimeError, TimeoutError, ChildDied) as exc:
+            first = str(exc).partition(":\n")[0]
+            logs = ", ".join(str(engine.log_path) for engine in engines)
+            raise ReplicaDied(f"{first}: {last_line(str(exc))} ({logs})") from exc
+        yield
+
+
+async def _check_health(engines: Sequence[Engine]) -> None:
+    """Tell a replica that fails from requests that do.
+
+    Raises:
+        ReplicaDied: one does not answer.
+    """
+    async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
+        for engine in engines:
+            try:
+                is_well = (await client.get(f"{engine.url}/health")).status_code == 200
+            except httpx.HTTPError:
+                is_well = False
+            if not is_well:
+                raise ReplicaDied(f"{engine.name} fails: {last_line(engine.tail(200))}")
