@@ -30,6 +30,9 @@ DROPPED: Final = (
 Source: vLLM 0.26.0, imported without them.
 """
 
+WITHOUT_FLASHINFER: Final = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+"""What vLLM's sampler has to know: it imports FlashInfer without a try."""
+
 STRIPPED: Final = (
     "vllm/vllm_flash_attn/_vllm_fa2_C*",  # FlashAttention 2; Hopper has 3; the import is caught
     "vllm/_moe_C*",  # mixture of experts; suppressed in platforms/interface.py

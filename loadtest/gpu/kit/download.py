@@ -48,7 +48,7 @@ def _build(source: Path, folder: Path) -> Path:
     scratch = folder / "built"
     shutil.rmtree(scratch, ignore_errors=True)
     print(f"build the wheel of {source}", flush=True)
-    command = [*_PIP, "wheel", "-q", "--no-deps", "-w", scratch, source]
+    command = [*_PIP, "wheel", "-q", "--no-deps", "-w", str(scratch), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise KitError(f"{source}: no wheel was built: {_last(done.stderr)}")

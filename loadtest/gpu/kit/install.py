@@ -4,8 +4,8 @@ Checks this Python and the pieces, makes a virtual environment in FOLDER and ins
 into it. Packages of the Python that runs this stay visible there. Needs the standard library
 alone; the pieces and kit.json lie beside this file.
 
-Exit status: 0 installed; 1 something is wrong, in one line; 3 installed, but a requirement is not
-met, one line each.
+Exit status: 0 installed; 1 something is wrong, in one line, and nothing is installed. A requirement
+that a package of this Python does not meet is a note.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def note_packages(kit: dict[str, Any]) -> None:
         Refused: one is not here.
     """
     found = {name: _release(name) for name in kit["have"]}
-    missing = sorted(name for name, release in found.items() if release is None)
+    missing = sorted(name for name, release in found.items() if not release)
     if missing:
         raise Refused(f"the kit counts on packages that this Python lacks: {', '.join(missing)}")
     for name, expected in sorted(kit["have"].items()):
@@ -121,7 +121,7 @@ def check_pieces(here: Path, kit: dict[str, Any]) -> None:
         file = here / piece["name"]
         digest = hashlib.sha256()
         with file.open("rb") as stream:
-            for chunk in iter(lambda: stream.read(_CHUNK_BYTES), b""):
+            while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
         if digest.hexdigest() != piece["sha256"]:
             raise Refused(f"{file} is damaged: copy it again")
@@ -143,7 +143,7 @@ def install(here: Path, kit: dict[str, Any], folder: Path) -> int:
         if free < size:
             raise Refused(f"{folder}: {size >> 20:,} MiB are needed, {free >> 20:,} MiB are free")
         wheels.mkdir()
-        pip = Pip(make_environment(folder), list(join(here, kit, wheels)))
+        pip = Pip(make_environment(folder, kit["environment"]), list(join(here, kit, wheels)))
         before = pip.complaints()
         print(f"install {len(pip.wheels)} wheels", flush=True)
         pip.install()
@@ -154,9 +154,10 @@ def install(here: Path, kit: dict[str, Any], folder: Path) -> int:
     shutil.rmtree(wheels)
     print(f"installed: {', '.join(kit['packages'])}; programs are in {folder / 'bin'}")
     dropped = tuple(f" requires {name}, which is not installed." for name in kit["dropped"])
-    unmet = [line for line in broken if not line.lower().endswith(dropped)]
-    print("\n".join(f"not met: {line}" for line in unmet), end="\n" if unmet else "")
-    return 3 if unmet else 0
+    for line in broken:
+        if not line.lower().endswith(dropped):
+            print(f"note: {line}")
+    return 0
 
 
 def join(here: Path, kit: dict[str, Any], folder: Path) -> Iterator[Path]:
@@ -188,22 +189,26 @@ def read_stream(files: list[Path]) -> Iterator[bytes]:
     """Yield the bytes of all pieces in order."""
     for file in files:
         with file.open("rb") as stream:
-            yield from iter(lambda stream=stream: stream.read(_CHUNK_BYTES), b"")
+            while chunk := stream.read(_CHUNK_BYTES):
+                yield chunk
 
 
-def make_environment(folder: Path) -> Path:
-    """Make a virtual environment that sees the packages of this Python; return its Python."""
+def make_environment(folder: Path, variables: dict[str, str]) -> Path:
+    """Make a virtual environment that sees the packages of this Python; return its Python.
+
+    Every Python that starts there gets the variables, unless they are set already.
+    """
     venv.create(folder, system_site_packages=True, with_pip=False, symlinks=True)
-    python = folder / "bin" / "python"
-    if sys.prefix != sys.base_prefix:  # this is an environment itself, and only its base is seen
+    lines = [
+        f"import os; os.environ.setdefault({name!r}, {value!r})\n"
+        for name, value in variables.items()
+    ]
+    if sys.prefix != sys.base_prefix:  # an environment itself: the new one sees only its base
         mine = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-        asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-        purelib = Path(
-            subprocess.run(asked, check=True, stdout=subprocess.PIPE).stdout.decode()[:-1]
-        )
-        lines = [f"import site; site.addsitedir({path!r})\n" for path in mine]
-        (purelib / "zz_packages_of_the_target.pth").write_text("".join(lines))
-    return python
+        lines += [f"import site; site.addsitedir({path!r})\n" for path in mine]
+    packages = folder / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+    (packages / "zz_kit.pth").write_text("".join(lines))
+    return folder / "bin" / "python"
 
 
 class Pip:
@@ -239,11 +244,12 @@ class Pip:
         )
 
 
-def _release(name: str) -> str | None:
+def _release(name: str) -> str:
+    """Return the release of a package of this Python, and nothing if it is not here."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return None
+        return ""
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from loadtest.gpu.kit import install
-from loadtest.gpu.kit.asked import KitError, Target
-from loadtest.gpu.kit.wheel import unpacked_bytes
+from loadtest.gpu.kit.asked import WITHOUT_FLASHINFER, KitError, Target
+from loadtest.gpu.kit.wheel import needed_glibc, unpacked_bytes
 
 MANIFEST: Final = "kit.json"
 _CHUNK_BYTES: Final = 1 << 20
@@ -39,6 +39,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     have: dict[str, str | None]
     dropped: list[str]
     stripped: list[str]
+    environment: dict[str, str]
     unpacked_bytes: int
     wheels: list[Part]
     pieces: list[Part]
@@ -72,10 +73,11 @@ def write(
     manifest = Manifest(
         packages=list(packages),
         python=target.python,
-        glibc=target.glibc,
+        glibc=needed_glibc(wheels),
         have=target.have,
         dropped=list(dropped),
         stripped=list(stripped),
+        environment=WITHOUT_FLASHINFER if "flashinfer-python" in dropped else {},
         unpacked_bytes=sum(map(unpacked_bytes, wheels)),
         wheels=parts,
         pieces=pieces,

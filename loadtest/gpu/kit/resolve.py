@@ -37,12 +37,12 @@ def resolve(
     (scratch / "asked.txt").write_text("\n".join(packages))
     command = [
         *find_uv(), "pip", "compile", "--quiet", "--no-header", "--no-annotate",
-        "--only-binary", ":all:", "--find-links", stubs,
+        "--only-binary", ":all:", "--find-links", str(stubs),
         "--python-version", target.python,
         "--python-platform", f"x86_64-manylinux_{target.glibc.replace('.', '_')}",
-        "--constraint", scratch / "constraints.txt",
-        "--override", scratch / "overrides.txt",
-        scratch / "asked.txt",
+        "--constraint", str(scratch / "constraints.txt"),
+        "--override", str(scratch / "overrides.txt"),
+        str(scratch / "asked.txt"),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
