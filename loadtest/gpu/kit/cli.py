@@ -26,7 +26,7 @@ from loadtest.gpu.kit.asked import (
     read_have,
 )
 from loadtest.gpu.kit.download import download, is_local, local_wheels
-from loadtest.gpu.kit.resolve import resolve
+from loadtest.gpu.kit.resolve import find_uv, resolve
 from loadtest.gpu.kit.wheel import matching, strip
 
 _MIB: Final = 1 << 20
@@ -96,13 +96,18 @@ def make(args: argparse.Namespace) -> None:
     packages: list[str] = args.package or default_packages()
     dropped = () if args.whole else DROPPED
     wheels = args.wheels or out.with_name(f"{out.name}-wheels")
+    wheels /= f"python{target.python}-glibc{target.glibc}"
+    find_uv()
     for folder in (out, wheels):
         folder.mkdir(parents=True, exist_ok=True)
-    if VLLM in packages:
+    if any(package.startswith("vllm") for package in packages):
         pieces.require_room(out, _ROOM_BYTES)
 
     local = local_wheels(packages, wheels)
     named = [package for package in packages if not is_local(package)]
+    asked = [*named, *map(_title, local)]
+    for package in ("pip", *asked):  # are in the kit whether the target has them or not
+        target.have.pop(plain(re.split(r"[^\w.-]", package)[0]), None)
     print(f"resolve for Python {target.python}, glibc {target.glibc}", flush=True)
     with tempfile.TemporaryDirectory(prefix="warmroute-kit-") as scratch:
         pins = resolve(["pip", *named, *map(str, local)], target, dropped, Path(scratch))
@@ -114,7 +119,7 @@ def make(args: argparse.Namespace) -> None:
         kept,
         args.piece_mib * _MIB,
         target=target,
-        packages=[*named, *map(_title, local)],
+        packages=asked,
         dropped=sorted(dropped),
         stripped=stripped,
     )

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -43,19 +44,19 @@ def is_local(package: str) -> bool:
 
 
 def _build(source: Path, folder: Path) -> Path:
+    """Build a wheel from a copy: a build in place would pack what an earlier one left."""
     if not (source / "pyproject.toml").is_file():
         raise KitError(f"{source}: neither a wheel nor a folder with a pyproject.toml")
-    scratch = folder / "built"
-    shutil.rmtree(scratch, ignore_errors=True)
     print(f"build the wheel of {source}", flush=True)
-    command = [*_PIP, "wheel", "-q", "--no-deps", "-w", str(scratch), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise KitError(f"{source}: no wheel was built: {_last(done.stderr)}")
-    (wheel,) = scratch.glob("*.whl")
-    shutil.move(wheel, folder / wheel.name)
-    scratch.rmdir()
-    return folder / wheel.name
+    with tempfile.TemporaryDirectory(prefix="warmroute-kit-") as scratch:
+        copy = Path(scratch) / "source"
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info"))
+        command = [*_PIP, "wheel", "-q", "--no-deps", "-w", scratch, str(copy)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise KitError(f"{source}: no wheel was built: {_last(done.stderr)}")
+        (wheel,) = Path(scratch).glob("*.whl")
+        return Path(shutil.copy(wheel, folder))
 
 
 def download(pins: Sequence[str], target: Target, folder: Path) -> list[Path]:

@@ -70,6 +70,7 @@ def write(
         _write_piece(folder / f"piece-{number:02}-of-{num_pieces:02}", data)
         for number, data in enumerate(_cut(wheels, piece_bytes), start=1)
     ]
+    is_vllm = any(wheel.name.startswith("vllm-") for wheel in wheels)
     manifest = Manifest(
         packages=list(packages),
         python=target.python,
@@ -77,7 +78,7 @@ def write(
         have=target.have,
         dropped=list(dropped),
         stripped=list(stripped),
-        environment=WITHOUT_FLASHINFER if "flashinfer-python" in dropped else {},
+        environment=WITHOUT_FLASHINFER if is_vllm and "flashinfer-python" in dropped else {},
         unpacked_bytes=sum(map(unpacked_bytes, wheels)),
         wheels=parts,
         pieces=pieces,

@@ -6,6 +6,7 @@ release. What it has in an unknown release, and what is dropped, is no requireme
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -37,14 +38,16 @@ def resolve(
     (scratch / "asked.txt").write_text("\n".join(packages))
     command = [
         *find_uv(), "pip", "compile", "--quiet", "--no-header", "--no-annotate",
-        "--only-binary", ":all:", "--find-links", str(stubs),
+        "--only-binary", ":all:",
         "--python-version", target.python,
         "--python-platform", f"x86_64-manylinux_{target.glibc.replace('.', '_')}",
         "--constraint", str(scratch / "constraints.txt"),
         "--override", str(scratch / "overrides.txt"),
         str(scratch / "asked.txt"),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    links = ",".join(filter(None, (os.environ.get("UV_FIND_LINKS"), str(stubs))))
+    variables = {**os.environ, "UV_FIND_LINKS": links}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if done.returncode != 0:
         raise KitError(f"these packages do not go together: {_reason(done.stderr)}")
     lines = (line.strip() for line in done.stdout.splitlines())
