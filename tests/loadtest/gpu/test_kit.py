@@ -220,7 +220,7 @@ def refuse(kit: Kit, tmp_path: Path, expected: str) -> None:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
 
 
 def manifest(kit: Kit) -> dict[str, Any]:
