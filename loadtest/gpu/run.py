@@ -21,6 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+import httpx
 import msgspec
 from msgspec.structs import replace
 from rich.console import Console
@@ -31,7 +32,7 @@ from loadtest.gpu.run_machine import NotPossible, check_gpus, check_memory, chec
 from loadtest.gpu.run_models import MODELS, TINY
 from loadtest.gpu.run_page import make_page, markdown
 from loadtest.gpu.run_record import Found
-from loadtest.gpu.run_replicas import ReplicaDied
+from loadtest.gpu.run_replicas import ReplicaDied, make_replicas
 from loadtest.gpu.run_setting import Setting
 from loadtest.gpu.run_study import Study
 from loadtest.machine import this_machine
@@ -152,21 +153,22 @@ def main(argv: Sequence[str]) -> int:
     keep()
     interrupt_on_sigterm()
     code = 0
+    log_dir = Path(tempfile.mkdtemp(prefix="logs-", dir=args.out)).absolute()
     study = Study(
         found.setting,
-        found.hardware,
-        Path(tempfile.mkdtemp(prefix="logs-", dir=args.out)),
+        make_replicas(found.setting, python, log_dir, found.hardware.engines.gpus),
+        log_dir,
         keep,
         lambda text: console.print(
             f"{monotonic() - started_s:5.0f} s  {text}", markup=False, soft_wrap=True
         ),
     )
     try:
-        study.run(python)
+        study.run()
     except KeyboardInterrupt:
         keep(notes=("stopped by hand",))
         code = 130
-    except (ReplicaDied, ChildDied, OSError) as exc:
+    except (ReplicaDied, ChildDied, httpx.HTTPError, OSError) as exc:
         keep(notes=(" ".join(str(exc).split())[:500],))
         console.print(found.notes[-1], style="red", markup=False, soft_wrap=True)
         code = 1

@@ -47,7 +47,7 @@ if spec is not None and found["gpus"]:
                 found["cuda_error"] = path.name + ": " + str(exc).strip().splitlines()[0]
 print(json.dumps(found))
 """
-"""Run by the engines' interpreter. Only files that are there are tried: a kit may leave some out."""
+"""Run by the engines' interpreter. It tries the files that are there: a kit may leave some out."""
 
 
 class NotPossible(Exception):
@@ -148,11 +148,10 @@ def check_memory(
         num_here = len(range(index, num_replicas, len(gpus)))
         if num_here * needed > gpu.free_bytes:
             raise NotPossible(
-                f"GPU {index} ({gpu.name}) has {gpu.free_bytes / GIB:.1f} GiB free, but "
-                f"{num_here} x {needed / GIB:.1f} GiB are needed: {weights / GIB:.1f} weights "
-                f"of {model}, {cache / GIB:.1f} cache of {num_cache_tokens:,} tokens, "
-                f"{_COMPUTE_BYTES / GIB:.0f} to compute; lower --model, --cache-tokens or "
-                "--replicas"
+                f"GPU {index} ({gpu.name}): {gpu.free_bytes / GIB:.1f} GiB are free, "
+                f"{num_here} x {needed / GIB:.1f} are needed ({weights / GIB:.1f} weights, "
+                f"{cache / GIB:.1f} cache, {_COMPUTE_BYTES / GIB:.0f} to compute). "
+                "Lower --model, --cache-tokens or --replicas"
             )
 
 
@@ -175,9 +174,13 @@ def check_offload(offload_gib: float, num_replicas: int, *, is_gpu: bool) -> Non
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something: of an error if there is one."""
+    """Return the last line that says something: of an error if there is one.
+
+    vLLM's server ends with an error that only points to the one of its engine, above.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "error:" in line]
+    errors = [line for line in errors if "root cause" not in line]
     return (errors or lines or ["it said nothing"])[-1][:300]
 
 

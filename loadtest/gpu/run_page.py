@@ -87,8 +87,9 @@ def _lead(found: Found) -> str:
             tokens = _tokens(ours) / max(1.0, _tokens(base)) - 1
             ttft = _mean_ttft(ours) / _mean_ttft(base) - 1
             return (
-                f"kv_aware computes {tokens:+.0%} tokens and has {ttft:+.0%} mean time to first "
-                f"token, compared with {BASELINE} ({cell.name}, {_rounds(len(ours))})."
+                f"kv_aware computes {_change(tokens, 'more', 'fewer')} tokens than {BASELINE}, and "
+                f"its mean time to first token is {_change(ttft, 'longer', 'shorter')} "
+                f"({cell.name}, {_rounds(len(ours))})."
             )
     return f"{len(found.runs)} runs are done: too few to compare kv_aware with {BASELINE}."
 
@@ -96,8 +97,10 @@ def _lead(found: Found) -> str:
 def _variants(found: Found) -> Iterator[Note | Table]:
     for note in found.notes:
         yield Note(text=note, kind="warning")
-    if not found.runs:
-        yield Note(text="No run is done.", kind="warning")
+    done = {run.cell.working_set for run in found.runs}
+    for asked in found.setting.cells():
+        if asked.working_set not in done:
+            yield Note(text=f"{asked.name}: no run is done.", kind="warning")
     for cell, runs in common(found.runs).items():
         if not runs:
             yield Note(text=f"{cell.name}: no round is complete.", kind="warning")
@@ -109,15 +112,16 @@ def _variants(found: Found) -> Iterator[Note | Table]:
         num_turns = sum(run.num_turns for run in runs if run.arm == rows[0][0])
         yield Table(
             head=(
-                "variant", "TTFT mean, s", "P50", "P90", "over " + BASELINE, "computed tokens",
-                "computed again", "over " + BASELINE, "predicted right", "router's share of TTFT",
-                "moved", "failed",
+                "variant", "TTFT mean, s", "P50", "P90", f"TTFT over {BASELINE}",
+                "computed tokens", "computed again", f"computed over {BASELINE}",
+                "predicted right", "router's share of TTFT", "moved", "failed",
             ),
             rows=tuple(rows),
             numeric=tuple(range(1, 12)),
             caption=f"{cell.name[0].upper()}{cell.name[1:]} ({fmean(sizes):.2f} as drawn), "
             f"{_rounds(len({run.seed for run in runs}))}, {num_turns} turns for each variant. "
-            "Computed again: what one cache that never evicts would have saved.",
+            "Computed again: what one cache that never evicts would have saved. The router's "
+            "share is without its queue.",
         )  # fmt: skip
 
 
@@ -166,6 +170,12 @@ def _hand_overs(found: Found) -> Iterator[Note | Table]:
     if not found.hand_overs:
         yield Note(text="Not measured.", kind="warning")
         return
+    direct = (
+        " Directly: the replica takes no ids with a chat; both were sent without a router, the "
+        "ids as a completion."
+        if any(one.is_direct for one in found.hand_overs)
+        else ""
+    )
     yield Table(
         head=("prompt tokens", "as text, ms", "with token ids, ms", "saved, ms", "handed over"),
         rows=tuple(
@@ -174,13 +184,13 @@ def _hand_overs(found: Found) -> Iterator[Note | Table]:
                 _times(one.off_ms),
                 _times(one.on_ms),
                 f"{median(one.off_ms) - median(one.on_ms):.0f}",
-                f"{one.num_handed} of {len(one.on_ms)}",
+                "directly" if one.is_direct else f"{one.num_handed} of {len(one.on_ms)}",
             )
             for one in found.hand_overs
         ),
         numeric=(1, 2, 3, 4),
         caption="Time to first token of the next turn of a cached conversation, on an idle "
-        "replica: median (lowest to highest).",
+        f"replica: median (lowest to highest).{direct}",
     )
 
 
@@ -204,7 +214,8 @@ def _offload(found: Found) -> Iterator[Section]:
                 head=("prompt tokens", "read", "computed, ms", "read, ms", "read over computed"),
                 rows=rows,
                 numeric=(1, 2, 3, 4),
-                caption="A prompt computed, and again after the GPU cache was emptied.",
+                caption="Time to first token of a new prompt, and of the same prompt after the GPU "
+                "cache was emptied: median (lowest to highest).",
             )
         ]
     yield Section(title="CPU offload: read or compute again", parts=tuple(parts))
@@ -248,6 +259,10 @@ def _mean_ttft(runs: Sequence[GridRun]) -> float:
 
 def _times(values: Sequence[float]) -> str:
     return f"{median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+
+
+def _change(ratio: float, more: str, less: str) -> str:
+    return f"{abs(ratio):.0%} {more if ratio >= 0 else less}"
 
 
 def _rounds(num: int) -> str:

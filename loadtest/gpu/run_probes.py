@@ -7,25 +7,28 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from time import monotonic
 from typing import Any, Final
 
 import httpx
+import orjson
 
 from loadtest.agent_text import code
-from loadtest.agents import Turn
 from loadtest.engines.process import read_metric
 from loadtest.engines.vllm import Engine
 from loadtest.gpu.run_record import Fetch, HandOver, Prefill
 from loadtest.gpu.run_replicas import empty_caches, routing
 from loadtest.gpu.run_setting import Setting
 from loadtest.results import TurnResult
-from loadtest.runner.sending import make_client
-from loadtest.runner.sessions import send_turn
+from loadtest.runner.exchange import Exchange
+from loadtest.runner.requests import CHAT, COMPLETIONS
+from loadtest.runner.sending import make_client, send
 from loadtest.runner.stack import Router
 
 _SILENCE_S: Final = 120.0
 _PROBE_TOKENS: Final = 2_000  # long enough to be handed over
-_MAX_PROBES: Final = 40
+_MAX_PROBES: Final = 20
+_PROBE_PAUSE_S: Final = 0.2
 _HANDED: Final = "warmroute_handed_over_requests_total"
 
 
@@ -63,8 +66,10 @@ async def measure_hand_over(
 ) -> list[HandOver]:
     """Ask two routers in turn, one without hand-over, for turns of a cached conversation.
 
+    A replica that takes no ids with a chat (vLLM 0.26) is asked directly.
+
     Raises:
-        ProbeFailed: a request failed, or the engine takes no ids.
+        ProbeFailed: a request failed.
         ChildDied: a router did not start.
     """
     one = engines[:1]
@@ -76,11 +81,15 @@ async def measure_hand_over(
         routing(one, "kv_aware", folders[0], off) as without,
         routing(one, "kv_aware", folders[1], on) as handing,
     ):
-        await _await_hand_over(handing)
-        return [
-            await _compare(without, handing, length, setting.num_repeats)
-            for length in setting.hand_over_lengths
-        ]
+        if await _is_handed_over(handing):
+            return [
+                await _compare(without, handing, length, setting.num_repeats)
+                for length in setting.hand_over_lengths
+            ]
+    return [
+        await _compare_directly(engines[0], length, setting.num_repeats)
+        for length in setting.hand_over_lengths
+    ]
 
 
 async def measure_fetches(engines: Sequence[Engine], setting: Setting) -> list[Fetch]:
@@ -131,13 +140,42 @@ async def _compare(without: Router, handing: Router, length: int, num_repeats: i
     )
 
 
-async def _await_hand_over(router: Router) -> None:
+async def _compare_directly(engine: Engine, length: int, num_repeats: int) -> HandOver:
+    times: tuple[list[float], list[float]] = ([], [])
+    text = _text(f"hand over/{length}", length)
+    num_tokens = 0
+    for number in range(num_repeats + 1):
+        for which in (0, 1) if number % 2 else (1, 0):
+            question = f"Question {number} {which}: what is wrong in line {number}?"
+            texts = [text, "Ask.", question]
+            if which:
+                ids = await asyncio.to_thread(engine.tokenize, _body(texts))
+                body = {**_body([]), "prompt": ids}
+                del body["messages"]
+                result = await _send(engine.url, COMPLETIONS, body)
+            else:
+                result = await _ask(engine.url, texts)
+            if number:  # the first round fills the cache
+                times[which].append(_ms(result))
+            num_tokens = result.num_prompt_tokens or 0
+    return HandOver(
+        num_tokens=num_tokens,
+        off_ms=tuple(times[0]),
+        on_ms=tuple(times[1]),
+        num_handed=num_repeats,
+        is_direct=True,
+    )
+
+
+async def _is_handed_over(router: Router) -> bool:
+    """Send a prompt until its ids are handed over; the replica is asked in the background."""
     text = _text("probe", _PROBE_TOKENS)
     for _ in range(_MAX_PROBES):
         await _ask(router.url, [text])
         if await _num_handed(router):
-            return
-    raise ProbeFailed(f"no token ids were handed over in {_MAX_PROBES} requests")
+            return True
+        await asyncio.sleep(_PROBE_PAUSE_S)
+    return False
 
 
 async def _num_handed(router: Router) -> float:
@@ -160,9 +198,20 @@ async def _predicted_ms(router: Router, texts: Sequence[str]) -> float:
 
 
 async def _ask(url: str, texts: Sequence[str]) -> TurnResult:
+    return await _send(url, CHAT, _body(texts))
+
+
+async def _send(url: str, route: str, body: dict[str, Any]) -> TurnResult:
+    """Send a request as a stream.
+
+    Raises:
+        ProbeFailed: it failed.
+    """
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    exchange = Exchange("probe", 0, start_s=monotonic())
     async with make_client(timeout_s=_SILENCE_S, base_url=url) as client:
-        turn = Turn(session_id="probe", number=0, wait_s=0.0, body=_body(texts))
-        result, _ = await send_turn(client, turn)
+        await send(client, route, orjson.dumps(streamed), exchange, monotonic, headers={})
+    result = exchange.result(monotonic())
     if result.error is not None or result.ttft_s is None:
         raise ProbeFailed(f"a request failed: {result.error}: {result.error_message}")
     return result

@@ -23,12 +23,17 @@ class Prefill(Struct, frozen=True, kw_only=True):
 
 
 class HandOver(Struct, frozen=True, kw_only=True):
-    """First tokens of a cached conversation, its token ids handed over or not."""
+    """First tokens of a cached conversation, sent as text or as token ids.
+
+    `is_direct`: the replica takes no ids with a chat. Both were sent to it without a router, the
+    ids as a completion.
+    """
 
     num_tokens: int
     off_ms: tuple[float, ...]
     on_ms: tuple[float, ...]
-    num_handed: int  # of the latter, as the router counts them
+    num_handed: int  # of the latter; by the router's count, if there is one
+    is_direct: bool = False
 
 
 class Fetch(Struct, frozen=True, kw_only=True):

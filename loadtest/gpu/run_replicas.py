@@ -7,24 +7,30 @@ import json
 import os
 import random
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
+import httpx
+
 from loadtest.compare.arms import arm_of, serve_flags
 from loadtest.engines.fork_client import Forked
-from loadtest.engines.process import Process
+from loadtest.engines.process import REPOSITORY
 from loadtest.engines.vllm import ENVIRON, TOOL_OPTIONS, Engine
 from loadtest.gpu.run_machine import Gpu, last_line
 from loadtest.gpu.run_models import cache_bytes, model_folder
 from loadtest.gpu.run_setting import Setting
+from loadtest.runner import leash
 from loadtest.runner.stack import Router, start_router
 
 _BUFFER_STEPS: Final = 500  # a router that joins needs only events since the last clear
 _SEED: Final = {"PYTHONHASHSEED": "0"}  # before 0.27 block hashes are random without it
 _WATCH_S: Final = 0.2
+_NOTICE_S: Final = 1.0  # a request may fail before its replica has ended
+TAIL_LINES: Final = 400  # of a log, searched for the reason
 _FIRST_TOKEN, _LAST_TOKEN = 300, 8_000  # any of the vocabulary but special ones
 
 Found = TypeVar("Found")
@@ -35,12 +41,24 @@ class ReplicaDied(Exception):
 
 
 class GpuReplica(Engine):
-    """A replica with an interpreter of its own: a GPU is not to be used after a fork."""
+    """A replica with an interpreter of its own: a GPU is not to be used after a fork.
+
+    It ends with this process, also if this one is killed: the next study needs its memory.
+    """
 
     __slots__ = ()
 
     def _spawn(self) -> subprocess.Popen[bytes] | Forked:
-        return Process._spawn(self)
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *self._command],
+                cwd=REPOSITORY,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
 
 def make_replicas(
@@ -87,8 +105,8 @@ def _environ(number: int, num_gpus: int) -> dict[str, str]:
     }
 
 
-def warm_up(engines: Sequence[Engine], lengths: Sequence[int]) -> None:
-    """Let each replica compute prompts of these lengths: kernels are compiled, pages are touched.
+def warm_up(engines: Sequence[Engine], longest: int) -> None:
+    """Let each replica compute prompts of up to `longest` tokens, so that kernels are compiled.
 
     Raises:
         ReplicaDied: one of them does not.
@@ -96,9 +114,13 @@ def warm_up(engines: Sequence[Engine], lengths: Sequence[int]) -> None:
     dice = random.Random("warm up")
 
     def compute(engine: Engine) -> None:
-        for length in lengths:
+        for length in (longest // 100, longest // 10, longest):
             prompt = [dice.randrange(_FIRST_TOKEN, _LAST_TOKEN) for _ in range(length)]
-            engine.complete(prompt, max_tokens=4)
+            try:
+                engine.complete(prompt, max_tokens=4)
+            except httpx.HTTPError as exc:
+                why = f"{engine.name} computes no prompt of {length} tokens: {exc!r}"
+                raise ReplicaDied(f"{why}; {last_line(engine.tail(TAIL_LINES))}") from exc
 
     with ThreadPoolExecutor(len(engines)) as threads:
         list(threads.map(compute, engines))
@@ -141,7 +163,7 @@ def _listed(engines: Sequence[Engine]) -> list[dict[str, object]]:
 
 
 async def while_alive(engines: Sequence[Engine], work: Awaitable[Found]) -> Found:
-    """Await some work as long as all replicas run.
+    """Await some work as long as all replicas run; errors of the work are raised as they are.
 
     Raises:
         ReplicaDied: one of them ended first; the work is cancelled.
@@ -151,14 +173,20 @@ async def while_alive(engines: Sequence[Engine], work: Awaitable[Found]) -> Foun
             watcher = group.create_task(_watch(engines), name="watch replicas")
             found = await work
             watcher.cancel()
-    except* ReplicaDied as died:
-        raise died.exceptions[0] from None
+    except ExceptionGroup as several:
+        await asyncio.sleep(_NOTICE_S)
+        _check(engines)
+        raise several.exceptions[0] from None
     return found
 
 
 async def _watch(engines: Sequence[Engine]) -> None:
     while True:
-        for engine in engines:
-            if engine.has_ended:
-                raise ReplicaDied(f"{engine.name} ended: {last_line(engine.tail(200))}")
+        _check(engines)
         await asyncio.sleep(_WATCH_S)
+
+
+def _check(engines: Sequence[Engine]) -> None:
+    for engine in engines:
+        if engine.has_ended:
+            raise ReplicaDied(f"{engine.name} ended: {last_line(engine.tail(TAIL_LINES))}")

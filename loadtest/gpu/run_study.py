@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from loadtest.engines.process import all_up
 from loadtest.engines.vllm import Engine
-from loadtest.gpu.run_machine import Hardware, last_line
+from loadtest.gpu.run_machine import last_line
 from loadtest.gpu.run_probes import (
     ProbeFailed,
     measure_fetches,
@@ -28,9 +28,9 @@ from loadtest.gpu.run_probes import (
 )
 from loadtest.gpu.run_record import Prefill
 from loadtest.gpu.run_replicas import (
+    TAIL_LINES,
     ReplicaDied,
     empty_caches,
-    make_replicas,
     routing,
     warm_up,
     while_alive,
@@ -38,15 +38,16 @@ from loadtest.gpu.run_replicas import (
 from loadtest.gpu.run_setting import FIRST_SEED, LongCell, Setting
 from loadtest.runner.children import ChildDied
 from loadtest.runner.sessions import drive
+from loadtest.runner.stack import Router
 from loadtest.studies.draw import Draw
 from loadtest.studies.grid_run import DEFAULT, GridRun, run_of
 from loadtest.studies.pair import SESSION_HEADER
 
 _READY_S: Final = 300.0
 _END_S: Final = 15.0  # to end processes and to write
-_MARGIN: Final = 1.15  # a run may take so much longer than the longest before
+_MARGIN: Final = 1.15  # runs may take so much longer than those before
 _SILENCE_S: Final = 120.0  # longest silence on a connection
-_WARM_LENGTHS: Final = (64, 1_000, 6_000)
+_WARM_TOKENS: Final = 16_000
 
 Keep = Callable[..., None]
 """Takes what a step found, by fields of `Found`; tuples are appended."""
@@ -58,86 +59,88 @@ Done = TypeVar("Done")
 class Study:
     """A study under way."""
 
-    __slots__ = ("_deadline_s", "_hardware", "_keep", "_log_dir", "_longest_s", "_say", "_setting")
+    __slots__ = ("_deadline_s", "_engines", "_keep", "_log_dir", "_say", "_setting", "_took_s")
 
     def __init__(
-        self, setting: Setting, hardware: Hardware, log_dir: Path, keep: Keep, say: Say
+        self,
+        setting: Setting,
+        engines: Sequence[Engine],
+        log_dir: Path,
+        keep: Keep,
+        say: Say,
     ) -> None:
         self._setting = setting
-        self._hardware = hardware
+        self._engines = engines
         self._log_dir = log_dir
         self._keep = keep
         self._say = say
         self._deadline_s = monotonic() + 60 * setting.minutes - _END_S
-        self._longest_s: dict[LongCell, float] = {}
+        self._took_s: dict[tuple[LongCell, str], float] = {}
 
     @property
     def left_s(self) -> float:
         """Seconds until everything has to end."""
         return self._deadline_s - monotonic()
 
-    def run(self, python: Path) -> None:
+    def run(self) -> None:
         """Measure everything that there is time for.
 
         Raises:
-            ReplicaDied, ChildDied, RuntimeError, TimeoutError: a process did not start, or ended.
+            ReplicaDied, ChildDied: a process did not start, or ended.
         """
-        engines = make_replicas(self._setting, python, self._log_dir, self._hardware.engines.gpus)
-        self._say(f"{len(engines)} replicas start")
-        with _started(engines, min(_READY_S, max(self.left_s, 1.0))):
-            warm_up(engines, _WARM_LENGTHS)
-            self._probe(engines, "token hand-over", self._hand_over)
+        self._say(f"{len(self._engines)} replicas start")
+        with _started(self._engines, min(_READY_S, max(self.left_s, 1.0))):
+            warm_up(self._engines, min(_WARM_TOKENS, self._setting.max_model_len // 2))
+            if self._setting.hand_over_lengths:
+                self._probe("token hand-over", self._hand_over)
             if self._setting.offload_gib:
-                self._probe(engines, "reads of the CPU tier", self._fetches)
-            self._rounds(engines)
+                self._probe("reads of the CPU tier", self._fetches)
+            self._rounds()
 
-    def _rounds(self, engines: Sequence[Engine]) -> None:
-        cells = self._setting.cells()
+    def _rounds(self) -> None:
+        """Run rounds until there is no time for any cell."""
+        num_runs = -1
         for round_ in count():
-            if round_ == self._setting.num_rounds:
+            if round_ == self._setting.num_rounds or num_runs == 0:
                 return
+            num_runs = 0
             arms = self._setting.arms if round_ % 2 == 0 else self._setting.arms[::-1]
-            for cell in cells:
+            for cell in filter(self._has_time, self._setting.cells()):
                 drawn = self._setting.draw(cell, FIRST_SEED + round_)
                 for arm in arms:
-                    if not self._has_time(cell):
-                        if not self._setting.num_rounds:
-                            return
-                        self._keep(notes=(f"no time was left for {arm}, seed {drawn.seed}",))
-                        return
-                    self._one(engines, cell, drawn, arm, round_)
+                    if self.left_s > 0:
+                        self._one(cell, drawn, arm, round_)
+                        num_runs += 1
 
     def _has_time(self, cell: LongCell) -> bool:
-        known = self._longest_s.get(cell) or max(self._longest_s.values(), default=0.0)
-        return self.left_s > _MARGIN * known
+        """Return whether a cell may be done in time: all variants, if it was done before."""
+        of_cell = [took_s for (known, _), took_s in self._took_s.items() if known == cell]
+        lasts_s = sum(of_cell) if of_cell else max(self._took_s.values(), default=0.0)
+        return self.left_s > _MARGIN * lasts_s
 
-    def _one(
-        self, engines: Sequence[Engine], cell: LongCell, drawn: Draw, arm: str, round_: int
-    ) -> None:
+    def _one(self, cell: LongCell, drawn: Draw, arm: str, round_: int) -> None:
         """Run one variant; keep it if it ended in time."""
         what = f"{cell.name}, seed {drawn.seed}: {arm}"
         self._say(f"{what}: {len(drawn.plans)} sessions")
         started_s = monotonic()
         try:
-            run, prefills = self._within(self._drive(engines, drawn, arm, round_), engines, what)
+            run, prefills = self._within(self._drive(drawn, arm, round_), what)
         except TimeoutError:
             self._keep(notes=(f"left out, the time was over: {what}",))
             return
         took_s = monotonic() - started_s
-        self._longest_s[cell] = max(took_s, self._longest_s.get(cell, 0.0))
+        self._took_s[cell, arm] = max(took_s, self._took_s.get((cell, arm), 0.0))
         self._keep(runs=(run,), prefills=tuple(prefills))
         self._say(
             f"{what}: TTFT {run.ttft_mean_s:.3f} s, {run.num_recomputed_tokens:,} of "
             f"{run.num_prompt_tokens:,} tokens computed, {run.num_errors} failed, {took_s:.0f} s"
         )
 
-    async def _drive(
-        self, engines: Sequence[Engine], drawn: Draw, arm: str, round_: int
-    ) -> tuple[GridRun, list[Prefill]]:
+    async def _drive(self, drawn: Draw, arm: str, round_: int) -> tuple[GridRun, list[Prefill]]:
         """Send the sessions to cold caches; under the default policy measure prefills after."""
-        await asyncio.to_thread(empty_caches, engines)
+        await asyncio.to_thread(empty_caches, self._engines)
         sessions = replace(drawn, profile=self._salted(drawn, arm)).sessions()
-        async with routing(engines, arm, self._log_dir) as router:
+        async with routing(self._engines, arm, self._log_dir) as router:
             turns = await drive(
                 router.url,
                 sessions,
@@ -148,10 +151,17 @@ class Study:
             )
             run = run_of(drawn, arm, turns, round=round_, is_report=True, keeps_turns=True)
             if run.num_errors:
-                await _check_health(engines)
+                await _check_health(self._engines)
             first = DEFAULT, FIRST_SEED, self._setting.cells()[0]
             is_first = (arm, drawn.seed, drawn.cell) == first
-            return run, await measure_prefill(router, self._setting) if is_first else []
+            return run, await self._prefills(router) if is_first else []
+
+    async def _prefills(self, router: Router) -> list[Prefill]:
+        try:
+            return await measure_prefill(router, self._setting)
+        except ProbeFailed as exc:
+            self._keep(notes=(f"prefill: {exc}",))
+            return []
 
     def _salted(self, drawn: Draw, arm: str) -> Any:
         """Let no run read what an earlier one left in a CPU tier."""
@@ -160,27 +170,22 @@ class Study:
         extra = {**drawn.profile.extra_body, "cache_salt": f"{drawn.seed} {arm}"}
         return replace(drawn.profile, extra_body=extra)
 
-    def _probe(
-        self,
-        engines: Sequence[Engine],
-        what: str,
-        measure: Callable[[Sequence[Engine]], Awaitable[None]],
-    ) -> None:
+    def _probe(self, what: str, measure: Callable[[], Awaitable[None]]) -> None:
         """Measure something beside the rounds; without it the study goes on."""
         self._say(what)
         try:
-            self._within(measure(engines), engines, what)
+            self._within(measure(), what)
         except (ProbeFailed, TimeoutError) as exc:
             self._keep(notes=(f"{what}: {str(exc) or 'the time was over'}",))
 
-    async def _hand_over(self, engines: Sequence[Engine]) -> None:
-        found = await measure_hand_over(engines, self._setting, self._log_dir)
+    async def _hand_over(self) -> None:
+        found = await measure_hand_over(self._engines, self._setting, self._log_dir)
         self._keep(hand_overs=tuple(found))
 
-    async def _fetches(self, engines: Sequence[Engine]) -> None:
-        self._keep(fetches=tuple(await measure_fetches(engines, self._setting)))
+    async def _fetches(self) -> None:
+        self._keep(fetches=tuple(await measure_fetches(self._engines, self._setting)))
 
-    def _within(self, work: Awaitable[Done], engines: Sequence[Engine], what: str) -> Done:
+    def _within(self, work: Awaitable[Done], what: str) -> Done:
         """Do some work while all replicas live and time is left.
 
         Raises:
@@ -190,7 +195,7 @@ class Study:
 
         async def bounded() -> Done:
             async with asyncio.timeout(max(self.left_s, 0.0)):
-                return await while_alive(engines, work)
+                return await while_alive(self._engines, work)
 
         try:
             return asyncio.run(bounded())
@@ -210,8 +215,9 @@ def _started(engines: Sequence[Engine], ready_s: float) -> Iterator[None]:
             stack.enter_context(all_up(engines, timeout_s=ready_s))
         except (RuntimeError, TimeoutError, ChildDied) as exc:
             first = str(exc).partition(":\n")[0]
-            logs = ", ".join(str(engine.log_path) for engine in engines)
-            raise ReplicaDied(f"{first}: {last_line(str(exc))} ({logs})") from exc
+            engine = next((e for e in engines if first.startswith(f"{e.name} ")), engines[0])
+            why = last_line(engine.tail(TAIL_LINES))
+            raise ReplicaDied(f"{first}: {why} ({engine.log_path})") from exc
         yield
 
 
@@ -228,4 +234,4 @@ async def _check_health(engines: Sequence[Engine]) -> None:
             except httpx.HTTPError:
                 is_well = False
             if not is_well:
-                raise ReplicaDied(f"{engine.name} fails: {last_line(engine.tail(200))}")
+                raise ReplicaDied(f"{engine.name} fails: {last_line(engine.tail(TAIL_LINES))}")

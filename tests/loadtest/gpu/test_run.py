@@ -12,13 +12,20 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from loadtest.engines.vllm import Engine
 from loadtest.gpu.__main__ import main
-from loadtest.gpu.run_machine import Engines, Gpu, Hardware, NotPossible, check_memory, last_line
+from loadtest.gpu.run_machine import (
+    Engines,
+    Gpu,
+    Hardware,
+    NotPossible,
+    check_memory,
+    check_offload,
+    last_line,
+)
 from loadtest.gpu.run_models import SHAPES, cache_bytes, model_folder, weight_bytes
 from loadtest.gpu.run_page import common, make_page, markdown, router_share
-from loadtest.gpu.run_record import Found, HandOver, Prefill
-from loadtest.gpu.run_replicas import ReplicaDied, while_alive
+from loadtest.gpu.run_record import Fetch, Found, HandOver, Prefill
+from loadtest.gpu.run_replicas import GpuReplica, ReplicaDied, while_alive
 from loadtest.gpu.run_setting import LongCell, Setting
 from loadtest.machine import this_machine
 from loadtest.pages import render
@@ -107,7 +114,7 @@ def test_a_model_is_written_with_its_shape_and_the_tiny_tokenizer(tmp_path: Path
                 "cuda": "13.0",
                 "has_cuda_code": True,
             },
-            "GPU 0 (L4) has 22.0 GiB free, but 2 x",
+            "GPU 0 (L4): 22.0 GiB are free, 2 x",
         ),
     ],
 )
@@ -156,21 +163,22 @@ def test_replicas_that_share_a_gpu_are_counted_together() -> None:
 
 def test_the_reason_in_a_log_is_its_last_error() -> None:
     """Lines after it tell how processes end."""
-    log = "start\ntorch.OutOfMemoryError: CUDA out of memory\nprocess group destroyed\n\n"
+    log = (
+        "start\ntorch.OutOfMemoryError: CUDA out of memory\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+        "process group destroyed\n\n"
+    )
 
     assert last_line(log) == "torch.OutOfMemoryError: CUDA out of memory"
     assert last_line("") == "it said nothing"
 
 
-class Ending(Engine):
+class Ending(GpuReplica):
     """A replica that says why, and ends."""
 
     def __init__(self, log_dir: Path) -> None:
         super().__init__("r2", log_dir, python=Path(sys.executable))
         self._command = [sys.executable, "-c", "raise SystemExit('CudaError: the GPU is lost')"]
-
-    def _spawn(self) -> Any:
-        return super(Engine, self)._spawn()
 
 
 async def test_work_ends_as_soon_as_a_replica_has_ended(tmp_path: Path) -> None:
@@ -193,8 +201,31 @@ def test_variants_are_compared_over_the_seeds_that_all_have() -> None:
 
     assert [one.seed for one in common(runs)[CELL]] == [101, 101]
     page = make_page(found(*runs))
-    assert "-40% tokens" in page.lead
-    assert "-50% mean time to first token" in page.lead
+    assert "40% fewer tokens than session_hash" in page.lead
+    assert "time to first token is 50% shorter" in page.lead
+
+
+def test_a_study_with_a_cpu_tier_shows_what_a_read_saves() -> None:
+    """The section is there if a tier was asked for, also if it was not measured."""
+    fetch = Fetch(
+        num_tokens=25_000, num_fetched_tokens=(24_992,), computed_ms=(900.0,), fetched_ms=(90.0,)
+    )
+    done = found(fetches=(fetch,))
+    setting = replace(done.setting, offload_gib=16.0)
+
+    text = markdown(make_page(replace(done, setting=setting)))
+    assert "| 25,000 | 24,992 | 900 (900 to 900) | 90 (90 to 90) | 10% |" in text
+    assert "CPU offload" in markdown(make_page(replace(found(), setting=setting)))
+    assert "CPU offload" not in markdown(make_page(found()))
+
+
+def test_a_cpu_tier_needs_a_gpu_and_its_memory() -> None:
+    """More than what is free is refused before vLLM tries."""
+    check_offload(0.0, 2, is_gpu=False)
+    with pytest.raises(NotPossible, match="from a GPU only"):
+        check_offload(1.0, 2, is_gpu=False)
+    with pytest.raises(NotPossible, match="GiB of free memory"):
+        check_offload(1e6, 2, is_gpu=True)
 
 
 def test_the_router_counts_by_its_time_before_dispatch() -> None:
@@ -228,5 +259,5 @@ def test_the_page_has_what_was_measured_and_names_what_was_not() -> None:
     assert "the GPU is lost" in text
     assert "the GPU is lost" in render(page)
     nothing = markdown(make_page(found()))
-    assert "No run is done." in nothing
+    assert nothing.count("no run is done.") == 3
     assert nothing.count("Not measured") == 2
