@@ -23,6 +23,8 @@ from docs.site_hooks import PAGES as OUTSIDE
 from loadtest import docs
 from loadtest.chaos.cli import main as chaos
 from loadtest.gpu import run as gpu_run
+from loadtest.gpu.kit import cli as gpu_kit
+from loadtest.gpu.kit import install as gpu_install
 from loadtest.peers import cli as peers
 from loadtest.studies import real_grid
 from policies import POLICIES, Policy, Snapshot, create
@@ -357,7 +359,8 @@ def flags() -> frozenset[str]:
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))
     parsers: list[argparse.ArgumentParser] = [
-        docs.argument_parser(), gpu_run.parser(), peers.parser(), real_grid.parser(),
+        docs.argument_parser(), gpu_install.parser(), gpu_kit.parser(), gpu_run.parser(),
+        peers.parser(), real_grid.parser(),
     ]  # fmt: skip
     for parser in parsers:
         known.update(flag for action in parser._actions for flag in action.option_strings)

@@ -1,6 +1,6 @@
 """The wheels of a kit: pip downloads them, or builds the one of a checkout.
 
-A wheel that is there from an earlier try stays: pip writes a file when it is complete.
+A wheel that is there from an earlier try stays, if it is whole.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -65,6 +66,9 @@ def download(pins: Sequence[str], target: Target, folder: Path) -> list[Path]:
     Raises:
         KitError: a release has no wheel for the target, or the download broke off.
     """
+    for wheel in folder.glob("*.whl"):
+        if not zipfile.is_zipfile(wheel):  # the disk was full
+            wheel.unlink()
     missing = [pin for pin in pins if _find(folder, pin) is None]
     if missing:
         print(f"download {len(missing)} wheels of {len(pins)}", flush=True)

@@ -31,16 +31,21 @@ class Refused(Exception):
     """The kit cannot be installed here; the message is one line for a person."""
 
 
-def main() -> int:
-    """Check, join, install; return the exit status."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    asked = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="new folder for the virtual environment")
-    parser.add_argument(
+    asked.add_argument("folder", type=Path, help="new folder for the virtual environment")
+    asked.add_argument(
         "--check", action="store_true", help="check Python and pieces, and install nothing"
     )
-    args = parser.parse_args()
+    return asked
+
+
+def main() -> int:
+    """Check, join, install; return the exit status."""
+    args = parser().parse_args()
     here = Path(__file__).resolve().parent
     try:
         kit = read_manifest(here)

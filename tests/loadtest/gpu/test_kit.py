@@ -104,12 +104,17 @@ def test_an_installed_package_lacks_what_was_left_out_and_knows_it(
 def test_a_kit_is_made_again_from_the_wheels_that_are_there(
     kit: Kit, links: Links, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A second try downloads nothing, and the pieces are the same."""
+    """A second try downloads only what is missing or cut off, and the pieces are the same."""
     before = manifest(kit)["pieces"]
+    again = ("--package", "vllm==1.0", "--have", "click,setuptools")
 
-    assert make(kit, "--package", "vllm==1.0", "--have", "click,setuptools") == 0
-
+    assert make(kit, *again) == 0
     assert "download" not in capfd.readouterr().out
+    (wheel,) = kit.with_name("kit-wheels").glob("*/vllm-*.whl")
+    wheel.write_bytes(wheel.read_bytes()[:-9])
+    assert make(kit, *again) == 0
+
+    assert "download 1 wheels of 2" in capfd.readouterr().out
     assert manifest(kit)["pieces"] == before
 
 
@@ -196,6 +201,27 @@ def test_a_folder_in_use_is_left_as_it_is(kit: Kit, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == f"install: {tmp_path}/environment exists: name a new folder\n"
     assert (tmp_path / "environment/mine.txt").read_text() == "mine"
+
+
+def test_a_check_installs_nothing(kit: Kit, tmp_path: Path) -> None:
+    """It says whether the kit is whole and for this Python."""
+    done = run(sys.executable, str(kit / "install.py"), "--check", str(tmp_path / "environment"))
+
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "environment").exists()
+
+
+def test_a_missing_uv_is_said_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the command that installs it."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    assert make(tmp_path / "kit") == 1
+
+    assert capfd.readouterr().err.endswith("pip install uv\n")
+    assert not (tmp_path / "kit").exists()
 
 
 def make(out: Path, *options: str) -> int:
