@@ -190,6 +190,8 @@ def _loops(
 
     yield "sweep", kept("upkeep", partial(_sweep, router))
     yield "loop lag", kept("upkeep", partial(_measure_lag, router.metrics))
+    if router.story.steps.early is not None:
+        yield "early", kept("early", router.story.steps.early.run)
     if router.sharing is not None:
         yield "redis", kept("redis", router.sharing.run)
     for pool in router.pools.values():

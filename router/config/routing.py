@@ -185,6 +185,25 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.mode == "on" or (self.mode == "auto" and policy == PolicyConfig().name)
 
 
+class EarlyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: Annotated[
+        Literal["on", "off"],
+        Meta(
+            description="whether idle replicas compute the known beginning of a conversation's "
+            "next prompt, where the chat template writes it otherwise than before",
+            extra={"flag": "early"},
+        ),
+    ] = "off"
+    min_tokens: Annotated[
+        int, Meta(ge=1, description="least number of tokens that are computed early")
+    ] = 512
+
+    @property
+    def is_on(self) -> bool:
+        """Whether beginnings are computed early."""
+        return self.mode == "on"
+
+
 class ShadowPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy that is asked, but not followed."""
 
