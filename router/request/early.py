@@ -9,8 +9,8 @@ but the new message is known when the answer ends, so an idle replica computes i
     yields  a request is sent to a replica: what is computed early there is cut, and waits again
     run     makes the beginning, and sends what is not cached as token ids, one at a replica
 
-Nothing is computed early while a request is in flight at the replica or waits in the queue, nor
-where the cache has no room for it beside the conversations that live there.
+Nothing is computed early while a request is in flight at the replica or waits in the queue. The
+cache must have room beside the conversations that live there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 
@@ -201,16 +202,24 @@ class Early:
             elif replica not in self._running and self._is_idle(following, now_s):
                 task = tg.create_task(self._compute(following), name=f"early {replica}")
                 self._running[replica] = following.session, task
-                task.add_done_callback(lambda _, name=replica: self._running.pop(name, None))
+                task.add_done_callback(partial(self._ended, replica))
+
+    def _ended(self, replica: str, _: object) -> None:
+        del self._running[replica]
 
     def _is_idle(self, following: _Next, now_s: float) -> bool:
         """Return whether a conversation's replica has nothing else to do."""
         if now_s - following.since_s < _SETTLE_S or self._num_queued():
             return False
-        replica = following.replica
-        if self._fleet.num_sent(replica) or not self._fleet.is_up(replica, now_s):
+        name = following.replica
+        if not self._fleet.has(following.candidate) or self._fleet.num_sent(name):
             return False
-        refused = self._refused.get(replica)
+        replica, known = self._fleet.replica(name), following.placement.candidate.replica
+        if replica.url != known.url or not replica.is_offered:
+            return False
+        if not self._fleet.is_up(name, now_s):
+            return False
+        refused = self._refused.get(name)
         return refused is None or not refused.is_on(now_s)
 
     async def _compute(self, following: _Next) -> None:
