@@ -34,6 +34,7 @@ from loadtest.runner.sessions import send_turn
 from loadtest.runner.stack import start_router
 from loadtest.studies import pair
 from loadtest.studies.cells import Prefill
+from loadtest.studies.measured import interrupt_on_sigterm
 from loadtest.tiny_model import MODEL_DIR
 
 _VARIANTS: Final = {"off": [], "on": ["--early", "on"]}
@@ -48,7 +49,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     num_engines: int = 2
     prefill: Prefill = "slow"
     num_sessions: int = 6
-    num_rounds: int = 4
+    num_rounds: int = 3
     num_calls: int = 5  # of a round
     num_result_tokens: int = 350
     num_reasoning_tokens: int = 80  # 0: none
@@ -61,7 +62,8 @@ CELLS: Final = {
     "fast": Cell(prefill="fast"),
     "one": Cell(num_engines=1, num_sessions=3),
     "plain": Cell(num_reasoning_tokens=0),
-    "busy": Cell(num_sessions=14, pause_s=3.0),
+    "smoke": Cell(num_engines=1, prefill="fast", num_sessions=2, num_rounds=2, pause_s=2.0),
+    "busy": Cell(num_sessions=14, pause_s=3.0, num_rounds=2),
 }
 
 
@@ -188,14 +190,20 @@ async def run(engines: pair.Pair, name: str, seed: int, variant: str, log_dir: P
 def table(runs: Sequence[Run]) -> str:
     """Write a table, one line a run."""
     lines = [
-        "| cell | seed | early | turns | mean TTFT, returns | P90 | mean TTFT, all | P90 "
+        "| cell | seed | early | span | turns | mean TTFT, returns | P90 | mean TTFT, all | P90 "
         "| computed while waiting, returns | all | early tokens | results |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for each in runs:
         back = [step.result for step in each.steps if step.kind == "return"]
         every = [step.result for step in each.steps]
-        cols: list[str] = [each.cell, str(each.seed), each.variant, str(len(every))]
+        cols: list[str] = [
+            each.cell,
+            str(each.seed),
+            each.variant,
+            f"{each.span_s:.0f}",
+            str(len(every)),
+        ]
         for some in (back, every):
             ttfts = sorted(result.ttft_s or 0.0 for result in some)
             cols += [f"{fmean(ttfts):.3f}", f"{percentile(ttfts, 0.9):.3f}"]
@@ -212,17 +220,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
     asked.add_argument("--seeds", nargs="+", type=int, default=[1])
     asked.add_argument("--variants", nargs="+", choices=_VARIANTS, default=list(_VARIANTS))
+    asked.add_argument("--most-s", type=float, default=3600.0, help="start no run after that")
     asked.add_argument("--json", type=Path, help="write every run there")
     args = asked.parse_args(argv)
+    interrupt_on_sigterm()
+    end_s = monotonic() + args.most_s
     runs: list[Run] = []
     cells = sorted(args.cells, key=lambda name: CELLS[name].prefill)
     with tempfile.TemporaryDirectory(prefix="next-turn-") as folder:
         for prefill in dict.fromkeys(CELLS[name].prefill for name in cells):
             with pair.running(Path(folder), has_pool=False, prefill=prefill) as engines:
-                for name in [each for each in cells if CELLS[each].prefill == prefill]:
-                    for number, seed in enumerate(args.seeds):
+                for number, seed in enumerate(args.seeds):
+                    for name in [each for each in cells if CELLS[each].prefill == prefill]:
                         order = args.variants if number % 2 == 0 else args.variants[::-1]
                         for variant in order:
+                            if monotonic() > end_s:
+                                continue
                             made = run(engines, name, seed, variant, Path(folder))
                             runs.append(asyncio.run(made))
                             print(table(runs[-1:]).split("\n")[-1], flush=True)

@@ -231,8 +231,9 @@ async def test_a_replica_that_refuses_is_not_asked_again() -> None:
 
 async def test_a_full_cache_is_left_alone() -> None:
     """Conversations that live there are worth more."""
-    async with Engines(1, num_gpu_blocks=80) as [engine], on_stage(engine, **ON) as stage:
-        assert (await stage.ask(chat_body(LOOP, max_tokens=40))).status == 200
+    async with Engines(1, num_gpu_blocks=128) as [engine], on_stage(engine, **ON) as stage:
+        reply = await stage.ask(chat_body(LOOP, max_tokens=40))
+        assert reply.status == 200, reply.body
         await early(stage, engine, "no_room")
 
         assert stage.metric("warmroute_early_tokens_total", kind="sent") == 0
