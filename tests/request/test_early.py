@@ -231,9 +231,13 @@ async def test_a_replica_that_refuses_is_not_asked_again() -> None:
 
 async def test_a_full_cache_is_left_alone() -> None:
     """Conversations that live there are worth more."""
-    async with Engines(1, num_gpu_blocks=128) as [engine], on_stage(engine, **ON) as stage:
-        reply = await stage.ask(chat_body(LOOP, max_tokens=40))
-        assert reply.status == 200, reply.body
+    async with Engines(1, num_gpu_blocks=160) as [engine], on_stage(engine, **ON) as stage:
+        for number in range(3):
+            own = {"X-Session-ID": f"s{number}"}
+            first = await stage.ask(chat(words(60 + number, num_words=150)), headers=own)
+            turns = (words(60 + number, num_words=150), first.text, words(70))
+            await stage.ask(chat(*turns), headers=own)
+        await stage.ask(chat_body(LOOP))
         await early(stage, engine, "no_room")
 
         assert stage.metric("warmroute_early_tokens_total", kind="sent") == 0
