@@ -189,18 +189,18 @@ class EarlyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     mode: Annotated[
         Literal["on", "off"],
         Meta(
-            description="whether idle replicas compute the known beginning of a conversation's "
-            "next prompt, where the chat template writes it otherwise than before",
+            description="on: idle replicas compute the known beginning of a conversation's next "
+            "prompt, if the chat template changes it (docs/guides/agents.md)",
             extra={"flag": "early"},
         ),
     ] = "off"
     min_tokens: Annotated[
-        int, Meta(ge=1, description="least number of tokens that are computed early")
+        int, Meta(ge=1, description="least number of uncached tokens in such a beginning")
     ] = 512
 
     @property
     def is_on(self) -> bool:
-        """Whether beginnings are computed early."""
+        """Whether next prompts are computed early."""
         return self.mode == "on"
 
 

@@ -49,8 +49,8 @@ class Metrics:
         "Failed tries that were not repeated, by reason: budget (forward.retry_ratio), sent_twice, "
         "side_effects, no_replica, max_tries, kills (the request has ended replicas)")]
     early: Annotated[Counter, Spec("warmroute_early", "result",
-        "Next prompts that were to be computed early, by result: computed, cached (nothing to "
-        "do), cut (by a request), no_room, unknown, refused (by the replica), failed")]
+        "Next prompts to be computed early, by result: computed, cached (nothing to do), cut (by "
+        "a request), no_room, unknown, refused, failed")]
     early_tokens: Annotated[Counter, Spec("warmroute_early_tokens", "kind",
         "Tokens of next prompts: sent to be computed early, then used or wasted")]
     prefills: Annotated[Counter, Spec("warmroute_prefills", "result why",

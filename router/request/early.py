@@ -123,7 +123,7 @@ class Early:
             return None
         if answer.status != 200 or answer.is_encoded or self._fleet.is_split:
             return None
-        if prompt.has_media or not prompt.is_matchable:
+        if prompt.has_media or not prompt.is_matchable or prompt.skips_pool:
             return None
         if len(read.received.body or b"") > MAX_BODY_BYTES:
             return None

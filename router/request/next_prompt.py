@@ -6,6 +6,7 @@ whole blocks, does not depend on the new message.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -62,6 +63,7 @@ class NextPrompts:
             return None
         found: list[tuple[Tokens, Sequence[BlockKey]]] = []
         for new_text in _NEW_TEXTS:
+            await asyncio.sleep(0)  # it takes milliseconds: requests go first
             tokens = await self._tokens(prompt, answer, new_text)
             if tokens is None:
                 return None
