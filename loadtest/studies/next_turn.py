@@ -15,7 +15,7 @@ import asyncio
 import random
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from time import monotonic
@@ -31,9 +31,9 @@ from loadtest.agents import Turn, lognormal
 from loadtest.results import TurnResult, percentile
 from loadtest.runner.sending import make_client
 from loadtest.runner.sessions import send_turn
-from loadtest.runner.stack import start_router
+from loadtest.runner.stack import start_replicas, start_router
 from loadtest.studies import pair
-from loadtest.studies.cells import Prefill
+from loadtest.studies.cells import NUM_BLOCKS, Prefill
 from loadtest.studies.measured import interrupt_on_sigterm
 from loadtest.tiny_model import MODEL_DIR
 
@@ -129,7 +129,7 @@ class _Person:
         if not num_tokens:
             return {}
         num_tokens = round(lognormal(self._rng, num_tokens, 0.6))
-        return {"reasoning_content": agent_text.code(self._rng, num_tokens)}
+        return {"reasoning": agent_text.code(self._rng, num_tokens)}
 
     def _call(self, number: int) -> None:
         rng = self._rng
@@ -165,15 +165,29 @@ class _Person:
         return reply
 
 
-async def run(engines: pair.Pair, name: str, seed: int, variant: str, log_dir: Path) -> Run:
-    """Run one variant before cold caches."""
-    cell, words = CELLS[name], _words()
-    some = engines.engines[: cell.num_engines]
+async def on_engines(engines: pair.Pair, name: str, seed: int, variant: str, log_dir: Path) -> Run:
+    """Run one variant before cold caches of real engines."""
+    some = engines.engines[: CELLS[name].num_engines]
     for engine in some:
         engine.reset_prefix_cache()
         engine.complete([300])
+    return await run([each.url for each in some], name, seed, variant, log_dir)
+
+
+async def on_emulators(preset: str, name: str, seed: int, variant: str, log_dir: Path) -> Run:
+    """Run one variant before fresh emulated engines."""
+    flags = ["--preset", preset, "--block-size", "32", "--num-gpu-blocks", str(NUM_BLOCKS)]
+    flags += ["--reply-tokens", "32", "--max-num-batched-tokens", "2048"]
+    async with start_replicas(flags, CELLS[name].num_engines, log_dir) as replicas:
+        urls = [child.announced[1] for child in replicas]
+        return await run(urls, name, seed, variant, log_dir)
+
+
+async def run(urls: Sequence[str], name: str, seed: int, variant: str, log_dir: Path) -> Run:
+    """Run one variant's sessions."""
+    cell, words = CELLS[name], _words()
     steps: list[Step] = []
-    async with start_router([each.url for each in some], _VARIANTS[variant], log_dir) as router:
+    async with start_router(urls, _VARIANTS[variant], log_dir) as router:
         origin_s = monotonic()
         async with make_client(timeout_s=300.0, base_url=router.url) as client:
             async with asyncio.TaskGroup() as tg:
@@ -181,8 +195,8 @@ async def run(engines: pair.Pair, name: str, seed: int, variant: str, log_dir: P
                     person = _Person(cell, seed, index, words)
                     tg.create_task(person.run(client, steps, origin_s))
         span_s = monotonic() - origin_s
-        async with httpx.AsyncClient(trust_env=False) as admin:
-            text = (await admin.get(f"{router.admin_url}/metrics")).text
+        async with httpx.AsyncClient(trust_env=False) as scraper:
+            text = (await scraper.get(f"{router.url}/metrics")).text
     counts = {name: float(number) for name, number in _COUNTER.findall(text)}
     return Run(cell=name, seed=seed, variant=variant, span_s=span_s, steps=steps, counts=counts)
 
@@ -220,29 +234,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
     asked.add_argument("--seeds", nargs="+", type=int, default=[1])
     asked.add_argument("--variants", nargs="+", choices=_VARIANTS, default=list(_VARIANTS))
+    asked.add_argument("--emulate", metavar="PRESET", help="emulated engines with this time model")
     asked.add_argument("--most-s", type=float, default=3600.0, help="start no run after that")
     asked.add_argument("--json", type=Path, help="write every run there")
     args = asked.parse_args(argv)
     interrupt_on_sigterm()
     end_s = monotonic() + args.most_s
     runs: list[Run] = []
-    cells = sorted(args.cells, key=lambda name: CELLS[name].prefill)
+
+    def found(one: Run) -> None:
+        runs.append(one)
+        print(table([one]).split("\n")[-1], flush=True)
+        if args.json is not None:
+            args.json.write_bytes(msgspec.json.encode(runs))
+
     with tempfile.TemporaryDirectory(prefix="next-turn-") as folder:
-        for prefill in dict.fromkeys(CELLS[name].prefill for name in cells):
-            with pair.running(Path(folder), has_pool=False, prefill=prefill) as engines:
-                for number, seed in enumerate(args.seeds):
-                    for name in [each for each in cells if CELLS[each].prefill == prefill]:
-                        order = args.variants if number % 2 == 0 else args.variants[::-1]
-                        for variant in order:
-                            if monotonic() > end_s:
-                                continue
-                            made = run(engines, name, seed, variant, Path(folder))
-                            runs.append(asyncio.run(made))
-                            print(table(runs[-1:]).split("\n")[-1], flush=True)
-                            if args.json is not None:
-                                args.json.write_bytes(msgspec.json.encode(runs))
+        log_dir = Path(folder)
+        if args.emulate is not None:
+            for name, seed, variant in order_of(args.cells, args.seeds, args.variants):
+                if monotonic() < end_s:
+                    found(asyncio.run(on_emulators(args.emulate, name, seed, variant, log_dir)))
+        else:
+            for prefill in sorted({CELLS[name].prefill for name in args.cells}):
+                names = [name for name in args.cells if CELLS[name].prefill == prefill]
+                with pair.running(log_dir, has_pool=False, prefill=prefill) as engines:
+                    for name, seed, variant in order_of(names, args.seeds, args.variants):
+                        if monotonic() < end_s:
+                            found(asyncio.run(on_engines(engines, name, seed, variant, log_dir)))
     print(table(runs))
     return 0
+
+
+def order_of(
+    names: Sequence[str], seeds: Sequence[int], variants: Sequence[str]
+) -> Iterator[tuple[str, int, str]]:
+    """Yield the runs in their order: every cell with a seed, the variants in turn."""
+    for number, seed in enumerate(seeds):
+        for name in names:
+            for variant in variants if number % 2 == 0 else variants[::-1]:
+                yield name, seed, variant
 
 
 if __name__ == "__main__":  # pragma: no cover
