@@ -259,6 +259,8 @@ class Early:
                 "replica refuses to compute early",
                 extra={"replica": following.replica, "status": status},
             )
+            if len(self._refused) > _MOST_WAITING:
+                self._refused.clear()  # of replicas that are gone
             self._refused.setdefault(following.replica, Suspension(*_REFUSED_S)).begin(monotonic())
             return "refused"
         self._refused.pop(following.replica, None)
