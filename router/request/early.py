@@ -18,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from sys import maxsize
 from time import monotonic
 from typing import Any, Final
 
@@ -54,6 +55,10 @@ _LONGEST_S: Final = 600.0  # that a conversation waits for an idle moment
 _MOST_WAITING: Final = 256
 _MOST_BYTES: Final = 64 * 1024 * 1024  # of the bodies that wait
 _FILL: Final = 0.9  # of a cache, for the conversations that live there and the new blocks
+_OK: Final = 200
+_PIECE_MS: Final = 50.0
+_LEAST_PIECE_TOKENS: Final = 256  # each piece has the whole prompt in its body
+_MOST_PIECE_TOKENS: Final = 8192
 _MAX_ANSWER_BYTES: Final = 1024 * 1024
 _REFUSED_S: Final = (600.0, 7200.0)
 
@@ -67,6 +72,7 @@ class _Next(Struct, kw_only=True):
     answer: AnswerText
     since_s: float
     beginning: Beginning | None = None  # None: not made yet
+    num_cached: int = maxsize  # of its blocks, before any was computed early
 
     @property
     def candidate(self) -> CandidateId:
@@ -247,14 +253,14 @@ class Early:
         if beginning is None:
             return "unknown"
         num_cached = self._prompts.num_cached_blocks(beginning, following.candidate)
+        following.num_cached = min(following.num_cached, num_cached)
         num_tokens = (len(beginning.keys) - num_cached) * beginning.block_size
         if num_tokens < self._config.min_tokens:
             return "cached"
         if not self._has_room(following.candidate, num_tokens):
             return "no_room"
-        self._metrics.early_tokens.labels("sent").inc(num_tokens)
-        status = await self._send(following, beginning)
-        if status != 200:
+        status = await self._send(following, beginning, num_cached)
+        if status != _OK:
             logger.warning(
                 "replica refuses to compute early",
                 extra={"replica": following.replica, "status": status},
@@ -265,6 +271,7 @@ class Early:
             return "refused"
         self._refused.pop(following.replica, None)
         model = following.prompt.read.model or ""
+        num_cached = following.num_cached
         self._results.made(following.session, model, beginning, num_cached, monotonic())
         return "computed"
 
@@ -276,7 +283,27 @@ class Early:
         num_live = self._fleet.conversations.num_tokens_at(candidate)
         return num_live + num_tokens <= _FILL * capacity
 
-    async def _send(self, following: _Next, beginning: Beginning) -> int:
+    async def _send(self, following: _Next, beginning: Beginning, num_cached: int) -> int:
+        """Have an engine compute a beginning; return the status of its last answer.
+
+        Piece by piece, because a step of an engine cannot be cut: a request waits for one piece.
+        """
+        size, num_blocks, end, status = beginning.block_size, len(beginning.keys), num_cached, _OK
+        while end < num_blocks and status == _OK:
+            start, end = end, min(num_blocks, end + self._num_at_once(following, end * size, size))
+            self._metrics.early_tokens.labels("sent").inc((end - start) * size)
+            status = await self._send_piece(following, beginning.ids[: end * size])
+        return status
+
+    def _num_at_once(self, following: _Next, num_before: int, block_size: int) -> int:
+        """Return how many blocks a piece has behind so many tokens."""
+        [view] = self._fleet.views([following.placement.candidate], {}, monotonic())
+        token_ms = view.cost.ms_per_token + view.cost.ms_per_mtoken2 * num_before / 1e6
+        num_tokens = _PIECE_MS / token_ms if token_ms > 0.0 else _MOST_PIECE_TOKENS
+        num_tokens = max(_LEAST_PIECE_TOKENS, min(num_tokens, _MOST_PIECE_TOKENS))
+        return max(1, round(num_tokens / block_size))
+
+    async def _send_piece(self, following: _Next, ids: Sequence[int]) -> int:
         """Have an engine compute token ids; return the status of its answer."""
         read, replica = following.prompt.read, following.placement.candidate.replica
         prompt = replace(
@@ -285,7 +312,7 @@ class Early:
         headers = self._headers.of(prompt, following.placement, is_as_sent=False)
         headers["Content-Type"] = "application/json"
         headers["X-Request-Id"] = f"early-{read.request_id}"
-        body: dict[str, Any] = {"model": read.model, "prompt": beginning.ids, "max_tokens": 1}
+        body: dict[str, Any] = {"model": read.model, "prompt": ids, "max_tokens": 1}
         if read.salt:
             body["cache_salt"] = read.salt
         answer = await self._upstream.open(
