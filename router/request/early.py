@@ -259,7 +259,11 @@ class Early:
             return "cached"
         if not self._has_room(following.candidate, num_tokens):
             return "no_room"
-        status = await self._send(following, beginning, num_cached)
+        self._fleet.set_early(following.candidate, 1)
+        try:
+            status = await self._send(following, beginning, num_cached)
+        finally:
+            self._fleet.set_early(following.candidate, 0)
         if status != _OK:
             logger.warning(
                 "replica refuses to compute early",
