@@ -12,7 +12,7 @@ from loadtest.studies.next_turn import Cell, on_emulators, order_of, table
 SMALL = Cell(num_engines=1, num_sessions=2, num_rounds=2, num_calls=3, pause_s=1.5, tool_s=0.01)
 
 
-async def test_next_prompts_are_computed_early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_prompts_are_computed_early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """While the persons pause."""
     monkeypatch.setitem(next_turn.CELLS, "small", SMALL)
 
