@@ -12,6 +12,7 @@
                   drop removed replicas that are idle
     loop lag      measure what blocks the event loop
     garbage       collect it often and briefly
+    early         have next prompts computed by idle replicas; see router.request.early
     redis         share state with other routers; see router.cluster
     records       write decision records
 
@@ -190,6 +191,8 @@ def _loops(
 
     yield "sweep", kept("upkeep", partial(_sweep, router))
     yield "loop lag", kept("upkeep", partial(_measure_lag, router.metrics))
+    if router.story.steps.early is not None:
+        yield "early", kept("early", router.story.steps.early.run)
     if router.sharing is not None:
         yield "redis", kept("redis", router.sharing.run)
     for pool in router.pools.values():

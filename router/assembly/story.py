@@ -17,10 +17,12 @@ from router.request.audit import TokenAudit
 from router.request.bookkeeper import Bookkeeper
 from router.request.bootstraps import Bootstraps
 from router.request.diagnosis import Diagnostics
+from router.request.early import Early
 from router.request.engine_tokens import EngineTokenizer
 from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
 from router.request.match import Matcher
+from router.request.next_prompt import NextPrompts
 from router.request.owners import Owners
 from router.request.place import Place
 from router.request.prefill import Prefill
@@ -60,15 +62,16 @@ def build_story(parts: Parts) -> Story:
     bookkeeper = _bookkeeper(parts)
     headers = RequestHeaders(parts.engine_key, parts.withheld)
     sender = _sender(parts, headers=headers, retries=retries)
+    reader, tokenizer = _reader(parts), _tokenizer(parts)
     return Story(
         Steps(
             turns=turns,
-            reader=_reader(parts),
+            reader=reader,
             prompts=Prompts(
                 fleet=parts.fleet,
                 models=parts.served_models,
                 owners=owners,
-                tokenizer=_tokenizer(parts),
+                tokenizer=tokenizer,
                 ahead=_ahead(parts, turns),
                 place=place,
                 queue=queue,
@@ -95,7 +98,31 @@ def build_story(parts: Parts) -> Story:
             recorder=_recorder(parts, bookkeeper),
             owners=owners,
             retries=retries,
+            early=_early(parts, reader, tokenizer, queue, headers),
         )
+    )
+
+
+def _early(
+    parts: Parts,
+    reader: Reader,
+    tokenizer: Tokenizer,
+    queue: WaitingRoom,
+    headers: RequestHeaders,
+) -> Early | None:
+    """Build what computes next prompts early. None: it is off."""
+    if not parts.config.early.is_on:
+        return None
+    return Early(
+        parts.config.early,
+        fleet=parts.fleet,
+        prompts=NextPrompts(
+            fleet=parts.fleet, caches=parts.caches, reader=reader, tokenizer=tokenizer
+        ),
+        num_queued=lambda: queue.num_waiting,
+        upstream=parts.upstream,
+        headers=headers,
+        metrics=parts.metrics,
     )
 
 

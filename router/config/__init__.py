@@ -32,6 +32,7 @@ from router.config.replicas import (
     pool_of,
 )
 from router.config.routing import (
+    EarlyConfig,
     IndexConfig,
     PolicyConfig,
     QueueConfig,
@@ -49,6 +50,7 @@ __all__ = [
     "AdminConfig",
     "Config",
     "DiscoveryConfig",
+    "EarlyConfig",
     "EventsConfig",
     "ForwardConfig",
     "HealthConfig",

@@ -185,6 +185,25 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.mode == "on" or (self.mode == "auto" and policy == PolicyConfig().name)
 
 
+class EarlyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: Annotated[
+        Literal["on", "off"],
+        Meta(
+            description="on: idle replicas compute the known beginning of a conversation's next "
+            "prompt, if the chat template changes it (docs/guides/agents.md)",
+            extra={"flag": "early"},
+        ),
+    ] = "off"
+    min_tokens: Annotated[
+        int, Meta(ge=1, description="least number of uncached tokens in such a beginning")
+    ] = 512
+
+    @property
+    def is_on(self) -> bool:
+        """Whether next prompts are computed early."""
+        return self.mode == "on"
+
+
 class ShadowPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy that is asked, but not followed."""
 

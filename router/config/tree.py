@@ -24,6 +24,7 @@ from router.config.replicas import (
     ReplicaConfig,
 )
 from router.config.routing import (
+    EarlyConfig,
     ExperimentConfig,
     IndexConfig,
     PolicyConfig,
@@ -59,6 +60,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     admin: AdminConfig = AdminConfig()
     policy: PolicyConfig = PolicyConfig()
     queue: QueueConfig = QueueConfig()
+    early: EarlyConfig = EarlyConfig()
     tokens: TokensConfig = TokensConfig()
     hash: HashConfig = HashConfig()
     events: EventsConfig = EventsConfig()
@@ -90,6 +92,7 @@ SECTIONS: Final = {
     "admin": "Admin port",
     "policy": "Routing policy",
     "queue": "Queue",
+    "early": "Next prompts, early",
     "tokens": "Tokenizers",
     "hash": "Block hashes",
     "events": "KV events",

@@ -48,6 +48,11 @@ class Metrics:
     not_retried: Annotated[Counter, Spec("warmroute_not_retried", "why",
         "Failed tries that were not repeated, by reason: budget (forward.retry_ratio), sent_twice, "
         "side_effects, no_replica, max_tries, kills (the request has ended replicas)")]
+    early: Annotated[Counter, Spec("warmroute_early", "result",
+        "Next prompts to be computed early, by result: computed, cached (nothing to do), cut (by "
+        "a request), no_room, unknown, refused, failed")]
+    early_tokens: Annotated[Counter, Spec("warmroute_early_tokens", "kind",
+        "Tokens of next prompts: sent to be computed early, then used or wasted")]
     prefills: Annotated[Counter, Spec("warmroute_prefills", "result why",
         "Prompts of requests for decode replicas, by result: remote (computed by a prefill "
         "replica), local, failed (at the prefill replica, then local). why: cheaper, no_replica, "

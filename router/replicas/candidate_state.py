@@ -83,6 +83,7 @@ class CandidateState:
         "engine_load",
         "health",
         "ledger",
+        "num_early",
         "speed",
     )
 
@@ -92,6 +93,7 @@ class CandidateState:
         self.speed = speed
         self.ledger = Ledger()
         self.engine_load: EngineLoad | None = None
+        self.num_early = 0  # requests of this router that yield to all others: no load
         self._num_tokens_read = 0  # in the ledger, as of the last reading
         self._foreign = NO_FOREIGN
         self._num_elsewhere = 0  # requests in the ledger that other routers sent
@@ -265,7 +267,8 @@ class CandidateState:
         self._view = None
         self._observe_steps(load)
         self.engine_load = load
-        num_foreign = max(0, load.num_running + load.num_waiting - self.ledger.num_requests)
+        num_ours = self.ledger.num_requests + self.num_early
+        num_foreign = max(0, load.num_running + load.num_waiting - num_ours)
         # The engine calls a request running while it is still prefilled; the ledger, waiting.
         num_waiting = min(num_foreign, max(0, load.num_waiting - self.ledger.num_waiting))
         self._foreign = Foreign(

@@ -468,6 +468,12 @@ class Fleet:
             state.note_engine_load(load)
             self.on_change()
 
+    def set_early(self, candidate: CandidateId, num_requests: int) -> None:
+        """Say how many requests an engine has that yield to all others; they are no load."""
+        state = self._states.get(candidate)
+        if state is not None:
+            state.num_early = num_requests
+
     # -- private: membership -----------------------------------------------------------------
 
     def _describe(self, replica: Replica) -> None:

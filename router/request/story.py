@@ -37,6 +37,7 @@ from router.records.outcome import Outcome
 from router.records.record import Try
 from router.request import tenancy
 from router.request.diagnosis import note_answer
+from router.request.early import Early
 from router.request.headers import counted_headers
 from router.request.owners import Owners
 from router.request.place import Place
@@ -71,6 +72,7 @@ class Steps(Struct, frozen=True, kw_only=True):
     recorder: Recorder
     owners: Owners
     retries: Retries
+    early: Early | None = None
 
 
 class Story:
@@ -140,8 +142,9 @@ class Story:
             note_answer(prompt.read, tries, steps.owners.record(prompt.read, placement, answer))
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
+        heard = steps.early.hear(passage, reply) if steps.early is not None else None
         try:
-            usage = await steps.relay.pass_on(passage, reply)
+            usage = await steps.relay.pass_on(passage, heard or reply)
             outcome = Outcome.of_status(answer.outcome_status)
             await self._ends.take()
         except UpstreamError as exc:
@@ -154,6 +157,8 @@ class Story:
                 usage = passage.last_usage
                 outcome = Outcome.of_status(answer.outcome_status)
             self._finish(passage, outcome, usage)
+            if heard is not None and steps.early is not None:
+                steps.early.ended(passage, heard, outcome)
 
     async def _sent(self, prompt: Prompt, tries: Tries) -> Passage:
         """Place and send a request; leave a replica that fails before an answer's first byte.
@@ -243,6 +248,8 @@ class Story:
     async def _try(self, prompt: Prompt, tries: Tries, placement: Placement) -> Sent:
         """Send a request once; if it ends here, record that."""
         steps, witness = self.steps, self.steps.retries.witness
+        if steps.early is not None:
+            steps.early.yields(prompt, placement)
         sent: Sent | None = None
         try:
             if placement.plan.halves is not None:

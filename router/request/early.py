@@ -1,0 +1,333 @@
+"""Have the known beginning of a conversation's next prompt computed before its client comes back.
+
+A chat template may leave out reasoning once the next message of the user is there. Everything
+behind the first reasoning that is left out is computed again then, while the user waits. All of it
+but the new message is known when the answer ends, so an idle replica computes it meanwhile.
+
+    hear    an answer passes: its text is read
+    ended   it has ended: the conversation waits here until its replica is idle
+    yields  a request is sent to a replica: what is computed early there is cut, and waits again
+    run     makes the beginning, and sends what is not cached as token ids, one at a replica
+
+Nothing is computed early while a request is in flight at the replica or waits in the queue. The
+cache must have room beside the conversations that live there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from sys import maxsize
+from time import monotonic
+from typing import Any, Final
+
+import orjson
+from msgspec import Struct
+from msgspec.structs import replace
+
+from policies.view import CandidateId
+from router.api.answer_text import AnswerText
+from router.backoff import Suspension
+from router.config import EarlyConfig
+from router.errors import RouterError
+from router.metrics import Metrics
+from router.records.outcome import Outcome
+from router.replicas.fleet import Fleet
+from router.request.early_results import EarlyResults
+from router.request.headers import RequestHeaders
+from router.request.heard import Heard
+from router.request.next_prompt import MAX_BODY_BYTES, Beginning, NextPrompts
+from router.request.plan import Placement
+from router.request.relay import Passage
+from router.request.reply import Reply
+from router.request.results import Prompt
+from router.supervisor import described
+from router.upstream import Upstream
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.05
+_SETTLE_S: Final = 0.1  # meanwhile the events of the answer's own blocks come
+_LONGEST_S: Final = 600.0  # that a conversation waits for an idle moment
+_MOST_WAITING: Final = 256
+_MOST_BYTES: Final = 64 * 1024 * 1024  # of the bodies that wait
+_FILL: Final = 0.9  # of a cache, for the conversations that live there and the new blocks
+_OK: Final = 200
+_PIECE_MS: Final = 50.0
+_LEAST_PIECE_TOKENS: Final = 256  # each piece has the whole prompt in its body
+_MOST_PIECE_TOKENS: Final = 8192
+_MAX_ANSWER_BYTES: Final = 1024 * 1024
+_REFUSED_S: Final = (600.0, 7200.0)
+
+
+class _Next(Struct, kw_only=True):
+    """A conversation that waits for an idle moment of its replica."""
+
+    session: int
+    prompt: Prompt
+    placement: Placement
+    answer: AnswerText
+    since_s: float
+    beginning: Beginning | None = None  # None: not made yet
+    num_cached: int = maxsize  # of its blocks, before any was computed early
+
+    @property
+    def candidate(self) -> CandidateId:
+        return self.placement.lease.candidate
+
+    @property
+    def replica(self) -> str:
+        return self.placement.replica
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.prompt.read.received.body or b"") + self.answer.num_bytes
+
+
+class Early:
+    """Has beginnings computed early.
+
+    Args:
+        num_queued: Counts the requests that wait in the queue.
+    """
+
+    def __init__(
+        self,
+        config: EarlyConfig,
+        *,
+        fleet: Fleet,
+        prompts: NextPrompts,
+        num_queued: Callable[[], int],
+        upstream: Upstream,
+        headers: RequestHeaders,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._prompts = prompts
+        self._num_queued = num_queued
+        self._upstream = upstream
+        self._headers = headers
+        self._metrics = metrics
+        self._results = EarlyResults(lambda kind, num: metrics.early_tokens.labels(kind).inc(num))
+        self._waiting: OrderedDict[int, _Next] = OrderedDict()  # by session
+        self._num_bytes = 0
+        self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}  # by replica
+        self._refused: dict[str, Suspension] = {}  # by replica
+        self._came = asyncio.Event()
+
+    # ---------------------------------------------------------------- hooks of the story
+
+    def hear(self, passage: Passage, reply: Reply) -> Heard | None:
+        """Return what an answer goes through, so that it is read. None: it is of no use."""
+        prompt, answer = passage.prompt, passage.answer
+        read = prompt.read
+        if read.session_hash is None or read.chat is None or read.response_id is not None:
+            return None
+        if answer.status != 200 or answer.is_encoded or self._fleet.is_split:
+            return None
+        if prompt.has_media or not prompt.is_matchable or prompt.skips_pool:
+            return None
+        if len(read.received.body or b"") > MAX_BODY_BYTES:
+            return None
+        if not self._results.may(read.session_hash, read.model or "", monotonic()):
+            return None
+        text = AnswerText(read.inbound.path, is_event_stream=answer.is_event_stream)
+        return Heard(reply, text)
+
+    def ended(self, passage: Passage, heard: Heard, outcome: Outcome) -> None:
+        """Let a conversation wait for an idle moment, if a message of its user comes next."""
+        session = passage.prompt.read.session_hash
+        heard.answer.end()
+        if outcome is not Outcome.OK or session is None or not heard.answer.is_end_of_turn:
+            return
+        self._drop(session)
+        following = _Next(
+            session=session,
+            prompt=passage.prompt,
+            placement=passage.placement,
+            answer=heard.answer,
+            since_s=monotonic(),
+        )
+        self._waiting[session] = following
+        self._num_bytes += following.size_bytes
+        while len(self._waiting) > _MOST_WAITING or self._num_bytes > _MOST_BYTES:
+            self._drop(next(iter(self._waiting)))
+        self._came.set()
+
+    def yields(self, prompt: Prompt, placement: Placement) -> None:
+        """Make way for a request that is about to be sent."""
+        session = prompt.read.session_hash
+        if session is not None and prompt.read.request is not None:
+            self._drop(session)
+            self._judge(session, prompt, placement)
+        self._cut(placement.replica)
+        for replica, (other, _) in list(self._running.items()):
+            if other == session:
+                self._cut(replica)
+
+    def _judge(self, session: int, prompt: Prompt, placement: Placement) -> None:
+        contract = self._prompts.contract(placement.lease.candidate)
+        if contract is not None and prompt.tokens is not None:
+            self._results.came(session, prompt.keys(contract), monotonic())
+
+    def _cut(self, replica: str) -> None:
+        running = self._running.get(replica)
+        if running is not None:
+            running[1].cancel()
+
+    def _drop(self, session: int) -> None:
+        old = self._waiting.pop(session, None)
+        if old is not None:
+            self._num_bytes -= old.size_bytes
+
+    # ---------------------------------------------------------------- beside requests
+
+    async def run(self) -> None:
+        """Compute what waits, whenever its replica is idle."""
+        async with asyncio.TaskGroup() as tg:
+            while True:
+                if not self._waiting:
+                    self._came.clear()
+                    await self._came.wait()
+                await asyncio.sleep(_LOOK_S)
+                self._look(tg, monotonic())
+
+    def _look(self, tg: asyncio.TaskGroup, now_s: float) -> None:
+        """Cut what is in the way of other routers' requests; start what may start."""
+        for replica in self._running:
+            if self._fleet.num_sent(replica):
+                self._cut(replica)
+        for following in list(self._waiting.values()):
+            replica = following.replica
+            if now_s - following.since_s > _LONGEST_S:
+                self._drop(following.session)
+            elif replica not in self._running and self._is_idle(following, now_s):
+                task = tg.create_task(self._compute(following), name=f"early {replica}")
+                self._running[replica] = following.session, task
+                task.add_done_callback(partial(self._ended, replica))
+
+    def _ended(self, replica: str, _: object) -> None:
+        del self._running[replica]
+
+    def _is_idle(self, following: _Next, now_s: float) -> bool:
+        """Return whether a conversation's replica has nothing else to do."""
+        if now_s - following.since_s < _SETTLE_S or self._num_queued():
+            return False
+        name = following.replica
+        if not self._fleet.has(following.candidate) or self._fleet.num_sent(name):
+            return False
+        replica, known = self._fleet.replica(name), following.placement.candidate.replica
+        if replica.url != known.url or not replica.is_offered:
+            return False
+        if not self._fleet.is_up(name, now_s):
+            return False
+        refused = self._refused.get(name)
+        return refused is None or not refused.is_on(now_s)
+
+    async def _compute(self, following: _Next) -> None:
+        """Compute the beginning of one next prompt; if that is cut, it waits again."""
+        result = "failed"
+        try:
+            result = await self._result(following)
+        except asyncio.CancelledError:
+            result = "cut"
+        except RouterError as exc:
+            logger.debug("not computed early", extra={"error": described(exc)})
+        except Exception as exc:
+            logger.error("not computed early", extra={"error": described(exc)})
+        finally:
+            self._metrics.early.labels(result).inc()
+            if result != "cut" and self._waiting.get(following.session) is following:
+                self._drop(following.session)
+
+    async def _result(self, following: _Next) -> str:
+        if following.beginning is None:
+            following.beginning = await self._prompts.make(
+                following.prompt, following.answer, following.candidate
+            )
+        beginning = following.beginning
+        if beginning is None:
+            return "unknown"
+        num_cached = self._prompts.num_cached_blocks(beginning, following.candidate)
+        following.num_cached = min(following.num_cached, num_cached)
+        num_tokens = (len(beginning.keys) - num_cached) * beginning.block_size
+        if num_tokens < self._config.min_tokens:
+            return "cached"
+        if not self._has_room(following.candidate, num_tokens):
+            return "no_room"
+        self._fleet.set_early(following.candidate, 1)
+        try:
+            status = await self._send(following, beginning, num_cached)
+        finally:
+            self._fleet.set_early(following.candidate, 0)
+        if status != _OK:
+            logger.warning(
+                "replica refuses to compute early",
+                extra={"replica": following.replica, "status": status},
+            )
+            if len(self._refused) > _MOST_WAITING:
+                self._refused.clear()  # of replicas that are gone
+            self._refused.setdefault(following.replica, Suspension(*_REFUSED_S)).begin(monotonic())
+            return "refused"
+        self._refused.pop(following.replica, None)
+        model = following.prompt.read.model or ""
+        num_cached = following.num_cached
+        self._results.made(following.session, model, beginning, num_cached, monotonic())
+        return "computed"
+
+    def _has_room(self, candidate: CandidateId, num_tokens: int) -> bool:
+        """Return whether a cache has room beside the conversations that live there."""
+        capacity = self._fleet.capacity_tokens(candidate)
+        if capacity is None:
+            return True
+        num_live = self._fleet.conversations.num_tokens_at(candidate)
+        return num_live + num_tokens <= _FILL * capacity
+
+    async def _send(self, following: _Next, beginning: Beginning, num_cached: int) -> int:
+        """Have an engine compute a beginning; return the status of its last answer.
+
+        Piece by piece, because a step of an engine cannot be cut: a request waits for one piece.
+        """
+        size, num_blocks, end, status = beginning.block_size, len(beginning.keys), num_cached, _OK
+        while end < num_blocks and status == _OK:
+            start, end = end, min(num_blocks, end + self._num_at_once(following, end * size, size))
+            self._metrics.early_tokens.labels("sent").inc((end - start) * size)
+            status = await self._send_piece(following, beginning.ids[: end * size])
+        return status
+
+    def _num_at_once(self, following: _Next, num_before: int, block_size: int) -> int:
+        """Return how many blocks a piece has behind so many tokens."""
+        [view] = self._fleet.views([following.placement.candidate], {}, monotonic())
+        token_ms = view.cost.ms_per_token + view.cost.ms_per_mtoken2 * num_before / 1e6
+        num_tokens = _PIECE_MS / token_ms if token_ms > 0.0 else _MOST_PIECE_TOKENS
+        num_tokens = max(_LEAST_PIECE_TOKENS, min(num_tokens, _MOST_PIECE_TOKENS))
+        return max(1, round(num_tokens / block_size))
+
+    async def _send_piece(self, following: _Next, ids: Sequence[int]) -> int:
+        """Have an engine compute token ids; return the status of its answer."""
+        read, replica = following.prompt.read, following.placement.candidate.replica
+        prompt = replace(
+            following.prompt, read=replace(read, inbound=replace(read.inbound, trace=None))
+        )
+        headers = self._headers.of(prompt, following.placement, is_as_sent=False)
+        headers["Content-Type"] = "application/json"
+        headers["X-Request-Id"] = f"early-{read.request_id}"
+        body: dict[str, Any] = {"model": read.model, "prompt": ids, "max_tokens": 1}
+        if read.salt:
+            body["cache_salt"] = read.salt
+        answer = await self._upstream.open(
+            replica.name,
+            f"{replica.url}/v1/completions",
+            method="POST",
+            headers=headers,
+            body=orjson.dumps(body),
+        )
+        try:
+            await answer.gather(_MAX_ANSWER_BYTES)
+            return answer.status
+        finally:
+            answer.close()

@@ -1,0 +1,126 @@
+"""What became of beginnings that were computed early: used by the next prompt, or not.
+
+A conversation whose next prompt was another one is not predicted again. If less than half of what
+was computed for a model's conversations is used, its prompts are not computed early for a while.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from router.backoff import Suspension
+from router.contracts import BlockKey
+from router.request.next_prompt import Beginning
+
+_MOST_SESSIONS: Final = 10_000
+_NUM_SAMPLES: Final = 16
+_LONGEST_S: Final = 3600.0  # a person who does not come back by then never does
+_NUM_RECENT: Final = 16
+_LEAST_RECENT: Final = 8
+_LEAST_USED: Final = 0.5
+_PAUSES_S: Final = (600.0, 7200.0)
+
+
+class _Made(Struct, frozen=True, kw_only=True):
+    """A beginning that was computed; `samples` are positions of blocks behind the anchor."""
+
+    model: str
+    num_tokens: int
+    anchor: tuple[int, BlockKey] | None  # the last block that was cached before
+    samples: Sequence[tuple[int, BlockKey]]
+    at_s: float
+
+    def used_share(self, keys: Sequence[BlockKey]) -> float | None:
+        """Return which share of it a prompt has. None: it is of another thread."""
+        if self.anchor is not None and not _has(keys, self.anchor):
+            return None
+        return sum(_has(keys, sample) for sample in self.samples) / len(self.samples)
+
+
+class _Model:
+    __slots__ = ("pause", "recent")
+
+    def __init__(self) -> None:
+        self.recent: deque[float] = deque(maxlen=_NUM_RECENT)
+        self.pause = Suspension(*_PAUSES_S)
+
+
+class EarlyResults:
+    """Judges predictions by the prompts that come.
+
+    Args:
+        count: Takes "used" or "wasted", and a number of tokens.
+    """
+
+    def __init__(self, count: Callable[[str, float], None]) -> None:
+        self._count = count
+        self._made: OrderedDict[int, _Made] = OrderedDict()  # by session
+        self._wrong: OrderedDict[int, None] = OrderedDict()
+        self._models: dict[str, _Model] = {}
+
+    def may(self, session: int, model: str, now_s: float) -> bool:
+        """Return whether a conversation's next prompt may be computed early."""
+        known = self._models.get(model)
+        return session not in self._wrong and not (known and known.pause.is_on(now_s))
+
+    def made(
+        self, session: int, model: str, beginning: Beginning, num_cached_blocks: int, now_s: float
+    ) -> None:
+        """Record that a beginning was computed from some block on."""
+        self._expire(now_s)
+        keys, num = beginning.keys, len(beginning.keys)
+        step = max(1, (num - num_cached_blocks) // _NUM_SAMPLES)
+        positions = range(num_cached_blocks + step - 1, num, step)
+        last = num_cached_blocks - 1
+        self._discard(session)
+        self._made[session] = _Made(
+            model=model,
+            num_tokens=(num - num_cached_blocks) * beginning.block_size,
+            anchor=(last, keys[last]) if last >= 0 else None,
+            samples=[(position, keys[position]) for position in positions],
+            at_s=now_s,
+        )
+        if len(self._made) > _MOST_SESSIONS:
+            self._discard(next(iter(self._made)))
+
+    def came(self, session: int, keys: Sequence[BlockKey], now_s: float) -> None:
+        """Judge what was computed for a conversation by its next prompt."""
+        made = self._made.get(session)
+        share = made.used_share(keys) if made is not None else None
+        if made is None or share is None:
+            return
+        del self._made[session]
+        num_used = round(share * made.num_tokens)
+        self._count("used", num_used)
+        self._count("wasted", made.num_tokens - num_used)
+        if share < _LEAST_USED:
+            self._wrong[session] = None
+            if len(self._wrong) > _MOST_SESSIONS:
+                self._wrong.popitem(last=False)
+        known = self._models.setdefault(made.model, _Model())
+        known.recent.append(share)
+        num = len(known.recent)
+        if num >= _LEAST_RECENT and sum(known.recent) < _LEAST_USED * num:
+            known.recent.clear()
+            known.pause.begin(now_s)
+
+    def _expire(self, now_s: float) -> None:
+        while self._made:
+            session, oldest = next(iter(self._made.items()))
+            if now_s - oldest.at_s < _LONGEST_S:
+                return
+            self._discard(session)
+
+    def _discard(self, session: int) -> None:
+        made = self._made.pop(session, None)
+        if made is not None:
+            self._count("wasted", made.num_tokens)
+
+
+def _has(keys: Sequence[BlockKey], sample: tuple[int, BlockKey]) -> bool:
+    position, key = sample
+    return position < len(keys) and keys[position] == key

@@ -1,0 +1,251 @@
+"""The known beginning of the next prompt is computed before the client comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from loadtest.emulator.emulator import Emulator
+from loadtest.engine_model.time_model import TimeModel
+from tests.faults.stage import SLOW, Engines, Json, Reply, Stage, arm, chat, on_stage, words
+
+ON: Json = {"early__mode": "on", "early__min_tokens": 64}
+EARLY = '"prompt":['  # only a prompt of ids has this in its body
+LONG_PREFILL = TimeModel(ms_per_prefill_token=0.5)  # a beginning takes half a second
+
+
+def chat_body(items: Sequence[tuple[str, str]], **fields: Any) -> Json:
+    """Write a conversation for the chat API; reasoning goes with the call behind it."""
+    messages: list[Json] = []
+    for number, (kind, text) in enumerate(items):
+        match kind:
+            case "user" | "assistant":
+                messages.append({"role": kind, "content": text})
+            case "call":
+                call = {"name": "ls", "arguments": "{}"}
+                messages.append(
+                    {
+                        "role": "assistant",
+                        "content": "",
+                        "reasoning": text,
+                        "tool_calls": [{"id": f"c{number}", "type": "function", "function": call}],
+                    }
+                )
+            case "result":
+                called = f"c{number - 1}"
+                messages.append({"role": "tool", "tool_call_id": called, "content": text})
+    return {"model": "tiny", "messages": messages, "max_tokens": 400} | fields
+
+
+def message_body(items: Sequence[tuple[str, str]], **fields: Any) -> Json:
+    """Write the same for the Messages API."""
+    messages: list[Json] = []
+    for number, (kind, text) in enumerate(items):
+        match kind:
+            case "user" | "assistant":
+                messages.append({"role": kind, "content": [{"type": "text", "text": text}]})
+            case "call":
+                thinking = {"type": "thinking", "thinking": text, "signature": ""}
+                call = {"type": "tool_use", "id": f"c{number}", "name": "ls", "input": {}}
+                messages.append({"role": "assistant", "content": [thinking, call]})
+            case "result":
+                result = {"type": "tool_result", "tool_use_id": f"c{number - 1}", "content": text}
+                messages.append({"role": "user", "content": [result]})
+    return {"model": "tiny", "messages": messages, "max_tokens": 400} | fields
+
+
+def response_body(items: Sequence[tuple[str, str]], **fields: Any) -> Json:
+    """Write the same for the Responses API."""
+    written: list[Json] = []
+    for number, (kind, text) in enumerate(items):
+        call = {"type": "function_call", "call_id": f"c{number}", "name": "ls", "arguments": "{}"}
+        thought = {"type": "reasoning_text", "text": text}
+        match kind:
+            case "user":
+                part = {"type": "input_text", "text": text}
+                written.append({"type": "message", "role": "user", "content": [part]})
+            case "assistant":
+                part = {"type": "output_text", "text": text, "annotations": []}
+                written.append({"type": "message", "role": "assistant", "content": [part]})
+            case "call":
+                written.append({"type": "reasoning", "summary": [], "content": [thought]})
+                written.append(call)
+            case "result":
+                called = {"call_id": f"c{number - 1}", "output": text}
+                written.append({"type": "function_call_output", **called})
+    return {"model": "tiny", "input": written, "max_output_tokens": 400} | fields
+
+
+APIS = {
+    "/v1/chat/completions": chat_body,
+    "/v1/messages": message_body,
+    "/v1/responses": response_body,
+}
+LOOP = [
+    ("user", words(0)),
+    *[(kind, words(10 * n + k)) for n in (1, 2, 3) for k, kind in enumerate(("call", "result"))],
+]
+"""A message of the user, and calls of tools with reasoning."""
+
+
+def text_of(reply: Reply) -> str:
+    """Read what a whole or streamed answer of any API says."""
+    if not reply.headers["Content-Type"].startswith("text/event-stream"):
+        return _text_in(reply.json())
+    said = ""
+    for event in reply.events:
+        if event == "[DONE]":
+            continue
+        if event.get("type") == "response.completed":
+            return _text_in(event["response"])
+        if event.get("type") == "content_block_delta":
+            said += event["delta"]["text"]
+        said += "".join(c["delta"].get("content") or "" for c in event.get("choices", ()))
+    return said
+
+
+def _text_in(answer: Json) -> str:
+    if "choices" in answer:
+        return str(answer["choices"][0]["message"]["content"])
+    if "output" in answer:
+        return str(answer["output"][-1]["content"][0]["text"])
+    return str(answer["content"][0]["text"])
+
+
+async def early(stage: Stage, engine: Emulator, result: str = "computed", number: int = 1) -> None:
+    """Wait until the router has done something early so often."""
+    await stage.until(lambda: stage.metric("warmroute_early_total", result=result) >= number)
+    await stage.settled(engine)
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_the_next_turn_finds_all_but_its_message_cached(path: str, is_stream: bool) -> None:
+    """Though its prompt differs from the last one behind the first reasoning."""
+    fields = {"stream": True} if is_stream else {}
+    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+        first = await stage.ask(APIS[path](LOOP, **fields), path)
+        await early(stage, engine)
+        items = [*LOOP, ("assistant", text_of(first)), ("user", "And now?")]
+        second = await stage.ask(APIS[path](items), path)
+
+        num_sent = stage.metric("warmroute_early_tokens_total", kind="sent")
+        assert num_sent > 500
+        assert second.predicted > first.predicted + num_sent
+        assert stage.metric("warmroute_early_tokens_total", kind="used") == num_sent
+        assert stage.metric("warmroute_early_tokens_total", kind="wasted") == 0
+        num_audited = stage.metric("warmroute_audited_total")
+        assert num_audited == stage.metric("warmroute_audited_total", result="exact") >= 1
+
+
+async def test_without_the_option_nothing_is_computed_early() -> None:
+    """The next turn computes what is behind the first reasoning."""
+    async with Engines(1) as [engine], on_stage(engine) as stage:
+        first = await stage.ask(chat_body(LOOP))
+        await stage.settled(engine)
+        items = [*LOOP, ("assistant", text_of(first)), ("user", "And now?")]
+        second = await stage.ask(chat_body(items))
+
+        assert second.usage["prompt_tokens"] - second.reported > 500
+        assert stage.router.story.steps.early is None
+
+
+async def test_a_salt_goes_with_it() -> None:
+    """What is computed early is found by the same tenant's prompt only."""
+    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+        first = await stage.ask(chat_body(LOOP, cache_salt="mine"))
+        await early(stage, engine)
+        items = [*LOOP, ("assistant", text_of(first)), ("user", "And now?")]
+        others = await stage.ask(chat_body(items, cache_salt="other"))
+        own = await stage.ask(chat_body(items, cache_salt="mine"))
+
+        assert others.reported == 0
+        assert own.usage["prompt_tokens"] - own.reported < 64
+
+
+async def test_nothing_is_sent_for_what_is_cached() -> None:
+    """A conversation without reasoning goes on as it was."""
+    items = [("user", words(0, num_words=300))]
+    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+        await stage.ask(chat_body(items))
+        await early(stage, engine, "cached")
+
+        assert stage.metric("warmroute_early_tokens_total", kind="sent") == 0
+
+
+async def test_an_answer_that_is_cut_off_is_not_followed() -> None:
+    """Its client may have it continued."""
+    async with Engines(1, reply_tokens=50) as [engine], on_stage(engine, **ON) as stage:
+        await stage.ask(chat_body(LOOP, max_tokens=4))
+        await stage.ask(chat_body([("user", words(5))]), headers={"X-Session-ID": "another"})
+        await early(stage, engine, "cached")
+
+        assert stage.metric("warmroute_early_total") == 1
+
+
+async def test_a_request_cuts_it_and_it_is_done_later() -> None:
+    """A request does not wait behind what is computed early."""
+    async with (
+        Engines(1, time_model=LONG_PREFILL, max_num_batched_tokens=64) as [engine],
+        on_stage(engine, **ON) as stage,
+    ):
+        await stage.ask(chat_body(LOOP))
+        await stage.until(lambda: stage.metric("warmroute_early_tokens_total", kind="sent"))
+        other = await stage.ask(chat(words(7)), headers={"X-Session-ID": "another"})
+        await early(stage, engine, "cut")
+        assert other.status == 200
+        await early(stage, engine)
+
+        assert stage.metric("warmroute_early_total", result="cut") == 1
+
+
+async def test_a_wrong_prediction_is_not_repeated() -> None:
+    """A client that rewrites its history gets nothing computed early any more."""
+    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+        await stage.ask(chat_body(LOOP))
+        await early(stage, engine)
+        compacted = [*LOOP[:1], ("call", "short"), ("result", words(50)), *LOOP[3:]]
+        await stage.ask(chat_body([*compacted, ("assistant", "so"), ("user", "And now?")]))
+        await stage.ask(chat_body([("user", words(8))]), headers={"X-Session-ID": "another"})
+        await early(stage, engine, "cached")
+
+        assert stage.metric("warmroute_early_total") == 2
+        assert stage.metric("warmroute_early_tokens_total", kind="used") == 0
+        assert stage.metric("warmroute_early_tokens_total", kind="wasted") > 500
+
+
+async def test_a_replica_that_refuses_is_not_asked_again() -> None:
+    """It stays in service for requests."""
+    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+        arm(engine, "status", status=404, text=EARLY)
+        for number in range(2):
+            reply = await stage.ask(chat_body(LOOP), headers={"X-Session-ID": f"s{number}"})
+            await early(stage, engine, "refused")
+
+        assert reply.status == 200
+        assert stage.metric("warmroute_early_total") == 1
+        assert "replica refuses to compute early" in stage.log
+
+
+async def test_a_full_cache_is_left_alone() -> None:
+    """Conversations that live there are worth more."""
+    async with Engines(1, num_gpu_blocks=160) as [engine], on_stage(engine, **ON) as stage:
+        for number in range(3):
+            own = {"X-Session-ID": f"s{number}"}
+            first = await stage.ask(chat(words(60 + number, num_words=150)), headers=own)
+            turns = (words(60 + number, num_words=150), first.text, words(70))
+            await stage.ask(chat(*turns), headers=own)
+        await stage.ask(chat_body(LOOP))
+        await early(stage, engine, "no_room")
+
+        assert stage.metric("warmroute_early_tokens_total", kind="sent") == 0
+
+
+async def test_it_ends_with_the_router() -> None:
+    """What is computed early when the router ends is cut."""
+    async with Engines(1, time_model=SLOW) as [engine]:
+        async with on_stage(engine, **ON) as stage:
+            await stage.ask(chat_body(LOOP))
+        assert stage.metric("warmroute_early_total", result="failed") == 0
