@@ -28,7 +28,17 @@ from msgspec.structs import replace
 from loadtest import agent_text
 
 MARKUP_TOKENS: Final = 60  # what the template and a tool call's JSON add to a turn
+PERSON: Final = "person"  # the kind of pause in which a person reads the answer
 _NUM_LARGE_RESULTS: Final = 2  # an agent first reads files
+
+
+class Pause(Struct, frozen=True, kw_only=True, gc=False):
+    """One kind of wait between an answer and the next turn, and its share of the waits."""
+
+    kind: str
+    share: float
+    median_s: float
+    sigma: float
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -58,6 +68,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     max_context_tokens: int = 180_000  # of the conversation, by this module's estimate
     tool_wait_s: float = 5.2  # median
     tool_wait_sigma: float = 1.18
+    pauses: tuple[Pause, ...] = ()  # if given, waits are drawn from these kinds instead
     ramp_s: float = 30.0  # sessions start evenly spread over it
     sub_agent_share: float = 0.44  # of the sessions
     num_sub_agents: int = 3  # at once
@@ -80,6 +91,7 @@ class TurnPlan(Struct, frozen=True, kw_only=True, gc=False):
     num_input_tokens: int
     num_output_tokens: int
     wait_s: float
+    kind: str = ""  # of the wait
     num_sub_agents: int = 0
 
 
@@ -90,6 +102,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     number: int  # from 0
     wait_s: float
     body: dict[str, Any]
+    next_pause: tuple[str, float] | None = None  # after its answer: kind and seconds
 
 
 class Session:
@@ -145,7 +158,13 @@ class Session:
         }
         if self._salt is not None:
             body["cache_salt"] = self._salt
-        return Turn(session_id=self.id, number=number, wait_s=wait_s, body=body)
+        return Turn(
+            session_id=self.id,
+            number=number,
+            wait_s=wait_s,
+            body=body,
+            next_pause=self._next_pause(number) if self._profile.pauses else None,
+        )
 
     def advance(self, reply: str | None) -> list[Session]:
         """Take the model's reply and call tools; return the sub-agents to run before going on.
@@ -166,6 +185,13 @@ class Session:
             {"role": "assistant", "content": reply or None, "tool_calls": self._calls}
         )
         return list(self._sub_agents)
+
+    def _next_pause(self, number: int) -> tuple[str, float]:
+        """Return the pause after a turn; the last answer goes to a person, who leaves."""
+        if number + 1 == len(self._plans):
+            return PERSON, math.inf
+        following = self._plans[number + 1]
+        return following.kind, following.wait_s
 
     def _rng(self, number: int, purpose: str) -> random.Random:
         return random.Random(f"{self._profile.seed}/{self.id}/{number}/{purpose}")
@@ -238,6 +264,7 @@ def draw_plans(
     """Draw 1 to `num_turns` turns behind `num_context_tokens`, cut at the context limit."""
     plans: list[TurnPlan] = []
     for number in range(num_turns):
+        kind, median_s, sigma = _draw_pause(profile, rng)
         plan = TurnPlan(
             num_input_tokens=profile.tokens(_draw_input(profile, rng, number)),
             num_output_tokens=profile.tokens(
@@ -246,8 +273,8 @@ def draw_plans(
                     profile.max_output_tokens,
                 )
             ),
-            wait_s=lognormal(rng, profile.tool_wait_s, profile.tool_wait_sigma)
-            * profile.scale_time,
+            wait_s=lognormal(rng, median_s, sigma) * profile.scale_time,
+            kind=kind,
         )
         num_context_tokens += plan.num_input_tokens + plan.num_output_tokens + MARKUP_TOKENS
         if plans and num_context_tokens > profile.tokens(profile.max_context_tokens):
@@ -276,6 +303,14 @@ def plan_fork(
     num_turns = lognormal(rng, profile.num_sub_agent_turns, 0.5)
     plans = draw_plans(profile, rng, max(1, round(num_turns)), num_context_tokens)
     return (replace(plans[0], wait_s=0.0), *plans[1:])
+
+
+def _draw_pause(profile: Profile, rng: random.Random) -> tuple[str, float, float]:
+    """Draw the kind of a wait; return it with its median and sigma."""
+    if not profile.pauses:
+        return "", profile.tool_wait_s, profile.tool_wait_sigma
+    drawn = rng.choices(profile.pauses, [pause.share for pause in profile.pauses])[0]
+    return drawn.kind, drawn.median_s, drawn.sigma
 
 
 def _draw_input(profile: Profile, rng: random.Random, number: int) -> float:

@@ -1,7 +1,8 @@
 """The settings of the grid on two small engines.
 
     working set     tokens of all sessions at their ends, shared prompt once, over both caches
-    think           seconds between an answer and the session's next turn
+    think           seconds between an answer and the session's next turn; mixed: they depend on
+                    what the answer does, and requests say so (`x-study-next: KIND;SECONDS`)
     pool            whether the engines share a Mooncake pool
     shared          tokens of system prompt and tools that all sessions begin with
     prefill         slow: a computed token costs about five times as much as fast (tiny model)
@@ -17,9 +18,9 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from loadtest.agents import Profile
+from loadtest.agents import PERSON, Pause, Profile
 
-Think = Literal["short", "long"]
+Think = Literal["short", "long", "mixed"]
 Shared = Literal["small", "large"]
 Prefill = Literal["fast", "slow"]
 
@@ -30,6 +31,7 @@ NUM_USABLE_BLOCKS: Final = NUM_BLOCKS - 1  # vLLM keeps one, the null block
 
 WORKING_SETS: Final = (0.6, 1.0, 1.7, 3.0)
 THINKS: Final[tuple[Think, ...]] = ("short", "long")
+ALL_THINKS: Final[tuple[Think, ...]] = (*THINKS, "mixed")
 POOLS: Final = (False, True)
 SHARED: Final[tuple[Shared, ...]] = ("small", "large")
 PREFILLS: Final[tuple[Prefill, ...]] = ("fast", "slow")
@@ -37,8 +39,15 @@ PREFILLS: Final[tuple[Prefill, ...]] = ("fast", "slow")
 _THINK_S: Final[dict[Think, tuple[float, float, float]]] = {  # median, sigma, longest
     "short": (0.5, 0.5, 2.0),
     "long": (0.8, 1.2, 12.0),
+    "mixed": (0.0, 0.0, 30.0),  # `_MIXED` instead
 }
 """An over-committed cache of these engines turns over in 2 to 4 s; long waits outlast it."""
+_MIXED: Final = (
+    Pause(kind="read", share=0.5, median_s=0.15, sigma=0.5),
+    Pause(kind="shell", share=0.30, median_s=1.0, sigma=0.8),
+    Pause(kind="web", share=0.10, median_s=3.0, sigma=0.6),
+    Pause(kind=PERSON, share=0.1, median_s=12.0, sigma=0.7),
+)
 _SHARED_TOKENS: Final[dict[Shared, int]] = {"small": 1_000, "large": 6_000}
 
 
@@ -86,6 +95,7 @@ class Cell(Struct, frozen=True, kw_only=True):
             max_output_tokens=64,
             tool_wait_s=median_s,
             tool_wait_sigma=sigma,
+            pauses=_MIXED if self.think == "mixed" else (),
             ramp_s=0.0,
             sub_agent_share=0.0,
             extra_body={"ignore_eos": True},

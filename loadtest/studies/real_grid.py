@@ -162,7 +162,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--working-set", nargs="+", type=float, default=grid.WORKING_SETS, help="over the caches"
     )
-    made.add_argument("--think", nargs="+", choices=grid.THINKS, default=grid.THINKS)
+    made.add_argument("--think", nargs="+", choices=grid.ALL_THINKS, default=grid.THINKS)
     made.add_argument("--pool", nargs="+", choices=("no", "yes"), default=("no", "yes"))
     made.add_argument("--shared", nargs="+", choices=grid.SHARED, default=grid.SHARED)
     made.add_argument(

@@ -27,6 +27,9 @@ PATIENCE: Final = 3.0
 
 MIN_PATIENCE_S: Final = 0.5
 _FIRST_PAUSE_S: Final = 5.0  # until a pause was seen: about what an agent's tool takes
+_MOST_PAUSE_S: Final = 30.0
+"""A longer pause counts as this long, so that persons who are away keep no room from others."""
+
 _FIRST_TURN_S: Final = 5.0  # until a turn was seen
 _LEAST_CYCLE_S: Final = 1e-3
 _TIME_DECAY: Final = 0.95  # of pauses and turns: half of the weight lies on the last 14
@@ -124,18 +127,22 @@ class Conversations:
         self._put(session, entry)
 
     def asked(self, session: int, now_s: float) -> None:
-        """Record that another turn of a live conversation has arrived, sent or not.
+        """Record that another turn of a conversation has arrived, sent or not.
 
-        The pause ends here. If the wait in the queue counted as pause, long waits would make the
-        usual pause longer, keep room for silent conversations, and so make waits longer.
+        The pause ends here, even if the conversation was over. If only pauses of live conversations
+        counted, a usual pause that is too short would never grow again. If the wait in the queue
+        counted as pause, long waits would make the usual pause longer, keep room for silent
+        conversations, and so make waits longer.
         """
-        entry = self._live.get(session)
+        entry = self.last(session)
         if entry is None:
             return
         if not entry.num_running and not entry.is_asked:
             entry.is_asked = True
-            pause_s = now_s - entry.last_s
+            pause_s = min(now_s - entry.last_s, _MOST_PAUSE_S)
             self._pause_s += (1.0 - _TIME_DECAY) * (pause_s - self._pause_s)
+        if session not in self._live:
+            return
         if not entry.goes_on:
             entry.goes_on = True
             for sets in self._sets_of(entry):

@@ -70,6 +70,28 @@ def test_a_pause_ends_when_the_next_turn_arrives() -> None:
     assert sets.patience_s == pytest.approx(PATIENCE * 2.0, rel=0.01)
 
 
+def test_fast_tools_do_not_hide_slow_ones() -> None:
+    """Most pauses are short; a conversation that waits for a shell is still live."""
+    sets, now_s = Conversations(), 0.0
+    for number in range(500):
+        now_s += 0.1 if number % 5 else 5.0
+        sets.expire(now_s)
+        turn(sets, 1, A, 1000, 400, now_s)
+
+    assert sets.patience_s > 2.0
+
+
+def test_persons_who_are_away_do_not_keep_conversations_live() -> None:
+    """However long their pauses are, each counts as half a minute."""
+    sets, now_s = Conversations(), 0.0
+    for _ in range(100):
+        now_s += 3000.0
+        sets.expire(now_s)
+        turn(sets, 1, A, 1000, 400, now_s)
+
+    assert sets.patience_s == pytest.approx(PATIENCE * 30.0, rel=0.01)
+
+
 def test_single_turns_count_by_the_share_that_goes_on() -> None:
     sets = Conversations()
     turn(sets, 1, A, 1000, 0, 0.0)
