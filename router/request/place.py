@@ -44,37 +44,6 @@ from router.scheduling.classes import BATCH
 from router.upstream import Answer
 
 
-GATE = 1.4
-
-
-def _by_header(prompt):
-    text = prompt.read.inbound.headers.get("x-fanout-left")
-    if text is None:
-        return 0, 0.0, 0.0
-    num, rest_ms, factor = text.split(",")
-    return int(num), float(rest_ms), float(factor)
-
-
-EXPECTED: Callable[[Prompt], tuple[int, float, float]] | None = _by_header
-
-
-def with_expected(views, prompt, more):
-    """Count siblings that are announced as work in front of the replicas that have their beginning."""
-    num_more, rest_ms, factor = more
-    if num_more <= 0:
-        return views
-    most = max(v.num_gpu_tokens for v in views)
-    if most < 512:
-        return views
-    holders = [v for v in views if v.num_gpu_tokens >= most - 64]
-    own_ms = holders[0].cost.prefill_ms(prompt.num_tokens - most, most)
-    again_ms = holders[0].cost.prefill_ms(most, 0)
-    if num_more * own_ms / len(holders) < GATE * again_ms:
-        return views
-    add = {v.id: max(0.0, factor * num_more * own_ms / len(holders) - rest_ms) for v in holders}
-    return tuple(replace(v, queue_ms=v.queue_ms + add.get(v.id, 0.0)) for v in views)
-
-
 class Place:
     """Plans, commits and ends placements.
 
@@ -226,9 +195,6 @@ class Place:
         if session is not None and read.request is not None and not prompt.is_matchable:
             held, home = with_last_turn(prompt, session, held)
         views = self._fleet.views(candidates, held, now_s, in_front_ms)
-        plain = views
-        if EXPECTED is not None:
-            views = with_expected(views, prompt, EXPECTED(prompt))
         conversations.expire(now_s)
         snapshot = Snapshot(
             now_s=now_s,
@@ -252,7 +218,7 @@ class Place:
         if index is None:
             raise RuntimeError(f"policy {policy.name!r} chose {decision.candidate!r}, not offered")
         is_guess = prompt.tokens is None or decision.candidate == home
-        view = plain[index]
+        view = snapshot.replicas[index]
         if not is_guess:
             view = self._matcher.surviving(prompt, candidates[index], view)
         return Plan(
