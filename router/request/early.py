@@ -297,6 +297,8 @@ class Early:
             start, end = end, min(num_blocks, end + self._num_at_once(following, end * size, size))
             self._metrics.early_tokens.labels("sent").inc((end - start) * size)
             status = await self._send_piece(following, beginning.ids[: end * size])
+            if status == _OK:
+                self._prompts.computed(beginning, following.candidate, start, end, monotonic())
         return status
 
     def _num_at_once(self, following: _Next, num_before: int, block_size: int) -> int:

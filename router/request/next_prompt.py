@@ -85,6 +85,17 @@ class NextPrompts:
         found = self._caches.match(beginning.keys, [candidate]).get(candidate)
         return max(found.num_gpu_blocks, found.num_cpu_blocks) if found is not None else 0
 
+    def computed(
+        self, beginning: Beginning, candidate: CandidateId, start: int, end: int, now_s: float
+    ) -> None:
+        """Record that a candidate has computed the blocks from `start` to `end`: it used all before.
+
+        Else the order in which it evicts would not be known.
+        """
+        num_tokens = end * beginning.block_size
+        claim = self._caches.claim(candidate, beginning.keys[:end], start, num_tokens)
+        self._caches.release(claim, computed=True, now_s=now_s)
+
     async def _tokens(self, prompt: Prompt, answer: AnswerText, new_text: str) -> Tokens | None:
         received = prompt.read.received
         following = next_body(received.path, orjson.loads(received.body or b"{}"), answer, new_text)
