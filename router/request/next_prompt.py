@@ -88,7 +88,7 @@ class NextPrompts:
     def computed(
         self, beginning: Beginning, candidate: CandidateId, start: int, end: int, now_s: float
     ) -> None:
-        """Record that a candidate has computed the blocks from `start` to `end`: it used all before.
+        """Record that a candidate computed the blocks from `start` to `end`, and used all before.
 
         Else the order in which it evicts would not be known.
         """
