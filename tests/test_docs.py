@@ -26,7 +26,7 @@ from loadtest.gpu import run as gpu_run
 from loadtest.gpu.kit import cli as gpu_kit
 from loadtest.gpu.kit import install as gpu_install
 from loadtest.peers import cli as peers
-from loadtest.studies import real_grid
+from loadtest.studies import next_turn, real_grid
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
 from router import config
@@ -360,7 +360,7 @@ def flags() -> frozenset[str]:
             known.update((*parameter.opts, *parameter.secondary_opts))
     parsers: list[argparse.ArgumentParser] = [
         docs.argument_parser(), gpu_install.parser(), gpu_kit.parser(), gpu_run.parser(),
-        peers.parser(), real_grid.parser(),
+        next_turn.parser(), peers.parser(), real_grid.parser(),
     ]  # fmt: skip
     for parser in parsers:
         known.update(flag for action in parser._actions for flag in action.option_strings)

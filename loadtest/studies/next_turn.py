@@ -228,16 +228,25 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cells and print a table."""
-    asked = argparse.ArgumentParser(prog="python -m loadtest.studies.next_turn")
-    asked.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
-    asked.add_argument("--seeds", nargs="+", type=int, default=[1])
-    asked.add_argument("--variants", nargs="+", choices=_VARIANTS, default=list(_VARIANTS))
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    asked = argparse.ArgumentParser(
+        prog="python -m loadtest.studies.next_turn", description=(__doc__ or "").split("\n")[0]
+    )
+    asked.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS), help="settings")
+    asked.add_argument("--seeds", nargs="+", type=int, default=[1], help="of the sessions")
+    asked.add_argument(
+        "--variants", nargs="+", choices=_VARIANTS, default=list(_VARIANTS), help="early.mode"
+    )
     asked.add_argument("--emulate", metavar="PRESET", help="emulated engines with this time model")
     asked.add_argument("--most-s", type=float, default=3600.0, help="start no run after that")
     asked.add_argument("--json", type=Path, help="write every run there")
-    args = asked.parse_args(argv)
+    return asked
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the cells and print a table."""
+    args = parser().parse_args(argv)
     interrupt_on_sigterm()
     end_s = monotonic() + args.most_s
     runs: list[Run] = []
