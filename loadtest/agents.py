@@ -28,14 +28,12 @@ from msgspec.structs import replace
 from loadtest import agent_text
 
 MARKUP_TOKENS: Final = 60  # what the template and a tool call's JSON add to a turn
-PERSON: Final = "person"  # the kind of pause in which a person reads the answer
 _NUM_LARGE_RESULTS: Final = 2  # an agent first reads files
 
 
 class Pause(Struct, frozen=True, kw_only=True, gc=False):
     """One kind of wait between an answer and the next turn, and its share of the waits."""
 
-    kind: str
     share: float
     median_s: float
     sigma: float
@@ -91,7 +89,6 @@ class TurnPlan(Struct, frozen=True, kw_only=True, gc=False):
     num_input_tokens: int
     num_output_tokens: int
     wait_s: float
-    kind: str = ""  # of the wait
     num_sub_agents: int = 0
 
 
@@ -102,7 +99,6 @@ class Turn(Struct, frozen=True, kw_only=True):
     number: int  # from 0
     wait_s: float
     body: dict[str, Any]
-    next_pause: tuple[str, float] | None = None  # after its answer: kind and seconds
 
 
 class Session:
@@ -158,13 +154,7 @@ class Session:
         }
         if self._salt is not None:
             body["cache_salt"] = self._salt
-        return Turn(
-            session_id=self.id,
-            number=number,
-            wait_s=wait_s,
-            body=body,
-            next_pause=self._next_pause(number) if self._profile.pauses else None,
-        )
+        return Turn(session_id=self.id, number=number, wait_s=wait_s, body=body)
 
     def advance(self, reply: str | None) -> list[Session]:
         """Take the model's reply and call tools; return the sub-agents to run before going on.
@@ -185,13 +175,6 @@ class Session:
             {"role": "assistant", "content": reply or None, "tool_calls": self._calls}
         )
         return list(self._sub_agents)
-
-    def _next_pause(self, number: int) -> tuple[str, float]:
-        """Return the pause after a turn; the last answer goes to a person, who leaves."""
-        if number + 1 == len(self._plans):
-            return PERSON, math.inf
-        following = self._plans[number + 1]
-        return following.kind, following.wait_s
 
     def _rng(self, number: int, purpose: str) -> random.Random:
         return random.Random(f"{self._profile.seed}/{self.id}/{number}/{purpose}")
@@ -264,7 +247,7 @@ def draw_plans(
     """Draw 1 to `num_turns` turns behind `num_context_tokens`, cut at the context limit."""
     plans: list[TurnPlan] = []
     for number in range(num_turns):
-        kind, median_s, sigma = _draw_pause(profile, rng)
+        median_s, sigma = _draw_pause(profile, rng)
         plan = TurnPlan(
             num_input_tokens=profile.tokens(_draw_input(profile, rng, number)),
             num_output_tokens=profile.tokens(
@@ -274,7 +257,6 @@ def draw_plans(
                 )
             ),
             wait_s=lognormal(rng, median_s, sigma) * profile.scale_time,
-            kind=kind,
         )
         num_context_tokens += plan.num_input_tokens + plan.num_output_tokens + MARKUP_TOKENS
         if plans and num_context_tokens > profile.tokens(profile.max_context_tokens):
@@ -305,12 +287,12 @@ def plan_fork(
     return (replace(plans[0], wait_s=0.0), *plans[1:])
 
 
-def _draw_pause(profile: Profile, rng: random.Random) -> tuple[str, float, float]:
-    """Draw the kind of a wait; return it with its median and sigma."""
+def _draw_pause(profile: Profile, rng: random.Random) -> tuple[float, float]:
+    """Draw the kind of a wait; return its median and sigma."""
     if not profile.pauses:
-        return "", profile.tool_wait_s, profile.tool_wait_sigma
+        return profile.tool_wait_s, profile.tool_wait_sigma
     drawn = rng.choices(profile.pauses, [pause.share for pause in profile.pauses])[0]
-    return drawn.kind, drawn.median_s, drawn.sigma
+    return drawn.median_s, drawn.sigma
 
 
 def _draw_input(profile: Profile, rng: random.Random, number: int) -> float:

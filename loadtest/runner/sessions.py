@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
 
 import aiohttp
 import orjson
@@ -19,9 +18,6 @@ from loadtest.results import TurnResult
 from loadtest.runner.exchange import Exchange
 from loadtest.runner.requests import CHAT
 from loadtest.runner.sending import make_client, send
-
-NEXT_PAUSE_HEADER: Final = "x-study-next"
-"""Kind and seconds of the pause after an answer, for prototypes of what a router could predict."""
 
 
 async def drive(
@@ -83,9 +79,6 @@ async def send_turn(
         return time.monotonic() - origin_s
 
     headers = {} if session_header is None else {session_header: turn.session_id}
-    if turn.next_pause is not None:
-        kind, pause_s = turn.next_pause
-        headers[NEXT_PAUSE_HEADER] = f"{kind};{pause_s:.3f}"
     body = {**turn.body, "stream": True, "stream_options": {"include_usage": True}}
     exchange = Exchange(turn.session_id, turn.number, start_s=clock(), keep_text=True)
     await send(client, CHAT, orjson.dumps(body), exchange, clock, headers=headers)

@@ -1,8 +1,8 @@
 """The settings of the grid on two small engines.
 
     working set     tokens of all sessions at their ends, shared prompt once, over both caches
-    think           seconds between an answer and the session's next turn; mixed: they depend on
-                    what the answer does, and requests say so (`x-study-next: KIND;SECONDS`)
+    think           seconds between an answer and the session's next turn; mixed: short ones after
+                    reads, longer ones after shells and web searches, long ones of persons
     pool            whether the engines share a Mooncake pool
     shared          tokens of system prompt and tools that all sessions begin with
     prefill         slow: a computed token costs about five times as much as fast (tiny model)
@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from loadtest.agents import PERSON, Pause, Profile
+from loadtest.agents import Pause, Profile
 
 Think = Literal["short", "long", "mixed"]
 Shared = Literal["small", "large"]
@@ -43,10 +43,10 @@ _THINK_S: Final[dict[Think, tuple[float, float, float]]] = {  # median, sigma, l
 }
 """An over-committed cache of these engines turns over in 2 to 4 s; long waits outlast it."""
 _MIXED: Final = (
-    Pause(kind="read", share=0.5, median_s=0.15, sigma=0.5),
-    Pause(kind="shell", share=0.30, median_s=1.0, sigma=0.8),
-    Pause(kind="web", share=0.10, median_s=3.0, sigma=0.6),
-    Pause(kind=PERSON, share=0.1, median_s=12.0, sigma=0.7),
+    Pause(share=0.5, median_s=0.15, sigma=0.5),  # read
+    Pause(share=0.3, median_s=1.0, sigma=0.8),  # shell
+    Pause(share=0.1, median_s=3.0, sigma=0.6),  # web
+    Pause(share=0.1, median_s=12.0, sigma=0.7),  # person
 )
 _SHARED_TOKENS: Final[dict[Shared, int]] = {"small": 1_000, "large": 6_000}
 
