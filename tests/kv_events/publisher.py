@@ -73,6 +73,10 @@ class Publisher:
         """Publish any frames."""
         self._orders.put(frames)
 
+    def wait(self) -> None:
+        """Wait until everything asked for so far is published or kept."""
+        self._orders.join()
+
     def close(self) -> None:
         self._is_running = False
         self._thread.join()
@@ -95,14 +99,18 @@ class Publisher:
                 order = self._orders.get(timeout=0.002)
             except queue.Empty:
                 continue
-            if isinstance(order, list):
-                self._pub.send_multipart(order)
-                continue
-            kind, payload = order
-            sequence, self._next = self._next, self._next + 1
-            self._buffer.append((sequence, payload))
-            if kind == "publish":
-                self._pub.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload))
+            self._follow(order)
+            self._orders.task_done()
+
+    def _follow(self, order: tuple[str, bytes] | list[bytes]) -> None:
+        if isinstance(order, list):
+            self._pub.send_multipart(order)
+            return
+        kind, payload = order
+        sequence, self._next = self._next, self._next + 1
+        self._buffer.append((sequence, payload))
+        if kind == "publish":
+            self._pub.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload))
 
     def _replay(self) -> None:
         client, _, start = self._router.recv_multipart()
