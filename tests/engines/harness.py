@@ -132,6 +132,14 @@ class Router(Ours):
         )
         response.raise_for_status()
 
+    def has_found_all(self) -> bool:
+        """Return whether the router has found every replica that it was given.
+
+        It is ready, and lists them all, as soon as one of them answers.
+        """
+        response = httpx.get(f"{self.admin_url}/admin/replicas", timeout=30)
+        return all("replica" in entry for entry in response.json()["replicas"])
+
     def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Dry-run a request: its `token_ids`, its block `keys` (hex), the candidates' costs."""
         response = httpx.post(

@@ -43,7 +43,7 @@ async def handed_on(
     wait_until(partial(_are_there, master, engines), 60, "their blocks")
     num_before = len(master.keys())
     with Router(engines, log_dir, options=master.options) as router:
-        wait_until(partial(_are_found, router, len(engines)), 60, "all replicas")
+        wait_until(router.has_found_all, 60, "all replicas")
         wait_until(partial(_are_known, router, master), 60, "all layouts")
         for name in names[1:]:
             router.drain(name)
@@ -67,12 +67,6 @@ async def handed_on(
 def _are_there(master: Master, engines: Sequence[Engine]) -> bool:
     """Return whether each engine's 21 blocks are in the pool."""
     return len({key.rpartition("@")[2] for key in master.keys()}) == 21 * len(engines)
-
-
-def _are_found(router: Router, num_engines: int) -> bool:
-    """Return whether the router has found every engine."""
-    listed = httpx.get(f"{router.admin_url}/admin/replicas", timeout=30).json()["replicas"]
-    return len(listed) == num_engines
 
 
 def _are_known(router: Router, master: Master) -> bool:
