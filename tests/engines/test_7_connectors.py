@@ -114,6 +114,7 @@ def test_one_computes_and_the_other_answers(log_dir: Path) -> None:
             with Router(engines, log_dir, options=master.options) as router:
                 assert_halves_are_refused(router)
             with Router((), log_dir, config=config, options=master.options) as router:
+                wait_until(router.has_found_all, 60, "both replicas")
                 answers = [router.chat(chat(number)) for number in range(3)]
             alone = [producer.chat(chat(number)) for number in range(3)]
 
