@@ -4,7 +4,7 @@ A chat template may leave out reasoning once the next message of the user is the
 behind the first reasoning that is left out is computed again then, while the user waits. All of it
 but the new message is known when the answer ends, so an idle replica computes it meanwhile.
 
-    hear    an answer passes: its text is read
+    tee     an answer passes: its text is read
     ended   it has ended: the conversation waits here until its replica is idle
     yields  a request is sent to a replica: what is computed early there is cut, and waits again
     run     makes the beginning, and sends what is not cached as token ids, one at a replica
@@ -38,12 +38,12 @@ from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.request.early_results import EarlyResults
 from router.request.headers import RequestHeaders
-from router.request.heard import Heard
 from router.request.next_prompt import MAX_BODY_BYTES, Beginning, NextPrompts
 from router.request.plan import Placement
 from router.request.relay import Passage
 from router.request.reply import Reply
 from router.request.results import Prompt
+from router.request.tee import Tee
 from router.supervisor import described
 from router.upstream import Upstream
 
@@ -121,7 +121,7 @@ class Early:
 
     # ---------------------------------------------------------------- hooks of the story
 
-    def hear(self, passage: Passage, reply: Reply) -> Heard | None:
+    def tee(self, passage: Passage, reply: Reply) -> Tee | None:
         """Return what an answer goes through, so that it is read. None: it is of no use."""
         prompt, answer = passage.prompt, passage.answer
         read = prompt.read
@@ -136,20 +136,20 @@ class Early:
         if not self._results.may(read.session_hash, read.model or "", monotonic()):
             return None
         text = AnswerText(read.inbound.path, is_event_stream=answer.is_event_stream)
-        return Heard(reply, text)
+        return Tee(reply, text)
 
-    def ended(self, passage: Passage, heard: Heard, outcome: Outcome) -> None:
+    def ended(self, passage: Passage, answer: AnswerText, outcome: Outcome) -> None:
         """Let a conversation wait for an idle moment, if a message of its user comes next."""
         session = passage.prompt.read.session_hash
-        heard.answer.end()
-        if outcome is not Outcome.OK or session is None or not heard.answer.is_end_of_turn:
+        answer.end()
+        if outcome is not Outcome.OK or session is None or not answer.is_end_of_turn:
             return
         self._drop(session)
         following = _Next(
             session=session,
             prompt=passage.prompt,
             placement=passage.placement,
-            answer=heard.answer,
+            answer=answer,
             since_s=monotonic(),
         )
         self._waiting[session] = following

@@ -7,8 +7,8 @@ whole blocks, does not depend on the new message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import orjson
 from msgspec import Struct
@@ -61,14 +61,14 @@ class NextPrompts:
         contract = self._caches.contract(candidate)
         if contract is None:
             return None
+        body = orjson.loads(prompt.read.received.body or b"{}")
+        extra = extra_keys(self._fleet, prompt.read.model or "", prompt.read.salt)
         found: list[tuple[Tokens, Sequence[BlockKey]]] = []
         for new_text in _NEW_TEXTS:
             await asyncio.sleep(0)  # it takes milliseconds: requests go first
-            tokens = await self._tokens(prompt, answer, new_text)
+            tokens = await self._tokens(prompt, body, answer, new_text)
             if tokens is None:
                 return None
-            read = prompt.read
-            extra = extra_keys(self._fleet, read.model or "", read.salt)
             found.append((tokens, tokens.keys(contract, extra)))
         (tokens, keys), (_, others) = found
         num_blocks = _num_common(keys, others)
@@ -96,9 +96,11 @@ class NextPrompts:
         claim = self._caches.claim(candidate, beginning.keys[:end], start, num_tokens)
         self._caches.release(claim, computed=True, now_s=now_s)
 
-    async def _tokens(self, prompt: Prompt, answer: AnswerText, new_text: str) -> Tokens | None:
+    async def _tokens(
+        self, prompt: Prompt, body: Mapping[str, Any], answer: AnswerText, new_text: str
+    ) -> Tokens | None:
         received = prompt.read.received
-        following = next_body(received.path, orjson.loads(received.body or b"{}"), answer, new_text)
+        following = next_body(received.path, body, answer, new_text)
         if following is None:
             return None
         inbound = replace(received, body=orjson.dumps(following), as_sent=None, trace=None)

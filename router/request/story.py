@@ -142,9 +142,9 @@ class Story:
             note_answer(prompt.read, tries, steps.owners.record(prompt.read, placement, answer))
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
-        heard = steps.early.hear(passage, reply) if steps.early is not None else None
+        tee = steps.early.tee(passage, reply) if steps.early is not None else None
         try:
-            usage = await steps.relay.pass_on(passage, heard or reply)
+            usage = await steps.relay.pass_on(passage, tee or reply)
             outcome = Outcome.of_status(answer.outcome_status)
             await self._ends.take()
         except UpstreamError as exc:
@@ -157,8 +157,8 @@ class Story:
                 usage = passage.last_usage
                 outcome = Outcome.of_status(answer.outcome_status)
             self._finish(passage, outcome, usage)
-            if heard is not None and steps.early is not None:
-                steps.early.ended(passage, heard, outcome)
+            if tee is not None and steps.early is not None:
+                steps.early.ended(passage, tee.answer, outcome)
 
     async def _sent(self, prompt: Prompt, tries: Tries) -> Passage:
         """Place and send a request; leave a replica that fails before an answer's first byte.

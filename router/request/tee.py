@@ -8,7 +8,7 @@ from router.api.answer_text import AnswerText
 from router.request.reply import Reply
 
 
-class Heard:
+class Tee:
     """Passes everything on to a reply, and its bytes to the answer's text."""
 
     __slots__ = ("_reply", "answer")
