@@ -46,9 +46,13 @@ class Process:
         return self
 
     def _spawn(self) -> subprocess.Popen[bytes] | Forked:
+        return self._run(self._command)
+
+    def _run(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a command with this process's environment and log."""
         with self.log_path.open("ab") as log:
             return subprocess.Popen(
-                self._command,
+                command,
                 cwd=REPOSITORY,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 import httpx
 import orjson
+from msgspec.structs import replace
 
 from loadtest.agent_text import code
 from loadtest.engines.process import read_metric
@@ -30,6 +32,9 @@ _PROBE_TOKENS: Final = 2_000  # long enough to be handed over
 _MAX_PROBES: Final = 20
 _PROBE_PAUSE_S: Final = 0.2
 _HANDED: Final = "warmroute_handed_over_requests_total"
+
+_Way = Callable[[Sequence[str]], Awaitable[TurnResult]]
+"""Sends a conversation of these texts."""
 
 
 class ProbeFailed(Exception):
@@ -119,52 +124,46 @@ async def measure_fetches(engines: Sequence[Engine], setting: Setting) -> list[F
 
 
 async def _compare(without: Router, handing: Router, length: int, num_repeats: int) -> HandOver:
-    routers = (without, handing)
-    times: tuple[list[float], list[float]] = ([], [])
+    ways = partial(_ask, without.url), partial(_ask, handing.url)
     text = _text(f"hand over/{length}", length)
-    num_tokens, before = 0, 0.0
-    for number in range(num_repeats + 1):
-        if number == 1:
-            before = await _num_handed(handing)
-        for which in (0, 1) if number % 2 else (1, 0):
-            question = f"Question {number} {which}: what is wrong in line {number}?"
-            result = await _ask(routers[which].url, [text, "Ask.", question])
-            if number:  # the first round fills the cache
-                times[which].append(_ms(result))
-            num_tokens = result.num_prompt_tokens or 0
-    return HandOver(
-        num_tokens=num_tokens,
-        off_ms=tuple(times[0]),
-        on_ms=tuple(times[1]),
-        num_handed=round(await _num_handed(handing) - before),
-    )
+    await _both(ways, text, 0)  # fills the cache
+    before = await _num_handed(handing)
+    pairs = [await _both(ways, text, number) for number in range(1, num_repeats + 1)]
+    return _compared(pairs, round(await _num_handed(handing) - before))
 
 
 async def _compare_directly(engine: Engine, length: int, num_repeats: int) -> HandOver:
-    times: tuple[list[float], list[float]] = ([], [])
+    ways = partial(_ask, engine.url), partial(_ask_by_ids, engine)
     text = _text(f"hand over/{length}", length)
-    num_tokens = 0
-    for number in range(num_repeats + 1):
-        for which in (0, 1) if number % 2 else (1, 0):
-            question = f"Question {number} {which}: what is wrong in line {number}?"
-            texts = [text, "Ask.", question]
-            if which:
-                ids = await asyncio.to_thread(engine.tokenize, _body(texts))
-                body = {**_body([]), "prompt": ids}
-                del body["messages"]
-                result = await _send(engine.url, COMPLETIONS, body)
-            else:
-                result = await _ask(engine.url, texts)
-            if number:  # the first round fills the cache
-                times[which].append(_ms(result))
-            num_tokens = result.num_prompt_tokens or 0
+    await _both(ways, text, 0)  # fills the cache
+    pairs = [await _both(ways, text, number) for number in range(1, num_repeats + 1)]
+    return replace(_compared(pairs, num_repeats), is_direct=True)
+
+
+async def _both(ways: tuple[_Way, _Way], text: str, number: int) -> tuple[TurnResult, TurnResult]:
+    """Ask a new question about a text in both ways, every second time the second one first."""
+    found: dict[int, TurnResult] = {}
+    for which in (0, 1) if number % 2 else (1, 0):
+        question = f"Question {number} {which}: what is wrong in line {number}?"
+        found[which] = await ways[which]([text, "Ask.", question])
+    return found[0], found[1]
+
+
+def _compared(pairs: Sequence[tuple[TurnResult, TurnResult]], num_handed: int) -> HandOver:
     return HandOver(
-        num_tokens=num_tokens,
-        off_ms=tuple(times[0]),
-        on_ms=tuple(times[1]),
-        num_handed=num_repeats,
-        is_direct=True,
+        num_tokens=pairs[-1][1].num_prompt_tokens or 0,
+        off_ms=tuple(_ms(off) for off, _ in pairs),
+        on_ms=tuple(_ms(on) for _, on in pairs),
+        num_handed=num_handed,
     )
+
+
+async def _ask_by_ids(engine: Engine, texts: Sequence[str]) -> TurnResult:
+    """Ask a replica by token ids, as a completion."""
+    ids = await asyncio.to_thread(engine.tokenize, _body(texts))
+    body = {**_body([]), "prompt": ids}
+    del body["messages"]
+    return await _send(engine.url, COMPLETIONS, body)
 
 
 async def _is_handed_over(router: Router) -> bool:

@@ -18,7 +18,6 @@ import httpx
 
 from loadtest.compare.arms import arm_of, serve_flags
 from loadtest.engines.fork_client import Forked
-from loadtest.engines.process import REPOSITORY
 from loadtest.engines.vllm import ENVIRON, TOOL_OPTIONS, Engine
 from loadtest.gpu.run_machine import Gpu, last_line
 from loadtest.gpu.run_models import cache_bytes, model_folder
@@ -49,16 +48,8 @@ class GpuReplica(Engine):
     __slots__ = ()
 
     def _spawn(self) -> subprocess.Popen[bytes] | Forked:
-        with self.log_path.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *self._command],
-                cwd=REPOSITORY,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid())]
+        return self._run([*leashed, *self._command])
 
 
 def make_replicas(
