@@ -81,7 +81,7 @@ def test_a_checkout_runs_where_there_is_no_index(links: Links, tmp_path: Path) -
 def test_an_installed_package_lacks_what_was_left_out_and_knows_it(
     kit: Kit, tmp_path: Path
 ) -> None:
-    """RECORD names the files that are there; the sampler is told that FlashInfer is missing."""
+    """RECORD names the files that are there; a variable says that FlashInfer is missing."""
     done = install(kit, tmp_path / "environment")
 
     assert done.returncode == 0, done.stderr
@@ -167,7 +167,7 @@ def test_a_piece_that_is_missing_or_damaged_is_named(kit: Kit, tmp_path: Path) -
     [
         ({"python": "3.1"}, "for Python 3.1, and this is"),
         ({"glibc": "2.999"}, "for glibc 2.999 or newer"),
-        ({"have": {"torch-of-nobody": "1.0"}}, "this Python lacks: torch-of-nobody"),
+        ({"have": {"torch-of-another": "1.0"}}, "this Python lacks: torch-of-another"),
         ({"unpacked_bytes": 1 << 60}, "MiB are free"),
         ({"pieces": []}, "the pieces end within"),
     ],
