@@ -39,6 +39,7 @@ RouterError                    status  code
 │   │   ├── ConnectTimeout      504    connect_timeout          (nothing was sent)
 │   │   └── Overdue             504    overdue                  (left for a sooner one)
 │   └── UpstreamBroken          502    upstream_broken
+│       ├── AnswerUnreadable    502    answer_unreadable        (it was generated: not again)
 │       └── KeyRefused          502    upstream_broken          (the engine has an --api-key)
 ├── StoreError                         Redis is wrong: counted, survived, never a client's answer
 │   ├── StoreUnavailable        -      gone, slow, or failing over: tried again
@@ -351,6 +352,12 @@ class UpstreamBroken(UpstreamError):
     """The connection or the answer broke off, or was not HTTP."""
 
     code = "upstream_broken"
+
+
+class AnswerUnreadable(UpstreamBroken):
+    """An answer came whose head cannot be read, or exceeds the router's limits."""
+
+    code = "answer_unreadable"
 
 
 class KeyRefused(UpstreamBroken):

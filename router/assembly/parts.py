@@ -68,6 +68,7 @@ from router.tokens import Prompters
 from router.tokens.hand_over import HandOver
 from router.tracing.export import Exporter, collector_at
 from router.upstream import Upstream
+from router.upstream.connections import Strays
 
 
 class Threads:
@@ -176,13 +177,16 @@ class Parts:
         tls = client_tls(config.forward)
         key = read_secret(config.engine.api_key_file, "engine.api_key_file")
         self.engine_key = EngineKey.of(config, key)
-        self.upstream = Upstream(config.forward, tls, self.fleet.signs)
-        self.engine_api = EngineApi(timeout_s=config.health.timeout_s, tls=tls, key=self.engine_key)
+        self.strays = Strays(lambda server: self.metrics.strays.labels(server).inc())
+        self.upstream = Upstream(config.forward, tls, self.fleet.signs, self.strays)
+        self.engine_api = EngineApi(
+            timeout_s=config.health.timeout_s, tls=tls, key=self.engine_key, strays=self.strays
+        )
 
     def _build_pool(self) -> None:
         """Build what knows the shared pools, and what asks their masters."""
         config = self.config.mooncake
-        self.pools = build_pools(config, self.metrics)
+        self.pools = build_pools(config, self.metrics, self.strays)
         self.readers = PoolReaders(
             {
                 entry.name: entry.replica.pool

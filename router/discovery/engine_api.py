@@ -33,8 +33,9 @@ from router.replicas.replica import ServedModel
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
 from router.tls import system_tls
+from router.upstream.connections import Connector, Strays
 from router.upstream.failures import unreachable
-from router.upstream.session import Response, Session
+from router.upstream.session import Response, Session, StrayAnswer
 
 _TOOL_FLAG: Final = "--enable-auto-tool-choice"  # in vLLM 0.32, renderers/online_renderer.py
 _MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
@@ -61,16 +62,25 @@ class EngineApi:
     """
 
     def __init__(
-        self, *, timeout_s: float, tls: ssl.SSLContext | None = None, key: EngineKey = NO_KEY
+        self,
+        *,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        key: EngineKey = NO_KEY,
+        strays: Strays | None = None,
     ) -> None:
         self._key = key
         self._timeout_s = timeout_s
         self._tls = tls if tls is not None else system_tls()
+        self._strays = strays if strays is not None else Strays()
         self._session: Session | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(
-            limit=_MOST_CONNECTIONS, keepalive_timeout=_KEPT_S, ssl=self._tls
+        connector = Connector(
+            strays=self._strays,
+            limit=_MOST_CONNECTIONS,
+            keepalive_timeout=_KEPT_S,
+            ssl=self._tls,
         )
         self._session = Session(connector, connect_timeout_s=self._timeout_s)
         return self
@@ -333,10 +343,7 @@ class EngineApi:
         try:
             async with asyncio.timeout(timeout_s):
                 async with asyncio.timeout(next_bytes_s):
-                    connection, _ = await self._session.connect(url)
-                    response, first = await self._session.exchange(
-                        connection, url, method, sent, body
-                    )
+                    response, first = await self._exchange(replica, url, method, sent, body)
                 try:
                     rest = await _read(response, first, max_bytes, next_bytes_s)
                     return Answer(response.status, rest)
@@ -356,6 +363,24 @@ class EngineApi:
                 reason = f"closed the connection without an answer{_maybe_tls(url)}"
             reason = tls_refusal(exc) or reason
             raise UpstreamBroken(replica, f"{url}: {reason}") from exc
+
+    async def _exchange(
+        self,
+        replica: str,
+        url: str,
+        method: str,
+        headers: CIMultiDict[str],
+        body: bytes | None,
+    ) -> tuple[Response, bytes]:
+        """Send a request; a question again if a kept connection had another one's answer."""
+        assert self._session is not None
+        while True:
+            connection, _ = await self._session.connect(url, replica)
+            try:
+                return await self._session.exchange(connection, url, method, headers, body)
+            except StrayAnswer:  # of a kept connection, which is closed now
+                if method != "GET":
+                    raise
 
 
 class _OddAnswer(ValueError):

@@ -25,6 +25,7 @@ from router.decoding import decoder
 from router.discovery.endpoint_slices import SERVICE_LABEL, Slice
 from router.errors import DiscoveryError
 from router.tls import refusal
+from router.upstream.connections import Connector, Strays
 
 _ANSWER_S: Final = 15.0  # a whole LIST, and the first byte of a watch
 _MAX_LIST_BYTES: Final = 32 * 1024 * 1024
@@ -181,7 +182,7 @@ class KubernetesApi:
             loop = asyncio.get_running_loop()
             tls = await loop.run_in_executor(self._files, _tls, self._credentials / "ca.crt")
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls),
+            connector=Connector(ssl=tls, strays=Strays(), server="Kubernetes"),
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity"},

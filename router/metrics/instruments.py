@@ -47,7 +47,8 @@ class Metrics:
         "status in it")]
     not_retried: Annotated[Counter, Spec("warmroute_not_retried", "why",
         "Failed tries that were not repeated, by reason: budget (forward.retry_ratio), sent_twice, "
-        "side_effects, no_replica, max_tries, kills (the request has ended replicas)")]
+        "side_effects, no_replica, max_tries, kills (the request has ended replicas), unreadable "
+        "(it was answered, with headers over the limits)")]
     early: Annotated[Counter, Spec("warmroute_early", "result",
         "Next prompts to be computed early, by result: computed, cached (nothing to do), cut (by "
         "a request), no_room, unknown, refused, failed")]
@@ -70,7 +71,10 @@ class Metrics:
         "Requests sent again with their own salt because a read from the pool failed")]
     absolved: Annotated[Counter, Spec("warmroute_failures_absolved", "why",
         "Failures that did not count against a replica, by reason: same_elsewhere (the request "
-        "failed at two replicas in the same way), unproven (no budget for another try)")]
+        "failed at two replicas in the same way), unproven (no other try was possible)")]
+    strays: Annotated[Counter, Spec("warmroute_stray_answers", "server",
+        "Kept connections that were closed because bytes came that no request had asked for, by "
+        "replica, or by the name of the pool's master")]
     broken_streams: Annotated[Counter, Spec("warmroute_broken_streams", "reason",
         "Streams that broke off after their first byte, by reason; the client got an error event")]
     responses_found: Annotated[Counter, Spec("warmroute_responses_found", "result",

@@ -26,6 +26,7 @@ from yarl import URL
 
 from router.decoding import decoder
 from router.errors import PoolError, PoolGone, PoolLate
+from router.upstream.connections import Connector, Strays
 
 SLICE: Final = 1_000
 """Keys of a listing handed over at once, then the loop gets a turn: 1 to 2 ms of work."""
@@ -35,6 +36,7 @@ _MAX_KEY_BYTES: Final = 4_096
 _MAX_REASON: Final = 500
 _MAX_PAGE_BYTES: Final = 32 * 1024 * 1024
 _MAX_COUNT: Final = float(1 << 62)  # of keys or bytes; a larger figure is refused
+_MOST_CONNECTIONS: Final = 100
 _PATIENCE: Final = 4  # a whole answer may take so many times as long as its next bytes
 
 
@@ -65,17 +67,22 @@ class MasterApi:
     Args:
         url: Base URL of its metrics port; several masters are separated by commas.
         timeout_s: Longest wait for a connection, and for the next bytes of an answer.
+        strays: Counts connections on which bytes came that no question had asked for.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 5.0, strays: Strays | None = None) -> None:
         self.urls = masters(url)
         self.url = self.urls[0]
         self.has_turned = False  # to the master that serves
         self._timeout_s = timeout_s
+        self._strays = strays if strays is not None else Strays()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
+            connector=Connector(
+                strays=self._strays, server="Mooncake master", limit=_MOST_CONNECTIONS
+            ),
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s
             ),

@@ -16,6 +16,7 @@ from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
 from router.pool.questions import Questions
+from router.upstream.connections import Strays
 
 
 class Pool(Struct, frozen=True):
@@ -28,12 +29,12 @@ class Pool(Struct, frozen=True):
     questions: Questions
 
 
-def build_pools(config: MooncakeConfig, metrics: Metrics) -> Mapping[str, Pool]:
+def build_pools(config: MooncakeConfig, metrics: Metrics, strays: Strays) -> Mapping[str, Pool]:
     """Build every configured pool, by name."""
     pools: dict[str, Pool] = {}
     for each in config.each:
         catalog = PoolCatalog()
-        master = MasterApi(each.master, timeout_s=config.timeout_s)
+        master = MasterApi(each.master, timeout_s=config.timeout_s, strays=strays)
         pools[each.name] = Pool(
             each.name,
             catalog,

@@ -21,6 +21,7 @@ from policies.cost import candidate_costs
 from router.api.body_fields import with_fields
 from router.config import ForwardConfig
 from router.errors import (
+    AnswerUnreadable,
     BadRequest,
     ConnectTimeout,
     Overdue,
@@ -94,6 +95,8 @@ class Retries:
         if self.witness.refusal(tries) is not None:
             return "kills"
         if failure not in _NOT_SENT:
+            if failure == AnswerUnreadable.code:
+                return "unreadable"
             if prompt.read.has_side_effects:
                 return "side_effects"
             if len(tries.replicas) >= self._config.max_tries:
@@ -141,8 +144,8 @@ class Retries:
         """Decide whose fault the last failure is, and take back what an earlier one counted.
 
         A request that fails at two replicas in the same way is at fault itself. If no budget is
-        left to try another replica, nothing is proven: else a flood of such requests would still
-        take replicas out.
+        left to try another replica, or its answer cannot be read, nothing is proven: else a flood
+        of such requests would still take replicas out.
         """
         if objection is not None:
             self._metrics.not_retried.labels(objection).inc()
@@ -152,7 +155,7 @@ class Retries:
         same = [other for other, its_failure in before if its_failure == failure]
         if same:
             self._fleet.absolve(same[-1])
-        if same or objection == "budget":
+        if same or objection in ("budget", "unreadable"):
             tries.is_excused = True
             self._metrics.absolved.labels("same_elsewhere" if same else "unproven").inc()
 

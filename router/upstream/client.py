@@ -18,8 +18,9 @@ from router.errors import HandshakeRefused, OutOfConnections, Overdue, RouterErr
 from router.replicas.signs import Signs
 from router.shortage import shortage
 from router.upstream.answer import Answer
+from router.upstream.connections import Connector, Strays
 from router.upstream.failures import upstream_error
-from router.upstream.session import SKIPPED, Response, Session
+from router.upstream.session import SKIPPED, Response, Session, StrayAnswer
 from router.upstream.socket import CLOSE_S, Socket, UpstreamSocket
 
 _RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
@@ -79,6 +80,7 @@ class Upstream:
     Args:
         signs_of: Signs of a replica's work. One that is seen at work may be silent for longer than
             the deadlines say.
+        strays: Counts connections on which bytes came that no request had asked for.
     """
 
     def __init__(
@@ -86,10 +88,12 @@ class Upstream:
         config: ForwardConfig,
         tls: ssl.SSLContext | None = None,
         signs_of: Callable[[str], Signs] = lambda name: Signs(),
+        strays: Strays | None = None,
     ) -> None:
         self._config = config
         self._tls = tls
         self._signs_of = signs_of
+        self._strays = strays if strays is not None else Strays()
         self._kept: Session | None = None
         self._fresh: Session | None = None  # keeps no connection
         self._sockets: aiohttp.ClientSession | None = None  # of `_fresh`'s connections
@@ -101,10 +105,10 @@ class Upstream:
         self._max_connections = self._max_connections or _half_of_descriptors()
         context = self._tls if self._tls is not None else True
         connect_s = self._config.connect_timeout_s
-        kept = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=self._config.keepalive_s, ssl=context
+        kept = Connector(
+            strays=self._strays, keepalive_timeout=self._config.keepalive_s, ssl=context
         )
-        fresh = aiohttp.TCPConnector(limit=0, force_close=True, ssl=context)
+        fresh = Connector(strays=self._strays, force_close=True, ssl=context)
         self._kept = Session(kept, connect_timeout_s=connect_s)
         self._fresh = Session(fresh, connect_timeout_s=connect_s)
         redirects = aiohttp.TraceConfig()
@@ -169,7 +173,7 @@ class Upstream:
         try:
             async with wait.deadline:
                 request = (url, method, headers, body)
-                response, first = await self._send(request, wait, may_resend=may_resend)
+                response, first = await self._send(replica, request, wait, may_resend=may_resend)
                 answer = Answer(
                     replica, response, first, self._config.idle_timeout_s, signs, self._closed
                 )
@@ -235,13 +239,16 @@ class Upstream:
             raise
 
     async def _send(
-        self, request: _Request, wait: _Wait, *, may_resend: bool
+        self, replica: str, request: _Request, wait: _Wait, *, may_resend: bool
     ) -> tuple[Response, bytes]:
-        """Send a request; a second time if the kept connection turns out to be closed."""
+        """Send a request; a second time if the kept connection turns out to be useless.
+
+        It was closed, or had another request's answer.
+        """
         assert self._kept is not None
         assert self._fresh is not None
         session = self._kept if may_resend else self._fresh
-        connection, is_kept = await session.connect(request[0])
+        connection, is_kept = await session.connect(request[0], replica)
         wait.is_sent = True
         begun_s = time.monotonic()
         try:
@@ -249,8 +256,10 @@ class Upstream:
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             if not is_kept or time.monotonic() - begun_s >= _STALE_S:
                 raise
+        except StrayAnswer:
+            pass  # the request's own answer, if there is one, is lost with the connection
         try:
-            connection, _ = await self._fresh.connect(request[0])
+            connection, _ = await self._fresh.connect(request[0], replica)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
             if shortage(exc) is not None:
                 raise

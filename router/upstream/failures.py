@@ -9,6 +9,7 @@ from typing import Final
 import aiohttp
 
 from router.errors import (
+    AnswerUnreadable,
     ConnectTimeout,
     HostUnknown,
     OutOfConnections,
@@ -20,6 +21,7 @@ from router.errors import (
 )
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
+from router.upstream.session import UnreadableHead
 
 _NO_ROUTE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
@@ -36,6 +38,8 @@ def upstream_error(exc: Exception, replica: str, when: str) -> UpstreamError | O
         return TlsRefused(replica, f"replica {replica}: {why}")
     if isinstance(exc, aiohttp.ClientConnectorError):
         return unreachable(exc, replica, f"replica {replica}")
+    if isinstance(exc, UnreadableHead):
+        return AnswerUnreadable(replica, f"replica {replica}: the head of its answer: {exc}")
     return UpstreamBroken(replica, f"replica {replica} failed {when} ({type(exc).__name__})")
 
 

@@ -13,15 +13,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Final
-from weakref import WeakSet
 
 import aiohttp
-from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from aiohttp.http import RawResponseMessage, StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
+
+from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Connector, Guarded
 
 SKIPPED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add, and a client of ours did not send."""
@@ -32,7 +32,17 @@ _READ_BYTES: Final = 256 * 1024
 _ORIGINS: Final = 1024
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _SWITCHING_PROTOCOLS: Final = 101
+_REQUEST_TIMEOUT: Final = 408
+_BEGINNING_BYTES: Final = 256  # of an answer that names its request; vLLM begins with the name
 _URL: Final = re.compile(r"([^:/?#]+://[^/?#]+)([^#]*)")
+
+
+class StrayAnswer(aiohttp.ClientPayloadError):
+    """What came on a kept connection is not the answer to this request."""
+
+
+class UnreadableHead(aiohttp.ClientPayloadError):
+    """An answer came, and its head cannot be read or exceeds the limits."""
 
 
 class Response:
@@ -63,20 +73,23 @@ class Session:
         connector: Owned: closed with the session.
     """
 
-    def __init__(self, connector: aiohttp.TCPConnector, *, connect_timeout_s: float) -> None:
+    def __init__(self, connector: Connector, *, connect_timeout_s: float) -> None:
         self.connector = connector
         self._loop = asyncio.get_running_loop()
         # Of the name, the connection and TLS together.
         self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s)
-        self._used: WeakSet[ResponseHandler] = WeakSet()
         self._origin_of = lru_cache(maxsize=_ORIGINS)(_origin)
 
     async def close(self) -> None:
         """Close all connections."""
         await self.connector.close()
 
-    async def connect(self, url: str) -> tuple[Connection, bool]:
+    async def connect(self, url: str, server: str) -> tuple[Connection, bool]:
         """Take a connection; return whether it has served a request before.
+
+        Args:
+            url: Of the request.
+            server: Its name, for logs and metrics.
 
         Raises:
             aiohttp.ConnectionTimeoutError: none was made in time.
@@ -88,11 +101,9 @@ class Session:
         except TimeoutError as exc:  # the connector's own, which says no more than that
             raise aiohttp.ConnectionTimeoutError from exc
         protocol = connection.protocol
-        assert protocol is not None
-        is_kept = protocol in self._used
-        if not is_kept:
-            self._used.add(protocol)
-        return connection, is_kept
+        assert isinstance(protocol, Guarded)
+        protocol.server = server
+        return connection, protocol.num_requests > 0
 
     async def exchange(
         self,
@@ -111,11 +122,13 @@ class Session:
         Raises:
             aiohttp.ServerDisconnectedError, aiohttp.ClientOSError: the connection broke off before
                 a head came.
-            aiohttp.ClientPayloadError: it did later, or this was no HTTP.
+            StrayAnswer: what came is nobody's, or another request's.
+            UnreadableHead: an answer came, but its head cannot be read.
+            aiohttp.ClientPayloadError: the connection broke off later, or this was no HTTP.
             ValueError: a header has a control character in it.
         """
         protocol = connection.protocol
-        assert protocol is not None
+        assert isinstance(protocol, Guarded)
         base, target = _split(url)
         lines = self._origin_of(base).headers.copy()  # Host
         lines.extend(headers)
@@ -129,22 +142,40 @@ class Session:
                 read_until_eof=True,
                 auto_decompress=False,
                 read_bufsize=_READ_BYTES,
+                max_line_size=MAX_HEADER_BYTES,
+                max_field_size=MAX_HEADER_BYTES,
+                max_headers=MAX_HEADERS,
             )
             writer = StreamWriter(protocol, self._loop)
             await writer.write_headers(f"{method} {target} HTTP/1.1", lines)
-            await _write(writer, body or b"")
+            await _write(writer, body or b"", protocol)
             message, content = await protocol.read()
             while message.code < 200 and message.code != _SWITCHING_PROTOCOLS:
                 message, content = await protocol.read()
         except HttpProcessingError as exc:
+            if protocol.is_http:
+                connection.close()
+                raise UnreadableHead(exc.message) from exc
+            if protocol.num_requests > 1:
+                protocol.refuse()
+                connection.close()
+                raise StrayAnswer from exc
             connection.close()
             raise aiohttp.ClientPayloadError("this is not an HTTP response") from exc
         except BaseException:
             connection.close()
             raise
         response = Response(connection, message, content)
+        before, protocol.request_id = protocol.request_id, headers.get("X-Request-Id")
         try:
-            return response, await content.readany()
+            first = await content.readany()
+            if protocol.num_requests > 1 and (
+                message.code == _REQUEST_TIMEOUT
+                or (before != protocol.request_id and _names(before, message, first))
+            ):
+                protocol.refuse()
+                raise StrayAnswer
+            return response, first
         except BaseException as exc:
             response.close()
             if isinstance(exc, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
@@ -153,10 +184,24 @@ class Session:
             raise
 
 
-async def _write(writer: StreamWriter, body: bytes) -> None:
+def _names(request_id: str | None, message: RawResponseMessage, first: bytes) -> bool:
+    """Return whether an answer names a request, in a header or at its beginning.
+
+    Source: vLLM 0.32 entrypoints/serve/engine/serving.py (`_base_request_id`), and the header of
+    `--enable-request-id-headers`.
+    """
+    if request_id is None:
+        return False
+    if message.headers.get("X-Request-Id") == request_id:
+        return True
+    return b'cmpl-%b"' % request_id.encode() in first[:_BEGINNING_BYTES]
+
+
+async def _write(writer: StreamWriter, body: bytes, protocol: Guarded) -> None:
     """Write a body behind its headers; a large one in pieces: one write would hold the loop.
 
     A server may answer, and close, before it has read it all: whether it did, its answer shows.
+    The rest is then not sent, and the connection serves no other request.
     """
     if len(body) <= _LARGE_BODY:
         await writer.write_eof(body)
@@ -164,6 +209,9 @@ async def _write(writer: StreamWriter, body: bytes) -> None:
     view = memoryview(body)
     with suppress(ConnectionError):
         for start in range(0, len(body), _PIECE):
+            if protocol.has_answer:
+                protocol.force_close()
+                return
             await writer.write(view[start : start + _PIECE])
 
 

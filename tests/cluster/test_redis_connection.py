@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -406,3 +406,43 @@ async def test_a_connection_that_closes_under_a_command_is_a_lost_connection(
 
         monkeypatch.undo()
         assert (await store.beat(b"")).routers == {"router-1"}
+
+
+# -- replies -------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def between(server: RedisServer) -> AsyncIterator[tuple[int, list[asyncio.StreamWriter]]]:
+    """Stand between clients and a server; gives the port, and what writes to each client."""
+    clients: list[asyncio.StreamWriter] = []
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients.append(writer)
+        there, back = await asyncio.open_connection("127.0.0.1", server.port)
+        async with asyncio.TaskGroup() as tg:
+            tg.create_task(pipe(reader, back))
+            tg.create_task(pipe(there, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as proxy:
+        yield proxy.sockets[0].getsockname()[1], clients
+
+
+async def test_a_reply_that_no_command_asked_for_ends_its_connection(start_redis: Start) -> None:
+    """Else each command would get the reply of the one before it."""
+    async with between(start_redis()) as (port, clients):
+        connection = RedisConnection(config(f"redis://127.0.0.1:{port}/0"), key="k", password=None)
+        for name in (b"a", b"b", b"c"):
+            assert await connection.ask("ECHO", name) == name
+            num_connections = len(clients)
+            clients[-1].write(b"$5\r\nstray\r\n")
+            await clients[-1].drain()
+            await asyncio.sleep(0.05)
+            assert await connection.ask("ECHO", b"after " + name) == b"after " + name
+            assert len(clients) == num_connections + 1
+        await connection.close()
