@@ -140,7 +140,7 @@ async def run(
             router.traces.start()
             stack.callback(router.traces.close)
         stack.callback(router.shadows.close)  # before that: their decisions are recorded
-        stack.callback(router.story.steps.recorder.close)  # and before that, what is late
+        stack.callback(router.story.steps.settling.close)  # and before that, what is late
         for client in router.clients:
             await stack.enter_async_context(client)
         router.listeners = public, admin = build_listeners(router)
@@ -191,8 +191,8 @@ def _loops(
 
     yield "sweep", kept("upkeep", partial(_sweep, router))
     yield "loop lag", kept("upkeep", partial(_measure_lag, router.metrics))
-    if router.story.steps.early is not None:
-        yield "early", kept("early", router.story.steps.early.run)
+    if router.early is not None:
+        yield "early", kept("early", router.early.run)
     if router.sharing is not None:
         yield "redis", kept("redis", router.sharing.run)
     for pool in router.pools.values():
@@ -220,7 +220,7 @@ async def _sweep(router: Router) -> None:
     while True:
         await asyncio.sleep(_SWEEP_S)
         router.caches.expire_claims(time.monotonic())
-        router.story.steps.recorder.sweep(time.monotonic())
+        router.story.steps.settling.sweep(time.monotonic())
         router.caches.index.sweep()
         router.sources.sweep()
         router.history.sweep(time.monotonic())

@@ -47,10 +47,10 @@ from router.index.cache_view import CacheView
 from router.live.feed import Feed
 from router.live.history import History
 from router.metrics import Metrics
+from router.observers.log.decisions import DecisionLog
 from router.pool.members import PoolMembers
 from router.pool.pools import build_pools
 from router.pool.readers import PoolReaders
-from router.records.log import DecisionLog
 from router.replicas.conversations import Conversations
 from router.replicas.deaths import Deaths
 from router.replicas.engine_key import EngineKey
@@ -58,6 +58,7 @@ from router.replicas.entry import Entry
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
+from router.request.early import Early
 from router.request.hooks import Hooks
 from router.request.verify import PoolVerifier
 from router.sessions.findings import Findings
@@ -109,6 +110,7 @@ class Parts:
         self._build_sources()
         self._build_cluster(redis_password, peer_name)
         self._build_status()
+        self.early: Early | None = None  # None: it is off
 
     def _build_state(self) -> None:
         """Build what is known of replicas."""

@@ -68,15 +68,17 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
 
 def _public_handler(router: Router) -> Handler:
     """Build what answers the public port; what traces it only if there is a collector."""
-    app = _data_app(router)
+    access = _access(router)
+    app = _data_app(router, access)
     if router.traces is None:
         return app.answer
-    return TracedApp(app.answer, Tracer(router.config.tracing, router.traces.put), app.pages).answer
+    tracer = Tracer(router.config.tracing, router.traces.put)
+    return TracedApp(app.answer, tracer, app.pages, access).answer
 
 
-def _data_app(router: Router) -> DataApp:
+def _access(router: Router) -> Access:
     config = router.config
-    access = Access(
+    return Access(
         routes=Routes(config.forward.routes),
         clients=Clients(
             details=config.listen.detail_headers,
@@ -86,12 +88,18 @@ def _data_app(router: Router) -> DataApp:
         origins=Origins(config.listen.allowed_origins),
         tenants=router.tenants,
     )
+
+
+def _data_app(router: Router, access: Access) -> DataApp:
+    config = router.config
     return DataApp(
         story=router.story,
         realtime=Realtime(
             router.story,
             upstream=router.upstream,
-            headers=RequestHeaders(router.engine_key, router.withheld),
+            headers=RequestHeaders(
+                router.engine_key, router.withheld, router.story.steps.observers
+            ),
             limits=config.limits,
             metrics=router.metrics,
         ),

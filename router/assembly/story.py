@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from functools import partial
 
 from policies.policy import Policy
@@ -11,6 +12,9 @@ from policies.registry import create
 from router.assembly.parts import Parts
 from router.config import PolicyConfig
 from router.errors import ConfigError, RouterError
+from router.experiments.results import Results
+from router.observers.counts import RequestCounts
+from router.observers.log import RequestLog
 from router.replicas.fleet import Fleet
 from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
@@ -23,8 +27,10 @@ from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
 from router.request.match import Matcher
 from router.request.next_prompt import NextPrompts
+from router.request.observer import Observer, Observers
 from router.request.owners import Owners
 from router.request.place import Place
+from router.request.predictions import PredictionAudit
 from router.request.prefill import Prefill
 from router.request.prompt import Prompts
 from router.request.queue import WaitingRoom
@@ -33,9 +39,11 @@ from router.request.record import Recorder
 from router.request.relay import Relay
 from router.request.retry import Retries
 from router.request.send import Sender
+from router.request.settling import Settling
 from router.request.story import Steps, Story
 from router.request.tokenize import Tokenizer
 from router.request.witness import Witness
+from router.tracing.observer import Tracing
 from router.turns import Turns
 
 
@@ -46,7 +54,8 @@ def build_story(parts: Parts) -> Story:
         ConfigError: the policy or one of its parameters is unknown.
     """
     turns, owners = Turns(), _owners(parts)
-    place = _place(parts)
+    observers = Observers(failed=lambda name: parts.metrics.observer_failures.labels(name).inc())
+    place = _place(parts, observers)
     queue = _queue(parts, place)
     witness = Witness(
         parts.deaths, fleet=parts.fleet, engine_api=parts.engine_api, upstream=parts.upstream
@@ -60,10 +69,11 @@ def build_story(parts: Parts) -> Story:
         metrics=parts.metrics,
     )
     bookkeeper = _bookkeeper(parts)
-    headers = RequestHeaders(parts.engine_key, parts.withheld)
+    headers = RequestHeaders(parts.engine_key, parts.withheld, observers)
     sender = _sender(parts, headers=headers, retries=retries)
     reader, tokenizer = _reader(parts), _tokenizer(parts)
-    return Story(
+    settling = Settling()
+    story = Story(
         Steps(
             turns=turns,
             reader=reader,
@@ -94,12 +104,56 @@ def build_story(parts: Parts) -> Story:
                 place=place,
                 diagnostics=Diagnostics(bookkeeper),
                 metrics=parts.metrics,
+                observers=observers,
             ),
-            recorder=_recorder(parts, bookkeeper),
+            recorder=Recorder(
+                caches=parts.caches,
+                observers=observers,
+                settling=settling,
+                wrap=parts.shadows.put if parts.config.shadow.policies else None,
+            ),
             owners=owners,
             retries=retries,
-            early=_early(parts, reader, tokenizer, queue, headers),
+            observers=observers,
+            settling=settling,
         )
+    )
+    parts.early = _early(parts, reader, tokenizer, queue, headers)
+    for each in _observers(parts, settling, bookkeeper):
+        observers.add(each)
+    return story
+
+
+def _observers(parts: Parts, settling: Settling, bookkeeper: Bookkeeper) -> Iterator[Observer]:
+    """Yield the observers in the order in which they are called."""
+    yield RequestCounts(parts.metrics)
+    yield PredictionAudit(
+        caches=parts.caches,
+        tokens=_token_audit(parts, settling),
+        pool=parts.verifier,
+        metrics=parts.metrics,
+    )
+    yield bookkeeper
+    if parts.traces is not None:  # behind what adds to the record, before what shows its id
+        yield Tracing()
+    yield Results(parts.experiments)
+    yield RequestLog()
+    if parts.early is not None:
+        yield parts.early
+    yield parts.feed
+    if parts.decision_log is not None:
+        yield parts.decision_log
+
+
+def _token_audit(parts: Parts, settling: Settling) -> TokenAudit:
+    return TokenAudit(
+        parts.prompters,
+        hand_over=parts.hand_over,
+        caches=parts.caches,
+        prove_ratio=parts.config.tokens.prove_ratio,
+        encoders=parts.threads.encode,
+        metrics=parts.metrics,
+        settling=settling,
     )
 
 
@@ -146,7 +200,7 @@ def _ahead(parts: Parts, turns: Turns) -> Ahead:
     )
 
 
-def _place(parts: Parts) -> Place:
+def _place(parts: Parts, observers: Observers) -> Place:
     matcher = Matcher(
         parts.caches,
         pool=parts.verifier,
@@ -160,6 +214,7 @@ def _place(parts: Parts) -> Place:
         seed=random.SystemRandom().getrandbits(63),
         outbox=parts.outbox,
         metrics=parts.metrics,
+        observers=observers,
     )
 
 
@@ -202,27 +257,6 @@ def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sende
         hand_over=parts.hand_over,
         max_tokens=parts.fleet.longest,
         metrics=parts.metrics,
-    )
-
-
-def _recorder(parts: Parts, bookkeeper: Bookkeeper) -> Recorder:
-    token_audit = TokenAudit(
-        parts.prompters,
-        hand_over=parts.hand_over,
-        caches=parts.caches,
-        prove_ratio=parts.config.tokens.prove_ratio,
-        encoders=parts.threads.encode,
-        metrics=parts.metrics,
-    )
-    return Recorder(
-        metrics=parts.metrics,
-        caches=parts.caches,
-        token_audit=token_audit,
-        pool=parts.verifier,
-        sinks=[parts.feed.put] + ([parts.decision_log.add] if parts.decision_log else []),
-        experiments=parts.experiments,
-        shadows=parts.shadows if parts.config.shadow.policies else None,
-        bookkeeper=bookkeeper,
     )
 
 

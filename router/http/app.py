@@ -33,7 +33,6 @@ from router.http.exchange import Exchange, request_ids
 from router.http.guard import is_of_another_page
 from router.http.intake import HeldBody, Intake
 from router.http.pages import Pages
-from router.http.traced import failed, trace_of
 from router.metrics import Metrics
 from router.request.realtime import Realtime
 from router.request.results import Inbound
@@ -160,7 +159,6 @@ class DataApp:
             needs_model=route.takes != "any" and request.method == "POST",
             as_sent=as_sent,
             client=exchange.client,
-            trace=trace_of(request, route),
         )
         await self._readiness.until_started()
         await self._story.serve(inbound, exchange, exchange.request_id)
@@ -187,7 +185,6 @@ class DataApp:
             arrived_s=exchange.arrived_s,
             tenant=exchange.tenant,
             client=exchange.client,
-            trace=trace_of(request, route),
         )
         await self._readiness.until_started()
         await self._realtime.serve(
@@ -201,7 +198,7 @@ class DataApp:
         """Answer an error, or cut the connection where an answer has begun."""
         tenant = exchange.tenant
         self._metrics.refused.labels(error.code).inc()
-        failed(exchange.request, error.code)
+        self._story.steps.observers.refused(exchange.request_id, error.code)
         if tenant is not None:
             self._metrics.tenant_requests.labels(tenant.label, error.code).inc()
         response = exchange.response

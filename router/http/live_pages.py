@@ -53,7 +53,7 @@ class LivePages:
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """Stream until the client leaves; `?per_s=` bounds the requests of a second."""
         per_s = number_in(request.query, "per_s", _PER_S, most=MAX_PER_S)
-        with self._feed.listen(min(per_s, _MAX_WAITING)) as listener:
+        with self._feed.subscribe(min(per_s, _MAX_WAITING)) as listener:
             response = web.StreamResponse(headers=_HEADERS)
             await response.prepare(request)
             ticks = _Ticks(self._state, listener, per_s)

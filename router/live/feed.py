@@ -9,6 +9,7 @@ from typing import Final
 
 from router.errors import Overloaded
 from router.records.record import DecisionRecord
+from router.request.observer import Observer
 
 MAX_LISTENERS: Final = 16
 
@@ -35,7 +36,7 @@ class Listener:
         return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
 
 
-class Feed:
+class Feed(Observer):
     """Hands each finished request to the listeners. Call from one thread."""
 
     def __init__(self) -> None:
@@ -45,13 +46,13 @@ class Feed:
         """Count the listeners."""
         return len(self._listeners)
 
-    def put(self, record: DecisionRecord) -> None:
+    def recorded(self, record: DecisionRecord) -> None:
         """Hand out a record."""
         for listener in self._listeners:
             listener.put(record)
 
     @contextmanager
-    def listen(self, max_waiting: int) -> Iterator[Listener]:
+    def subscribe(self, max_waiting: int) -> Iterator[Listener]:
         """Listen within the block.
 
         Raises:

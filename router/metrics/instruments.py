@@ -72,6 +72,8 @@ class Metrics:
     absolved: Annotated[Counter, Spec("warmroute_failures_absolved", "why",
         "Failures that did not count against a replica, by reason: same_elsewhere (the request "
         "failed at two replicas in the same way), unproven (no other try was possible)")]
+    observer_failures: Annotated[Counter, Spec("warmroute_observer_failures", "observer",
+        "Exceptions of observers, by the name of the class; requests go on")]
     strays: Annotated[Counter, Spec("warmroute_stray_answers", "server",
         "Kept connections that were closed because bytes came that no request had asked for, by "
         "replica, or by the name of the pool's master")]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -28,6 +27,7 @@ from router.metrics import Metrics
 from router.request.plan import Placement
 from router.request.results import Inbound, Prompt
 from router.request.send import Sent
+from router.request.settling import Settling
 from router.tokens import Prompter, Prompters
 from router.tokens.hand_over import HandOver, Kind
 from router.tokens.id_probe import FLAGS, RELEASES
@@ -46,6 +46,7 @@ class TokenAudit:
         caches: Where the blocks of prompts show up that engines tokenized themselves.
         prove_ratio: Share of prompts that are encoded whole.
         encoders: Where that is done.
+        settling: Waits for the events of prompts that went as text.
     """
 
     def __init__(
@@ -57,13 +58,14 @@ class TokenAudit:
         prove_ratio: float,
         encoders: Executor,
         metrics: Metrics,
+        settling: Settling,
     ) -> None:
         self._prompters = prompters
         self._hand_over = hand_over
         self._prove_ratio = prove_ratio
         self._encoders = encoders
         self._metrics = metrics
-        self._blocks = _BlockEvidence(caches, self._observe_blocks)
+        self._blocks = _BlockEvidence(caches, settling, self._observe_blocks)
         self._num_requests = 0
         self._proof_runs = False
         self._next_proof_s = 0.0
@@ -115,10 +117,6 @@ class TokenAudit:
         if sent.kind is not None and not shows_blocks:
             self._hand_over.observe_match(prompt.read.model or "", sent.kind)
         self._sample(prompt, prompter)
-
-    def sweep(self, now_s: float) -> None:
-        """Settle prompts whose blocks came, or are overdue."""
-        self._blocks.sweep(now_s)
 
     def _observe_blocks(self, expected: _Expected, came: bool) -> None:
         """Note whether an engine has our ids of a prompt that it tokenized itself."""
@@ -268,20 +266,22 @@ class _Expected(Struct, frozen=True, kw_only=True):
     placement: Placement
     key: BlockKey
     epoch: int
-    until_s: float
 
 
 class _BlockEvidence:
-    """Waits for the events of prompts that went as text.
+    """Finds the blocks of prompts that went as text.
 
     Args:
         note: Takes a prompt and whether its blocks came.
     """
 
-    def __init__(self, caches: CacheView, note: Callable[[_Expected, bool], None]) -> None:
+    def __init__(
+        self, caches: CacheView, settling: Settling, note: Callable[[_Expected, bool], None]
+    ) -> None:
         self._caches = caches
+        self._settling = settling
         self._note = note
-        self._waiting: deque[_Expected] = deque()
+        self._num_waiting = 0
 
     def expect(self, prompt: Prompt, placement: Placement, kind: Kind | None, now_s: float) -> bool:
         """Wait for a chat's blocks where its prompt is computed.
@@ -289,7 +289,6 @@ class _BlockEvidence:
         Returns False if blocks of that replica are not seen here: it publishes no events, or they
         are looked up in Redis.
         """
-        self.sweep(now_s)
         placement = placement.prefill or placement
         candidate, claim = placement.lease.candidate, placement.claim
         stream = self._caches.stream(candidate)
@@ -302,27 +301,25 @@ class _BlockEvidence:
         if claim is None or prompt.extra.lora is not None:
             return True
         num_held = placement.predicted.num_gpu_tokens // stream.contract.block_size
-        if num_held < len(claim.keys) and len(self._waiting) < _MAX_WAITING:
+        if num_held < len(claim.keys) and self._num_waiting < _MAX_WAITING:
             expected = _Expected(
                 model=prompt.read.model or "",
                 kind=kind,
                 placement=placement,
                 key=claim.keys[-1],
                 epoch=self._caches.index.epoch(candidate),
-                until_s=now_s + _PATIENCE_S,
             )
-            if not self._settle(expected, now_s):
-                self._waiting.append(expected)
+            if not self._settle(expected, False):
+                self._num_waiting += 1
+                self._settling.add(partial(self._look_again, expected), now_s + _PATIENCE_S)
         return True
 
-    def sweep(self, now_s: float) -> None:
-        """Settle prompts whose blocks came, or are overdue."""
-        for _ in range(len(self._waiting)):
-            expected = self._waiting.popleft()
-            if not self._settle(expected, now_s):
-                self._waiting.append(expected)
+    def _look_again(self, expected: _Expected, is_last: bool) -> bool:
+        is_settled = self._settle(expected, is_last)
+        self._num_waiting -= is_settled
+        return is_settled
 
-    def _settle(self, expected: _Expected, now_s: float) -> bool:
+    def _settle(self, expected: _Expected, is_last: bool) -> bool:
         """Report an outcome. False: there is none yet."""
         candidate, index = expected.placement.lease.candidate, self._caches.index
         stream = self._caches.stream(candidate)
@@ -331,11 +328,9 @@ class _BlockEvidence:
         if index.holds(candidate, expected.key) or index.was_evicted(candidate, expected.key):
             self._note(expected, True)
             return True
-        if now_s < expected.until_s:
-            return False
-        if stream.state == "exact" and not index.has_groups(candidate):
+        if is_last and stream.state == "exact" and not index.has_groups(candidate):
             self._note(expected, False)
-        return True
+        return is_last
 
 
 def _read_again(inbound: Inbound) -> Request:

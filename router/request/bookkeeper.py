@@ -13,14 +13,13 @@ from xxhash import xxh3_64_intdigest
 from policies.view import CandidateId
 from router.api.diagnostics import Comparison
 from router.api.sessions import engine_name
-from router.api.usage import Usage
 from router.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.records.computed import Computed, Loss, Move
-from router.records.outcome import Outcome
+from router.request.observer import Facts, Observer
 from router.request.plan import Placement
-from router.request.results import Prompt, Tries
+from router.request.results import Prompt
 from router.request.turn import turn_of
 from router.request.verify import PoolVerifier
 from router.sessions.causes import Fate, Known, causes_of, sharable
@@ -39,7 +38,6 @@ class Entry(Struct, frozen=True, kw_only=True):
 
     turn: Without its causes.
     has_causes: The engine says how much of the prompt it computed here.
-    is_open: It reused less than predicted. The events that say why may still be on their way.
     has_failed_read: It was sent under a salt of its own, since a read from the pool failed.
     """
 
@@ -49,11 +47,10 @@ class Entry(Struct, frozen=True, kw_only=True):
     thread: Thread
     turn: Turn
     has_causes: bool
-    is_open: bool
     has_failed_read: bool
 
 
-class Bookkeeper:
+class Bookkeeper(Observer):
     """Tells the causes of computed tokens, and adds up what sessions cost."""
 
     def __init__(
@@ -129,29 +126,22 @@ class Bookkeeper:
             thread=self._thread(prompt, placement, match, named, time.monotonic()),
             turn=turn,
             has_causes=True,
-            is_open=False,
             has_failed_read=has_failed_read,
         )
         return self._computed(entry)
 
-    def begin(
-        self,
-        prompt: Prompt,
-        tries: Tries,
-        placement: Placement,
-        *,
-        outcome: Outcome,
-        usage: Usage | None,
-        ttft_ms: float | None,
-    ) -> Entry | None:
-        """Remember the prompt of a request that was answered. None: it is of no session."""
-        has_failed_read, prompt = prompt.skips_pool, prompt.original or prompt
-        whose, now_s = prompt.read.whose, time.monotonic()
+    def ended(self, facts: Facts) -> None:
+        """Remember the prompt of a request that was answered, if it is of a session."""
+        placement = facts.placement
+        if not facts.is_answered or placement is None:
+            return
+        has_failed_read, prompt = facts.prompt.skips_pool, facts.prompt.original or facts.prompt
+        tries, whose, now_s = facts.tries, prompt.read.whose, time.monotonic()
         if whose.conversation is None or prompt.read.num_prompts > 1:
-            return None
+            return
         named = _named(prompt, placement, self._caches)
         match = self._match(prompt, named)
-        turn = turn_of(prompt, tries, placement, outcome, usage, ttft_ms, now_s)
+        turn = turn_of(prompt, tries, placement, facts.outcome, facts.usage, facts.ttft_ms, now_s)
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, named, now_s)
         if tries.answer is not None:
@@ -167,21 +157,24 @@ class Bookkeeper:
                 routing=whose.session_hash,
                 replaces=match.thread,
             )
-        num_predicted, reported = placement.predicted.num_cached_tokens, turn.num_cached
-        return Entry(
+        facts.read.inbound.slots[self] = Entry(
             prompt=prompt,
             placement=placement,
             match=match,
             thread=thread,
             turn=turn,
-            has_causes=reported is not None
+            has_causes=turn.num_cached is not None
             and (tries.prefill is None or not tries.prefill.is_peer_to_peer),
-            is_open=reported is not None and reported < num_predicted,
             has_failed_read=has_failed_read,
         )
 
-    def end(self, entry: Entry) -> Computed | None:
-        """Book a turn; return the causes. None: its engine did not say enough."""
+    def settled(self, facts: Facts) -> None:
+        """Book a turn, with the causes if its engine said enough."""
+        entry = facts.read.inbound.slots.pop(self, None)
+        if entry is not None:
+            facts.notes["computed"] = self._booked(entry)
+
+    def _booked(self, entry: Entry) -> Computed | None:
         prompt, placement, turn = entry.prompt, entry.placement, entry.turn
         entry.thread.num_emptied = self._caches.index.num_emptied(placement.lease.candidate)
         if entry.has_causes:

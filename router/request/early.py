@@ -4,9 +4,9 @@ A chat template may leave out reasoning once the next message of the user is the
 behind the first reasoning that is left out is computed again then, while the user waits. All of it
 but the new message is known when the answer ends, so an idle replica computes it meanwhile.
 
-    tee     an answer passes: its text is read
+    listen  an answer passes: its text is read
     ended   it has ended: the conversation waits here until its replica is idle
-    yields  a request is sent to a replica: what is computed early there is cut, and waits again
+    leased  a request is sent to a replica: what is computed early there is cut, and waits again
     run     makes the beginning, and sends what is not cached as token ids, one at a replica
 
 Nothing is computed early while a request is in flight at the replica or waits in the queue. The
@@ -39,11 +39,10 @@ from router.replicas.fleet import Fleet
 from router.request.early_results import EarlyResults
 from router.request.headers import RequestHeaders
 from router.request.next_prompt import MAX_BODY_BYTES, Beginning, NextPrompts
+from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.relay import Passage
-from router.request.reply import Reply
 from router.request.results import Prompt
-from router.request.tee import Tee
 from router.supervisor import described
 from router.upstream import Upstream
 
@@ -87,7 +86,7 @@ class _Next(Struct, kw_only=True):
         return len(self.prompt.read.received.body or b"") + self.answer.num_bytes
 
 
-class Early:
+class Early(Observer):
     """Has beginnings computed early.
 
     Args:
@@ -119,10 +118,10 @@ class Early:
         self._refused: dict[str, Suspension] = {}  # by replica
         self._came = asyncio.Event()
 
-    # ---------------------------------------------------------------- hooks of the story
+    # ---------------------------------------------------------------- as an observer
 
-    def tee(self, passage: Passage, reply: Reply) -> Tee | None:
-        """Return what an answer goes through, so that it is read. None: it is of no use."""
+    def listen(self, passage: Passage) -> Callable[[bytes], None] | None:
+        """Read an answer that a next prompt may go on from."""
         prompt, answer = passage.prompt, passage.answer
         read = prompt.read
         if read.session_hash is None or read.chat is None or read.response_id is not None:
@@ -136,19 +135,23 @@ class Early:
         if not self._results.may(read.session_hash, read.model or "", monotonic()):
             return None
         text = AnswerText(read.inbound.path, is_event_stream=answer.is_event_stream)
-        return Tee(reply, text)
+        read.inbound.slots[self] = text
+        return text.take
 
-    def ended(self, passage: Passage, answer: AnswerText, outcome: Outcome) -> None:
+    def ended(self, facts: Facts) -> None:
         """Let a conversation wait for an idle moment, if a message of its user comes next."""
-        session = passage.prompt.read.session_hash
+        answer: AnswerText | None = facts.read.inbound.slots.pop(self, None)
+        session, placement = facts.read.session_hash, facts.placement
+        if answer is None or placement is None or session is None:
+            return
         answer.end()
-        if outcome is not Outcome.OK or session is None or not answer.is_end_of_turn:
+        if facts.outcome is not Outcome.OK or not answer.is_end_of_turn:
             return
         self._drop(session)
         following = _Next(
             session=session,
-            prompt=passage.prompt,
-            placement=passage.placement,
+            prompt=facts.prompt,
+            placement=placement,
             answer=answer,
             since_s=monotonic(),
         )
@@ -158,7 +161,7 @@ class Early:
             self._drop(next(iter(self._waiting)))
         self._came.set()
 
-    def yields(self, prompt: Prompt, placement: Placement) -> None:
+    def leased(self, prompt: Prompt, placement: Placement) -> None:
         """Make way for a request that is about to be sent."""
         session = prompt.read.session_hash
         if session is not None and prompt.read.request is not None:
@@ -313,7 +316,7 @@ class Early:
         """Have an engine compute token ids; return the status of its answer."""
         read, replica = following.prompt.read, following.placement.candidate.replica
         prompt = replace(
-            following.prompt, read=replace(read, inbound=replace(read.inbound, trace=None))
+            following.prompt, read=replace(read, inbound=replace(read.inbound, slots={}))
         )
         headers = self._headers.of(prompt, following.placement, is_as_sent=False)
         headers["Content-Type"] = "application/json"

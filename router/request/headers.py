@@ -11,6 +11,7 @@ from router.api.clients import FORWARDED
 from router.api.sessions import engine_name
 from router.api.withheld import PREFIX, Withheld
 from router.replicas.engine_key import EngineKey
+from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement
 from router.request.results import Prompt, Read, Tries
 from router.tenants import Tenant
@@ -26,10 +27,14 @@ class RequestHeaders:
     Args:
         key: What replicas are sent in place of a tenant's key.
         withheld: What clients may not set.
+        observers: May add headers, such as the context of a trace.
     """
 
-    def __init__(self, key: EngineKey, withheld: Withheld) -> None:
+    def __init__(
+        self, key: EngineKey, withheld: Withheld, observers: Observers = NO_OBSERVERS
+    ) -> None:
         self._key = key
+        self._observers = observers
         self._drop = _NOT_FORWARDED | withheld.headers
 
     def of(
@@ -67,8 +72,7 @@ class RequestHeaders:
             headers["X-data-parallel-rank"] = str(placement.candidate.rank)
         if read.inbound.client is not None:
             read.inbound.client.write(headers)
-        if read.inbound.trace is not None:
-            placement.traced(read.inbound.trace, headers)
+        self._observers.sent(prompt, placement, headers)
         return headers
 
 

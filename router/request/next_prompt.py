@@ -103,7 +103,7 @@ class NextPrompts:
         following = next_body(received.path, body, answer, new_text)
         if following is None:
             return None
-        inbound = replace(received, body=orjson.dumps(following), as_sent=None, trace=None)
+        inbound = replace(received, body=orjson.dumps(following), as_sent=None, slots={})
         read = await self._reader.read(inbound, prompt.read.request_id)
         if read.chat is None or read.model != prompt.read.model:
             return None

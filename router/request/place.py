@@ -36,6 +36,7 @@ from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate
 from router.request import tenancy
 from router.request.match import Matcher, with_last_turn
+from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement, Plan, booking_of
 from router.request.results import Prompt, Read, Tries
 from router.request.split import why_here
@@ -64,6 +65,7 @@ class Place:
         seed: int,
         outbox: Outbox | None,
         metrics: Metrics,
+        observers: Observers = NO_OBSERVERS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
@@ -78,6 +80,7 @@ class Place:
         self._seed = seed
         self._outbox = outbox
         self._metrics = metrics
+        self._observers = observers
         self._num_decisions: Counter[str | None] = Counter()  # by model: its policy counts alone
 
     def use(self, policy: Policy) -> None:
@@ -314,6 +317,7 @@ class Place:
         )
         self._claim(prompt, placement, plan, waits=prefill is not None)
         self._metrics.decisions.labels(plan.policy.name, placement.state).inc()
+        self._observers.leased(prompt, placement)
         return placement
 
     def _claim(
@@ -364,20 +368,20 @@ class Place:
             self._outbox.answered(placement.lease, at_s)
         if self.pool is not None and placement.predicted.num_fetched_tokens:
             self.pool.fetched(placement.lease.candidate, placement.lease.begun_s)
+        self._observers.first_token(placement, at_s)
 
     def end(self, placement: Placement, outcome: Outcome) -> None:
         """Give back what a request holds, once: its load, and its claim on blocks."""
         if placement.is_ended:
             return
         placement.is_ended = True
-        if placement.attempt is not None:
-            placement.attempt.end(outcome.value)
         now_s, is_computed = self._clock(), outcome is Outcome.OK
         self._fleet.end(placement.lease, now_s, outcome, jitter=random.random())
         if self._outbox is not None:
             self._outbox.ended(placement.lease, computed=is_computed)
         if placement.claim is not None:
             self._caches.release(placement.claim, computed=is_computed, now_s=now_s)
+        self._observers.released(placement, outcome)
 
     def abandon(self, placement: Placement) -> None:
         """End a placement of which nothing is sent."""

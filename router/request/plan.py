@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
-from multidict import CIMultiDict
 
 from policies.cost import costs_of
 from policies.policy import Policy
@@ -21,7 +20,6 @@ from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate
 from router.request.results import Prompt
 from router.scheduling.classes import BATCH
-from router.tracing.trace import Attempt, Trace
 
 
 class PoolMatch(Struct, frozen=True):
@@ -174,7 +172,7 @@ class Placement(Struct, kw_only=True):
     predicted: What the engine is predicted to reuse.
     state: exact | degraded | blind.
     prefill: Where its prompt is computed, if that is another replica.
-    attempt: Of the request's trace, once it is sent. None: it is not traced.
+    slots: Of observers: what each remembers of the lease.
     """
 
     plan: Plan
@@ -184,7 +182,7 @@ class Placement(Struct, kw_only=True):
     state: str
     placed_s: float
     prefill: Placement | None = None
-    attempt: Attempt | None = None
+    slots: dict[object, Any] = {}
     is_ended: bool = False
 
     @property
@@ -196,15 +194,6 @@ class Placement(Struct, kw_only=True):
     def replica(self) -> str:
         """Name the replica that it goes to."""
         return self.plan.candidate.replica.name
-
-    def traced(self, trace: Trace, headers: CIMultiDict[str]) -> None:
-        """Begin a try of a trace, and write its context into the engine's headers."""
-        if self.attempt is not None:
-            self.attempt.end("replaced")
-        replica = self.candidate.replica
-        self.attempt = trace.sent(
-            headers, self.lease.candidate, replica.url, replica.role, self.placed_s
-        )
 
     @property
     def predicted_ttft_ms(self) -> float:

@@ -21,6 +21,7 @@ from router.errors import UpstreamError
 from router.metrics import Metrics
 from router.request.diagnosis import Diagnostics
 from router.request.headers import answer_headers
+from router.request.observer import Observers
 from router.request.place import Place
 from router.request.plan import Placement
 from router.request.reply import Reply
@@ -55,8 +56,15 @@ class Relay:
     """Passes answers on."""
 
     def __init__(
-        self, *, witness: Witness, place: Place, diagnostics: Diagnostics, metrics: Metrics
+        self,
+        *,
+        witness: Witness,
+        place: Place,
+        diagnostics: Diagnostics,
+        metrics: Metrics,
+        observers: Observers,
     ) -> None:
+        self._observers = observers
         self._witness = witness
         self._place = place
         self._diagnostics = diagnostics
@@ -75,6 +83,9 @@ class Relay:
             diagnosed = self._diagnostics.asked(prompt, tries, placement, answer, reply)
             reply = diagnosed or reply
         headers = answer_headers(prompt, tries, placement, answer)
+        listeners = self._observers.listeners(passage)
+        for listen in listeners:
+            listen(answer.first)
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
             if answer.status != 200 or prompt.read.request is None:
@@ -89,6 +100,8 @@ class Relay:
 
         def take(chunk: bytes) -> bool:
             count(chunk)
+            for listen in listeners:
+                listen(chunk)
             is_taken = reply.put(chunk)
             if passage.first_s is None and opening_of(chunk) is Begun.CONTENT:
                 passage.first_s = answer.first_s = monotonic()

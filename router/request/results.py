@@ -13,6 +13,7 @@ All are frozen but `Placement`, which ends once, and `Tries`, which grows with e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,7 +38,6 @@ from router.scheduling.classes import ServiceClass
 from router.tenants import Charge, Tenant
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind
-from router.tracing.trace import Trace
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     needs_model: bool = False
     as_sent: AsSent | None = None  # None: not compressed. `body` is the decompressed content
     client: Client | None = None  # None: a dry run
-    trace: Trace | None = None  # None: it is not traced
+    slots: dict[object, Any] = {}  # of observers: what each remembers of the request
 
     @property
     def owner(self) -> str:

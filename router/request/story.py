@@ -37,8 +37,8 @@ from router.records.outcome import Outcome
 from router.records.record import Try
 from router.request import tenancy
 from router.request.diagnosis import note_answer
-from router.request.early import Early
 from router.request.headers import counted_headers
+from router.request.observer import Observers
 from router.request.owners import Owners
 from router.request.place import Place
 from router.request.plan import Placement, Plan
@@ -49,9 +49,10 @@ from router.request.read import Reader
 from router.request.record import Recorder
 from router.request.relay import Passage, Relay
 from router.request.reply import Reply
-from router.request.results import Inbound, Prompt, Tries
+from router.request.results import Inbound, Prompt, Read, Tries
 from router.request.retry import NOT_PROCESSED, Retries
 from router.request.send import Sender, Sent
+from router.request.settling import Settling
 from router.turns import Turns
 
 CLIENT_LEFT: Final = 499
@@ -72,7 +73,8 @@ class Steps(Struct, frozen=True, kw_only=True):
     recorder: Recorder
     owners: Owners
     retries: Retries
-    early: Early | None = None
+    observers: Observers
+    settling: Settling
 
 
 class Story:
@@ -91,7 +93,7 @@ class Story:
         steps = self.steps
         tries = Tries(digest=await steps.retries.witness.check(inbound))
         await steps.turns.take()
-        read = await steps.reader.read(inbound, request_id)
+        read = await self._read(inbound, request_id)
         if inbound.api.counts:
             num_tokens = await steps.prompts.count(read)
             if num_tokens is not None:
@@ -122,7 +124,12 @@ class Story:
             RouterError: it is refused.
         """
         await self.steps.turns.take()
-        return await self.steps.prompts.of(await self.steps.reader.read(inbound, request_id))
+        return await self.steps.prompts.of(await self._read(inbound, request_id))
+
+    async def _read(self, inbound: Inbound, request_id: str) -> Read:
+        read = await self.steps.reader.read(inbound, request_id)
+        self.steps.observers.read(read)
+        return read
 
     async def _answer(self, prompt: Prompt, tries: Tries, reply: Reply) -> None:
         """Have a request answered, and pass its answer on.
@@ -142,9 +149,8 @@ class Story:
             note_answer(prompt.read, tries, steps.owners.record(prompt.read, placement, answer))
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
-        tee = steps.early.tee(passage, reply) if steps.early is not None else None
         try:
-            usage = await steps.relay.pass_on(passage, tee or reply)
+            usage = await steps.relay.pass_on(passage, reply)
             outcome = Outcome.of_status(answer.outcome_status)
             await self._ends.take()
         except UpstreamError as exc:
@@ -157,8 +163,6 @@ class Story:
                 usage = passage.last_usage
                 outcome = Outcome.of_status(answer.outcome_status)
             self._finish(passage, outcome, usage)
-            if tee is not None and steps.early is not None:
-                steps.early.ended(passage, tee.answer, outcome)
 
     async def _sent(self, prompt: Prompt, tries: Tries) -> Passage:
         """Place and send a request; leave a replica that fails before an answer's first byte.
@@ -186,6 +190,7 @@ class Story:
             if sent.failure is None:
                 tries.records.append(Try(candidate=placement.lease.candidate))
             else:
+                steps.observers.failed(prompt, placement, sent.failure)
                 prompt, objection = steps.retries.judge(prompt, tries, placement, sent.failure)
                 if objection is not None:
                     refused = steps.retries.witness.refusal(tries)
@@ -248,8 +253,6 @@ class Story:
     async def _try(self, prompt: Prompt, tries: Tries, placement: Placement) -> Sent:
         """Send a request once; if it ends here, record that."""
         steps, witness = self.steps, self.steps.retries.witness
-        if steps.early is not None:
-            steps.early.yields(prompt, placement)
         sent: Sent | None = None
         try:
             if placement.plan.halves is not None:

@@ -15,7 +15,7 @@ from tests.faults.stage import SECRET, SESSION, Engines, Stage, chat, on_stage, 
 
 async def run(stage: Stage, *args: str) -> Result:
     """Run a command beside the router."""
-    stage.router.story.steps.recorder.close()  # what waits for events has none to come
+    stage.router.story.steps.settling.close()  # what waits for events has none to come
     command = (*args, "--admin", stage.admin_url)
     return await asyncio.to_thread(lambda: CliRunner().invoke(main, command))
 

@@ -1,4 +1,4 @@
-"""router.records.log: records to a file, bounded, never in the way."""
+"""router.observers.log.decisions: records to a file, bounded, never in the way."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from router.records import log as decision_log
-from router.records.log import DecisionLog
+from router.observers.log.decisions import DecisionLog
+from router.observers.log import decisions as decision_log
 from router.records.record import DecisionRecord
 from tests.samples import decision_record
 
@@ -16,7 +16,7 @@ from tests.samples import decision_record
 async def write_all(log: DecisionLog, *records: DecisionRecord) -> None:
     """Run the log until it is stopped, as the lifecycle does."""
     for record in records:
-        log.add(record)
+        log.recorded(record)
     async with asyncio.TaskGroup() as tg:
         task = tg.create_task(log.run())
         await asyncio.sleep(0)
@@ -40,7 +40,7 @@ async def test_more_than_fits_is_dropped_and_counted(tmp_path: Path, monkeypatch
     log = DecisionLog(tmp_path / "d.jsonl", on_drop=lambda: drops.append(1))
 
     for _ in range(decision_log.MAX_WAITING + 3):
-        log.add(decision_record())
+        log.recorded(decision_record())
 
     assert len(drops) == 3
 

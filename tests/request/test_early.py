@@ -149,7 +149,7 @@ async def test_without_the_option_nothing_is_computed_early() -> None:
         second = await stage.ask(chat_body(items))
 
         assert second.usage["prompt_tokens"] - second.reported > 500
-        assert stage.router.story.steps.early is None
+        assert stage.router.early is None
 
 
 async def test_a_salt_goes_with_it() -> None:

@@ -16,7 +16,7 @@ BLOCK = 16
 
 async def turns(stage: Stage, session: str = f"session-{SECRET}") -> list[dict[str, Any]]:
     """The turns of a session, as the admin port tells them."""
-    stage.router.story.steps.recorder.close()  # what waits for events has none to come
+    stage.router.story.steps.settling.close()  # what waits for events has none to come
     reply = await stage.admin(f"/admin/sessions/{session}")
     assert reply.status == 200, reply.json()
     found: list[dict[str, Any]] = reply.json()["turns_shown"]

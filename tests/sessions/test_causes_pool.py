@@ -13,7 +13,7 @@ BLOCK = 16
 
 async def last_turn(stage: Stage) -> dict[str, Any]:
     """The last turn of the stage's session; its causes are the engine's own count."""
-    stage.router.story.steps.recorder.close()
+    stage.router.story.steps.settling.close()
     turns = (await stage.admin(f"/admin/sessions/session-{SECRET}")).json()["turns_shown"]
     turn: dict[str, Any] = turns[-1]
     assert sum(turn["computed"]["tokens"].values()) == turn["num_tokens"] - turn["num_cached"]

@@ -64,7 +64,7 @@ async def known(stage: Stage, name: str) -> Json:
 
 async def last_turn(stage: Stage, name: str) -> Json:
     """The last turn of a session."""
-    stage.router.story.steps.recorder.close()  # what waits for events has none to come
+    stage.router.story.steps.settling.close()  # what waits for events has none to come
     found: Json = (await known(stage, name))["turns_shown"][-1]
     return found
 

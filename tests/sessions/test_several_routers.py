@@ -75,7 +75,7 @@ async def test_a_router_that_starts_knows_sessions_from_then_on(start_redis: Sta
             assert len(late.router.ledger) == 0
             await late.ask(streamed(chat(words(1), "yes", words(2))))
             key = next(iter(first.router.ledger)).key
-            late.router.story.steps.recorder.close()
+            late.router.story.steps.settling.close()
             await first.until(lambda: num_turns_at(first, key) == 2)
             turn = (await session_at(late, SESSION))["turns_shown"][0]
 

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from router.records.record import DecisionRecord
+from router.request.observer import Observer
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ MAX_WAITING: Final = 10_000  # records; more are dropped and counted
 _FLUSH_S: Final = 0.2
 
 
-class DecisionLog:
+class DecisionLog(Observer):
     """Appends records to `path` as JSON lines."""
 
     def __init__(self, path: Path, on_drop: Callable[[], None]) -> None:
@@ -31,8 +32,8 @@ class DecisionLog:
         self._is_failing = False
         self._encoder = msgspec.json.Encoder()
 
-    def add(self, record: DecisionRecord) -> None:
-        """Queue one record; drops it when the writer is too far behind."""
+    def recorded(self, record: DecisionRecord) -> None:
+        """Queue one record; drop it if the writer is too far behind."""
         if len(self._waiting) >= MAX_WAITING:
             self._on_drop()
         else:

@@ -1,0 +1,66 @@
+"""The metrics of requests that have ended: outcomes, times, tokens."""
+
+from __future__ import annotations
+
+from router.metrics import Metrics
+from router.metrics.looked_up import CandidateInstruments, StageInstruments
+from router.request.observer import Facts, Observer
+from router.request.plan import Placement
+from router.request.results import Read
+
+
+class RequestCounts(Observer):
+    """Counts requests."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._stages = StageInstruments(metrics)
+        self._by_candidate: dict[str, CandidateInstruments] = {}
+        metrics.on_dropped.append(lambda candidate: self._by_candidate.pop(candidate, None))
+
+    def counted(self, read: Read, num_tokens: int) -> None:
+        self._metrics.counted.labels("router").inc()
+
+    def ended(self, facts: Facts) -> None:
+        waited_s = facts.tries.wait.waited_ms / 1000
+        if facts.read.tenant is not None:
+            self._count_tenant(facts, facts.read.tenant.label, waited_s)
+        if facts.placement is not None:
+            self._count(facts, facts.placement, waited_s)
+
+    def _count_tenant(self, facts: Facts, label: str, waited_s: float) -> None:
+        metrics, charge = self._metrics, facts.tries.charge
+        metrics.tenant_requests.labels(label, facts.outcome.value).inc()
+        if facts.placement is not None:
+            metrics.tenant_tokens.labels(label, "prompt").inc(facts.prompt.num_tokens)
+            if charge is not None:
+                metrics.tenant_tokens.labels(label, "uncached").inc(charge.num_tokens)
+        if waited_s or facts.placement is None:
+            metrics.tenant_waits.labels(label).inc(waited_s)
+
+    def _count(self, facts: Facts, placement: Placement, waited_s: float) -> None:
+        prompt, inbound = facts.prompt, facts.read.inbound
+        name, arrived_s = placement.lease.candidate, inbound.arrived_s
+        metrics, stages = self._of(name), self._stages
+        if inbound.api.counts:
+            self._metrics.counted.labels("engine").inc()
+        self._metrics.requests.labels(inbound.api.name, name, facts.outcome.value).inc()
+        if facts.first_s is not None:
+            metrics.ttft.observe(facts.first_s - arrived_s)
+        stages.tokenize.observe(prompt.tokenized_s - arrived_s)
+        stages.place.observe(placement.placed_s - prompt.tokenized_s - waited_s)
+        stages.total.observe(placement.placed_s - arrived_s - waited_s)
+        held = placement.predicted
+        metrics.prompt_tokens.inc(prompt.num_tokens)
+        metrics.predicted_tokens.inc(held.num_cached_tokens)
+        metrics.cpu_tokens.inc(held.num_cpu_only_tokens)
+        metrics.pool_tokens.inc(held.num_fetched_tokens)
+        if facts.ttft_ms is not None:
+            error_ms = abs(facts.ttft_ms - placement.predicted_ttft_ms)
+            metrics.ttft_error.observe(error_ms / 1000)
+
+    def _of(self, candidate: str) -> CandidateInstruments:
+        metrics = self._by_candidate.get(candidate)
+        if metrics is None:
+            metrics = self._by_candidate[candidate] = CandidateInstruments(self._metrics, candidate)
+        return metrics

@@ -1,0 +1,73 @@
+"""One log line for each request."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from router.request.observer import Facts, Observer
+from router.request.plan import Placement
+from router.request.results import Read
+
+logger = logging.getLogger(__name__)
+
+
+class RequestLog(Observer):
+    """Logs what became of requests."""
+
+    def ended(self, facts: Facts) -> None:
+        if facts.placement is not None:
+            logger.info("routed", extra={"fields": _routed(facts, facts.placement)})
+            return
+        logger.info(
+            "client left the queue",
+            extra={
+                **_whose(facts.read),
+                "tokens": facts.prompt.num_tokens,
+                "waited_ms": round(facts.tries.wait.waited_ms, 1),
+            },
+        )
+
+    def counted(self, read: Read, num_tokens: int) -> None:
+        logger.info("counted", extra={**_whose(read), "tokens": num_tokens})
+
+
+def _whose(read: Read) -> dict[str, Any]:
+    client, tenant = read.inbound.client, read.tenant
+    return {
+        "request": read.request_id,
+        "client": client.address if client is not None else None,
+        "model": read.model,
+        "tenant": tenant.name if tenant is not None else None,
+    }
+
+
+def _routed(facts: Facts, placement: Placement) -> dict[str, Any]:
+    """Return the fields of a request that was placed."""
+    prompt, tries, usage = facts.prompt, facts.tries, facts.usage
+    read, client, assigned = prompt.read, prompt.read.inbound.client, facts.plan.assignment
+    return {
+        "request": read.request_id,
+        "trace": facts.notes.get("trace"),
+        "client": client.address if client is not None else None,
+        "model": read.model,
+        "tenant": read.tenant.name if read.tenant is not None else None,
+        "replica": placement.lease.candidate,
+        "arm": f"{assigned.experiment}/{assigned.arm}" if assigned else None,
+        "why": facts.plan.decision.reason,
+        "prefill": tries.prefill.where if tries.prefill is not None else None,
+        "tokens": prompt.num_tokens,
+        "cached": placement.predicted.num_cached_tokens,
+        "pool": placement.predicted.num_fetched_tokens,
+        "reported": usage.num_cached_tokens if usage is not None else None,
+        "state": facts.state,
+        "tries": len(tries.records),
+        "status": facts.status,
+        "outcome": facts.outcome.value,
+        "router_ms": round(facts.router_ms, 2),
+        "waited_ms": round(tries.wait.waited_ms, 1),
+        "waited_for": tries.wait.held_by,
+        "released": tries.wait.released,
+        "ttft_ms": None if facts.ttft_ms is None else round(facts.ttft_ms, 1),
+        "total_ms": round(facts.total_ms, 1),
+    }

@@ -1,0 +1,251 @@
+"""Observers: what only watches requests.
+
+The path (`router.request.story`) answers a request without any of them. It tells them what happens
+through the methods of `Observer`, and names none of them. An observer never fails, delays or alters
+a request: what it raises is counted and logged once, and its methods must not wait.
+
+    read          the content is parsed; it is dropped soon
+    leased        a try has its place: its load and its blocks count
+    sent          a try is about to be sent; headers for the engine may be added
+    first_token   the first token of a stream has come
+    listen        an answer begins: return what takes its bytes
+    released      a try has given its place back
+    failed        a try has failed, and another one may follow
+    ended         the request has ended: it was answered, it failed, or its client left
+    settled       the events of its answer have come, or are overdue
+    recorded      its decision record is complete
+    refused       the router answered it with an error
+    counted       the router answered it with the number of its prompt's tokens
+
+`leased` and `released` come for each lease. A request has several if it was tried again, or if its
+prompt is computed at another replica.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec
+
+from msgspec import Struct
+from multidict import CIMultiDict
+
+from router.api.usage import Usage
+from router.records.outcome import Outcome
+from router.records.record import DecisionRecord
+from router.request.results import Prompt, Read, Tries
+from router.supervisor import described
+
+if TYPE_CHECKING:
+    from router.request.plan import Placement, Plan
+    from router.request.relay import Passage
+    from router.request.send import Sent
+
+logger = logging.getLogger(__name__)
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What became of a request. All times but `at` are monotonic.
+
+    plan: The decision in force; of a request that left the queue, where it would have gone.
+    placement: None: its client left while it waited.
+    sent: The answer. None: there was none.
+    first_s: When its first token or byte came. None: none did.
+    ttft_ms: From its place to its first token; of streams that were answered.
+    at: Unix time of its end.
+    notes: What observers add: `trace` is shown in the log, `computed` is put into the record.
+    """
+
+    prompt: Prompt
+    tries: Tries
+    plan: Plan
+    placement: Placement | None
+    state: str
+    status: int
+    outcome: Outcome
+    sent: Sent | None = None
+    usage: Usage | None = None
+    first_s: float | None = None
+    ttft_ms: float | None = None
+    placed_s: float
+    ended_s: float
+    at: float
+    notes: dict[str, Any] = {}
+
+    @property
+    def router_ms(self) -> float:
+        """Time in the router until it was sent, without the queue."""
+        arrived_s = self.prompt.read.inbound.arrived_s
+        return (self.placed_s - arrived_s) * 1000 - self.tries.wait.waited_ms
+
+    @property
+    def total_ms(self) -> float:
+        """Time from its arrival to its end."""
+        return (self.ended_s - self.prompt.read.inbound.arrived_s) * 1000
+
+    @property
+    def read(self) -> Read:
+        """What the request says."""
+        return self.prompt.read
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it had an answer, with status 200."""
+        return self.first_s is not None and self.status == 200
+
+    @property
+    def has_open_events(self) -> bool:
+        """Whether the engine reused less than predicted: events that say why may be on the way."""
+        reported = self.usage.num_cached_tokens if self.usage is not None else None
+        if not self.is_answered or reported is None or self.placement is None:
+            return False
+        return reported < self.placement.predicted.num_cached_tokens
+
+
+class Observer:
+    """Watches requests. Override what you need; what is not overridden costs nothing."""
+
+    def read(self, read: Read) -> None:
+        """Take what a request says, while its parsed content is there."""
+
+    def leased(self, prompt: Prompt, placement: Placement) -> None:
+        """Take a decision that is in force from now on."""
+
+    def sent(self, prompt: Prompt, placement: Placement, headers: CIMultiDict[str]) -> None:
+        """Take a try that is about to be sent; `headers` are the engine's."""
+
+    def first_token(self, placement: Placement, at_s: float) -> None:
+        """Take the time of a first token, monotonic."""
+
+    def listen(self, passage: Passage) -> Callable[[bytes], None] | None:
+        """Return what takes the bytes of an answer, which it cannot alter. None: nothing does."""
+
+    def released(self, placement: Placement, outcome: Outcome) -> None:
+        """Take the end of a lease."""
+
+    def failed(self, prompt: Prompt, placement: Placement, failure: str) -> None:
+        """Take the failure of a try; `failure` is of a small closed set."""
+
+    def refused(self, request_id: str, code: str) -> None:
+        """Take a request that the router answered with an error; `code` is of `router.errors`."""
+
+    def counted(self, read: Read, num_tokens: int) -> None:
+        """Take a request that the router answered with the number of its prompt's tokens."""
+
+    def ended(self, facts: Facts) -> None:
+        """Take what became of a request. It may add to `facts.notes`."""
+
+    def settled(self, facts: Facts) -> None:
+        """Take a request whose block events have come, or are overdue.
+
+        Only of requests for which `ended` was called. It may add to `facts.notes`.
+        """
+
+    def recorded(self, record: DecisionRecord) -> None:
+        """Take the decision record of a request that has settled."""
+
+
+_P = ParamSpec("_P")
+
+
+class Calls(Generic[_P]):
+    """One method of all observers that override it; false if none does."""
+
+    __slots__ = ("_base", "_failed", "_methods")
+
+    def __init__(
+        self,
+        base: Callable[Concatenate[Any, _P], object],
+        failed: Callable[[object, Exception], None],
+    ) -> None:
+        self._base = base
+        self._methods: list[Callable[_P, object]] = []
+        self._failed = failed
+
+    def add(self, observer: Observer) -> None:
+        """Call an observer, too, if it overrides the method."""
+        name = self._base.__name__
+        if getattr(type(observer), name) is not self._base:
+            self._methods.append(getattr(observer, name))
+
+    def __bool__(self) -> bool:
+        return bool(self._methods)
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        for method in self._methods:
+            try:
+                method(*args, **kwargs)
+            except Exception as exc:
+                self._failed(method, exc)
+
+
+class Observers:
+    """All observers, called one after the other in their order.
+
+    Args:
+        failed: Called with the name of an observer's class each time that it raises.
+    """
+
+    def __init__(
+        self, observers: Iterable[Observer] = (), failed: Callable[[str], None] = lambda name: None
+    ) -> None:
+        self._count = failed
+        self._logged: set[str] = set()
+        self.read = Calls(Observer.read, self._raised)
+        self.leased = Calls(Observer.leased, self._raised)
+        self.sent = Calls(Observer.sent, self._raised)
+        self.first_token = Calls(Observer.first_token, self._raised)
+        self.released = Calls(Observer.released, self._raised)
+        self.failed = Calls(Observer.failed, self._raised)
+        self.refused = Calls(Observer.refused, self._raised)
+        self.counted = Calls(Observer.counted, self._raised)
+        self.ended = Calls(Observer.ended, self._raised)
+        self.settled = Calls(Observer.settled, self._raised)
+        self.recorded = Calls(Observer.recorded, self._raised)
+        self._listening: list[Observer] = []
+        for each in observers:
+            self.add(each)
+
+    def add(self, observer: Observer) -> None:
+        """Add an observer behind the others; before the first request."""
+        for calls in vars(self).values():
+            if isinstance(calls, Calls):
+                calls.add(observer)
+        if type(observer).listen is not Observer.listen:
+            self._listening.append(observer)
+
+    def listeners(self, passage: Passage) -> Sequence[Callable[[bytes], None]]:
+        """Return what takes the bytes of an answer."""
+        return [self._listener(each, passage) for each in self._listening]
+
+    def _listener(self, observer: Observer, passage: Passage) -> Callable[[bytes], None]:
+        """Return what takes an answer's bytes for an observer, until it raises."""
+        take: Callable[[bytes], None] | None = None
+        try:
+            take = observer.listen(passage)
+        except Exception as exc:
+            self._raised(observer.listen, exc)
+
+        def listen(chunk: bytes) -> None:
+            nonlocal take
+            if take is not None:
+                try:
+                    take(chunk)
+                except Exception as exc:
+                    take = None
+                    self._raised(observer.listen, exc)
+
+        return listen
+
+    def _raised(self, method: object, exc: Exception) -> None:
+        """Count what an observer raised, and log it the first time."""
+        name = type(getattr(method, "__self__", method)).__name__
+        self._count(name)
+        if name not in self._logged:
+            self._logged.add(name)
+            called = getattr(method, "__name__", "")
+            fields = {"observer": name, "method": called, "reason": described(exc)}
+            logger.error("an observer failed; requests go on", extra=fields)
+
+
+NO_OBSERVERS: Final = Observers()

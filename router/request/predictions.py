@@ -1,0 +1,114 @@
+"""The audit of predictions: cached tokens as predicted, against those that the engine reports."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from router.index.cache_view import CacheView
+from router.metrics import Metrics
+from router.metrics.looked_up import CandidateInstruments
+from router.request.audit import TokenAudit
+from router.request.observer import Facts, Observer
+from router.request.plan import Placement
+from router.request.results import Prompt
+from router.request.send import Sent
+from router.request.verify import PoolVerifier
+
+logger = logging.getLogger(__name__)
+
+Verdict = Literal["exact", "over", "under", "evicted", "partial"]
+
+
+class PredictionAudit(Observer):
+    """Compares predictions with usage, and tells the caches and the pool how good they were."""
+
+    def __init__(
+        self,
+        *,
+        caches: CacheView,
+        tokens: TokenAudit,
+        pool: PoolVerifier | None,
+        metrics: Metrics,
+    ) -> None:
+        self._caches = caches
+        self._tokens = tokens
+        self._pool = pool
+        self._metrics = metrics
+        self._by_candidate: dict[str, CandidateInstruments] = {}
+        metrics.on_dropped.append(lambda candidate: self._by_candidate.pop(candidate, None))
+
+    def ended(self, facts: Facts) -> None:
+        prompt, placement, usage = facts.prompt, facts.placement, facts.usage
+        if usage is None or placement is None or prompt.read.num_prompts > 1:
+            return  # usage sums the prompts; only the first was predicted
+        self._tokens.audit(prompt, placement, facts.sent or Sent(), usage.prompt_tokens)
+        reported = usage.num_cached_tokens
+        if reported is None or prompt.tokens is None or not _is_here(facts, placement):
+            return
+        name = placement.lease.candidate
+        metrics = self._of(name)
+        verdict = self._verdict(prompt, placement, reported)
+        metrics.audit[verdict].inc()
+        metrics.reported_tokens.inc(reported)
+        if verdict == "partial":
+            return
+        error = placement.predicted.num_cached_tokens - reported
+        metrics.audit_error.observe(abs(error))
+        is_pooled = self._pool is not None and self._pool.audit(placement, reported)
+        if verdict != "evicted" and (not is_pooled or error == 0):
+            self._record(placement, reported)
+
+    def _verdict(self, prompt: Prompt, placement: Placement, reported: int) -> Verdict:
+        """Judge one prediction; "partial" says nothing about what is known of the cache."""
+        name, predicted = placement.lease.candidate, placement.predicted.num_cached_tokens
+        if placement.plan.is_guess:
+            return "partial"
+        contract = self._caches.contract(name)
+        size = contract.block_size if contract is not None else 1
+        if self._tokens.is_partial(prompt, placement, reported, size):
+            return "partial"
+        if self._caches.is_unknown(name, prompt.extra):
+            return "partial"
+        if predicted <= reported:
+            return "exact" if predicted == reported else "under"
+        claim = placement.claim
+        if claim is not None and self._caches.audit.was_overtaken(claim, reported, predicted):
+            return "evicted"  # between decision and schedule: no fault of what we know
+        return "over"
+
+    def _record(self, placement: Placement, reported: int) -> None:
+        name, predicted = placement.lease.candidate, placement.predicted
+        changed = self._caches.audit.record(
+            name,
+            predicted.num_cached_tokens,
+            reported,
+            placement.claim,
+            num_cpu_tokens=predicted.num_cpu_only_tokens,
+        )
+        if changed is None:
+            return
+        self._metrics.last_block_changes.labels(name).inc()
+        text = "its answers show whether it drops the last block of a hit (EAGLE, MTP)"
+        logger.warning(
+            text + (": set replicas[].eagle" if changed.is_open else ""),
+            extra={
+                "candidate": name,
+                "eagle": changed.is_dropped,
+                "dropped": changed.drop.name.lower(),
+            },
+        )
+
+    def _of(self, candidate: str) -> CandidateInstruments:
+        metrics = self._by_candidate.get(candidate)
+        if metrics is None:
+            metrics = self._by_candidate[candidate] = CandidateInstruments(self._metrics, candidate)
+        return metrics
+
+
+def _is_here(facts: Facts, placement: Placement) -> bool:
+    """Return whether the engine that answered looked for the prompt in the cache predicted."""
+    prefill = facts.tries.prefill
+    if prefill is not None and prefill.is_peer_to_peer:
+        return False  # all of it came from elsewhere
+    return facts.prompt.is_placed_at(placement.candidate)
