@@ -109,6 +109,12 @@ def own_url_host(host: str) -> str:
     return "127.0.0.1" if host in ("", "0.0.0.0", "::") else _bracketed(host)
 
 
+def bound_url(own_url: str, host: str) -> str:
+    """Return the URL of a server of this machine with the host that it listens on."""
+    url = urlsplit(own_url)
+    return f"{url.scheme}://{host_port(unbracketed(host) or '::', url.port or _PORTS[url.scheme])}"
+
+
 def _split(text: str) -> SplitResult | None:
     """Split an http or https URL with a host; None: it is none."""
     try:

@@ -20,6 +20,7 @@ from router.check.finding import Finding, Subject
 from router.check.reach import CONNECT_S, Reach, reach
 from router.check.seen import ReplicaSeen
 from router.config import AdminConfig, Config, ListenConfig, TracingConfig
+from router.config.exposure import open_to
 from router.config.secrets import read_secret
 from router.errors import ConfigError
 from router.listening import cannot_listen, listen, why_not
@@ -255,6 +256,12 @@ def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) ->
             yield _ROUTER.error(file.key, f"{file.path}: {file.error}")
     if config.listen.port and config.listen.port == config.admin.port:
         yield _ROUTER.error("ports", "listen.port and admin.port are the same", "--admin-port")
+    if (reached_by := open_to(config)) is not None:
+        yield _ROUTER.note(
+            "clients",
+            f"{reached_by} can send requests, without a key",
+            "listen on loopback (--host 127.0.0.1), or ask for keys (--tenants-file FILE)",
+        )
     if seen.collector is not None:
         yield _judge_collector(seen.collector)
     yield from _audit(seen)

@@ -136,6 +136,18 @@ def test_taken_ports_and_bad_files_are_errors() -> None:
     ]
 
 
+def test_who_can_send_requests_without_a_key_is_noted() -> None:
+    """On loopback nobody else can; with a tenants file all need a key."""
+    quiet = HostSeen(num_answered=0, num_audited=0)
+
+    (found,) = judged(quiet, listen__host="0.0.0.0")
+
+    assert (found.level, found.about) == ("note", "clients")
+    assert found.text.startswith("every host that can reach this machine")
+    assert "--tenants-file" in found.hint
+    assert judged(quiet) == judged(quiet, listen__host="0.0.0.0", tenants__file="t.yaml") == []
+
+
 def test_one_port_for_clients_and_admin_is_an_error() -> None:
     same = judged(HostSeen(), listen__port=9000, admin__port=9000)
     any_two = judged(HostSeen(), listen__port=0, admin__port=0)
