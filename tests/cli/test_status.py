@@ -18,7 +18,6 @@ from router.tokens.id_probe import Difference
 from tests.cli.states import COLUMNS, REPLICA, state
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage, streamed, words
-from tests.request.test_prefill import split
 
 QUICK = {"health__interval_s": 0.02, "health__load_interval_s": 0.02}
 
@@ -122,15 +121,20 @@ async def test_a_model_that_no_replica_takes_requests_for_is_named() -> None:
 
 async def test_replicas_that_only_compute_prompts_answer_nobody() -> None:
     """They are up, but of role prefill; the one that answers drains, or is removed."""
-    async with split(num_decode=1) as split_roles:
-        stage = split_roles.stage
-        await stage.admin("/admin/replicas/d1/drain", {"draining": True})
-        drained = await status(stage, "--json")
-        await stage.admin("/admin/replicas/d1?now=1", method="DELETE")
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 1)
+    roles = ("prefill", "decode")
+    async with Engines(2) as engines:
+        replicas = [
+            {"url": engine.url, "name": role, "role": role, "transfer": "nixl"}
+            for engine, role in zip(engines, roles, strict=True)
+        ]
+        async with on_stage(*engines, replicas=replicas) as stage:
+            await stage.admin("/admin/replicas/decode/drain", {"draining": True})
+            drained = await status(stage, "--json")
+            await stage.admin("/admin/replicas/decode?now=1", method="DELETE")
+            await stage.until(lambda: len(stage.router.fleet.replicas) == 1)
 
-        ((model, why),) = stage.router.fleet.unserved(monotonic())
-        assert stage.metric("warmroute_available_replicas", model="tiny") == 0
+            ((model, why),) = stage.router.fleet.unserved(monotonic())
+            assert stage.metric("warmroute_available_replicas", model="tiny") == 0
     assert drained.exit_code == 1
     assert any(
         each.startswith("no replica takes requests for tiny: ")
