@@ -14,7 +14,9 @@ from router.live.state import (
     experiment_fields,
     pool_fields,
     queue_fields,
+    source_fields,
     tenant_fields,
+    tokenizer_fields,
 )
 
 
@@ -45,6 +47,8 @@ def build_live_state(router: Router) -> LiveState:
             "sessions": sessions.describe,
             "findings": sessions.describe_findings,
             "experiments": lambda: experiment_fields(router.experiments),
+            "tokenizers": lambda: tokenizer_fields(router.fleet, router.prompters),
+            "sources": lambda: source_fields(router.status),
             "pools": lambda: pool_fields(router.status),
             "tenants": lambda: tenant_fields(router.tenants, router.metrics),
             "sharing": router.status.sharing,

@@ -369,6 +369,8 @@ class Parts:
         )
         self.status.losses = self.losses.by_candidate
         self.metrics.watch(self.status)
+        self.metrics.watch_places(self.status.places)
+        self.metrics.watch_models(lambda: self.fleet.available(time.monotonic()))
 
     @property
     def clients(self) -> Iterator[AbstractAsyncContextManager[Any]]:

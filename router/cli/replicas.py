@@ -17,6 +17,11 @@ from router.cli.terminal import drawing, drawn
 from router.roles import Role, Transfer
 
 _POLL_S: Final = 1.0
+_QUESTIONS: Final = ("is_sleeping", "is_paused")
+"""Routes of engines that only tell something."""
+_HARMLESS: Final = ("wake_up", "resume")
+"""Orders that interrupt nothing and empty no cache."""
+
 _COLOURS: Final = {
     "yes": "green",
     "not yet": "yellow",
@@ -187,13 +192,19 @@ def remove_replica(name: str, now: bool, admin: Admin) -> None:
 @click.argument("route")
 @click.argument("params", nargs=-1, metavar="[PARAM=VALUE]...")
 @click.option(
-    "--replica", "names", multiple=True, metavar="NAME", help="Only this replica; repeatable."
+    "--replica", "names", multiple=True, metavar="NAME", help="Send it to this replica; repeatable."
 )
+@click.option("--all", "is_for_all", is_flag=True, help="Send it to every replica.")
 @admin_options
-def engine(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: Admin) -> None:
+def engine(
+    route: str, params: tuple[str, ...], names: tuple[str, ...], is_for_all: bool, admin: Admin
+) -> None:
     """Send an order to engines, such as sleep.
 
-    For example: `warmroute engine reset_prefix_cache`, `warmroute engine sleep level=1`.
+    For example: `warmroute engine sleep level=1 --replica r1`, `warmroute engine resume --all`.
+
+    An order needs --replica or --all. On a terminal the command says how many requests are in
+    flight there and asks first. It asks nothing if the input is no terminal, as in scripts.
 
     ROUTE is an engine's route: reset_prefix_cache, reset_mm_cache, reset_encoder_cache, sleep,
     wake_up, is_sleeping, release_kv_cache_memory, pause, resume, is_paused, start_profile,
@@ -210,8 +221,16 @@ def engine(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: A
         if not equals:
             raise click.UsageError(f"{pair!r} is not PARAM=VALUE")
         order["params"][name] = value
+    if names and is_for_all:
+        raise click.UsageError("give --replica or --all, not both")
+    if not names and not is_for_all and route not in _QUESTIONS:
+        raise click.UsageError(
+            f"say where: {route} --replica NAME for one replica (repeatable), or {route} --all"
+        )
     if names:
         order["replicas"] = list(names)
+    if route not in (*_QUESTIONS, *_HARMLESS) and sys.stdin.isatty():
+        _confirm(" ".join((route, *params)), names, admin)
     fields = admin.ask("POST", "control", order, timeout_s=90.0)
     if admin.as_json:
         echo_json(fields)
@@ -220,6 +239,22 @@ def engine(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: A
         click.echo(f"{each['name']}: {each['error'] or each['status']} {answer}".rstrip())
     if any(each["error"] for each in fields["replicas"]):
         sys.exit(1)
+
+
+def _confirm(order: str, names: tuple[str, ...], admin: Admin) -> None:
+    """Ask whether to send an order, and end if not. A name that is not known is the router's.
+
+    Raises:
+        Abort: the answer is no.
+    """
+    listed = admin.ask("GET", "replicas")["replicas"]
+    chosen = [each for each in listed if not names or each["name"] in names]
+    num_requests = sum(
+        rank["status"]["num_requests"] for each in chosen for rank in each.get("ranks", ())
+    )
+    where = ", ".join(names) or f"all replicas ({len(chosen):,})"
+    in_flight = f"{num(num_requests, 'request')} in flight at {where}"
+    click.confirm(f"{in_flight}. Send {order}?", abort=True, err=True)
 
 
 def table(listed: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from heapq import nlargest
+from itertools import islice
 from typing import Any, Final
 
 from policies.view import CandidateId
@@ -63,9 +64,15 @@ class ReplicaRows:
                 | _loss_fields(losses.get(each.id, NO_LOSS))
                 for each in shown
             ],
+            "unserved": self._unserved(),
             "missing": [{"name": name, "reason": why} for name, why in missing.items()],
             "num_missing": len(self._waiting),
         }
+
+    def _unserved(self) -> list[dict[str, str]]:
+        """List models that no replica takes requests for, whatever the reason."""
+        unserved = self._fleet.unserved(time.monotonic())
+        return [{"model": model, "reason": why} for model, why in islice(unserved, MAX_ROWS)]
 
     def _row(
         self, status: CandidateStatus, state: str, cache: str, audited: Mapping[str, float]
@@ -81,6 +88,7 @@ class ReplicaRows:
             "state": state,
             "reason": status.reason,
             "cache": cache,
+            "publishes": replica.publishes_events,
             "cache_reason": self._caches.state_and_reason(name)[1],
             "requests": status.num_requests,
             "waiting": status.num_waiting,

@@ -102,6 +102,18 @@ REPLICA: Final[list[Family[RankState]]] = [
         lambda r: _each(r.events, r.replica)),
 ]
 
+REPLICA_PLACE: Final[list[Family[tuple[str, str]]]] = [
+    Family("warmroute_replica_info", "replica place",
+        "1 for each replica, found or not; place: a digest of its address, for `warmroute check`",
+        lambda r: [(r, 1)]),
+]
+
+MODEL: Final[list[Family[tuple[str, int]]]] = [
+    Family("warmroute_available_replicas", "model",
+        "Replicas that take requests for a base model now, whatever keeps the others from it",
+        lambda m: [((m[0],), m[1])]),
+]
+
 POOL: Final[list[Family[PoolState]]] = [
     Family("warmroute_pool_up", "pool",
         "1 while the Mooncake master answers and its pool is used",
@@ -160,7 +172,15 @@ EXPERIMENT: Final[list[Family[ExperimentState]]] = [
 ]
 # fmt: on
 
-FAMILIES: Final[tuple[Family[Any], ...]] = (*REPLICA, *POOL, *SHARING, *SOURCE, *EXPERIMENT)
+FAMILIES: Final[tuple[Family[Any], ...]] = (
+    *REPLICA,
+    *REPLICA_PLACE,
+    *MODEL,
+    *POOL,
+    *SHARING,
+    *SOURCE,
+    *EXPERIMENT,
+)
 
 
 class Families(Collector, Generic[S]):

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Final, NamedTuple, get_type_hints
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from router.metrics.counting import Counter, Histogram
-from router.metrics.families import EXPERIMENT, POOL, REPLICA, SHARING, SOURCE, Families
+from router.metrics.families import (
+    EXPERIMENT,
+    MODEL,
+    POOL,
+    REPLICA,
+    REPLICA_PLACE,
+    SHARING,
+    SOURCE,
+    Families,
+)
 from router.metrics.states import (
     ExperimentState,
     SharingState,
@@ -262,6 +271,14 @@ class Metrics:
         self.registry.register(Families(REPLICA, source.rank_states))
 
         self.registry.register(Families(POOL, lambda: source.pool_states() or None))
+
+    def watch_models(self, describe: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        """Read how many replicas take requests for each base model at every scrape."""
+        self.registry.register(Families(MODEL, describe))
+
+    def watch_places(self, describe: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """Read the replicas' names and digests of their addresses at every scrape."""
+        self.registry.register(Families(REPLICA_PLACE, describe))
 
     def watch_sharing(self, describe: Callable[[], SharingState]) -> None:
         """Read what is known of Redis and of other routers at every scrape."""

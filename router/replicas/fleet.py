@@ -7,7 +7,7 @@ one synchronous call; `now_s` comes from the caller's monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -32,7 +32,13 @@ from router.replicas.health import Health, HealthRules, HealthState, ProbeFailur
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.lengths import Lengths
 from router.replicas.member import Member
-from router.replicas.refusals import check_roles, no_replica, none_available, unknown_model
+from router.replicas.refusals import (
+    check_roles,
+    no_replica,
+    none_available,
+    states_of,
+    unknown_model,
+)
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
 from router.replicas.signs import Signs
 
@@ -182,6 +188,36 @@ class Fleet:
     def models(self) -> list[dict[str, Any]]:
         """List the union of served models as entries of `/v1/models`, without duplicates."""
         return model_entries(self.replicas)
+
+    def unserved(self, now_s: float) -> Iterator[tuple[str, str]]:
+        """Yield the models and adapters that no replica takes requests for now, and why."""
+        replicas = self.replicas
+        served = {
+            model.id
+            for each in replicas
+            if each.is_offered and each.role == "both" and each.name not in self._restricted
+            for model in each.models
+        }
+        models = (model.id for each in replicas for model in each.models)
+        for name in dict.fromkeys(model for model in models if model not in served):
+            try:
+                self._serving_of(name)
+            except RouterError as error:  # by their roles
+                yield name, error.message
+                continue
+            try:
+                self.candidates(name, now_s)
+            except NoReplicaAvailable:
+                yield name, states_of(name, self._members.values(), now_s)
+
+    def available(self, now_s: float) -> Iterator[tuple[str, int]]:
+        """Yield each base model, and how many replicas take requests for it now."""
+        bases = (m.id for each in self.replicas for m in each.models if m.parent is None)
+        for name in dict.fromkeys(bases):
+            try:
+                yield name, len({each.replica.name for each in self.candidates(name, now_s)})
+            except RouterError:
+                yield name, 0
 
     def longest(self, model: str) -> int | None:
         """Return the tokens of the longest request that a replica takes for a model.

@@ -43,14 +43,19 @@ def none_available(
     """
     retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
     what = "replica" if model is None else f"replica of `{model}`"
+    return NoReplicaAvailable(
+        f"No {what} can take a request now ({states_of(model, members, now_s)}).",
+        retry_after_s=retry_after_s,
+    )
+
+
+def states_of(model: str | None, members: Iterable[Member], now_s: float) -> str:
+    """Say in which state the first replicas of a model are, and why; None: of any."""
     states = [
         _shown(member, now_s) for member in members if model is None or member.replica.serves(model)
     ]
     more = [f"and {len(states) - _SHOWN} more"] if len(states) > _SHOWN else []
-    return NoReplicaAvailable(
-        f"No {what} can take a request now ({', '.join(states[:_SHOWN] + more)}).",
-        retry_after_s=retry_after_s,
-    )
+    return ", ".join(states[:_SHOWN] + more)
 
 
 def check_roles(replicas: Sequence[Replica], *, is_split: bool) -> None:
