@@ -139,8 +139,8 @@ async def run(
     config = router.config
     async with AsyncExitStack() as stack:
         stack.callback(router.threads.close)
-        if router.decision_log is not None:  # late: answers in flight at the end have records
-            stack.callback(router.decision_log.close)
+        # Late: answers in flight at the end have records.
+        stack.callback(router.story.steps.observers.close)
         if router.traces is not None:
             router.traces.start()
             stack.callback(router.traces.close)

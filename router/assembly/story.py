@@ -9,6 +9,7 @@ from functools import partial
 
 from policies.policy import Policy
 from policies.registry import create
+from router.assembly.own_observers import own_observers
 from router.assembly.parts import Parts
 from router.config import PolicyConfig
 from router.errors import ConfigError, RouterError
@@ -143,6 +144,7 @@ def _observers(parts: Parts, settling: Settling, bookkeeper: Bookkeeper) -> Iter
     yield parts.feed
     if parts.decision_log is not None:
         yield parts.decision_log
+    yield from own_observers(parts.config.observers)
 
 
 def _token_audit(parts: Parts, settling: Settling) -> TokenAudit:

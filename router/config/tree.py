@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.config.discovery import DiscoveryConfig
+from router.config.observers import ObserversConfig
 from router.config.ports import AdminConfig, LimitsConfig, ListenConfig, TenantsConfig
 from router.config.prefill import PrefillConfig
 from router.config.redis import RedisConfig
@@ -78,6 +79,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     experiment: ExperimentConfig = ExperimentConfig()
     log: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()
+    observers: ObserversConfig = ObserversConfig()
 
     @property
     def may_grow(self) -> bool:
@@ -110,6 +112,7 @@ SECTIONS: Final = {
     "experiment": "Experiments",
     "log": "Logs and decision records",
     "tracing": "OpenTelemetry traces",
+    "observers": "Observers of your own",
 }
 """What each section is about, as a heading."""
 

@@ -144,6 +144,9 @@ class Observer:
     def recorded(self, record: DecisionRecord) -> None:
         """Take the decision record of a request that has settled."""
 
+    def close(self) -> None:
+        """End: the router stops, and no request follows. This may wait for a moment."""
+
 
 _P = ParamSpec("_P")
 
@@ -202,6 +205,7 @@ class Observers:
         self.ended = Calls(Observer.ended, self._raised)
         self.settled = Calls(Observer.settled, self._raised)
         self.recorded = Calls(Observer.recorded, self._raised)
+        self.close = Calls(Observer.close, self._raised)
         self._listening: list[Observer] = []
         for each in observers:
             self.add(each)

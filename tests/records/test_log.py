@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from router.observers.log.decisions import DecisionLog
 from router.observers.log import decisions as decision_log
+from router.observers.log.decisions import DecisionLog
 from router.records.record import DecisionRecord
 from tests.samples import decision_record
 
