@@ -141,10 +141,9 @@ async def run(
         stack.callback(router.threads.close)
         # Late: answers in flight at the end have records.
         stack.callback(router.story.steps.observers.close)
-        if router.traces is not None:
-            router.traces.start()
-            stack.callback(router.traces.close)
-        stack.callback(router.shadows.close)  # before that: their decisions are recorded
+        for part in router.observers.values():
+            if part.start is not None:
+                part.start()
         stack.callback(router.story.steps.settling.close)  # and before that, what is late
         for client in router.clients:
             await stack.enter_async_context(client)
@@ -196,8 +195,9 @@ def _loops(
 
     yield "sweep", kept("upkeep", partial(_sweep, router))
     yield "loop lag", kept("upkeep", partial(_measure_lag, router.metrics))
-    if router.early is not None:
-        yield "early", kept("early", router.early.run)
+    for part in router.observers.values():
+        for name, run_part in part.loops.items():
+            yield name, kept(name, run_part)
     if router.sharing is not None:
         yield "redis", kept("redis", router.sharing.run)
     for pool in router.pools.values():
@@ -213,8 +213,6 @@ def _loops(
         yield "tenants", kept("tenants", follow)
     if owns_process:
         yield "garbage", collect_garbage(router.is_idle)
-    if router.decision_log is not None:
-        yield "records", router.decision_log.run()
     if config_reload is not None:
         yield "configuration", kept("configuration", partial(config_reload.run, router))
     for each in router.listeners:
@@ -228,7 +226,9 @@ async def _sweep(router: Router) -> None:
         router.story.steps.settling.sweep(time.monotonic())
         router.caches.index.sweep()
         router.sources.sweep()
-        router.history.sweep(time.monotonic())
+        for part in router.observers.values():
+            if part.sweep is not None:
+                part.sweep(time.monotonic())
         router.watches.sweep()
 
 

@@ -10,7 +10,7 @@ A file's tests are found by its name:
     router/ROOM/…, loadtest/ROOM/…      tests/ROOM, tests/loadtest/ROOM, test_ROOM.py
     router/x.py, loadtest/x.py          test_x.py
     router/metrics/…                    tests/test_docs.py, which has their tables
-    router/live/…                       tests/page
+    router/observers/live/…                       tests/page
     policies/…                          tests/policies
     docker/…                            tests/compose
     *.md                                tests/test_docs.py

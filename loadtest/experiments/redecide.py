@@ -21,7 +21,7 @@ from loadtest.experiments.shadows import QUANTILES, WhatIf, named
 from policies.policy import Policy
 from policies.registry import create
 from policies.view import CandidateCost, CandidateId, Decision, Snapshot
-from router.experiments.shadow import shadow_decisions
+from router.observers.shadows import shadow_decisions
 from router.records.record import SCHEMA, DecisionRecord, ShadowDecision
 
 _NAMED: Final = 5

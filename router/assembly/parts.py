@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from policies.registry import create
 from router.api.withheld import Withheld
 from router.cluster import OrderShare, PoolShare, RecordShare, Shares, Sharing
 from router.cluster.candidate_names import CandidateNames
@@ -40,14 +39,10 @@ from router.discovery.watch import ReplicaWatch, WatchTools
 from router.discovery.watches import Watches
 from router.errors import ConfigError
 from router.experiments.runner import ExperimentRunner
-from router.experiments.shadow import Shadows
 from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
-from router.live.feed import Feed
-from router.live.history import History
 from router.metrics import Metrics
-from router.observers.log.decisions import DecisionLog
 from router.pool.members import PoolMembers
 from router.pool.pools import build_pools
 from router.pool.readers import PoolReaders
@@ -58,7 +53,7 @@ from router.replicas.entry import Entry
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
-from router.request.early import Early
+from router.request.bookkeeper import Bookkeeper
 from router.request.hooks import Hooks
 from router.request.verify import PoolVerifier
 from router.sessions.findings import Findings
@@ -67,7 +62,6 @@ from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters
 from router.tokens.hand_over import HandOver
-from router.tracing.export import Exporter, collector_at
 from router.upstream import Upstream
 from router.upstream.connections import Strays
 
@@ -110,7 +104,6 @@ class Parts:
         self._build_sources()
         self._build_cluster(redis_password, peer_name)
         self._build_status()
-        self.early: Early | None = None  # None: it is off
 
     def _build_state(self) -> None:
         """Build what is known of replicas."""
@@ -150,19 +143,6 @@ class Parts:
         for definition in config.experiment.definitions:
             self.experiments.start(definition, time.time(), configured=True)
         self.metrics.watch_experiments(lambda: self.experiments.metric_states(time.time()))
-        self.shadows = Shadows(
-            [create(shadow.name, shadow.params) for shadow in config.shadow.policies],
-            share=config.shadow.share,
-            metrics=self.metrics,
-        )
-        self.feed, self.history = Feed(), History(self.metrics)
-        self.decision_log: DecisionLog | None = None
-        if config.log.decisions is not None:
-            count_dropped = self.metrics.records_dropped.inc
-            self.decision_log = DecisionLog(config.log.decisions, count_dropped)
-        self.traces: Exporter | None = None
-        if (endpoint := config.tracing.endpoint) is not None:
-            self.traces = Exporter(collector_at(endpoint), endpoint, self.metrics)
 
     def _build_tenants(self) -> None:
         self.tenants: Tenants | None = None
@@ -201,6 +181,14 @@ class Parts:
             self.verifier = PoolVerifier(
                 pools=self.pools, readers=self.readers, config=config, metrics=self.metrics
             )
+
+        self.bookkeeper = Bookkeeper(
+            self.ledger,
+            caches=self.caches,
+            pool=self.verifier,
+            findings=self.findings,
+            metrics=self.metrics,
+        )
 
     def _build_watches(self) -> None:
         """Build what follows replicas."""

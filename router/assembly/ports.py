@@ -6,15 +6,12 @@ from typing import Final
 
 from router.api.clients import Clients
 from router.api.routes import Routes
-from router.assembly.live import build_live_state
 from router.assembly.router import Router
-from router.config.secrets import read_secret
 from router.http.access import Access, Origins
 from router.http.adapters import Adapters
 from router.http.admin import AdminApp
 from router.http.admin_pages import (
     EnginePages,
-    ExperimentPages,
     ExplainPages,
     ReplicaPages,
     RouterPages,
@@ -22,20 +19,13 @@ from router.http.admin_pages import (
 from router.http.app import DataApp
 from router.http.connection import Handler
 from router.http.control import Control
-from router.http.guard import Guard
-from router.http.hook_pages import HookPages
 from router.http.intake import Intake
-from router.http.live_page import LivePage
-from router.http.live_pages import LivePages
 from router.http.pages import Pages
 from router.http.server import Listener
-from router.http.session_pages import SessionPages
 from router.http.sockets import room_for_connections
-from router.http.traced import TracedApp
 from router.request.explain import Explainer
 from router.request.headers import RequestHeaders
 from router.request.realtime import Realtime
-from router.tracing.trace import Tracer
 
 _ADMIN_CONNECTIONS: Final = 256
 
@@ -70,10 +60,11 @@ def _public_handler(router: Router) -> Handler:
     """Build what answers the public port; what traces it only if there is a collector."""
     access = _access(router)
     app = _data_app(router, access)
-    if router.traces is None:
-        return app.answer
-    tracer = Tracer(router.config.tracing, router.traces.put)
-    return TracedApp(app.answer, tracer, app.pages, access).answer
+    answer: Handler = app.answer
+    for part in router.observers.values():
+        if part.wrap_answer is not None:
+            answer = part.wrap_answer(answer, app.pages, access)
+    return answer
 
 
 def _access(router: Router) -> Access:
@@ -119,21 +110,17 @@ def _data_app(router: Router, access: Access) -> DataApp:
 
 
 def _admin_app(router: Router) -> AdminApp:
-    config = router.config
     control = Control(router.engine_api, router.registry, router.served_models, router.sleepers)
-    guard = Guard(read_secret(config.admin.token_file, "admin.token_file"), config.admin.hosts)
+    parts = router.observers.values()
     return AdminApp(
         [
             ReplicaPages(router.watches, router.status),
-            ExperimentPages(router.experiments),
             EnginePages(control, Adapters(control, router.registry, router.fleet)),
             ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
-            SessionPages(router.ledger, router.findings, router.tenants),
-            LivePages(router.feed, build_live_state(router)),
-            HookPages(router.hooks, router.tenants, router.metrics),
-            LivePage(needs_token=guard.needs_token),
             RouterPages(router.metrics, router.deaths, lambda: router.config),
+            *[pages for part in parts for pages in part.pages],
         ],
-        guard=guard,
-        body_bytes=config.limits.body_bytes,
+        guard=router.guard,
+        body_bytes=router.config.limits.body_bytes,
+        open_paths=[path for part in parts for path in part.open_paths],
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from router.assembly.observers import build_parts
 from router.assembly.parts import Parts
 from router.assembly.story import build_story
 from router.config import Config
+from router.config.secrets import read_secret
+from router.http.guard import Guard
 from router.http.server import Listener
 
 
@@ -24,5 +27,8 @@ class Router(Parts):
         self, config: Config, *, redis_password: str | None = None, peer_name: str | None = None
     ) -> None:
         super().__init__(config, redis_password=redis_password, peer_name=peer_name)
+        admin = config.admin
+        self.guard = Guard(read_secret(admin.token_file, "admin.token_file"), admin.hosts)
         self.story = build_story(self)
+        self.observers = build_parts(self)
         self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from functools import partial
 
 from policies.policy import Policy
 from policies.registry import create
-from router.assembly.own_observers import own_observers
 from router.assembly.parts import Parts
 from router.config import PolicyConfig
 from router.errors import ConfigError, RouterError
-from router.experiments.results import Results
-from router.observers.counts import RequestCounts
-from router.observers.log import RequestLog
 from router.replicas.fleet import Fleet
 from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
-from router.request.bookkeeper import Bookkeeper
 from router.request.bootstraps import Bootstraps
 from router.request.diagnosis import Diagnostics
-from router.request.early import Early
 from router.request.engine_tokens import EngineTokenizer
 from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
 from router.request.match import Matcher
-from router.request.next_prompt import NextPrompts
-from router.request.observer import Observer, Observers
+from router.request.observer import Observers
 from router.request.owners import Owners
 from router.request.place import Place
 from router.request.predictions import PredictionAudit
@@ -44,7 +36,6 @@ from router.request.settling import Settling
 from router.request.story import Steps, Story
 from router.request.tokenize import Tokenizer
 from router.request.witness import Witness
-from router.tracing.observer import Tracing
 from router.turns import Turns
 
 
@@ -69,7 +60,6 @@ def build_story(parts: Parts) -> Story:
         witness=witness,
         metrics=parts.metrics,
     )
-    bookkeeper = _bookkeeper(parts)
     headers = RequestHeaders(parts.engine_key, parts.withheld, observers)
     sender = _sender(parts, headers=headers, retries=retries)
     reader, tokenizer = _reader(parts), _tokenizer(parts)
@@ -103,7 +93,7 @@ def build_story(parts: Parts) -> Story:
             relay=Relay(
                 witness=witness,
                 place=place,
-                diagnostics=Diagnostics(bookkeeper),
+                diagnostics=Diagnostics(parts.bookkeeper),
                 metrics=parts.metrics,
                 observers=observers,
             ),
@@ -111,40 +101,23 @@ def build_story(parts: Parts) -> Story:
                 caches=parts.caches,
                 observers=observers,
                 settling=settling,
-                wrap=parts.shadows.put if parts.config.shadow.policies else None,
             ),
             owners=owners,
             retries=retries,
             observers=observers,
             settling=settling,
+            headers=headers,
         )
     )
-    parts.early = _early(parts, reader, tokenizer, queue, headers)
-    for each in _observers(parts, settling, bookkeeper):
-        observers.add(each)
-    return story
-
-
-def _observers(parts: Parts, settling: Settling, bookkeeper: Bookkeeper) -> Iterator[Observer]:
-    """Yield the observers in the order in which they are called."""
-    yield RequestCounts(parts.metrics)
-    yield PredictionAudit(
-        caches=parts.caches,
-        tokens=_token_audit(parts, settling),
-        pool=parts.verifier,
-        metrics=parts.metrics,
+    observers.add(
+        PredictionAudit(
+            caches=parts.caches,
+            tokens=_token_audit(parts, settling),
+            pool=parts.verifier,
+            metrics=parts.metrics,
+        )
     )
-    yield bookkeeper
-    if parts.traces is not None:  # behind what adds to the record, before what shows its id
-        yield Tracing()
-    yield Results(parts.experiments)
-    yield RequestLog()
-    if parts.early is not None:
-        yield parts.early
-    yield parts.feed
-    if parts.decision_log is not None:
-        yield parts.decision_log
-    yield from own_observers(parts.config.observers)
+    return story
 
 
 def _token_audit(parts: Parts, settling: Settling) -> TokenAudit:
@@ -156,29 +129,6 @@ def _token_audit(parts: Parts, settling: Settling) -> TokenAudit:
         encoders=parts.threads.encode,
         metrics=parts.metrics,
         settling=settling,
-    )
-
-
-def _early(
-    parts: Parts,
-    reader: Reader,
-    tokenizer: Tokenizer,
-    queue: WaitingRoom,
-    headers: RequestHeaders,
-) -> Early | None:
-    """Build what computes next prompts early. None: it is off."""
-    if not parts.config.early.is_on:
-        return None
-    return Early(
-        parts.config.early,
-        fleet=parts.fleet,
-        prompts=NextPrompts(
-            fleet=parts.fleet, caches=parts.caches, reader=reader, tokenizer=tokenizer
-        ),
-        num_queued=lambda: queue.num_waiting,
-        upstream=parts.upstream,
-        headers=headers,
-        metrics=parts.metrics,
     )
 
 
@@ -258,16 +208,6 @@ def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sende
         retries=retries,
         hand_over=parts.hand_over,
         max_tokens=parts.fleet.longest,
-        metrics=parts.metrics,
-    )
-
-
-def _bookkeeper(parts: Parts) -> Bookkeeper:
-    return Bookkeeper(
-        parts.ledger,
-        caches=parts.caches,
-        pool=parts.verifier,
-        findings=parts.findings,
         metrics=parts.metrics,
     )
 

@@ -25,7 +25,7 @@ from router.config.exposure import open_to
 from router.config.secrets import read_secret
 from router.errors import ConfigError
 from router.listening import cannot_listen, listen, why_not
-from router.tracing.export import collector_at
+from router.observers.tracing.export import collector_at
 
 _ASK_S: Final = 2.0
 _SIGNS: Final = ("warmroute_", '"replicas"', '"findings"', "admin token", "listen.trusted")

@@ -48,7 +48,7 @@ def status(admin: Admin) -> None:
 
 def degraded(state: State) -> Iterator[str]:
     """Yield what does not work as it should, one line each."""
-    from router.live import degraded as found  # late: `--help` should not wait for it
+    from router.observers.live import degraded as found  # late: `--help` should not wait for it
 
     yield from map(one_line, found.degraded(state))
 
@@ -111,7 +111,7 @@ def replica_table(state: State, most: int) -> Table:
     """
     from rich.text import Text  # late, as in `drawing`
 
-    from router.live.degraded import is_idle
+    from router.observers.live.degraded import is_idle
 
     replicas = state["replicas"]
     table = grid(

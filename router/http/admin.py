@@ -6,7 +6,7 @@ docs/reference/admin.md lists the routes, router.http.admin_pages has their hand
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from aiohttp import web
 
@@ -15,7 +15,6 @@ from router.errors import AdminRefused, RouterError
 from router.http.admin_pages import Handler, Pages
 from router.http.answers import error_answer
 from router.http.guard import Guard
-from router.http.live_page import PAGE
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +25,18 @@ class AdminApp:
     Args:
         guard: Admits operators only.
         body_bytes: Largest body.
+        open_paths: What has no data, and needs no token.
     """
 
-    def __init__(self, pages: Sequence[Pages], *, guard: Guard, body_bytes: int) -> None:
+    def __init__(
+        self,
+        pages: Sequence[Pages],
+        *,
+        guard: Guard,
+        body_bytes: int,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        self._open_paths = open_paths
         self._pages = pages
         self._guard = guard
         self._body_bytes = body_bytes
@@ -49,8 +57,8 @@ class AdminApp:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Admit operators; turn errors into JSON."""
         try:
-            if request.path == PAGE:
-                self._guard.check_sender(request)  # it has no data
+            if request.path in self._open_paths:
+                self._guard.check_sender(request)
             else:
                 self._guard.check(request)
             return await handler(request)

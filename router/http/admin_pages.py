@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
 from router.api.apis import APIS
-from router.config import Config, ReplicaConfig, experiment_of
+from router.config import Config, ReplicaConfig
 from router.discovery.status import Status
 from router.discovery.watches import Watches
 from router.errors import BadRequest, ConfigError
-from router.experiments.definition import check
-from router.experiments.runner import ExperimentRunner
 from router.http.adapters import Adapter, Adapters
 from router.http.answers import metrics_answer
 from router.http.control import Control, Order
@@ -37,15 +35,6 @@ class Pages(Protocol):
 
     def routes(self) -> Mapping[str, Handler]:
         """Return the handlers by method and path, as in `GET /admin/pool`."""
-
-
-class _Ramp(Struct, forbid_unknown_fields=True):
-    shares: Annotated[dict[str, float], Meta(min_length=1)]
-
-
-class _Stop(Struct, forbid_unknown_fields=True):
-    arm: str | None = None
-    reason: Annotated[str, Meta(max_length=200)] = "stopped by an operator"
 
 
 class _Drain(Struct, forbid_unknown_fields=True):
@@ -84,14 +73,14 @@ class ReplicaPages:
         return json_answer({"pool": pools[0] if len(pools) == 1 else None, "pools": pools})
 
     async def _add(self, request: web.Request) -> web.Response:
-        wanted = await _read(request, ReplicaConfig, '{"url": "http://HOST:PORT"}')
-        with _as_bad_request():
+        wanted = await read_body(request, ReplicaConfig, '{"url": "http://HOST:PORT"}')
+        with as_bad_request():
             entry, is_new = self._watches.add(wanted)
         added = {"name": entry.name, "url": entry.replica.url}
         return json_answer(added, status=201 if is_new else 200)
 
     async def _drain(self, request: web.Request) -> web.Response:
-        wanted = await _read(request, _Drain, '{"draining": true} or false')
+        wanted = await read_body(request, _Drain, '{"draining": true} or false')
         evacuation = None
         if wanted.evacuate:
             if not wanted.draining:
@@ -105,60 +94,6 @@ class ReplicaPages:
     async def _remove(self, request: web.Request) -> web.Response:
         entry = self._watches.remove(request.match_info["name"], now=_is_set(request, "now"))
         return json_answer({"name": entry.name, "leaving": entry.leaving}, status=202)
-
-
-class ExperimentPages:
-    """Experiments."""
-
-    def __init__(self, runner: ExperimentRunner) -> None:
-        self._runner = runner
-
-    def routes(self) -> Mapping[str, Handler]:
-        return {
-            "GET /admin/experiments": self._experiments,
-            "POST /admin/experiments": self._start,
-            "GET /admin/experiments/{name}": self._experiment,
-            "POST /admin/experiments/{name}/ramp": self._ramp,
-            "POST /admin/experiments/{name}/stop": self._stop,
-            "DELETE /admin/experiments/{name}": self._forget,
-        }
-
-    async def _experiments(self, _: web.Request) -> web.Response:
-        names = [trial.state.definition.name for trial in self._runner.trials]
-        return json_answer({"experiments": [self._described(name) for name in names]})
-
-    async def _experiment(self, request: web.Request) -> web.Response:
-        return json_answer(self._described(request.match_info["name"]))
-
-    async def _start(self, request: web.Request) -> web.Response:
-        tree = await _read(request, dict[str, Any], '{"name": …, "arms": [{…}, {…}]}')
-        with _as_bad_request():
-            definition = experiment_of(tree)
-            check(definition)
-            self._runner.start(definition, time.time())
-        return json_answer(self._described(definition.name), status=201)
-
-    async def _ramp(self, request: web.Request) -> web.Response:
-        wanted = await _read(request, _Ramp, '{"shares": {"VARIANT": 0.5}}')
-        name = request.match_info["name"]
-        with _as_bad_request():
-            self._runner.ramp(name, wanted.shares, time.time())
-        return json_answer(self._described(name))
-
-    async def _stop(self, request: web.Request) -> web.Response:
-        wanted = await _read(request, _Stop, '{}, or {"arm": "VARIANT", "reason": "why"}')
-        name = request.match_info["name"]
-        with _as_bad_request():
-            self._runner.stop(name, time.time(), wanted.reason, arm=wanted.arm)
-        return json_answer(self._described(name))
-
-    async def _forget(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        self._runner.remove(name, time.time())
-        return json_answer({"name": name, "removed": True})
-
-    def _described(self, name: str) -> dict[str, Any]:
-        return self._runner.describe(name, time.time())
 
 
 class EnginePages:
@@ -180,7 +115,7 @@ class EnginePages:
         return json_answer({"adapters": self._adapters.describe()})
 
     async def _load_adapter(self, request: web.Request) -> web.Response:
-        wanted = await _read(request, Adapter, '{"name": "sql", "path": "/adapters/sql-2"}')
+        wanted = await read_body(request, Adapter, '{"name": "sql", "path": "/adapters/sql-2"}')
         return json_answer(await self._adapters.load(wanted))
 
     async def _unload_adapter(self, request: web.Request) -> web.Response:
@@ -188,7 +123,9 @@ class EnginePages:
         return json_answer(await self._adapters.unload(name, base))
 
     async def _order(self, request: web.Request) -> web.Response:
-        order = await _read(request, Order, '{"route": "reset_prefix_cache", "replicas": ["r1"]}')
+        order = await read_body(
+            request, Order, '{"route": "reset_prefix_cache", "replicas": ["r1"]}'
+        )
         return json_answer(await self._control.follow(order))
 
 
@@ -279,7 +216,7 @@ class RouterPages:
         return metrics_answer(self._metrics)
 
 
-async def _read(request: web.Request, kind: type[_T], example: str) -> _T:
+async def read_body(request: web.Request, kind: type[_T], example: str) -> _T:
     """Read an order.
 
     Raises:
@@ -292,7 +229,7 @@ async def _read(request: web.Request, kind: type[_T], example: str) -> _T:
 
 
 @contextmanager
-def _as_bad_request() -> Iterator[None]:
+def as_bad_request() -> Iterator[None]:
     """Answer what a configuration would be refused for."""
     try:
         yield

@@ -205,18 +205,27 @@ class Observers:
         self.ended = Calls(Observer.ended, self._raised)
         self.settled = Calls(Observer.settled, self._raised)
         self.recorded = Calls(Observer.recorded, self._raised)
-        self.close = Calls(Observer.close, self._raised)
+        self._all: list[Observer] = []
         self._listening: list[Observer] = []
         for each in observers:
             self.add(each)
 
     def add(self, observer: Observer) -> None:
         """Add an observer behind the others; before the first request."""
+        self._all.append(observer)
         for calls in vars(self).values():
             if isinstance(calls, Calls):
                 calls.add(observer)
         if type(observer).listen is not Observer.listen:
             self._listening.append(observer)
+
+    def close(self) -> None:
+        """Close all, the last one first: what an observer adds late reaches those before it."""
+        for observer in reversed(self._all):
+            try:
+                observer.close()
+            except Exception as exc:
+                self._raised(observer.close, exc)
 
     def listeners(self, passage: Passage) -> Sequence[Callable[[bytes], None]]:
         """Return what takes the bytes of an answer."""

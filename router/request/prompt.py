@@ -34,7 +34,7 @@ class Prompts:
         self._fleet = fleet
         self._models = models
         self._owners = owners
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._ahead = ahead
         self._place = place
         self._queue = queue
@@ -42,7 +42,7 @@ class Prompts:
     async def count(self, read: Read) -> int | None:
         """Count the tokens of a request that asks for that. None: an engine has to."""
         await self._look_for_model(read)
-        return await self._tokenizer.count(read)
+        return await self.tokenizer.count(read)
 
     async def of(self, read: Read) -> Prompt:
         """Find the tokens of a request, and who must or may answer it.
@@ -55,7 +55,7 @@ class Prompts:
         if read.request is None or read.inbound.api.counts:
             read = replace(read, request=None)
             return Prompt(read=read, owner=owner, tokenized_s=monotonic())
-        tokenized = await self._tokenizer.find(read)
+        tokenized = await self.tokenizer.find(read)
         assigned = self._place.assign(read)
         service_class, deadline_ms = self._queue.service(read, assigned)
         prompt = Prompt(

@@ -18,14 +18,16 @@ from router.request.send import Sent
 from router.request.settling import EVENTS_S, Settling
 
 Write = Callable[[DecisionRecord], None]
+Wrap = Callable[[DecisionRecord, Write], None]
 
 
 class Recorder:
     """Tells observers what became of requests; never fails one.
 
+    wrap: Gets each record and what writes it, and may add to the record. None: it is written.
+
     Args:
         settling: Waits for the events of answers.
-        wrap: Gets each record and what writes it. It may add to the record first.
     """
 
     def __init__(
@@ -34,12 +36,11 @@ class Recorder:
         caches: CacheView,
         observers: Observers,
         settling: Settling,
-        wrap: Callable[[DecisionRecord, Write], None] | None = None,
     ) -> None:
         self._caches = caches
         self._observers = observers
         self._settling = settling
-        self.wrap = wrap
+        self.wrap: Wrap | None = None
 
     def finished(
         self,

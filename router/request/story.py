@@ -37,7 +37,7 @@ from router.records.outcome import Outcome
 from router.records.record import Try
 from router.request import tenancy
 from router.request.diagnosis import note_answer
-from router.request.headers import counted_headers
+from router.request.headers import RequestHeaders, counted_headers
 from router.request.observer import Observers
 from router.request.owners import Owners
 from router.request.place import Place
@@ -75,6 +75,7 @@ class Steps(Struct, frozen=True, kw_only=True):
     retries: Retries
     observers: Observers
     settling: Settling
+    headers: RequestHeaders
 
 
 class Story:

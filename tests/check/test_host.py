@@ -74,7 +74,7 @@ async def test_the_collector_of_traces_is_tried(monkeypatch: pytest.MonkeyPatch)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"
         found.append(await tracing(url))
     found.append(await tracing(url))
-    monkeypatch.setitem(sys.modules, "router.tracing.otlp", None)
+    monkeypatch.setitem(sys.modules, "router.observers.tracing.otlp", None)
     found.append(await tracing(url))
 
     assert [finding.level for finding in found] == ["ok", "warning", "error"]

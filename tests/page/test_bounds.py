@@ -13,10 +13,10 @@ from router.api.sessions import engine_name
 from router.discovery.losses import Losses
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
-from router.live.lines import MAX_COSTS, decision_line
-from router.live.replica_rows import MAX_ROWS, ReplicaRows
-from router.live.state import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.metrics import Metrics
+from router.observers.live.lines import MAX_COSTS, decision_line
+from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
+from router.observers.live.state import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import Fleet
 from router.sessions.findings import Findings

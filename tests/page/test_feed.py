@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 import pytest
 
-from router.live.feed import MAX_LISTENERS
+from router.observers.live.feed import MAX_LISTENERS
 from tests.faults.stage import (
     PATIENCE_S,
     SECRET,

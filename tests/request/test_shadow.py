@@ -1,4 +1,4 @@
-"""router.experiments.shadow: what others would have done, beside the requests and exactly."""
+"""router.observers.shadows: what others would have done, beside the requests and exactly."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from policies import POLICIES, create
 from policies.naming import parse
 from policies.policy import Policy
 from policies.view import Decision, Snapshot
-from router.experiments.shadow import Shadows, shadow_decisions
 from router.metrics import Metrics
+from router.observers.shadows import Shadows, shadow_decisions
 from router.records.record import DecisionRecord, PrefillRecord
 from tests.faults.stage import Engines, Stage, chat, on_stage, records_in, streamed, words
 from tests.policies.snapshots import replica, snapshot

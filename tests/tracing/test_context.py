@@ -9,7 +9,7 @@ from opentelemetry import trace as otel
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from router.tracing.context import (
+from router.observers.tracing.context import (
     Context,
     bound_of,
     is_below,

@@ -12,10 +12,10 @@ import pytest
 from router import config
 from router.errors import ConfigError
 from router.metrics import Metrics
-from router.tracing import export
-from router.tracing.export import MAX_WAITING, Exporter, collector_at
-from router.tracing.spans import Span
-from router.tracing.trace import Trace
+from router.observers.tracing import export
+from router.observers.tracing.export import MAX_WAITING, Exporter, collector_at
+from router.observers.tracing.spans import Span
+from router.observers.tracing.trace import Trace
 from tests.faults.stage import Engines, chat, on_stage, words
 from tests.tracing.receiver import Receiver, receiving
 
@@ -147,7 +147,7 @@ def test_without_the_extra_the_router_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    monkeypatch.delitem(sys.modules, "router.tracing.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "router.observers.tracing.otlp", raising=False)
 
     with pytest.raises(ConfigError, match=r"pip install 'opentelemetry-exporter-otlp-proto-http"):
         collector_at("http://127.0.0.1:4318")

@@ -14,8 +14,8 @@ from router.errors import RouterError
 from router.http.access import Access
 from router.http.connection import Handler
 from router.http.pages import Pages
-from router.tracing.observer import CURRENT
-from router.tracing.trace import Trace, Tracer
+from router.observers.tracing.observer import CURRENT
+from router.observers.tracing.trace import Trace, Tracer
 
 _READS: Final = ("GET", "HEAD")
 _CLIENT_LEFT: Final = 499

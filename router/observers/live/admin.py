@@ -11,9 +11,9 @@ import msgspec
 from aiohttp import web
 
 from router.http.admin_pages import Handler, number_in
-from router.live.feed import Feed, Listener
-from router.live.lines import decision_line
-from router.live.state import LiveState
+from router.observers.live.feed import Feed, Listener
+from router.observers.live.lines import decision_line
+from router.observers.live.state import LiveState
 
 TICK_S: Final = 0.1
 STATE_S: Final = 1.0

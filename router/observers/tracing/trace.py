@@ -10,8 +10,7 @@ from multidict import MutableMultiMapping
 
 from router.api.usage import Usage
 from router.config import TracingConfig
-from router.records.record import DecisionRecord
-from router.tracing.context import (
+from router.observers.tracing.context import (
     PARENT,
     STATE,
     bound_of,
@@ -21,6 +20,7 @@ from router.tracing.context import (
     parsed,
     written,
 )
+from router.records.record import DecisionRecord
 
 _MOST_TRIES: Final = 32  # of one request; retries are fewer
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from heapq import nlargest
 from itertools import islice
 from typing import Any, Final
 
 from policies.view import CandidateId
-from router.discovery.losses import NO_LOSS, Loss, Losses
+from router.discovery.losses import NO_LOSS, Loss
 from router.discovery.status import Waiting
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
@@ -32,7 +32,7 @@ class ReplicaRows:
         caches: CacheView,
         waiting: Waiting,
         metrics: Metrics,
-        losses: Losses,
+        losses: Callable[[], Mapping[CandidateId, Loss]],
     ) -> None:
         self._fleet = fleet
         self._caches = caches
@@ -51,7 +51,7 @@ class ReplicaRows:
                 MAX_ROWS, shown, key=lambda each: _urgency(states[each.id], caches[each.id], each)
             )
         audited, predictions = self._audited({each.id for each in shown})
-        losses = self._losses.by_candidate()
+        losses = self._losses()
         missing = dict(list(self._waiting.items())[:MAX_ROWS])
         return {
             "total": len(statuses),

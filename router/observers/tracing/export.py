@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from router.errors import ConfigError
 from router.extras import install_hint
 from router.metrics import Metrics
-from router.tracing.spans import Span, spans_of
-from router.tracing.trace import Trace
+from router.observers.tracing.spans import Span, spans_of
+from router.observers.tracing.trace import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def collector_at(endpoint: str) -> Collector:
         ConfigError: OpenTelemetry is not installed, or refuses its settings.
     """
     try:
-        from router.tracing.otlp import OtlpCollector
+        from router.observers.tracing.otlp import OtlpCollector
     except ImportError as exc:
         raise ConfigError(
             f"tracing.endpoint: OpenTelemetry is not installed. {install_hint('otel')}",

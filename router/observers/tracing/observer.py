@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Final
 
 from multidict import CIMultiDict
 
+from router.observers.tracing.trace import Attempt, Trace
 from router.records.outcome import Outcome
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.record import record_of
 from router.request.results import Prompt, Read
-from router.tracing.trace import Attempt, Trace
 
 CURRENT: Final[ContextVar[Trace | None]] = ContextVar("trace", default=None)
 """The trace of the request that a task answers."""
 
 
 class Tracing(Observer):
-    """Writes down what becomes of followed requests, and tells engines their context."""
+    """Writes down what becomes of followed requests, and tells engines their context.
+
+    Args:
+        on_close: Called when the router ends.
+    """
+
+    def __init__(self, on_close: Callable[[], None]) -> None:
+        self._on_close = on_close
+
+    def close(self) -> None:
+        self._on_close()
 
     def read(self, read: Read) -> None:
         trace = CURRENT.get()

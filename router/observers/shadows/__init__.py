@@ -24,6 +24,7 @@ from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Snapshot
 from router.metrics import Metrics
 from router.records.record import DecisionRecord, ShadowDecision
+from router.request.observer import Observer
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def _asked(
     )
 
 
-class Shadows:
+class Shadows(Observer):
     """The policies, and the records that wait for them.
 
     Args:

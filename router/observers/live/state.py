@@ -14,16 +14,12 @@ import msgspec
 
 from router.api.sessions import engine_name
 from router.discovery.status import Status
-from router.experiments.runner import ExperimentRunner
-from router.live.degraded import degraded
 from router.metrics import Metrics
+from router.observers.live.degraded import degraded
 from router.replicas.fleet import Fleet
 from router.request.queue import WaitingRoom
 from router.request.results import Prompt
 from router.scheduling.waiting import Waiting
-from router.sessions.describe import session_fields
-from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Session
 from router.tenants import Tenants
 from router.tokens import Prompters
 
@@ -61,57 +57,6 @@ class LiveState:
         return self._line
 
 
-class SessionRows:
-    """The sessions that cost most, and what is wrong with prompts."""
-
-    def __init__(self, ledger: Ledger, findings: Findings) -> None:
-        self._ledger = ledger
-        self._findings = findings
-        self._keys: list[int] = []
-        self._sorted_s = 0.0
-
-    def describe(self) -> dict[str, Any]:
-        """Describe the sessions with the most engine-seconds."""
-        now_s = time.monotonic()
-        if len(self._keys) < MAX_SESSIONS or now_s - self._sorted_s >= _SORT_AGAIN_S:
-            top = nlargest(MAX_SESSIONS, self._ledger, key=lambda each: each.totals.engine_s)
-            self._keys, self._sorted_s = [each.key for each in top], now_s
-        found = [self._ledger.get(key) for key in self._keys]
-        return {
-            "total": len(self._ledger),
-            "forgotten": self._ledger.num_forgotten,
-            "shown": [_session_row(each) for each in found if each is not None],
-        }
-
-    def describe_findings(self) -> list[dict[str, Any]]:
-        """Describe prompts that change near their beginning in every turn, the newest first."""
-        return [
-            {
-                "tenant": each.tenant,
-                "session": each.session,
-                "part": each.part,
-                "tokens": each.num_again,
-                "text": each.text,
-            }
-            for each in islice(self._findings, MAX_FINDINGS)
-        ]
-
-
-def _session_row(session: Session) -> dict[str, Any]:
-    """Describe a session and where the tokens of its last turns came from."""
-    recent = [
-        [
-            turn.candidate,
-            turn.num_gpu,
-            turn.num_cpu,
-            turn.num_pool,
-            max(0, turn.num_tokens - turn.num_gpu - turn.num_cpu - turn.num_pool),
-        ]
-        for turn in session.last_turns(MAX_RECENT)
-    ]
-    return {**session_fields(session), "recent": recent}
-
-
 def queue_fields(room: WaitingRoom, *, is_on: bool) -> dict[str, Any]:
     """Describe the queue, and the requests that have waited for longest."""
     now_s = time.monotonic()
@@ -136,26 +81,6 @@ def _waiting_fields(waiting: Waiting, prompt: Prompt, now_s: float) -> dict[str,
         "waited_s": round(now_s - waiting.since_s, 1),
         "for": waiting.held_by,
     }
-
-
-def experiment_fields(runner: ExperimentRunner) -> list[dict[str, Any]]:
-    """Describe the first experiments: variants, shares, and what stopped them."""
-    now = time.time()
-    described = (
-        runner.describe(trial.state.definition.name, now)
-        for trial in islice(runner.trials, MAX_EXPERIMENTS)
-    )
-    return [
-        {
-            "name": each["name"],
-            "standing": each["standing"],
-            "arms": [
-                {name: arm[name] for name in ("name", "policy", "is_control", "share", "stopped")}
-                for arm in each["arms"]
-            ],
-        }
-        for each in described
-    ]
 
 
 def tokenizer_fields(fleet: Fleet, prompters: Prompters) -> list[dict[str, str]]:

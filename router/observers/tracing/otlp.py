@@ -23,7 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from router.errors import ConfigError
-from router.tracing.spans import Span
+from router.observers.tracing.spans import Span
 
 # It logs each batch that fails, and its settings where they are wrong: these may be secrets.
 logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)

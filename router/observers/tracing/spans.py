@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from router.observers.tracing import names
+from router.observers.tracing.trace import Attempt, Trace
 from router.records.computed import Computed
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
-from router.tracing import names
-from router.tracing.trace import Attempt, Trace
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
 _HTTP: Final = "HTTP"  # another method, as the conventions say

@@ -28,7 +28,7 @@ class LivePage:
     """Serves the page; `needs_token` False: the port is open."""
 
     def __init__(self, *, needs_token: bool) -> None:
-        page = files("router.http").joinpath("page.html").read_text(encoding="utf-8")
+        page = files("router.observers.live").joinpath("page.html").read_text(encoding="utf-8")
         self._headers = headers_of(page)
         if not needs_token:
             page = page.replace(_NEEDS_TOKEN, _IS_OPEN, 1)

@@ -1,0 +1,71 @@
+"""Puts the observers to a router. A folder of `router.observers` that is not there is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from router.assembly.own_observers import own_observers
+from router.config import Config
+from router.errors import ConfigError
+from router.observers.part import Part
+
+if TYPE_CHECKING:
+    from router.assembly.router import Router
+
+FOLDERS: Final = {
+    "counts": (),
+    "sessions": (),
+    "tracing": ("tracing",),
+    "experiments": ("experiment",),
+    "log": (),
+    "agents": ("early",),
+    "shadows": ("shadow",),
+    "live": (),
+}
+"""The folders in the order in which their observers are called, and their sections of the
+configuration. What adds to a request's notes comes before what shows them."""
+
+
+def build_parts(router: Router) -> dict[str, Part]:
+    """Build the parts of all folders, by name, and add their observers to the router.
+
+    Raises:
+        ConfigError: a section is set whose folder is not there, or one of its values is wrong.
+    """
+    parts: dict[str, Part] = {}
+    observers = router.story.steps.observers
+    for name, part in _built(router):
+        parts[name] = part
+        for observer in part.observers:
+            observers.add(observer)
+        if part.wrap_record is not None:
+            router.story.steps.recorder.wrap = part.wrap_record
+    for observer in own_observers(router.config.observers):
+        observers.add(observer)
+    return parts
+
+
+def _built(router: Router) -> Iterator[tuple[str, Part]]:
+    for name, sections in FOLDERS.items():
+        module_name = f"router.observers.{name}"
+        try:
+            import_module(module_name)
+        except ModuleNotFoundError as exc:
+            if exc.name != module_name:
+                raise
+            _check_unset(router.config, name, sections)
+            continue
+        build = import_module(f"{module_name}.build").build
+        yield name, build(router)
+
+
+def _check_unset(config: Config, name: str, sections: tuple[str, ...]) -> None:
+    for section in sections:
+        value = getattr(config, section)
+        if value != type(value)():
+            raise ConfigError(
+                f"{section}: this warmroute has no router/observers/{name}; remove the section",
+                param=section,
+            )

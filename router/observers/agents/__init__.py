@@ -1,0 +1,1 @@
+"""What agents say of their sessions, and what is done for their next turns."""

@@ -1,0 +1,16 @@
+"""Builds the counts of requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.observers.counts import RequestCounts
+from router.observers.part import Part
+
+if TYPE_CHECKING:
+    from router.assembly.router import Router
+
+
+def build(router: Router) -> Part:
+    """Build the part."""
+    return Part(observers=[RequestCounts(router.metrics)])

@@ -1,0 +1,77 @@
+"""Builds what describes the whole router for the live page and `warmroute tail`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from router.observers.live.admin import LivePages
+from router.observers.live.feed import Feed
+from router.observers.live.history import History
+from router.observers.live.page import PAGE, LivePage
+from router.observers.live.replica_rows import ReplicaRows
+from router.observers.live.state import (
+    LiveState,
+    Section,
+    pool_fields,
+    queue_fields,
+    source_fields,
+    tenant_fields,
+    tokenizer_fields,
+)
+from router.observers.part import Part
+
+if TYPE_CHECKING:
+    from router.assembly.router import Router
+
+
+def build(router: Router) -> Part:
+    """Build the part."""
+    feed, history = Feed(), History(router.metrics)
+    return Part(
+        observers=[feed],
+        pages=[
+            LivePages(feed, LiveState(_sections(router, feed, history))),
+            LivePage(needs_token=router.guard.needs_token),
+        ],
+        open_paths=[PAGE],
+        sweep=history.sweep,
+    )
+
+
+def _sections(router: Router, feed: Feed, history: History) -> Mapping[str, Section]:
+    """Return what describes each section of a state line when a line is made."""
+    replicas = ReplicaRows(
+        router.fleet, router.caches, router.waiting, router.metrics, router.status.losses
+    )
+    room, config = router.story.steps.queue, router.config
+    is_on = config.queue.is_on(config.policy.name)
+    begun_s, release = time.monotonic(), version("warmroute")
+
+    def about() -> dict[str, Any]:
+        return {
+            "version": release,
+            "policy": config.policy.name,
+            "up_s": round(time.monotonic() - begun_s),
+            "listeners": len(feed),
+        }
+
+    sections: dict[str, Section] = {
+        "router": about,
+        "replicas": replicas.describe,
+        "queue": lambda: queue_fields(room, is_on=is_on),
+        "tokens": history.describe,
+        "sessions": lambda: {"total": 0, "forgotten": 0, "shown": []},
+        "findings": list,
+        "experiments": list,
+        "tokenizers": lambda: tokenizer_fields(router.fleet, router.prompters),
+        "sources": lambda: source_fields(router.status),
+        "pools": lambda: pool_fields(router.status),
+        "tenants": lambda: tenant_fields(router.tenants, router.metrics),
+        "sharing": router.status.sharing,
+    }
+    for part in router.observers.values():
+        sections |= part.sections
+    return sections

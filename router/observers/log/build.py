@@ -1,0 +1,21 @@
+"""Builds what writes requests down: log lines, and the file of decision records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.observers.log import RequestLog
+from router.observers.log.decisions import DecisionLog
+from router.observers.part import Part
+
+if TYPE_CHECKING:
+    from router.assembly.router import Router
+
+
+def build(router: Router) -> Part:
+    """Build the part."""
+    file = router.config.log.decisions
+    if file is None:
+        return Part(observers=[RequestLog()])
+    decisions = DecisionLog(file, router.metrics.records_dropped.inc)
+    return Part(observers=[RequestLog(), decisions], loops={"records": decisions.run})

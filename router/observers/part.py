@@ -1,0 +1,40 @@
+"""What a folder of observers adds to a router."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from router.http.access import Access
+from router.http.admin_pages import Pages
+from router.http.connection import Handler
+from router.http.pages import Pages as DataPages
+from router.request.observer import Observer
+from router.request.record import Wrap
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """One folder's part of a router; each field may be left out.
+
+    observers: In the order in which they are called.
+    wrap_record: Gets each record and what writes it; of one part at most.
+    pages: Routes of the admin port.
+    open_paths: Of these routes, those without data; they need no token.
+    wrap_answer: Wraps what answers the public port.
+    sections: Of the state that the live page shows.
+    loops: What runs beside requests, by name; it is started again if it fails.
+    start: Called before the first request.
+    sweep: Called ten times a second, with monotonic seconds.
+    """
+
+    observers: Sequence[Observer] = ()
+    wrap_record: Wrap | None = None
+    pages: Sequence[Pages] = ()
+    open_paths: Sequence[str] = ()
+    wrap_answer: Callable[[Handler, DataPages, Access], Handler] | None = None
+    sections: Mapping[str, Callable[[], Any]] = {}
+    loops: Mapping[str, Callable[[], Awaitable[None]]] = {}
+    start: Callable[[], None] | None = None
+    sweep: Callable[[float], None] | None = None

@@ -1,0 +1,37 @@
+"""Builds the traces of requests, if there is a collector."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.http.access import Access
+from router.http.connection import Handler
+from router.http.pages import Pages
+from router.observers.part import Part
+from router.observers.tracing.app import TracedApp
+from router.observers.tracing.export import Exporter, collector_at
+from router.observers.tracing.observer import Tracing
+from router.observers.tracing.trace import Tracer
+
+if TYPE_CHECKING:
+    from router.assembly.router import Router
+
+
+def build(router: Router) -> Part:
+    """Build the part.
+
+    Raises:
+        ConfigError: the extra is not installed.
+    """
+    config = router.config.tracing
+    if config.endpoint is None:
+        return Part()
+    exporter = Exporter(collector_at(config.endpoint), config.endpoint, router.metrics)
+    tracer = Tracer(config, exporter.put)
+
+    def traced(answer: Handler, pages: Pages, access: Access) -> Handler:
+        return TracedApp(answer, tracer, pages, access).answer
+
+    return Part(
+        observers=[Tracing(on_close=exporter.close)], wrap_answer=traced, start=exporter.start
+    )
