@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.api.ending import Ending
 from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.opening import Begun, Opening
 from router.discovery.served_models import ServedModels
@@ -154,6 +155,8 @@ class Sender:
 
     async def _failure(self, prompt: Prompt, placement: Placement, answer: Answer) -> str | None:
         """Return in what way an answer is a failure of its replica. None: it is none."""
+        if answer.fault is not None:
+            return answer.fault
         status = answer.outcome_status
         if answer.status == 404 and await self._is_unloaded(prompt, placement):
             return UNLOADED
@@ -211,6 +214,9 @@ class Sender:
             elif not answer.is_event_stream:
                 await answer.gather(_SMALL_ANSWER)
                 answer.first_s = monotonic()
+                is_aborted = prompt.read.inbound.api.is_aborted
+                if answer.status == 200 and answer.complete and is_aborted(answer.readable):
+                    answer.fault = Ending.ABORTED.value
         except BaseException:
             answer.close()
             raise
@@ -289,6 +295,10 @@ class Sender:
             answer.first_s = None if said is Begun.NOT_YET else monotonic()
         if isinstance(said, int):
             answer.error_status = said
+        elif said is Begun.ABORTED or (said is Begun.ENDED and api.last is not None):
+            answer.fault = Ending.ABORTED.value
+        elif said is Begun.NOT_YET and answer.complete and api.last is not None:
+            answer.fault = Ending.CUT.value
 
 
 def _client_body(inbound: Inbound) -> tuple[bytes | None, bool]:
