@@ -19,6 +19,7 @@ from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
 from router.messages import Evacuation
 from router.records.outcome import Outcome
+from router.releases import in_order
 from router.replicas.candidate_state import (
     CandidateState,
     CandidateStatus,
@@ -170,6 +171,11 @@ class Fleet:
     def set_models(self, name: str, models: tuple[ServedModel, ...]) -> None:
         """Record that a replica loaded or unloaded adapters. KeyError if unknown."""
         self._describe(replace(self.replica(name), models=models))
+
+    def version(self) -> str | None:
+        """Return the oldest release among the replicas; None: none says its own."""
+        versions = [each.version for each in self.replicas if each.version is not None]
+        return min(versions, key=in_order, default=None)
 
     def model(self, name: str) -> ServedModel | None:
         """Find a served model or adapter by name."""
