@@ -50,7 +50,7 @@ from router.request.record import Recorder
 from router.request.relay import Passage, Relay
 from router.request.reply import Reply
 from router.request.results import Inbound, Prompt, Tries
-from router.request.retry import NOT_PROCESSED, Retries
+from router.request.retry import NO_ROUTE, NOT_PROCESSED, Retries
 from router.request.send import Sender, Sent
 from router.turns import Turns
 
@@ -138,6 +138,8 @@ class Story:
             raise
         placement, answer = passage.placement, passage.answer
         steps.place.answered(passage.prompt, placement, answer)
+        if prompt.read.response_id is not None and prompt.owner is None:
+            steps.owners.found(prompt.read, placement, answer)
         if prompt.read.is_kept:
             note_answer(prompt.read, tries, steps.owners.record(prompt.read, placement, answer))
         usage: Usage | None = None
@@ -186,7 +188,7 @@ class Story:
                 prompt, objection = steps.retries.judge(prompt, tries, placement, sent.failure)
                 if objection is not None:
                     refused = steps.retries.witness.refusal(tries)
-            is_last = sent.failure is None or objection is not None
+            is_last = sent.failure is None or (objection is not None and sent.failure != NO_ROUTE)
             if sent.answer is not None and is_last and refused is None:
                 return Passage(
                     prompt=tried,
@@ -202,7 +204,10 @@ class Story:
                 steps.place.absolve(placement.lease)
             sent.close()
             if objection is not None:
-                last = refused or _last_word(prompt, sent.error)
+                last = refused
+                if last is None and sent.failure == NO_ROUTE:
+                    last = steps.retries.last_word(prompt, tries)
+                last = last or _last_word(prompt, sent.error)
                 steps.recorder.finished(
                     prompt, tries, placement, status=last.status, outcome=outcome
                 )
