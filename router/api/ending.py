@@ -6,7 +6,7 @@ an event that passes costs nothing.
 
 Source: vLLM 0.32. `finish_reason` is "abort" in chats, completions and generate. In Messages the
 `stop_reason` of an abort is missing, or null in a stream (anthropic/serving.py,
-`_to_anthropic_stop_reason`). For the Responses API see `router.api.opening.is_aborted_response`.
+`_to_anthropic_stop_reason`). For the Responses API see `router.api.opening`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from enum import Enum
 from typing import Final
 
 import msgspec
-import orjson
 from msgspec import Struct
 
-from router.api.opening import Begun, is_aborted_response, kind_of_event
+from router.api.opening import Begun, kind_of_event
 from router.api.usage import NOT_JSON, TAIL_BYTES
 
 _NUM_EVENTS: Final = 4  # an error, [DONE], the empty line behind it
@@ -91,8 +90,18 @@ class _Message(Struct):
     stop_reason: str | None = None
 
 
+class _Usage(Struct):
+    output_tokens: int | None = None
+
+
+class _Response(Struct):
+    status: str | None = None
+    usage: _Usage | None = None
+
+
 _choices = msgspec.json.Decoder(_Choices)
 _message = msgspec.json.Decoder(_Message)
+_response = msgspec.json.Decoder(_Response)
 
 
 def is_aborted_chat(body: bytes) -> bool:
@@ -116,9 +125,9 @@ def is_aborted_message(body: bytes) -> bool:
 
 def is_aborted_whole_response(body: bytes) -> bool:
     """Return whether an engine gave up a whole answer of the Responses API."""
-    if b'"cancelled"' not in body and b'"output_tokens"' not in body:
-        return False
     try:
-        return is_aborted_response(orjson.loads(body))
-    except orjson.JSONDecodeError:
+        response = _response.decode(body)
+    except NOT_JSON:
         return False
+    usage = response.usage
+    return response.status == "cancelled" or (usage is not None and usage.output_tokens == 0)

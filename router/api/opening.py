@@ -142,12 +142,12 @@ def _kind_of_named(kind: str, value: Mapping[str, Any]) -> Begun:
         delta = value.get("delta")
         reason = delta.get("stop_reason", "") if isinstance(delta, dict) else ""
         return Begun.ABORTED if reason in (None, "abort") else Begun.CONTENT
-    if kind == "response.completed" and is_aborted_response(value.get("response")):
+    if kind == "response.completed" and _is_aborted_response(value.get("response")):
         return Begun.ABORTED
     return Begun.CONTENT
 
 
-def is_aborted_response(response: object) -> bool:
+def _is_aborted_response(response: object) -> bool:
     """Return whether a response of the Responses API was given up by its engine.
 
     vLLM 0.32 says "cancelled" for one of its parsers. With the others it says "completed" though

@@ -28,6 +28,7 @@ from router.request.place import Place
 from router.request.plan import Placement
 from router.request.reply import Reply
 from router.request.results import Prompt, Tries
+from router.request.retry import NO_DEATH
 from router.request.send import Sent
 from router.request.witness import Witness
 from router.upstream import Answer
@@ -134,9 +135,10 @@ class Relay:
         if answer.outcome_status == 200 and passage.outcome is Outcome.REPLICA_FAILED:
             reason = ending.value if isinstance(ending, Ending) else f"event_{ending}"
             self._metrics.broken_streams.labels(reason).inc()
-            await self._witness.lost(
-                passage.prompt, passage.tries, passage.placement, reason, is_answered=True
-            )
+            if reason not in NO_DEATH:
+                await self._witness.lost(
+                    passage.prompt, passage.tries, passage.placement, reason, is_answered=True
+                )
 
 
 def _ending(passage: Passage, end: bytes | bytearray) -> Ending | int | None:

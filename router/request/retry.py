@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from policies.cost import candidate_costs
 from router.api.body_fields import with_fields
+from router.api.ending import Ending
 from router.api.routes import engine_route
 from router.config import ForwardConfig
 from router.errors import (
@@ -68,6 +69,9 @@ NOT_BLAMED: Final = frozenset({UNLOADED, SET_ASIDE, NO_ROUTE, NO_RESPONSE, TOO_M
 
 _NOTHING_DONE: Final = _NOT_SENT | {NO_ROUTE, NO_RESPONSE}
 """Failures that cost nothing: each other replica may be asked, whatever the request does."""
+
+NO_DEATH: Final = frozenset({Ending.ABORTED.value})
+"""Failures of a replica that is there, and gives requests up in good order."""
 
 NOT_PROCESSED: Final = _NOT_SENT | NOT_BLAMED | {"status_503"}
 """Failures that say that nothing was computed: the request may move on any number of times."""

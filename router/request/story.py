@@ -50,7 +50,7 @@ from router.request.record import Recorder
 from router.request.relay import Passage, Relay
 from router.request.reply import Reply
 from router.request.results import Inbound, Prompt, Tries
-from router.request.retry import NO_ROUTE, NOT_PROCESSED, Retries
+from router.request.retry import NO_DEATH, NO_ROUTE, NOT_PROCESSED, Retries
 from router.request.send import Sender, Sent
 from router.turns import Turns
 
@@ -258,7 +258,7 @@ class Story:
                 sent = await steps.prefill.send(prompt, tries, placement)
             else:
                 sent = await steps.sender.send(prompt, tries, placement)
-            if sent.failure is not None and sent.failure not in NOT_PROCESSED:
+            if sent.failure is not None and sent.failure not in NOT_PROCESSED | NO_DEATH:
                 await witness.lost(prompt, tries, placement, sent.failure)
             return sent
         except BaseException as exc:  # the client left while we waited, or we can send nothing

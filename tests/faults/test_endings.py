@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from tests.faults.fake_engine import FakeEngine, Handler, hang_up
-from tests.faults.stage import Json, Stage, chat, on_stage, words
+from tests.faults.stage import Engines, Json, Stage, arm, chat, on_stage, words
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -482,6 +482,39 @@ async def test_an_aborted_response_that_is_stored_is_not_sent_again() -> None:
             assert reply.json()["status"] == "cancelled"
             assert not b.received
             assert count(stage, "replica_failed") == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_emulated_engine_that_is_paused_aborts(path: str, stream: bool) -> None:
+    """Before a token it is left; after one, a stream is passed on as its failure."""
+    async with Engines(2) as engines, on_stage(*engines, policy__name="round_robin") as stage:
+        for num_tokens in (0, 2):
+            arm(engines[0], "abort", count=1, after_tokens=num_tokens)
+            for number in range(2):
+                body = body_of(path, stream=stream, number=10 * num_tokens + number)
+                assert (await stage.ask(body, path)).status == 200
+
+        says_so = path != RESPONSES  # "completed" after a token, as vLLM 0.32
+        num_cut = 1 if stream and says_so else 0
+        num_moved = 1 if stream or not says_so else 2
+        assert stage.metric("warmroute_failovers_total", reason="abort") == num_moved
+        assert count(stage, "replica_failed") == num_cut
+        assert count(stage, "ok") == 4 - num_cut
+
+
+async def test_an_abort_is_no_death() -> None:
+    """Replicas that end in good order, one after the other, were not killed by a request."""
+    async with Engines(3) as engines, on_stage(*engines) as stage:
+        for engine in engines[:2]:
+            arm(engine, "abort", after_tokens=0)
+        replies = [await stage.ask(body_of(CHAT, stream=True)) for _ in range(3)]
+        for engine in engines[:2]:
+            arm(engine, "kill")
+        await stage.until(lambda: stage.metric("warmroute_replica_healthy") <= 1)
+
+        assert {reply.status for reply in replies} == {200}
+        assert (await stage.ask(body_of(CHAT, stream=True))).status == 200
 
 
 async def test_a_replica_that_aborts_and_dies_is_no_other_failure() -> None:
