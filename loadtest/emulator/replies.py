@@ -32,7 +32,7 @@ class ToolCall(Struct, frozen=True):
 class Reply(Struct, frozen=True, kw_only=True):
     """Tokens and their texts, shape (num_tokens,); an end-of-sequence token has the text ''.
 
-    finish_reason: `stop`, `length`, `tool_calls`, `abort`. stop_reason: the stop string that ended it.
+    finish_reason: `stop`, `length`, `tool_calls` or `abort`. stop_reason: the stop string, if any.
     """
 
     ids: list[int]

@@ -83,7 +83,8 @@ class Relay:
         headers = answer_headers(prompt, tries, placement, answer)
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
-            await self._end(passage, answer.readable)
+            # What is here as a whole was read before: no abort of it is left.
+            await self._end(passage, answer.readable if answer.is_event_stream else b"")
             if answer.status != 200 or prompt.read.request is None:
                 return None
             # A short stream is here as a whole, too.

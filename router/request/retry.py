@@ -228,6 +228,8 @@ class Retries:
     async def move_on(self, prompt: Prompt, tries: Tries, placement: Placement) -> None:
         """Leave a replica at which the last try failed, after a pause where that helps."""
         name, failure = placement.replica, tries.failed[-1][1]
+        if failure == NO_RESPONSE:
+            return  # a question, no failure
         self._metrics.failovers.labels(name, failure).inc()
         logger.warning(
             "retried on another replica before the first byte",

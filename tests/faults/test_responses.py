@@ -109,6 +109,7 @@ async def test_what_no_router_knows_is_asked_for_at_every_replica(way: str) -> N
         assert (reply.status, reply.error["code"]) == (404, 404)
         assert [len(engine.received) for engine in engines] == [1, 1, 1]
         assert stage.metric("warmroute_responses_found_total", result="unknown") == 1
+        assert stage.metric("warmroute_failovers_total") == 0  # it was a question, no failure
         assert stage.metric("warmroute_replica_healthy") == 3
         assert stage.metric("warmroute_requests_total", outcome="client_error") == 1
 
