@@ -17,6 +17,7 @@ RouterError                    status  code
 │   ├── UnsupportedEncoding     415    unsupported_encoding
 │   ├── RequestKills            422    request_kills_replicas  (x-should-retry: false)
 │   ├── UnknownRoute            404    unknown_route
+│   ├── RouteNotServed          404    route_not_served         (no replica has it)
 │   ├── ResponseNotFound        404    response_not_found       (its replica is gone)
 │   ├── MethodNotAllowed        405    method_not_allowed       (Allow)
 │   ├── AdminRefused            401, 403, 415  admin_refused      (admin API)
@@ -193,6 +194,12 @@ class UnknownRoute(NotFound):
     """The public port does not serve it."""
 
     code = "unknown_route"
+
+
+class RouteNotServed(NotFound):
+    """Every replica that could answer lacks the route: its release, or its model, has none."""
+
+    code = "route_not_served"
 
 
 class ResponseNotFound(ClientError):

@@ -21,6 +21,7 @@ from loadtest.emulator.wire import ApiError
 FaultKind = Literal[
     "die_before",
     "die_after",
+    "abort",
     "hang",
     "refuse",
     "status",
@@ -37,7 +38,16 @@ FaultKind = Literal[
 ]
 
 REQUEST_FAULTS: Final = frozenset(
-    {"die_before", "die_after", "hang", "refuse", "status", "first_event_error", "kill_before"}
+    {
+        "die_before",
+        "die_after",
+        "abort",
+        "hang",
+        "refuse",
+        "status",
+        "first_event_error",
+        "kill_before",
+    }
 )
 
 
@@ -49,6 +59,8 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         die_before        Close the connection instead of answering.
         die_after         Close it after `after_tokens` tokens.
+        abort             End the answer after `after_tokens` tokens (0: before any) as vLLM does
+                          when it is paused: with `finish_reason` abort.
         hang              Never answer, until the client leaves.
         refuse            Answer 503.
         status            Answer HTTP status `status`, with vLLM's error body.
@@ -130,7 +142,7 @@ class Faults:
 
 
 async def suffer(request: web.BaseRequest, fault: Fault) -> None:
-    """Apply a fault before anything is computed; `die_after` comes later."""
+    """Apply a fault before anything is computed; `die_after` and `abort` come later."""
     match fault.kind:
         case "refuse":
             raise ApiError(503, "emulated: refused", type="ServiceUnavailableError")

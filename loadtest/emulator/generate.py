@@ -101,7 +101,7 @@ class Generate:
                 fault = replica.faults.next(raw, is_pooled=True)
                 if fault is not None:
                     await suffer(request, fault)
-            self._submit(rank, asked, prompts, pooled, choices)
+            self._submit(rank, asked, prompts, pooled, choices, fault)
             answered = await self._answer(request, asked, choices, fault)
             is_whole = True
             if kept is not None:
@@ -160,6 +160,7 @@ class Generate:
         prompts: Sequence[Prompt],
         pooled: Sequence[int],
         choices: list[Choice],
+        fault: Fault | None,
     ) -> None:
         """Queue all replies on a rank; each is in `choices` from then on."""
         replica, body = self._replica, asked.body
@@ -180,6 +181,8 @@ class Generate:
                     first, *rest = reply.texts
                     first = replica.tokenizer.decode(prompt.ids) + first
                     reply = msgspec.structs.replace(reply, texts=[first, *rest])
+                if fault is not None and fault.kind == "abort":
+                    reply = reply.aborted(fault.after_tokens)
                 holds_call = replica.options.hold_tool_calls
                 choices.append(Choice(prompt, reply, generation, holds_call=holds_call))
 

@@ -126,11 +126,17 @@ def candidates_of(replica: Replica) -> tuple[Candidate, ...]:
 
 
 def model_entries(replicas: Iterable[Replica]) -> list[dict[str, Any]]:
-    """List the union of served models as entries of `/v1/models`, the first replica's first."""
+    """List the union of served models as entries of `/v1/models`, the first replica's first.
+
+    The length of a model is the shortest of its replicas: a request of that length fits all.
+    """
     union: dict[str, ServedModel] = {}
+    shortest: dict[str, int] = {}
     for replica in replicas:
         for model in replica.models:
             union.setdefault(model.id, model)
+            if (length := model.max_model_len) is not None:
+                shortest[model.id] = min(length, shortest.get(model.id, length))
     return [
         {
             "id": model.id,
@@ -139,7 +145,7 @@ def model_entries(replicas: Iterable[Replica]) -> list[dict[str, Any]]:
             "owned_by": "vllm",
             "root": model.root,
             "parent": model.parent,
-            "max_model_len": model.max_model_len,
+            "max_model_len": shortest.get(model.id),
         }
         for model in union.values()
     ]

@@ -9,6 +9,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.api.ending import Ending
 from router.api.prefill_body import decode_body, is_capped, transfer_params
 from router.errors import BadRequest, UpstreamError, UpstreamUnreachable
 from router.records.outcome import Outcome
@@ -84,6 +85,9 @@ class Compute:
                 return Done(failure=f"status_{answer.status}")
             self._place.first_token(placement, monotonic())
             body = answer.readable
+            if prompt.read.inbound.api.is_aborted(body):
+                outcome = Outcome.REPLICA_FAILED
+                return Done(failure=Ending.ABORTED.value)
             usage = prompt.read.inbound.api.usage_of_body(body)
             return Done(
                 num_cached_tokens=usage.num_cached_tokens if usage is not None else None,

@@ -42,6 +42,7 @@ class Answer:
         "_signs",
         "_waits_since_s",
         "error_status",
+        "fault",
         "first",
         "first_s",
         "is_encoded",
@@ -69,6 +70,7 @@ class Answer:
         self.first = first
         self.first_s: float | None = None  # of the first token or byte, by the caller's clock
         self.error_status: int | None = None  # of a stream whose first event is an error
+        self.fault: str | None = None  # why it is no answer though its status is 200
         kind = response.headers.get("Content-Type", "").partition(";")[0]
         self.is_encoded = is_encoded(response.headers)
         self.streams = kind.strip().lower() == "text/event-stream"
@@ -91,8 +93,8 @@ class Answer:
 
     @property
     def outcome_status(self) -> int:
-        """The status of the outcome: a stream's own error, else HTTP's."""
-        return self.error_status or self.status
+        """The status of the outcome: a stream's own error, 503 if it is no answer, else HTTP's."""
+        return self.error_status or (self.status if self.fault is None else 503)
 
     @property
     def readable(self) -> bytes:
