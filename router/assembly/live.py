@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 from router.assembly.router import Router
 from router.live.replica_rows import ReplicaRows
@@ -16,6 +16,8 @@ from router.live.state import (
     queue_fields,
     tenant_fields,
 )
+
+_MAX_NAMED: Final = 10  # host names
 
 
 def build_live_state(router: Router) -> LiveState:
@@ -34,6 +36,7 @@ def build_live_state(router: Router) -> LiveState:
             "policy": config.policy.name,
             "up_s": round(time.monotonic() - begun_s),
             "listeners": len(router.feed),
+            "unresolved": router.names.failing[:_MAX_NAMED],
         }
 
     return LiveState(

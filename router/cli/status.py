@@ -63,6 +63,8 @@ def degraded(state: State) -> Iterator[str]:
     for pool in state["pools"]:
         if not pool["up"]:
             yield " ".join(f"the pool {pool['name']} cannot be reached".split())
+    for host in state["router"].get("unresolved", ()):  # an older router says nothing
+        yield one_line(f"host name {host} does not resolve: its last addresses are used")
     sharing = state["sharing"]
     if sharing is not None and sharing["state"] != "shared":
         yield one_line(f"nothing is shared with other routers: {sharing['reason']}")

@@ -28,11 +28,13 @@ from router.errors import (
     UpstreamUnreachable,
 )
 from router.kv_events.subscriber import EventSource
+from router.names import Names
 from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
 from router.tls import system_tls
+from router.upstream.connector import Connector
 from router.upstream.failures import unreachable
 from router.upstream.session import Response, Session
 
@@ -61,16 +63,22 @@ class EngineApi:
     """
 
     def __init__(
-        self, *, timeout_s: float, tls: ssl.SSLContext | None = None, key: EngineKey = NO_KEY
+        self,
+        *,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        key: EngineKey = NO_KEY,
+        names: Names | None = None,
     ) -> None:
         self._key = key
         self._timeout_s = timeout_s
         self._tls = tls if tls is not None else system_tls()
+        self._names = names
         self._session: Session | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(
-            limit=_MOST_CONNECTIONS, keepalive_timeout=_KEPT_S, ssl=self._tls
+        connector = Connector(
+            self._names, limit=_MOST_CONNECTIONS, keepalive_timeout=_KEPT_S, ssl=self._tls
         )
         self._session = Session(connector, connect_timeout_s=self._timeout_s)
         return self

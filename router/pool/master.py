@@ -26,6 +26,8 @@ from yarl import URL
 
 from router.decoding import decoder
 from router.errors import PoolError, PoolGone, PoolLate
+from router.names import Names
+from router.upstream.connector import Connector
 
 SLICE: Final = 1_000
 """Keys of a listing handed over at once, then the loop gets a turn: 1 to 2 ms of work."""
@@ -67,15 +69,17 @@ class MasterApi:
         timeout_s: Longest wait for a connection, and for the next bytes of an answer.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 5.0, names: Names | None = None) -> None:
         self.urls = masters(url)
         self.url = self.urls[0]
         self.has_turned = False  # to the master that serves
         self._timeout_s = timeout_s
+        self._names = names
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
+            connector=Connector(self._names),
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s
             ),

@@ -15,9 +15,11 @@ from yarl import URL
 
 from router.config import ForwardConfig
 from router.errors import HandshakeRefused, OutOfConnections, Overdue, RouterError
+from router.names import Names
 from router.replicas.signs import Signs
 from router.shortage import shortage
 from router.upstream.answer import Answer
+from router.upstream.connector import Connector
 from router.upstream.failures import upstream_error
 from router.upstream.session import SKIPPED, Response, Session
 from router.upstream.socket import CLOSE_S, Socket, UpstreamSocket
@@ -79,6 +81,7 @@ class Upstream:
     Args:
         signs_of: Signs of a replica's work. One that is seen at work may be silent for longer than
             the deadlines say.
+        names: The addresses of their hosts; None: nobody else asks for them.
     """
 
     def __init__(
@@ -86,10 +89,12 @@ class Upstream:
         config: ForwardConfig,
         tls: ssl.SSLContext | None = None,
         signs_of: Callable[[str], Signs] = lambda name: Signs(),
+        names: Names | None = None,
     ) -> None:
         self._config = config
         self._tls = tls
         self._signs_of = signs_of
+        self._names = names or Names()
         self._kept: Session | None = None
         self._fresh: Session | None = None  # keeps no connection
         self._sockets: aiohttp.ClientSession | None = None  # of `_fresh`'s connections
@@ -101,10 +106,10 @@ class Upstream:
         self._max_connections = self._max_connections or _half_of_descriptors()
         context = self._tls if self._tls is not None else True
         connect_s = self._config.connect_timeout_s
-        kept = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=self._config.keepalive_s, ssl=context
+        kept = Connector(
+            self._names, limit=0, keepalive_timeout=self._config.keepalive_s, ssl=context
         )
-        fresh = aiohttp.TCPConnector(limit=0, force_close=True, ssl=context)
+        fresh = Connector(self._names, limit=0, force_close=True, ssl=context)
         self._kept = Session(kept, connect_timeout_s=connect_s)
         self._fresh = Session(fresh, connect_timeout_s=connect_s)
         redirects = aiohttp.TraceConfig()
