@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 from router.assembly.router import Router
 from router.live.replica_rows import ReplicaRows
@@ -18,6 +18,8 @@ from router.live.state import (
     tenant_fields,
     tokenizer_fields,
 )
+
+_MAX_NAMED: Final = 10  # host names
 
 
 def build_live_state(router: Router) -> LiveState:
@@ -36,6 +38,7 @@ def build_live_state(router: Router) -> LiveState:
             "policy": config.policy.name,
             "up_s": round(time.monotonic() - begun_s),
             "listeners": len(router.feed),
+            "unresolved": router.names.failing[:_MAX_NAMED],
         }
 
     return LiveState(

@@ -110,6 +110,8 @@ class Metrics:
         "restart; the old one stays)")]
     connections: Annotated[Gauge, Spec("warmroute_connections", "",
         "Open client connections")]
+    unresolved_names: Annotated[Gauge, Spec("warmroute_unresolved_names", "",
+        "Host names that do not resolve now")]
     websockets: Annotated[Gauge, Spec("warmroute_websockets", "",
         "Open WebSockets")]
     websocket_messages: Annotated[Counter, Spec("warmroute_websocket_messages", "by",

@@ -345,7 +345,7 @@ class Place:
             predicted=plan.prediction,
             lease=self._fleet.admit(candidate.id, booking, now_s),
             claim=None,
-            state=self._caches.state(candidate.id),
+            state=self._caches.state(candidate.id, prompt.extra),
             placed_s=now_s,
             prefill=prefill,
         )

@@ -15,10 +15,12 @@ from yarl import URL
 
 from router.config import ForwardConfig
 from router.errors import HandshakeRefused, OutOfConnections, Overdue, RouterError
+from router.names import Names
 from router.replicas.signs import Signs
 from router.shortage import shortage
 from router.upstream.answer import Answer
-from router.upstream.connections import Connector, Strays
+from router.upstream.connections import Strays
+from router.upstream.connector import Connector
 from router.upstream.failures import upstream_error
 from router.upstream.session import SKIPPED, Response, Session, StrayAnswer
 from router.upstream.socket import CLOSE_S, Socket, UpstreamSocket
@@ -81,6 +83,7 @@ class Upstream:
         signs_of: Signs of a replica's work. One that is seen at work may be silent for longer than
             the deadlines say.
         strays: Counts connections on which bytes came that no request had asked for.
+        names: The addresses of their hosts; None: nobody else asks for them.
     """
 
     def __init__(
@@ -88,12 +91,15 @@ class Upstream:
         config: ForwardConfig,
         tls: ssl.SSLContext | None = None,
         signs_of: Callable[[str], Signs] = lambda name: Signs(),
+        *,
+        names: Names | None = None,
         strays: Strays | None = None,
     ) -> None:
         self._config = config
         self._tls = tls
         self._signs_of = signs_of
-        self._strays = strays if strays is not None else Strays()
+        self._strays = strays
+        self._names = names or Names()
         self._kept: Session | None = None
         self._fresh: Session | None = None  # keeps no connection
         self._sockets: aiohttp.ClientSession | None = None  # of `_fresh`'s connections
@@ -106,9 +112,12 @@ class Upstream:
         context = self._tls if self._tls is not None else True
         connect_s = self._config.connect_timeout_s
         kept = Connector(
-            strays=self._strays, keepalive_timeout=self._config.keepalive_s, ssl=context
+            self._names,
+            strays=self._strays,
+            keepalive_timeout=self._config.keepalive_s,
+            ssl=context,
         )
-        fresh = Connector(strays=self._strays, force_close=True, ssl=context)
+        fresh = Connector(self._names, strays=self._strays, force_close=True, ssl=context)
         self._kept = Session(kept, connect_timeout_s=connect_s)
         self._fresh = Session(fresh, connect_timeout_s=connect_s)
         redirects = aiohttp.TraceConfig()
