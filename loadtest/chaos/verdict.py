@@ -73,6 +73,7 @@ class Evidence(Struct, kw_only=True):
     engine_lines: Sequence[Mapping[str, Any]]
     is_partial: bool
     resent: Mapping[str, int] = {}  # request -> how often its router sent it once more
+    num_strays: int = 0  # answers that nobody asked for, sent on idle connections
 
 
 def judge(evidence: Evidence) -> list[Check]:
@@ -145,9 +146,10 @@ def _ends_clearly(evidence: Evidence) -> Check:
 def _is_right(evidence: Evidence) -> Check:
     found = [one for one in evidence.ledger.seen if one.outcome == "wrong"]
     return Check(
-        name="every answer is the right one: text, end, usage once",
+        name="every answer is its own request's, and right: text, end, usage once",
         holds=not found,
-        figures=f"{evidence.ledger.count('right'):,} right, {len(found)} wrong",
+        figures=f"{evidence.ledger.count('right'):,} right, {len(found)} wrong, "
+        f"{evidence.num_strays:,} strays",
         failures=_failures(evidence, found),
     )
 
@@ -236,7 +238,8 @@ def _num_errors(seen: Iterable[Seen]) -> int:
 
 def _num_open_ended(seen: Iterable[Seen]) -> int:
     """Count those of which the router's own outcome is not known to the client."""
-    return sum(one.outcome in ("left", "router gone", "unclear") for one in seen)
+    unknown = ("aborted", "crossed", "left", "router gone", "unclear")
+    return sum(one.outcome in unknown for one in seen)
 
 
 def _gauges_are_zero(evidence: Evidence) -> Check:

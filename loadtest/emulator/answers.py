@@ -124,6 +124,9 @@ async def send_stream(
             await response.write(failure)
         await response.write_eof()
         return response
+    for index, choice in enumerate(choices):
+        if not choice.reply.ids and api != "completion":  # given up before a token was computed
+            await response.write(writer.tokens(index, 0, 0, None))
     while not all(choice.is_done for choice in choices):
         while not await _has_more(choices, keep_alive_s):
             await response.write(KEEP_ALIVE)

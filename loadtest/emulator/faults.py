@@ -25,6 +25,7 @@ FaultKind = Literal[
     "refuse",
     "status",
     "first_event_error",
+    "abort",
     "slow",
     "drop_events",
     "silence_events",
@@ -37,8 +38,11 @@ FaultKind = Literal[
 ]
 
 REQUEST_FAULTS: Final = frozenset(
-    {"die_before", "die_after", "hang", "refuse", "status", "first_event_error", "kill_before"}
-)
+    {
+        "die_before", "die_after", "hang", "refuse", "status", "first_event_error", "abort",
+        "kill_before",
+    }
+)  # fmt: skip
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +58,8 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         status            Answer HTTP status `status`, with vLLM's error body.
         kill_before       End the whole replica instead of answering, as `kill` does.
         first_event_error A stream: 200, then an error event of `status`; else as `status`.
+        abort             Give the request up after `after_tokens` tokens (0: before any), and end
+                          the answer as vLLM does: with status 200 and a finish_reason "abort".
 
     At once:
 

@@ -101,7 +101,10 @@ class Generate:
                 fault = replica.faults.next(raw, is_pooled=True)
                 if fault is not None:
                     await suffer(request, fault)
-            self._submit(rank, asked, prompts, pooled, choices)
+            num_kept: int | None = None
+            if fault is not None and fault.kind == "abort":
+                num_kept, fault = fault.after_tokens, None
+            self._submit(rank, asked, prompts, pooled, choices, num_kept)
             answered = await self._answer(request, asked, choices, fault)
             is_whole = True
             if kept is not None:
@@ -160,16 +163,22 @@ class Generate:
         prompts: Sequence[Prompt],
         pooled: Sequence[int],
         choices: list[Choice],
+        num_kept: int | None,
     ) -> None:
-        """Queue all replies on a rank; each is in `choices` from then on."""
+        """Queue all replies on a rank; each is in `choices` from then on.
+
+        `num_kept`: give each up after so many tokens; None: never.
+        """
         replica, body = self._replica, asked.body
         ready = asyncio.Event()
         for prompt, num_pooled_tokens in zip(prompts, pooled, strict=True):
             for index in range(asked.params.n):
-                reply = replica.reply(prompt.ids, asked.params, body, index=index)
+                computed = reply = replica.reply(prompt.ids, asked.params, body, index=index)
+                if num_kept is not None:
+                    computed, reply = reply.aborted(max(1, num_kept)), reply.aborted(num_kept)
                 generation = replica.generation(
                     prompt,
-                    reply,
+                    computed,
                     ready,
                     lora=asked.lora,
                     cache_salt=asked.params.cache_salt,
@@ -224,7 +233,10 @@ def _count(rank: Rank, choice: Choice, start_s: float, now_s: float) -> None:
     generation, stats = choice.generation, rank.stats
     if generation.failed:
         stats.finished["error"] += 1
-    elif generation.num_output_tokens < generation.num_reply_tokens:
+    elif (
+        choice.reply.finish_reason == "abort"
+        or generation.num_output_tokens < generation.num_reply_tokens
+    ):
         stats.finished["abort"] += 1
     else:
         stats.finished["length" if choice.reply.finish_reason == "length" else "stop"] += 1

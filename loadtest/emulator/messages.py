@@ -163,5 +163,5 @@ def _head(head: Head) -> dict[str, Any]:
 
 
 def _stop(reply: Reply) -> dict[str, str | None]:
-    reason = "stop_sequence" if reply.stop_reason else _STOP_REASONS[reply.finish_reason]
+    reason = "stop_sequence" if reply.stop_reason else _STOP_REASONS.get(reply.finish_reason)
     return {"stop_reason": reason, "stop_sequence": reply.stop_reason}

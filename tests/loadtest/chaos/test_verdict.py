@@ -84,6 +84,17 @@ def test_an_unclear_end_and_a_wrong_answer_break_it(outcome: Outcome) -> None:
     assert len(broken(run(bad, time_line=[done("router killed", "b", 9.0, 12.0)]))) >= 1
 
 
+def test_a_stray_that_crossed_a_request_is_its_senders_fault() -> None:
+    """No router could have known."""
+    assert broken(run(seen("crossed"))) == []
+
+
+@pytest.mark.parametrize(("has_text", "num_broken"), [(False, 1), (True, 0)])
+def test_an_abort_before_any_text_could_have_been_saved(has_text: bool, num_broken: int) -> None:
+    """Behind text it is passed on: the client has a part of the answer."""
+    assert len(broken(run(seen("aborted", has_text=has_text)))) == num_broken
+
+
 @pytest.mark.parametrize(
     ("faults", "is_saveable"),
     [
