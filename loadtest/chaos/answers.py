@@ -109,8 +109,9 @@ class Read(Struct, kw_only=True):
 
     @property
     def is_aborted(self) -> bool:
-        """Whether its engine gave it up, and says so."""
-        return _ABORTED in self.reasons.values()
+        """Whether its engine gave it up, and says so; a completion's stream has no choice then."""
+        is_empty = self.num_done > 0 and not self.texts
+        return is_empty or _ABORTED in self.reasons.values()
 
 
 def read_whole(body: bytes) -> Read:

@@ -20,12 +20,13 @@ from msgspec import Struct
 
 from loadtest.chaos import surroundings
 from loadtest.chaos.link import Link, Mode
-from loadtest.chaos.plan import AT_ONCE, Fault, touches
+from loadtest.chaos.plan import AT_ONCE, REPLICAS, Fault, touches
 from loadtest.chaos.stack import Stack
 from loadtest.chaos.strays import STRAYS
 
 _ASK_S: Final = 5.0
 _STRAYS_S: Final = 0.05
+_IDLE_S: Final = 1.0
 _SPARE_DESCRIPTORS: Final = 3
 _FULL_BYTES: Final = 1_000_000  # less than an empty Redis takes: every write is refused
 
@@ -68,11 +69,8 @@ class Injector:
         done = Done(fault=fault, start_s=loop.time())
         self.time_line.append(done)
         try:
-            if fault.kind.name == "http gets strays":
-                await self._send_strays(fault.target, loop.time() + fault.duration_s)
-            else:
-                async with self._doing(fault.kind.name)(fault.target):
-                    await asyncio.sleep(fault.duration_s)
+            async with self._doing(fault.kind.name)(fault.target):
+                await self._last(fault, loop.time() + fault.duration_s)
         except (OSError, RuntimeError, aiohttp.ClientError, TimeoutError) as exc:
             done.error = repr(exc)  # a process is gone already, say: the next fault goes on
         finally:
@@ -81,6 +79,8 @@ class Injector:
     def _doing(self, name: str) -> Callable[[str], AbstractAsyncContextManager[None]]:
         subject, _, what = name.partition(" ")
         match name:
+            case "http gets strays":
+                return lambda way: contextlib.nullcontext()
             case "replica killed" | "router killed" | "redis killed" | "pool killed":
                 return self._killed
             case "router ended":
@@ -166,13 +166,22 @@ class Injector:
                 return [self._stack.http[way], *self._stack.events[way]]
         raise AssertionError(subject)
 
-    async def _send_strays(self, way: str, until_s: float) -> None:
-        """Send answers that nobody asked for on connections that wait for a next request."""
-        link, loop = self._stack.http[way], asyncio.get_running_loop()
-        number = 0
-        while loop.time() < until_s:
-            number += link.stray(STRAYS[number % len(STRAYS)]) > 0
-            await asyncio.sleep(_STRAYS_S)
+    async def _last(self, fault: Fault, until_s: float) -> None:
+        """Let a fault last, and do what belongs to it again and again."""
+        loop = asyncio.get_running_loop()
+        match fault.kind.name:
+            case "http gets strays":
+                link, number = self._stack.http[fault.target], 0
+                while loop.time() < until_s:
+                    number += link.stray(STRAYS[number % len(STRAYS)]) > 0
+                    await asyncio.sleep(_STRAYS_S)
+            case "router's names fail":  # and connections end, so that names are asked for
+                while loop.time() < until_s:
+                    for replica in REPLICAS:
+                        self._stack.http[f"{fault.target}-{replica}"].end_idle()
+                    await asyncio.sleep(_IDLE_S)
+            case _:
+                await asyncio.sleep(fault.duration_s)
 
     # ---------------------------------------------------------------- processes
 

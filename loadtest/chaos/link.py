@@ -82,6 +82,11 @@ class _Kept(asyncio.StreamReaderProtocol):
         self._has_stray = True
         return True
 
+    def end(self) -> None:
+        """End it if it is idle."""
+        if self._is_idle and not self._transport.is_closing():
+            self._transport.close()
+
     def look(self) -> None:
         """Note whether a request had been sent before the stray could be seen."""
         self._is_crossed = _is_readable(self._socket)
@@ -161,6 +166,11 @@ class Link:
             each.look()
         self.num_strays += len(sent)
         return len(sent)
+
+    def end_idle(self) -> None:
+        """End the connections that wait for a next request, as servers do after a while."""
+        for each in list(self._kept):
+            each.end()
 
     async def _listen(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(

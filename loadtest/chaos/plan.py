@@ -50,8 +50,8 @@ KINDS: Final = (
     Kind("replica hangs", "replica", 1, 3.0),
     Kind("replica aborts before answers", "replica", 2, 3.0),
     Kind("replica aborts in answers", "replica", 2, 3.0),
-    Kind("replica pauses by order", "replica", 3, 5.0),
-    Kind("replica sleeps", "replica", 2, 5.0),
+    Kind("replica pauses by order", "replica", 3, 12.0),
+    Kind("replica sleeps", "replica", 2, 12.0),
     Kind("http held", "replica", 3, 5.0, per_router=True),
     Kind("http refused", "replica", 2, 3.0, per_router=True),
     Kind("http slow", "replica", 1, 3.0, per_router=True),
@@ -72,7 +72,7 @@ KINDS: Final = (
     Kind("router out of descriptors", "router", 2, 3.0),
     Kind("router's disk hangs", "router", 2, 4.0),
     Kind("router gets large bodies", "router", 2, 0.0),
-    Kind("router's names fail", "names", 2, 20.0),
+    Kind("router's names fail", "names", 2, 30.0),  # addresses are fresh for 10 s
     Kind("redis killed", "redis", 2, 3.0, restarts=True),
     Kind("redis paused", "redis", 2, 4.0),
     Kind("redis full", "redis", 2, 4.0),
@@ -122,7 +122,8 @@ def plan(seed: int, length_s: float, every_s: float, only: str = "") -> list[Fau
         if possible:
             weights = [kind.weight / kind.num_targets for kind, _ in possible]
             kind, target = dice.choices(possible, weights)[0]
-            duration_s = round(dice.uniform(0.2, 1.0) * kind.longest_s, 2)
+            longest_s = min(kind.longest_s, length_s - at_s)
+            duration_s = round(dice.uniform(0.2, 1.0) * longest_s, 2)
             fault = Fault(
                 number=len(faults) + 1,
                 kind=kind,

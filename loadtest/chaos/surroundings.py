@@ -93,7 +93,7 @@ def _set_resolver(failure: Callable[[], int]) -> None:
         return await loops(self, address_of(host), *args, **named)
 
     socket.getaddrinfo = in_a_thread
-    uvloop.Loop.getaddrinfo = in_a_loop  # type: ignore[method-assign]
+    uvloop.Loop.getaddrinfo = in_a_loop  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ _FILL_BYTES: Final = 2 * 1024  # a request: some 20 blocks that are new in the p
 _FILLED_BYTES: Final = 40 * 1024 * 1024
 _GROWTH_DESCRIPTORS: Final = 40
 _NOT_WORKED_ON: Final = (b'"upstream_unreachable"', b'"status_503"')
+_HALTS: Final = frozenset({"replica pauses by order", "replica sleeps"})
+_LEFT_S: Final = 5.0  # an answer takes a second, and a router looks at a replica twice a second
 _OF_ROUTERS: Final = frozenset(
     {"router killed", "router paused", "router out of descriptors", "router ended"}
 )
@@ -83,6 +85,7 @@ def judge(evidence: Evidence) -> list[Check]:
         _is_right(evidence),
         _none_lost(evidence),
         _none_twice(evidence),
+        _none_waited(evidence),
         _counts_agree(evidence),
         _gauges_are_zero(evidence),
         _memory_is_flat(evidence),
@@ -173,7 +176,7 @@ def _none_twice(evidence: Evidence) -> Check:
     num_whole: Counter[str] = Counter()
     num_started: Counter[str] = Counter()
     for line in evidence.engine_lines:
-        name = str(line["id"]).partition("-")[2]  # after chatcmpl-, cmpl-
+        name = str(line["request"])
         if not line["is_end"]:
             num_started[name] += 1
         elif line["is_whole"]:
@@ -191,6 +194,28 @@ def _none_twice(evidence: Evidence) -> Check:
         holds=not found,
         figures=f"{num_resent} tries abandoned, {len(twice)} of them computed whole, "
         f"{len(found)} for no reason",
+        failures=_failures(evidence, found),
+    )
+
+
+def _none_waited(evidence: Evidence) -> Check:
+    """Check that requests leave a replica that is paused or asleep, if nothing else is wrong."""
+    looked_at: list[Seen] = []
+    for one in evidence.ledger.seen:
+        around = [
+            done.fault.kind
+            for done in evidence.time_line
+            if done.overlaps(one.start_s - SETTLED_S, one.end_s)
+            if done.fault.kind.group in ("replica", "router")
+        ]
+        if one.outcome == "right" and around and all(kind.name in _HALTS for kind in around):
+            looked_at.append(one)
+    found = [one for one in looked_at if one.end_s - one.start_s > _LEFT_S]
+    longest_s = max((one.end_s - one.start_s for one in looked_at), default=0.0)
+    return Check(
+        name="none waits at a replica that is paused or asleep",
+        holds=not found if looked_at else None,
+        figures=f"{len(found)} of {len(looked_at):,} did, the slowest took {longest_s:.1f} s",
         failures=_failures(evidence, found),
     )
 

@@ -81,7 +81,7 @@ class Generate:
         if fault is not None:
             await suffer(request, fault)
         asked = self._read(request, raw, api)
-        fault = fault or await poisoned(request, asked.params.extension)
+        fault = await poisoned(request, asked.params.extension) or fault
         rank = self._rank(request, api)
         prompts = await self._reader.prompts(asked.body, api)
         for prompt in prompts:
@@ -93,8 +93,9 @@ class Generate:
         if asked.transfer is not None and asked.transfer.get("do_remote_decode"):
             kept = replica.transfers.begin(asked.transfer, asked.head.id)
         replica.num_in_flight += 1
+        request_id = request.headers.get("X-Request-Id", "")
         if self._log is not None:
-            self._log.started(asked.head.id)
+            self._log.started(request_id)
         try:
             pooled = await self._fetch(rank, asked, prompts, is_kept=kept is not None)
             if fault is None and any(pooled):
@@ -115,7 +116,7 @@ class Generate:
             if kept is not None and not is_whole:
                 replica.transfers.end(kept, None)
             if self._log is not None:
-                self._log.ended(asked.head.id, [c.generation for c in choices], is_whole)
+                self._log.ended(request_id, [c.generation for c in choices], is_whole)
             replica.num_in_flight -= 1
             for choice in choices:
                 rank.engine.scheduler.abort(choice.generation)

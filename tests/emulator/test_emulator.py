@@ -217,6 +217,6 @@ async def test_generations_are_noted_at_both_ends(tmp_path: Path) -> None:
                 await answer.read()
 
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    ends = {line["id"]: line["is_whole"] for line in lines if line["is_end"]}
-    assert ends == {"chatcmpl-one": True, "chatcmpl-two": False}
+    ends = {line["request"]: line["is_whole"] for line in lines if line["is_end"]}
+    assert ends == {"one": True, "two": False}
     assert len(lines) == 4

@@ -68,6 +68,19 @@ async def test_a_stray_comes_on_a_connection_that_waits(link: Link, kind: str) -
     writer.transport.abort()
 
 
+async def test_connections_that_wait_are_ended(link: Link) -> None:
+    """One that is in the middle of an answer goes on."""
+    for answer in ANSWERS.values():
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        for part in (answer[:30], answer):
+            writer.write(part)
+            assert await reader.readexactly(len(part)) == part
+            link.end_idle()
+
+        assert await reader.read() == b""
+        writer.transport.abort()
+
+
 async def test_a_request_on_its_way_has_no_stray_before_it(link: Link) -> None:
     """Its bytes are in the socket, though nothing has read them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", link.port)

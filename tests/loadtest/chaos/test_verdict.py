@@ -138,11 +138,24 @@ def test_what_failed_at_two_replicas_could_not_be_saved(tmp_path: Path) -> None:
 
 def test_an_answer_computed_twice_needs_a_reason() -> None:
     """Where nothing broke, no client had to try again."""
-    lines = [{"id": "chatcmpl-x-1", "is_end": True, "is_whole": True}] * 2
+    lines = [{"request": "x-1", "is_end": True, "is_whole": True}] * 2
 
     assert len(broken(run(seen(), engine_lines=lines))) == 1
     reason = [done("http reset", "a-r1", 10.5, 10.5)]
     assert broken(run(seen(), engine_lines=lines, time_line=reason)) == []
+
+
+def test_an_answer_that_waited_for_a_sleeping_replica_is_noticed() -> None:
+    """Unless a replica was dead, too."""
+    sleeps = done("replica sleeps", "r1", 9.0, 19.0)
+    late = seen(end_s=18.0)
+
+    assert broken(run(late, time_line=[sleeps])) == [
+        "none waits at a replica that is paused or asleep"
+    ]
+    assert broken(run(late)) == []
+    assert broken(run(seen(), time_line=[sleeps])) == []
+    assert broken(run(late, time_line=[sleeps, done("replica killed", "r2", 9.0, 12.0)])) == []
 
 
 @pytest.mark.parametrize(("num_ok", "num_refused"), [(2, 0), (0, 0), (1, 1)])
