@@ -51,13 +51,13 @@ class _Kept(asyncio.StreamReaderProtocol):
         super().__init__(asyncio.StreamReader(limit=_PIECE), connected)
         self._crossed = crossed
         self._socket: socket.socket
-        self._transport: asyncio.WriteTransport
+        self._out: asyncio.WriteTransport
         self._has_stray = False
         self._is_crossed = False  # a request was on the way when the stray was sent
         self._is_idle = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is none by its type
+        self._out = cast(asyncio.WriteTransport, transport)  # uvloop's is none by its type
         self._socket = transport.get_extra_info("socket")
         super().connection_made(transport)
 
@@ -74,9 +74,9 @@ class _Kept(asyncio.StreamReaderProtocol):
 
     def send(self, data: bytes) -> bool:
         """Send bytes at once if it is idle, and has had none; return whether they went out."""
-        if self._has_stray or not self._is_idle or self._transport.is_closing():
+        if self._has_stray or not self._is_idle or self._out.is_closing():
             return False
-        if self._transport.get_write_buffer_size() or _is_readable(self._socket):
+        if self._out.get_write_buffer_size() or _is_readable(self._socket):
             return False
         os.write(self._socket.fileno(), data)
         self._has_stray = True
@@ -84,8 +84,8 @@ class _Kept(asyncio.StreamReaderProtocol):
 
     def end(self) -> None:
         """End it if it is idle."""
-        if self._is_idle and not self._transport.is_closing():
-            self._transport.close()
+        if self._is_idle and not self._out.is_closing():
+            self._out.close()
 
     def look(self) -> None:
         """Note whether a request had been sent before the stray could be seen."""

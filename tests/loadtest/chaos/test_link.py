@@ -78,6 +78,8 @@ async def test_connections_that_wait_are_ended(link: Link) -> None:
             link.end_idle()
 
         assert await reader.read() == b""
+        assert link.stray(b"stray") == 0
+        link.end_idle()
         writer.transport.abort()
 
 

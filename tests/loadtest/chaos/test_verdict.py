@@ -146,7 +146,7 @@ def test_an_answer_computed_twice_needs_a_reason() -> None:
 
 
 def test_an_answer_that_waited_for_a_sleeping_replica_is_noticed() -> None:
-    """Unless a replica was dead, too."""
+    """Unless a replica hung, too."""
     sleeps = done("replica sleeps", "r1", 9.0, 19.0)
     late = seen(end_s=18.0)
 
@@ -155,7 +155,7 @@ def test_an_answer_that_waited_for_a_sleeping_replica_is_noticed() -> None:
     ]
     assert broken(run(late)) == []
     assert broken(run(seen(), time_line=[sleeps])) == []
-    assert broken(run(late, time_line=[sleeps, done("replica killed", "r2", 9.0, 12.0)])) == []
+    assert broken(run(late, time_line=[sleeps, done("replica hangs", "r2", 9.0, 12.0)])) == []
 
 
 @pytest.mark.parametrize(("num_ok", "num_refused"), [(2, 0), (0, 0), (1, 1)])
