@@ -59,13 +59,13 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         die_before        Close the connection instead of answering.
         die_after         Close it after `after_tokens` tokens.
-        abort             End the answer after `after_tokens` tokens (0: before any) as vLLM does
-                          when it is paused: with `finish_reason` abort.
         hang              Never answer, until the client leaves.
         refuse            Answer 503.
         status            Answer HTTP status `status`, with vLLM's error body.
         kill_before       End the whole replica instead of answering, as `kill` does.
         first_event_error A stream: 200, then an error event of `status`; else as `status`.
+        abort             Give the request up after `after_tokens` tokens (0: before any), and end
+                          the answer as vLLM does: with status 200 and a finish_reason "abort".
 
     At once:
 

@@ -32,7 +32,8 @@ class ToolCall(Struct, frozen=True):
 class Reply(Struct, frozen=True, kw_only=True):
     """Tokens and their texts, shape (num_tokens,); an end-of-sequence token has the text ''.
 
-    finish_reason: `stop`, `length`, `tool_calls` or `abort`. stop_reason: the stop string, if any.
+    finish_reason: `stop`, `length`, `tool_calls` or `abort`. stop_reason: the stop string that
+    ended it.
     """
 
     ids: list[int]
