@@ -60,6 +60,7 @@ class Probes:
         """Probe health and load until another process answers at the replica's address."""
         name, health = replica.name, self._health
         load_due_s = time.monotonic()
+        self._fleet.note_signs(name, False, load_due_s)
         self._sleepers.forget(name)
         self._sleepers.note(name, facts.sleep, load_due_s)
         was_up, is_silent, suspected = True, False, asyncio.Event()

@@ -264,6 +264,8 @@ class Fleet:
     ) -> tuple[Candidate, ...]:
         """List the candidates that can compute a prompt for others now, in the order configured.
 
+        None that has stalled: the replica that decodes can compute the prompt, too.
+
         `reader`: the replica that will read the prompt's KV. Both need the same transfer, and the
         same pool if it goes through one. None: any.
         """
@@ -271,6 +273,7 @@ class Fleet:
             state.candidate
             for member in self._members.values()
             if member.replica.role == "prefill" and member.replica.is_offered
+            if member.health.can_accept(now_s) or not member.health.can_accept_at_last()
             if any(served.id == model for served in member.replica.models)
             if reader is None or _can_meet(member.replica, reader)
             for state in member.states.values()

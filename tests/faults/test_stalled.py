@@ -131,6 +131,20 @@ async def test_the_last_replica_gets_requests_and_says_why_they_wait() -> None:
         assert "replica computes again" in stage.log
 
 
+async def test_an_engine_that_was_restarted_has_not_stalled() -> None:
+    """Even if no probe noticed that it was down."""
+    started = "process_start_time_seconds"
+    async with Wedged() as one, Wedged() as two, on_stage(one, two, **QUICK) as stage:
+        one.pages["/metrics"] = (200, figures(0, 7)[1] + f"{started} 1.0\n")
+        two.goes_on.set()
+        await known(stage)
+        await asyncio.gather(*(stage.ask(chat(words(n))) for n in range(2)))
+        await stage.until(lambda: is_stalled(stage))
+        one.pages["/metrics"] = (200, figures(0, 7)[1] + f"{started} 2.0\n")
+        await stage.until(lambda: not is_stalled(stage))
+        await all_show(stage, "up")
+
+
 async def test_two_that_stalled_do_not_send_each_other_their_requests() -> None:
     """A request leaves for a replica that computes."""
     async with Wedged() as one, Wedged() as two, on_stage(one, two, **QUICK) as stage:
