@@ -36,9 +36,11 @@ RouterError                    status  code
 │   ├── UpstreamUnreachable     502    upstream_unreachable
 │   │   ├── HostUnknown         502    upstream_unreachable     (its name does not resolve)
 │   │   └── TlsRefused          502    upstream_unreachable     (no certificate that is accepted)
+│   ├── SetAside                503    set_aside                (it sleeps or is paused)
 │   ├── UpstreamTimeout         504    upstream_timeout
 │   │   ├── ConnectTimeout      504    connect_timeout          (nothing was sent)
-│   │   └── Overdue             504    overdue                  (left for a sooner one)
+│   │   ├── Overdue             504    overdue                  (left for a sooner one)
+│   │   └── Stalled             504    stalled                  (it computes nothing)
 │   └── UpstreamBroken          502    upstream_broken
 │       ├── AnswerUnreadable    502    answer_unreadable        (it was generated: not again)
 │       └── KeyRefused          502    upstream_broken          (the engine has an --api-key)
@@ -340,6 +342,13 @@ class TlsRefused(UpstreamUnreachable):
     """Something listens, and no TLS connection comes about."""
 
 
+class SetAside(UpstreamError):
+    """A replica sleeps or is paused: it is well, and computes nothing for now."""
+
+    status = 503
+    code = "set_aside"
+
+
 class UpstreamTimeout(UpstreamError):
     status = 504
     code = "upstream_timeout"
@@ -353,6 +362,12 @@ class Overdue(UpstreamTimeout):
     """A first token did not come in the time that was predicted."""
 
     code = "overdue"
+
+
+class Stalled(UpstreamTimeout):
+    """A replica takes requests and computes nothing."""
+
+    code = "stalled"
 
 
 class UpstreamBroken(UpstreamError):

@@ -216,7 +216,7 @@ class Parts:
             self.engine_api, fleet=self.fleet, prompters=self.prompters
         )
         self.waiting: Waiting = {}
-        self.sleepers = Sleepers(self.fleet, self.caches)
+        self.sleepers = Sleepers(self.fleet, self.caches, self.upstream)
         self.probes = Probes(
             self.config.health,
             engine_api=self.engine_api,

@@ -329,6 +329,8 @@ class Fleet:
     ) -> tuple[Candidate, ...]:
         """List the candidates that can compute a prompt for others now, in the order configured.
 
+        None that has stalled: the replica that decodes can compute the prompt, too.
+
         `reader`: the replica that will read the prompt's KV. Both need the same transfer, and the
         same pool if it goes through one. None: any.
         """
@@ -336,6 +338,7 @@ class Fleet:
             state.candidate
             for member in self._members.values()
             if member.replica.role == "prefill" and member.replica.is_offered
+            if member.health.can_accept(now_s) or not member.health.can_accept_at_last()
             if any(served.id == model for served in member.replica.models)
             if reader is None or _can_meet(member.replica, reader)
             for state in member.states.values()
@@ -540,6 +543,19 @@ class Fleet:
         if (member := self._members.get(name)) is not None:
             member.health.probe_excused()
 
+    def note_signs(self, name: str, is_stalled: bool, now_s: float) -> bool:
+        """Record whether signs show that a replica has stalled; return whether that is new."""
+        member = self._members.get(name)
+        if member is None or not (is_stalled or member.health.is_stalled):
+            return False
+        was_stalled = member.health.is_stalled
+        if is_stalled:
+            member.health.stalled(member.signs.quiet_s(now_s), now_s)
+        else:
+            member.health.moves(now_s)
+        self._health_changed(name, True, now_s)
+        return was_stalled != member.health.is_stalled
+
     def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
         """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
         state = self._states.get(candidate)
@@ -609,6 +625,8 @@ class Fleet:
     def _health_changed(self, name: str, was_down: bool, now_s: float) -> None:
         member = self._members[name]
         self._restrict(name)
+        if member.health.is_down and not member.replica.is_awake:
+            self.set_sleep(name, asleep=False, paused=False)  # it will say so when it is back
         if member.health.is_down and not was_down and not member.replica.draining:
             self.on_down(name, now_s)
         self.on_change()

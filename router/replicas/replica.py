@@ -59,7 +59,12 @@ class Replica(Struct, frozen=True, kw_only=True):
     @property
     def is_offered(self) -> bool:
         """Whether orders and its own state allow new requests."""
-        return not (self.draining or self.asleep or self.paused)
+        return self.is_awake and not self.draining
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it neither sleeps nor is paused, as far as is known."""
+        return not (self.asleep or self.paused)
 
     @property
     def base_model(self) -> str:

@@ -33,7 +33,8 @@ from router.errors import (
     Overdue,
     ResponseNotFound,
     RouterError,
-    UpstreamTimeout,
+    SetAside,
+    Stalled,
     UpstreamUnreachable,
 )
 from router.metrics import Metrics
@@ -53,8 +54,8 @@ _NOT_SENT: Final = frozenset({UpstreamUnreachable.code, ConnectTimeout.code})
 UNLOADED: Final = "adapter_unloaded"
 """A 404 of a replica that has unloaded the adapter; see router.discovery.served_models."""
 
-SET_ASIDE: Final = "set_aside"
-"""A 503 of a replica that is paused or scales; see router.request.send."""
+SET_ASIDE: Final = SetAside.code
+"""A replica sleeps, is paused or scales, by its 503 or as `router.discovery.sleep` knows it."""
 
 NO_ROUTE: Final = "no_route"
 """A 404 or 405 of a replica that lacks the route: an older engine in a rolling upgrade."""
@@ -143,9 +144,14 @@ class Retries:
             return None
         return "budget"
 
-    def may_move_on(self, prompt: Prompt, tries: Tries, placement: Placement) -> bool:
-        """Return whether a try that gets no answer in time may be followed by one more."""
-        return self.objection(prompt, tries, placement, UpstreamTimeout.code) is None
+    def may_move_on(self, prompt: Prompt, tries: Tries, placement: Placement, failure: str) -> bool:
+        """Return whether a try that gets no answer in time may be followed by one more.
+
+        From a replica that has stalled it moves to one that is up, not to another one that has.
+        """
+        if self.objection(prompt, tries, placement, failure) is not None:
+            return False
+        return failure != Stalled.code or self._has_candidate(prompt, tries, is_up=True)
 
     def judge(
         self, prompt: Prompt, tries: Tries, placement: Placement, failure: str
@@ -285,6 +291,9 @@ class Retries:
         if is_late or ttft_ms >= late_ms:
             self._metrics.overdue.labels("late_elsewhere").inc()
             return _LOOK_AGAIN_S
+        signs = self._fleet.signs(placement.replica)
+        if signs.overdue_s is None and not placement.may_fetch:
+            signs.overdue_s = placement.lease.begun_s
         self._metrics.overdue.labels("left").inc()
         return None
 
@@ -349,13 +358,14 @@ class Retries:
             tries.replicas.clear()
         return replace(prompt, read=read, extra=extra, chains={}, found={}, original=prompt)
 
-    def _has_candidate(self, prompt: Prompt, tries: Tries) -> bool:
-        """Return whether another replica may get a request."""
+    def _has_candidate(self, prompt: Prompt, tries: Tries, *, is_up: bool = False) -> bool:
+        """Return whether another replica may get a request; `is_up`: one that is up."""
+        now_s = monotonic()
         try:
-            self._place.candidates(prompt, tries, monotonic())
+            found = self._place.candidates(prompt, tries, now_s)
         except RouterError:
             return False
-        return True
+        return not is_up or any(self._fleet.is_up(each.replica.name, now_s) for each in found)
 
 
 def _num_asked(tries: Tries) -> int:

@@ -57,6 +57,7 @@ entrypoints/serve/elastic_ep/middleware.py of vLLM 0.33.0."""
 
 _IDS_FIELD: Final = b"prompt_token_ids"
 _SPACE: Final = b" \t\r\n"
+_LOOK_S: Final = 0.5
 _SMALL_ANSWER: Final = 1024 * 1024
 _MAX_HELD_BYTES: Final = 4 * 1024 * 1024
 
@@ -285,7 +286,10 @@ class Sender:
             logger.warning("answers come compressed", extra={"replica": replica, "hint": hint})
 
     async def _hold(self, prompt: Prompt, answer: Answer) -> None:
-        """Keep a stream's beginning here until something was generated, or generating failed."""
+        """Keep a stream's beginning here until something was generated, or generating failed.
+
+        After `hold_s` it is passed on, unless its replica may hang: then another one may answer.
+        """
         if not answer.is_event_stream:
             return
         answer.first_s = begun_s = monotonic()
@@ -304,7 +308,9 @@ class Sender:
             if answer.complete or len(answer.first) >= min(most, _MAX_HELD_BYTES):
                 break
             if not await answer.read_on(None if until_s is None else until_s - monotonic()):
-                break
+                if not answer.may_hang(begun_s):
+                    break
+                until_s = monotonic() + _LOOK_S
         if api.starts_early:
             answer.first_s = None if said is Begun.NOT_YET else monotonic()
         if isinstance(said, int):
