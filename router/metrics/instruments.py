@@ -56,8 +56,8 @@ class Metrics:
         "status in it")]
     not_retried: Annotated[Counter, Spec("warmroute_not_retried", "why",
         "Failed tries that were not repeated, by reason: budget (forward.retry_ratio), sent_twice, "
-        "side_effects, no_replica, max_tries, too_many (429), kills (the request has ended "
-        "replicas), unreadable (it was answered, with headers over the limits)")]
+        "side_effects, no_replica, max_tries, too_many (429), kills (it has ended replicas), "
+        "unreadable (its answer has too large headers)")]
     early: Annotated[Counter, Spec("warmroute_early", "result",
         "Next prompts to be computed early, by result: computed, cached (nothing to do), cut (by "
         "a request), no_room, unknown, refused, failed")]
