@@ -28,23 +28,21 @@ FOLDERS: Final = {
 configuration. What adds to a request's notes comes before what shows them."""
 
 
-def build_parts(router: Router) -> dict[str, Part]:
-    """Build the parts of all folders, by name, and add their observers to the router.
+def add_observers(router: Router) -> None:
+    """Build the parts of all folders, in their order, and add their observers to the router.
 
     Raises:
         ConfigError: a section is set whose folder is not there, or one of its values is wrong.
     """
-    parts: dict[str, Part] = {}
     observers = router.story.steps.observers
     for name, part in _built(router):
-        parts[name] = part
+        router.observers[name] = part
         for observer in part.observers:
             observers.add(observer)
         if part.wrap_record is not None:
             router.story.steps.recorder.wrap = part.wrap_record
     for observer in own_observers(router.config.observers):
         observers.add(observer)
-    return parts
 
 
 def _built(router: Router) -> Iterator[tuple[str, Part]]:

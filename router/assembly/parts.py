@@ -43,6 +43,7 @@ from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
+from router.names import Names
 from router.pool.members import PoolMembers
 from router.pool.pools import build_pools
 from router.pool.readers import PoolReaders
@@ -92,6 +93,8 @@ class Parts:
         self.config = config
         self.metrics = Metrics()
         self.threads = Threads()
+        self.names = Names()
+        self.metrics.unresolved_names.set_function(lambda: len(self.names.failing))
         self.draining = Draining(config.listen)
         self.certificates = dict(_certificates(config))
         self.withheld = Withheld(config.forward.client_fields)
@@ -160,15 +163,21 @@ class Parts:
         key = read_secret(config.engine.api_key_file, "engine.api_key_file")
         self.engine_key = EngineKey.of(config, key)
         self.strays = Strays(lambda server: self.metrics.strays.labels(server).inc())
-        self.upstream = Upstream(config.forward, tls, self.fleet.signs, self.strays)
+        self.upstream = Upstream(
+            config.forward, tls, self.fleet.signs, names=self.names, strays=self.strays
+        )
         self.engine_api = EngineApi(
-            timeout_s=config.health.timeout_s, tls=tls, key=self.engine_key, strays=self.strays
+            timeout_s=config.health.timeout_s,
+            tls=tls,
+            key=self.engine_key,
+            names=self.names,
+            strays=self.strays,
         )
 
     def _build_pool(self) -> None:
         """Build what knows the shared pools, and what asks their masters."""
         config = self.config.mooncake
-        self.pools = build_pools(config, self.metrics, self.strays)
+        self.pools = build_pools(config, self.metrics, self.names, self.strays)
         self.readers = PoolReaders(
             {
                 entry.name: entry.replica.pool
@@ -196,7 +205,7 @@ class Parts:
             self.engine_api, fleet=self.fleet, prompters=self.prompters
         )
         self.waiting: Waiting = {}
-        self.sleepers = Sleepers(self.fleet, self.caches)
+        self.sleepers = Sleepers(self.fleet, self.caches, self.upstream)
         self.probes = Probes(
             self.config.health,
             engine_api=self.engine_api,
@@ -260,6 +269,7 @@ class Parts:
                 pools=self.pools,
                 sharing=self.sharing,
                 count_failure=self.count_failure,
+                names=self.names,
             ),
             members=PoolMembers(self.pools, self.readers),
         )
@@ -300,7 +310,9 @@ class Parts:
             peers=self.peers,
         )
         if config.redis.is_configured:
-            self.store = RedisStore(config.redis, router=name, password=redis_password)
+            self.store = RedisStore(
+                config.redis, router=name, password=redis_password, names=self.names
+            )
             self.sharing = Sharing(
                 self.store,
                 self._shares(self.store, self.peers, self.outbox),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from router.assembly.observers import build_parts
+from typing import TypeVar
+
+from router.assembly.observers import add_observers
 from router.assembly.parts import Parts
 from router.assembly.story import build_story
 from router.config import Config
 from router.config.secrets import read_secret
 from router.http.guard import Guard
 from router.http.server import Listener
+from router.observers.part import Part
+
+_O = TypeVar("_O")
 
 
 class Router(Parts):
@@ -30,5 +35,11 @@ class Router(Parts):
         admin = config.admin
         self.guard = Guard(read_secret(admin.token_file, "admin.token_file"), admin.hosts)
         self.story = build_story(self)
-        self.observers = build_parts(self)
+        self.observers: dict[str, Part] = {}
+        add_observers(self)
         self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's
+
+    def observer(self, kind: type[_O]) -> _O | None:
+        """Return the observer of a class; None: there is none."""
+        every = (each for part in self.observers.values() for each in part.observers)
+        return next((each for each in every if isinstance(each, kind)), None)

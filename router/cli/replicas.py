@@ -213,7 +213,8 @@ def engine(
 
     Careful: `sleep` (from level 1 on), `pause` and `reset_prefix_cache reset_external=true` at one
     replica empty the whole pool that it shares with others. One that sleeps or is paused is sent no
-    requests; those it has got wait, or end (`pause mode=abort`, the default): drain it first.
+    requests. Those without a first byte move to another replica; others wait, or end (`pause
+    mode=abort`, the default): drain it first.
     """
     order: dict[str, Any] = {"route": route, "params": {}}
     for pair in params:
@@ -292,7 +293,9 @@ def _rows(replica: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     url = replica["url"]
     if "waiting_for" in replica:
         waiting = replica["waiting_for"].removeprefix(url).strip()
-        yield replica["name"], url, _used(replica, f"not yet: {waiting}"), "-", "-", "-", "-"
+        state = "draining" if replica["draining"] else ""
+        used = _unused(replica, state) or f"not yet: {waiting}"
+        yield replica["name"], url, used, "-", "-", "-", "-"
         return
     for rank in replica["ranks"]:
         status = rank["status"]
@@ -301,7 +304,7 @@ def _rows(replica: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (
             status["id"],
             url,
-            _used(replica, _use(replica) if status["state"] == "up" else f"no: {status['reason']}"),
+            _unused(replica, status["state"], status["reason"]) or _use(replica),
             f"{rank['cache']}{reason}",
             str(status["num_requests"]),
             f"{status['queue_ms']:,.0f}",
@@ -315,14 +318,15 @@ def _use(replica: dict[str, Any]) -> str:
     return "yes" if role == "both" else f"yes: {role}"
 
 
-def _used(replica: dict[str, Any], otherwise: str) -> str:
+def _unused(replica: dict[str, Any], state: str, reason: str = "") -> str:
+    """Say why a replica is not used; "": it is, or is not found yet."""
     if replica["leaving"]:
         return "no: leaving"
     if not replica.get("ready", True):
         return f"no: not ready, says {replica['source']}"
-    for state in ("asleep", "paused"):
-        if replica.get("replica", {}).get(state):
-            return f"no: {state}"
-    if left := replica.get("evacuation"):
+    if state in ("", "up"):
+        return ""
+    if state == "draining" and (left := replica.get("evacuation")):
         return f"no: draining, {_left(left)}"
-    return "no: draining" if replica["draining"] else otherwise
+    is_well = state in ("draining", "asleep", "paused")
+    return f"no: {state}" if is_well or not reason else f"no: {state}, {reason}"

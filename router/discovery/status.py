@@ -151,6 +151,7 @@ class Status:
                     "draining": replica.draining,
                     "asleep": replica.asleep,
                     "paused": replica.paused,
+                    "stalled": status.state == "stalled",
                 },
                 num_requests=status.num_requests,
                 num_elsewhere=status.num_elsewhere,

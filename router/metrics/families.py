@@ -55,7 +55,7 @@ REPLICA: Final[list[Family[RankState]]] = [
     Family("warmroute_replica_healthy", "replica", "1 while the replica may be chosen",
         lambda r: [((r.replica,), r.healthy)]),
     Family("warmroute_replica_withheld", "replica why",
-        "1 while the replica gets no new requests, by reason: draining, asleep, paused",
+        "1 while the replica gets no new requests, by reason: draining, asleep, paused, stalled",
         lambda r: _each(r.withheld, r.replica)),
     Family("warmroute_inflight_requests", "replica",
         "Requests in flight, of all routers together",

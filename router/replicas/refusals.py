@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from router.errors import NoReplicaAvailable, RouterError, UnknownModel
+from router.replicas.candidate_state import state_of
 from router.replicas.member import Member
 from router.replicas.replica import Replica
 
@@ -90,6 +91,7 @@ def _producers(replicas: Sequence[Replica]) -> list[str]:
 def _shown(member: Member, now_s: float) -> str:
     """Say in which state a replica is, and why."""
     replica, health = member.replica, member.health
-    withheld = [s for s in ("draining", "asleep", "paused") if getattr(replica, s)]
-    reason = f" ({health.reason})" if health.reason and not withheld else ""
-    return f"{replica.name}: {', '.join(withheld) or health.state(now_s).value}{reason}"
+    state = state_of(replica, health, now_s)
+    is_well = state in ("draining", "asleep", "paused")
+    reason = f" ({health.reason})" if health.reason and not is_well else ""
+    return f"{replica.name}: {state}{reason}"

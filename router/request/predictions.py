@@ -57,7 +57,7 @@ class PredictionAudit(Observer):
         metrics.audit_error.observe(abs(error))
         is_pooled = self._pool is not None and self._pool.audit(placement, reported)
         if verdict != "evicted" and (not is_pooled or error == 0):
-            self._record(placement, reported)
+            self._record(prompt, placement, reported)
 
     def _verdict(self, prompt: Prompt, placement: Placement, reported: int) -> Verdict:
         """Judge one prediction; "partial" says nothing about what is known of the cache."""
@@ -77,7 +77,7 @@ class PredictionAudit(Observer):
             return "evicted"  # between decision and schedule: no fault of what we know
         return "over"
 
-    def _record(self, placement: Placement, reported: int) -> None:
+    def _record(self, prompt: Prompt, placement: Placement, reported: int) -> None:
         name, predicted = placement.lease.candidate, placement.predicted
         changed = self._caches.audit.record(
             name,
@@ -85,6 +85,7 @@ class PredictionAudit(Observer):
             reported,
             placement.claim,
             num_cpu_tokens=predicted.num_cpu_only_tokens,
+            kinds=prompt.extra.kinds,
         )
         if changed is None:
             return

@@ -26,6 +26,7 @@ from router.errors import (
     HandshakeRefused,
     NoReplicaAvailable,
     Overloaded,
+    RouteNotServed,
     RouterError,
     Unauthorized,
     UnsupportedBody,
@@ -39,6 +40,7 @@ from router.request import tenancy
 from router.request.headers import RequestHeaders, explained_headers
 from router.request.plan import Placement
 from router.request.results import Inbound, Prompt, Tries
+from router.request.retry import NO_ROUTE
 from router.request.story import Story
 from router.upstream import Upstream
 from router.upstream.socket import Frame, Socket
@@ -51,6 +53,9 @@ _NORMAL, _GOING_AWAY, _TOO_BIG, _FAILED, _LATER = 1000, 1001, 1009, 1011, 1013
 
 _FAILURES: Final = frozenset({1011, 1012, 1013, 1014})
 """Codes with which an engine says that it failed."""
+
+_NO_ROUTE: Final = 403
+"""What vLLM's server answers to every WebSocket without a route."""
 
 _WEBSOCKET: Final = "sec-websocket-"
 
@@ -158,16 +163,29 @@ class Realtime:
         steps = self._steps
         steps.retries.note_request()
         while True:
-            placement = steps.place.commit(prompt, tries, steps.place.plan(prompt, tries))
+            try:
+                plan = steps.place.plan(prompt, tries)
+            except RouteNotServed as exc:
+                raise _refusal(prompt.read.model, _NO_ROUTE) from exc
+            placement = steps.place.commit(prompt, tries, plan)
             try:
                 engine = await self._open(prompt, placement)
             except UpstreamError as exc:
                 refused = exc.answered if isinstance(exc, HandshakeRefused) else 500
-                if refused < 500:
+                failure = f"status_{refused}" if isinstance(exc, HandshakeRefused) else exc.code
+                if refused in (_NO_ROUTE, 404):
+                    failure = NO_ROUTE
+                elif refused < 500:
                     self._finish(prompt, tries, placement, refused, Outcome.CLIENT_ERROR)
                     raise _refusal(prompt.read.model, refused) from exc
-                failure = f"status_{refused}" if isinstance(exc, HandshakeRefused) else exc.code
                 prompt, objection = steps.retries.judge(prompt, tries, placement, failure)
+                if failure == NO_ROUTE:
+                    if objection is not None:
+                        self._finish(prompt, tries, placement, refused, Outcome.CLIENT_ERROR)
+                        raise _refusal(prompt.read.model, refused) from exc
+                    steps.place.end(placement, Outcome.CLIENT_ERROR)
+                    await steps.retries.move_on(prompt, tries, placement)
+                    continue
                 is_absent = isinstance(exc, UpstreamUnreachable)
                 outcome = Outcome.REPLICA_UNREACHABLE if is_absent else Outcome.REPLICA_FAILED
                 if objection is not None:
@@ -275,8 +293,7 @@ async def _close(client: Socket, engine: Socket, end: _End) -> Outcome:
 def _refusal(model: str | None, status: int) -> RouterError:
     """Return the error for an engine that refuses a connection.
 
-    vLLM 0.32 has the route only if its model supports it. Otherwise it answers 403, as its server
-    does for every WebSocket without a route.
+    vLLM 0.32 has the route only if its model supports it.
     """
     if status == 401:
         return Unauthorized("the engine refused the key")

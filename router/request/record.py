@@ -89,7 +89,7 @@ class Recorder:
                 tries=tries,
                 plan=plan,
                 placement=None,
-                state=self._caches.state(plan.candidate.id),
+                state=self._caches.state(plan.candidate.id, prompt.extra),
                 status=status,
                 outcome=Outcome.CLIENT_GONE,
                 placed_s=now_s,

@@ -1,7 +1,8 @@
 """Relay an answer to the client, byte for byte.
 
 No other replica can answer instead after the first byte. If the replica of a stream fails then, the
-client gets an error event in the shape of its API.
+client gets an error event in the shape of its API. An engine's own error event is passed on as it
+came, and so is an abort: only the outcome says that the replica failed.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.api.ending import Ending, ending_of_stream, says_abort
 from router.api.failures import error_event
-from router.api.opening import Begun, ends_with_error, opening_of
+from router.api.opening import Begun, opening_of
 from router.api.usage import TAIL_BYTES, Usage
 from router.errors import UpstreamError
 from router.metrics import Metrics
+from router.records.outcome import Outcome
 from router.request.diagnosis import Diagnostics
 from router.request.headers import answer_headers
 from router.request.observer import Observers
@@ -26,6 +29,7 @@ from router.request.place import Place
 from router.request.plan import Placement
 from router.request.reply import Reply
 from router.request.results import Prompt, Tries
+from router.request.retry import NO_DEATH
 from router.request.send import Sent
 from router.request.witness import Witness
 from router.upstream import Answer
@@ -40,6 +44,7 @@ class Passage(Struct, kw_only=True):
     """An answer that is passed on.
 
     first_s: When its first token came, or what there is instead (`Answer.first_s`). None: not yet.
+    outcome: How it ended, as far as it was passed on.
     last_usage: Of a stream whose client left with its last event.
     """
 
@@ -49,6 +54,7 @@ class Passage(Struct, kw_only=True):
     sent: Sent
     answer: Answer
     first_s: float | None
+    outcome: Outcome = Outcome.CLIENT_GONE
     last_usage: Usage | None = None
 
 
@@ -71,7 +77,7 @@ class Relay:
         self._metrics = metrics
 
     async def pass_on(self, passage: Passage, reply: Reply) -> Usage | None:
-        """Pass the answer on, and read its usage.
+        """Pass the answer on, and read its usage and its outcome.
 
         Raises:
             UpstreamBroken, UpstreamTimeout: it broke off; a stream's client got an error event.
@@ -88,6 +94,8 @@ class Relay:
             listen(answer.first)
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
+            # What is here as a whole was read before: no abort of it is left.
+            await self._end(passage, answer.readable if answer.is_event_stream else b"")
             if answer.status != 200 or prompt.read.request is None:
                 return None
             # A short stream is here as a whole, too.
@@ -127,10 +135,45 @@ class Relay:
         except _LEFT:
             if api.end in tail:
                 passage.last_usage = _usage_at_the_end(prompt, tail)
+            ending = _ending(passage, tail)
+            if passage.last_usage is not None or ending not in (None, Ending.CUT):
+                passage.outcome = _outcome(answer, ending)
             raise
-        if answer.is_event_stream and ends_with_error(bytes(tail[-TAIL_BYTES:])):
-            await self._witness.lost(prompt, tries, placement, "event_500", is_answered=True)
+        await self._end(passage, tail)
         return _usage_at_the_end(prompt, tail)
+
+    async def _end(self, passage: Passage, end: bytes | bytearray) -> None:
+        """Set the outcome of an answer that was passed on to its end."""
+        answer, ending = passage.answer, _ending(passage, end)
+        passage.outcome = _outcome(answer, ending)
+        if answer.outcome_status == 200 and passage.outcome is Outcome.REPLICA_FAILED:
+            reason = ending.value if isinstance(ending, Ending) else f"event_{ending}"
+            self._metrics.broken_streams.labels(reason).inc()
+            if reason not in NO_DEATH:
+                await self._witness.lost(
+                    passage.prompt, passage.tries, passage.placement, reason, is_answered=True
+                )
+
+
+def _ending(passage: Passage, end: bytes | bytearray) -> Ending | int | None:
+    """Read how an answer with status 200 ended. None: it cannot be read, or is not such a one."""
+    answer, tail = passage.answer, bytes(end[-TAIL_BYTES:])
+    if answer.outcome_status != 200 or answer.is_encoded:
+        return None
+    if answer.is_event_stream:
+        return ending_of_stream(tail, passage.prompt.read.inbound.api.last)
+    return Ending.ABORTED if says_abort(tail) else None
+
+
+def _outcome(answer: Answer, ending: Ending | int | None) -> Outcome:
+    match ending:
+        case None:
+            return Outcome.of_status(answer.outcome_status)
+        case Ending.WHOLE:
+            return Outcome.OK
+        case int():
+            return Outcome.of_status(ending)
+    return Outcome.REPLICA_FAILED
 
 
 def _counter(passage: Passage) -> Callable[[bytes], None]:

@@ -50,7 +50,7 @@ from router.request.record import Recorder
 from router.request.relay import Passage, Relay
 from router.request.reply import Reply
 from router.request.results import Inbound, Prompt, Read, Tries
-from router.request.retry import NOT_PROCESSED, Retries
+from router.request.retry import NO_DEATH, NO_ROUTE, NOT_PROCESSED, Retries
 from router.request.send import Sender, Sent
 from router.request.settling import Settling
 from router.turns import Turns
@@ -146,24 +146,23 @@ class Story:
             raise
         placement, answer = passage.placement, passage.answer
         steps.place.answered(passage.prompt, placement, answer)
+        if prompt.read.response_id is not None and prompt.owner is None:
+            steps.owners.found(prompt.read, placement, answer)
         if prompt.read.is_kept:
             note_answer(prompt.read, tries, steps.owners.record(prompt.read, placement, answer))
-        outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
         try:
             usage = await steps.relay.pass_on(passage, reply)
-            outcome = Outcome.of_status(answer.outcome_status)
             await self._ends.take()
         except UpstreamError as exc:
-            outcome = Outcome.REPLICA_FAILED
+            passage.outcome = Outcome.REPLICA_FAILED
             witness = steps.retries.witness
             await witness.lost(prompt, tries, placement, exc.code, is_answered=True)
             raise
         finally:
             if passage.last_usage is not None:
                 usage = passage.last_usage
-                outcome = Outcome.of_status(answer.outcome_status)
-            self._finish(passage, outcome, usage)
+            self._finish(passage, usage)
 
     async def _sent(self, prompt: Prompt, tries: Tries) -> Passage:
         """Place and send a request; leave a replica that fails before an answer's first byte.
@@ -195,7 +194,7 @@ class Story:
                 prompt, objection = steps.retries.judge(prompt, tries, placement, sent.failure)
                 if objection is not None:
                     refused = steps.retries.witness.refusal(tries)
-            is_last = sent.failure is None or objection is not None
+            is_last = sent.failure is None or (objection is not None and sent.failure != NO_ROUTE)
             if sent.answer is not None and is_last and refused is None:
                 return Passage(
                     prompt=tried,
@@ -211,7 +210,10 @@ class Story:
                 steps.place.absolve(placement.lease)
             sent.close()
             if objection is not None:
-                last = refused or _last_word(prompt, sent.error)
+                last = refused
+                if last is None and sent.failure == NO_ROUTE:
+                    last = steps.retries.last_word(prompt, tries)
+                last = last or _last_word(prompt, sent.error)
                 steps.recorder.finished(
                     prompt, tries, placement, status=last.status, outcome=outcome
                 )
@@ -260,7 +262,7 @@ class Story:
                 sent = await steps.prefill.send(prompt, tries, placement)
             else:
                 sent = await steps.sender.send(prompt, tries, placement)
-            if sent.failure is not None and sent.failure not in NOT_PROCESSED:
+            if sent.failure is not None and sent.failure not in NOT_PROCESSED | NO_DEATH:
                 await witness.lost(prompt, tries, placement, sent.failure)
             return sent
         except BaseException as exc:  # the client left while we waited, or we can send nothing
@@ -275,10 +277,10 @@ class Story:
             steps.recorder.finished(prompt, tries, placement, status=status, outcome=outcome)
             raise
 
-    def _finish(self, passage: Passage, outcome: Outcome, usage: Usage | None) -> None:
+    def _finish(self, passage: Passage, usage: Usage | None) -> None:
         """Give back what a request holds, and record it."""
         steps, tries, placement = self.steps, passage.tries, passage.placement
-        status = passage.answer.status
+        status, outcome = passage.answer.status, passage.outcome
         passage.answer.close()
         steps.retries.witness.answered(tries, placement, outcome)
         steps.place.end(placement, outcome)

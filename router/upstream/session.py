@@ -21,7 +21,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
 
-from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Connector, Guarded
+from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Guarded
+from router.upstream.connector import Connector
 
 SKIPPED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add, and a client of ours did not send."""

@@ -25,6 +25,7 @@ from tests.check.running import (
     wrong,
 )
 from tests.faults.fake_engine import FakeEngine
+from tests.faults.several import has_written
 from tests.faults.stage import Engines, Stage, chat, on_stage, words
 from tests.ports import free_port
 from tests.redis_servers import Start
@@ -188,8 +189,9 @@ async def test_configured_files_are_tried_and_none_is_created(tmp_path: Path) ->
 
 @asynccontextmanager
 async def stored(url: str, **records: ReplicaRecord) -> AsyncIterator[RedisStore]:
-    """Run a router in Redis, with orders of operators."""
-    store = RedisStore(config.load(flags={("redis", "url"): url}).redis, router="a", password=None)
+    """Run a router in Redis, with orders of operators. Its heartbeat counts for a minute."""
+    flags = {("redis", "url"): url, ("redis", "lease_s"): PATIENCE_S}
+    store = RedisStore(config.load(flags=flags).redis, router="a", password=None)
     await store.open()
     try:
         for name, record in records.items():
@@ -220,14 +222,15 @@ async def test_a_shared_redis_is_described(start_redis: Start) -> None:
     """Routers and who writes each stream; replicas that operators added are looked at, too."""
     server = start_redis()
     async with Engines(2) as (one, other):
-        await prompted(one)
+        for engine in (one, other):
+            await prompted(engine)
         added = {"added": ReplicaRecord(url=other.url)}
         async with (
-            stored(server.url, **added) as store,
+            stored(server.url, **added),
             on_stage(one, redis__url=server.url) as stage,
         ):
             await stage.until(lambda: stage.metric("warmroute_feeds", role="leading") == 2)
-            await store.beat(b"")  # it counts for a few seconds
+            await stage.until(lambda: has_written(stage))  # a lease precedes the first write
             report = await checked(one, redis__url=server.url)
             alone = await checked(redis__url=server.url)
 

@@ -46,7 +46,7 @@ async def watching(stage: Stage, *args: str, **streams: Any) -> AsyncIterator[An
         **({"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE} | streams),
     )
     try:
-        await stage.until(lambda: len(stage.router.feed) == 1)
+        await stage.until(lambda: stage.num_following == 1)
         yield process
     finally:
         if process.returncode is None:
@@ -67,7 +67,7 @@ async def test_tail_prints_a_line_a_request_until_ctrl_c() -> None:
             lines = [(await process.stdout.readline()).decode() for _ in range(2)]
             process.send_signal(signal.SIGINT)
             rest, said = await process.communicate()
-        await stage.until(lambda: len(stage.router.feed) == 0)
+        await stage.until(lambda: stage.num_following == 0)
 
     name = engine_name(session_hash(SESSION, ""))
     assert all(f"  {name}  r1  " in line for line in lines)

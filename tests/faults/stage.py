@@ -34,6 +34,7 @@ from router import config
 from router.assembly import Router
 from router.contracts import BlockKey, block_key
 from router.logs import JsonFormatter, TextFormatter
+from router.observers.live.feed import Feed
 from router.pool.catalog import PoolCatalog
 from router.records.record import DecisionRecord
 from router.replicas.replica import candidates_of
@@ -222,6 +223,12 @@ class Stage:
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )
+
+    @property
+    def num_following(self) -> int:
+        """Count the listeners of the live feed."""
+        feed = self.router.observer(Feed)
+        return len(feed) if feed is not None else 0
 
     def state(self, candidate: str) -> str:
         return self.router.caches.state(candidate)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.live.lines import MAX_COSTS, decision_line
 from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
-from router.observers.live.state import MAX_RECENT, MAX_SESSIONS, SessionRows
+from router.observers.sessions.rows import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import Fleet
 from router.sessions.findings import Findings

@@ -157,7 +157,7 @@ async def test_too_many_listeners_are_refused_and_leave_no_trace() -> None:
         refused = await stage.admin("/admin/live")
         for answer in open_:
             answer.close()
-        await stage.until(lambda: len(stage.router.feed) == 0)
+        await stage.until(lambda: stage.num_following == 0)
 
     assert refused.status == 503
     assert str(MAX_LISTENERS) in refused.error["message"]

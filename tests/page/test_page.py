@@ -214,7 +214,7 @@ async def test_pause_holds_the_page_and_closes_the_feed() -> None:
         await page.evaluate("document.getElementById('pause').focus()")
         await page.press("Enter", ENTER, "\r")
         await page.until(f"{STATUS}.startsWith('Paused. Numbers are of')")
-        await stage.until(lambda: len(stage.router.feed) == 0)
+        await stage.until(lambda: stage.num_following == 0)
         label = await page.text("#pause")
         await page.press("Enter", ENTER, "\r")
         await page.until(f"{STATUS} === 'Live.'")
@@ -231,9 +231,9 @@ async def test_a_hidden_tab_follows_nothing() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage, shown(stage) as page:
         await page.until(f"{STATUS} === 'Live.'")
         await page.evaluate(hide % "true")
-        await stage.until(lambda: len(stage.router.feed) == 0)
+        await stage.until(lambda: stage.num_following == 0)
         await page.evaluate(hide % "false")
-        await stage.until(lambda: len(stage.router.feed) == 1)
+        await stage.until(lambda: stage.num_following == 1)
 
 
 async def test_without_the_feed_it_asks_every_five_seconds(

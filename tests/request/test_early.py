@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.engine_model.time_model import TimeModel
+from router.request.early import Early
 from tests.faults.stage import SLOW, Engines, Json, Reply, Stage, arm, chat, on_stage, words
 
 ON: Json = {"early__mode": "on", "early__min_tokens": 64}
@@ -149,7 +150,7 @@ async def test_without_the_option_nothing_is_computed_early() -> None:
         second = await stage.ask(chat_body(items))
 
         assert second.usage["prompt_tokens"] - second.reported > 500
-        assert stage.router.early is None
+        assert stage.router.observer(Early) is None
 
 
 async def test_a_salt_goes_with_it() -> None:

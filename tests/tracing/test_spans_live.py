@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from policies.view import CandidateId
+from router.observers.tracing.observer import Tracing
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     SECRET,
@@ -191,7 +192,7 @@ async def test_without_an_endpoint_headers_pass_untouched() -> None:
         assert first.headers["traceparent"] == JOINED["traceparent"]
         assert first.headers["tracestate"] == "vendor=1"
         assert "traceparent" not in second.headers
-        assert stage.router.traces is None
+        assert stage.router.observer(Tracing) is None
 
 
 async def test_each_try_is_a_client_span(collector: Receiver) -> None:

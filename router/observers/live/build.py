@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from router.observers.live.admin import LivePages
 from router.observers.live.feed import Feed
@@ -22,6 +22,8 @@ from router.observers.live.state import (
     tokenizer_fields,
 )
 from router.observers.part import Part
+
+_MAX_NAMED: Final = 10  # host names
 
 if TYPE_CHECKING:
     from router.assembly.router import Router
@@ -56,6 +58,7 @@ def _sections(router: Router, feed: Feed, history: History) -> Mapping[str, Sect
             "policy": config.policy.name,
             "up_s": round(time.monotonic() - begun_s),
             "listeners": len(feed),
+            "unresolved": router.names.failing[:_MAX_NAMED],
         }
 
     sections: dict[str, Section] = {

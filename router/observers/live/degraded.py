@@ -47,6 +47,8 @@ def _found(state: State) -> Iterator[str]:
         yield f"the tokenizer of {each['model']}: {each['reason']}"
     for each in state.get("sources", ()):
         yield f"{each['name']} is not followed: {each['reason']}"
+    for host in state["router"].get("unresolved", ()):
+        yield f"host name {host} does not resolve: its last addresses are used"
     for pool in state["pools"]:
         if not pool["up"]:
             yield f"the pool {pool['name']} cannot be reached"

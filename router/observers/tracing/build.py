@@ -26,7 +26,9 @@ def build(router: Router) -> Part:
     config = router.config.tracing
     if config.endpoint is None:
         return Part()
-    exporter = Exporter(collector_at(config.endpoint), config.endpoint, router.metrics)
+    exporter = Exporter(
+        collector_at(config.endpoint, router.names), config.endpoint, router.metrics
+    )
     tracer = Tracer(config, exporter.put)
 
     def traced(answer: Handler, pages: Pages, access: Access) -> Handler:
