@@ -12,7 +12,7 @@
                   drop removed replicas that are idle
     loop lag      measure what blocks the event loop
     garbage       collect it often and briefly
-    early         have next prompts computed by idle replicas; see router.request.early
+    early         have next prompts computed by idle replicas; see router.observers.early.early
     redis         share state with other routers; see router.cluster
     records       write decision records
 

@@ -20,7 +20,7 @@ FOLDERS: Final = {
     "tracing": ("tracing",),
     "experiments": ("experiment",),
     "log": (),
-    "agents": ("early",),
+    "early": ("early",),
     "shadows": ("shadow",),
     "live": (),
 }

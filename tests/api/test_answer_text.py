@@ -1,4 +1,4 @@
-"""router.api.answer_text: what an answer says, from its bytes."""
+"""router.observers.early.answer_text: what an answer says, from its bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from router.api.answer_text import MAX_BYTES, AnswerText
+from router.observers.early.answer_text import MAX_BYTES, AnswerText
 
 CHAT = "/v1/chat/completions"
 

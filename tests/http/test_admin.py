@@ -131,7 +131,7 @@ async def test_a_token_file_without_a_token_stops_the_start(
     file = tmp_path / "token"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(ConfigError, match="admin.token_file"):
+    with pytest.raises(ConfigError, match=r"admin\.token_file"):
         async with on_stage("http://127.0.0.1:9", admin__token_file=file):
             pass
 

@@ -77,7 +77,7 @@ def test_of_a_thousand_replicas_those_in_trouble_come_first() -> None:
     send(fleet, "r900", time.monotonic(), tokens=50_000)
     waiting = {f"new{number}": "refused the connection" for number in range(200)}
     rows = ReplicaRows(
-        fleet, CacheView(BlockIndex()), waiting, Metrics(), losses_of(fleet)
+        fleet, CacheView(BlockIndex()), waiting, Metrics(), losses_of(fleet).by_candidate
     ).describe()
 
     assert (rows["total"], rows["num_missing"]) == (1_000, 200)

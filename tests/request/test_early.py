@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.engine_model.time_model import TimeModel
-from router.request.early import Early
+from router.observers.early.early import Early
 from tests.faults.stage import SLOW, Engines, Json, Reply, Stage, arm, chat, on_stage, words
 
 ON: Json = {"early__mode": "on", "early__min_tokens": 64}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from router.http.hook_pages import HookPages
 from router.http.session_pages import SessionPages
 from router.observers.part import Part
 from router.observers.sessions.rows import SessionRows
@@ -17,6 +18,9 @@ def build(router: Router) -> Part:
     rows = SessionRows(router.ledger, router.findings)
     return Part(
         observers=[router.bookkeeper],
-        pages=[SessionPages(router.ledger, router.findings, router.tenants)],
+        pages=[
+            SessionPages(router.ledger, router.findings, router.tenants),
+            HookPages(router.hooks, router.tenants, router.metrics),
+        ],
         sections={"sessions": rows.describe, "findings": rows.describe_findings},
     )

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from router.backoff import Suspension
 from router.contracts import BlockKey
-from router.request.next_prompt import Beginning
+from router.observers.early.next_prompt import Beginning
 
 _MOST_SESSIONS: Final = 10_000
 _NUM_SAMPLES: Final = 16

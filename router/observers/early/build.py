@@ -1,13 +1,12 @@
-"""Builds the routes for agents' hooks, and what computes next prompts early."""
+"""Builds what computes next prompts early, if that is on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.http.hook_pages import HookPages
+from router.observers.early.early import Early
+from router.observers.early.next_prompt import NextPrompts
 from router.observers.part import Part
-from router.request.early import Early
-from router.request.next_prompt import NextPrompts
 
 if TYPE_CHECKING:
     from router.assembly.router import Router
@@ -15,9 +14,8 @@ if TYPE_CHECKING:
 
 def build(router: Router) -> Part:
     """Build the part."""
-    pages = [HookPages(router.hooks, router.tenants, router.metrics)]
     if not router.config.early.is_on:
-        return Part(pages=pages)
+        return Part()
     steps = router.story.steps
     early = Early(
         router.config.early,
@@ -33,4 +31,4 @@ def build(router: Router) -> Part:
         headers=steps.headers,
         metrics=router.metrics,
     )
-    return Part(observers=[early], pages=pages, loops={"early": early.run})
+    return Part(observers=[early], loops={"early": early.run})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from router.api.answer_text import AnswerText
+from router.observers.early.answer_text import AnswerText
 
 _REASONING: Final = ("reasoning", "reasoning_content")
 

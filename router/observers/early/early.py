@@ -29,16 +29,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import CandidateId
-from router.api.answer_text import AnswerText
 from router.backoff import Suspension
 from router.config import EarlyConfig
 from router.errors import RouterError
 from router.metrics import Metrics
+from router.observers.early.answer_text import AnswerText
+from router.observers.early.next_prompt import MAX_BODY_BYTES, Beginning, NextPrompts
+from router.observers.early.results import EarlyResults
 from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
-from router.request.early_results import EarlyResults
 from router.request.headers import RequestHeaders
-from router.request.next_prompt import MAX_BODY_BYTES, Beginning, NextPrompts
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.relay import Passage

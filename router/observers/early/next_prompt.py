@@ -15,10 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import CandidateId
-from router.api.answer_text import AnswerText
-from router.api.next_body import next_body
 from router.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
+from router.observers.early.answer_text import AnswerText
+from router.observers.early.next_body import next_body
 from router.replicas.fleet import Fleet
 from router.request.read import Reader, extra_keys
 from router.request.results import Prompt
