@@ -36,5 +36,5 @@ done
 # while it connects leaves a socket that older test tools complain about.
 "$bin/python" -m pytest -q -p no:cacheprovider -n 2 --dist loadfile -k "not mistral and not share_a_port" \
     tests/api tests/cli tests/cluster tests/emulator tests/http tests/kv_events tests/policies \
-    tests/tokens tests/tracing tests/faults/test_kills.py tests/faults/test_replicas.py
+    tests/tokens tests/observers/tracing tests/faults/test_kills.py tests/faults/test_replicas.py
 "$bin/python" -m pytest -q -p no:cacheprovider tests/test_docs.py -k example_policy

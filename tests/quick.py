@@ -10,7 +10,7 @@ A file's tests are found by its name:
     router/ROOM/…, loadtest/ROOM/…      tests/ROOM, tests/loadtest/ROOM, test_ROOM.py
     router/x.py, loadtest/x.py          test_x.py
     router/metrics/…                    tests/test_docs.py, which has their tables
-    router/observers/live/…                       tests/page
+    router/observers/NAME/…             tests/observers/NAME
     policies/…                          tests/policies
     docker/…                            tests/compose
     *.md                                tests/test_docs.py
@@ -56,8 +56,8 @@ def _tests_of(path: PurePath, root: Path) -> Iterator[PurePath]:
         yield from _importers(path.stem, root)
     elif path.parts[:2] == ("router", "metrics"):
         yield tests / "test_docs.py"
-    elif path.parts[:2] == ("router", "live"):
-        yield tests / "page"
+    elif path.parts[:2] == ("router", "observers") and len(path.parts) > 3:
+        yield tests / "observers" / path.parts[2]
     elif package in ("router", "loadtest") and len(path.parts) > 2:
         yield tests / path.parts[1]
         yield tests / f"test_{path.parts[1]}.py"

@@ -32,9 +32,9 @@ from tests.conftest import Serve
 from tests.discovery.fake_kubernetes import endpoint, kubernetes, slice_of
 from tests.http.certificates import Authority
 from tests.kv_events.publisher import Publisher
+from tests.observers.tracing.receiver import receiving
 from tests.redis_servers import RedisServer, binary
 from tests.resolver import AGAIN, NO_NAME, Resolver, resolver
-from tests.tracing.receiver import receiving
 
 HOST = "engine.test"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from router.assembly.own_observers import own_observers
 from router.config import Config
 from router.errors import ConfigError
-from router.observers.part import Part
+from router.http.part import Part
 
 if TYPE_CHECKING:
     from router.assembly.router import Router
@@ -51,7 +51,7 @@ def _built(router: Router) -> Iterator[tuple[str, Part]]:
         try:
             import_module(module_name)
         except ModuleNotFoundError as exc:
-            if exc.name != module_name:
+            if exc.name not in (module_name, "router.observers"):
                 raise
             _check_unset(router.config, name, sections)
             continue

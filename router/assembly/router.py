@@ -10,8 +10,8 @@ from router.assembly.story import build_story
 from router.config import Config
 from router.config.secrets import read_secret
 from router.http.guard import Guard
+from router.http.part import Part
 from router.http.server import Listener
-from router.observers.part import Part
 
 _O = TypeVar("_O")
 

@@ -25,7 +25,6 @@ from router.config.exposure import open_to
 from router.config.secrets import read_secret
 from router.errors import ConfigError
 from router.listening import cannot_listen, listen, why_not
-from router.observers.tracing.export import collector_at
 
 _ASK_S: Final = 2.0
 _SIGNS: Final = ("warmroute_", '"replicas"', '"findings"', "admin token", "listen.trusted")
@@ -129,6 +128,8 @@ async def _collector(tracing: TracingConfig, deadline: Deadline) -> CollectorSee
         return None
     error = None
     try:
+        from router.observers.tracing.export import collector_at  # late: it may not be there
+
         collector_at(tracing.endpoint).close()
     except ConfigError as exc:
         error = exc.message.removeprefix("tracing.endpoint: ")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.engines.harness import Engine, Router, all_up, wait_until
-from tests.tracing.receiver import Received, Receiver, receiving
+from tests.observers.tracing.receiver import Received, Receiver, receiving
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 CLIENT_SPAN = "00f067aa0ba902b7"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from router.http.part import Part
 from router.observers.counts import RequestCounts
-from router.observers.part import Part
 
 if TYPE_CHECKING:
     from router.assembly.router import Router

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from router.http.part import Part
 from router.observers.experiments import Results
 from router.observers.experiments.admin import ExperimentPages
 from router.observers.experiments.rows import experiment_fields
-from router.observers.part import Part
 
 if TYPE_CHECKING:
     from router.assembly.router import Router

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
+from router.http.part import Part
 from router.observers.live.admin import LivePages
 from router.observers.live.feed import Feed
 from router.observers.live.history import History
@@ -21,7 +22,6 @@ from router.observers.live.state import (
     tenant_fields,
     tokenizer_fields,
 )
-from router.observers.part import Part
 
 _MAX_NAMED: Final = 10  # host names
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from router.http.part import Part
 from router.observers.log import RequestLog
 from router.observers.log.decisions import DecisionLog
-from router.observers.part import Part
 
 if TYPE_CHECKING:
     from router.assembly.router import Router

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.http.hook_pages import HookPages
+from router.http.part import Part
 from router.http.session_pages import SessionPages
-from router.observers.part import Part
 from router.observers.sessions.rows import SessionRows
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from policies.registry import create
-from router.observers.part import Part
+from router.http.part import Part
 from router.observers.shadows import Shadows
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from router.http.access import Access
 from router.http.connection import Handler
 from router.http.pages import Pages
-from router.observers.part import Part
+from router.http.part import Part
 from router.observers.tracing.app import TracedApp
 from router.observers.tracing.export import Exporter, collector_at
 from router.observers.tracing.observer import Tracing

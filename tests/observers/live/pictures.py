@@ -1,4 +1,4 @@
-"""Take the pictures of the live page: `python -m tests.page.pictures` writes docs/images."""
+"""Take the pictures of the live page into docs/images: `python -m tests.observers.live.pictures`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from loadtest.emulator.emulator import Emulator
 from loadtest.engine_model.time_model import TimeModel
 from tests.faults.stage import Engines, Json, Stage, chat, on_stage, streamed, words
-from tests.page.browser import Page, browsing
+from tests.observers.live.browser import Page, browsing
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 NUM_AGENTS, SECONDS = 8, 150.0

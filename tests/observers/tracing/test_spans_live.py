@@ -26,7 +26,7 @@ from tests.faults.stage import (
     streamed,
     words,
 )
-from tests.tracing.receiver import Received, Receiver, receiving
+from tests.observers.tracing.receiver import Received, Receiver, receiving
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 CLIENT_SPAN = "00f067aa0ba902b7"

@@ -17,7 +17,7 @@ from router.observers.tracing.export import MAX_WAITING, Exporter, collector_at
 from router.observers.tracing.spans import Span
 from router.observers.tracing.trace import Trace
 from tests.faults.stage import Engines, chat, on_stage, words
-from tests.tracing.receiver import Receiver, receiving
+from tests.observers.tracing.receiver import Receiver, receiving
 
 
 @pytest.fixture(autouse=True)

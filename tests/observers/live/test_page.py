@@ -14,7 +14,7 @@ from tests.faults.pooled import pooled
 from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage, streamed, words
 from tests.faults.tenants import A as TENANT_A
 from tests.faults.tenants import tenants_file
-from tests.page.browser import Page, browsing
+from tests.observers.live.browser import Page, browsing
 
 TOKEN = f"{SECRET}-admin-token"
 STATUS = "document.getElementById('status').textContent"
