@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 _LOADTEST: Final = ("emulator", "engine_model", "tiny_model", "text")
 
 _SERVE: Final = """
-import asyncio, sys
+import asyncio, re
 import aiohttp, uvloop
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
@@ -28,7 +28,8 @@ from router.assembly.router import Router
 from router.run import run
 
 async def main():
-    engines = [Emulator(EmulatorOptions(time_model=PRESETS["instant"], reply_tokens=4)) for _ in range(2)]
+    options = EmulatorOptions(time_model=PRESETS["instant"], reply_tokens=4)
+    engines = [Emulator(options) for _ in range(2)]
     async with engines[0] as one, engines[1] as two:
         flags = {
             ("replicas",): [one.url, two.url], ("listen", "port"): 0, ("admin", "port"): 0,
@@ -54,7 +55,7 @@ async def main():
                         parts = answer.headers["x-warmroute-cached"].split(";")
                     assert stream.endswith(b"data: [DONE]\\n\\n"), stream
                     predicted = sum(int(part.partition("=")[2]) for part in parts)
-                    reported = int(stream.rpartition(b'"cached_tokens":')[2].partition(b"}")[0].partition(b",")[0])
+                    reported = int(re.search(rb'"cached_tokens":(\\d+)', stream).group(1))
                     assert predicted == reported, (turn, predicted, reported)
                     cached.append(reported)
                     texts += ["and more of it " * 40]

@@ -1,4 +1,4 @@
-"""Take the pictures of the live page into docs/images: `python -m tests.observers.live.pictures`."""
+"""Take the live page's pictures for the docs: `python -m tests.observers.live.pictures`."""
 
 from __future__ import annotations
 
