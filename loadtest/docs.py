@@ -474,6 +474,7 @@ MAKERS: dict[str, Maker] = {
     "floors": floors,
     "tested-versions": tested_versions,
     "request": docstring("router/request/story.py"),
+    "observers": docstring("router/request/observer.py"),
     "events": docstring("router/kv_events/follower.py"),
     "tasks": docstring("router/run.py"),
     "sharing": docstring("router/cluster/__init__.py"),

@@ -113,19 +113,20 @@ class Holding(Struct, frozen=True, gc=False):
     @property
     def num_cpu_only_tokens(self) -> int:
         """Count the tokens in its CPU memory, beyond those on its GPU."""
-        return self.num_own_tokens - self.num_gpu_tokens
+        return max(0, self.num_cpu_tokens - self.num_gpu_tokens)
 
     @property
     def num_fetched_tokens(self) -> int:
         """Count the tokens that it would fetch from the pool, beyond its own."""
-        if self.num_pool_tokens is None or not self.reads_pool:
-            return 0
-        return max(0, self.num_pool_tokens - self.num_own_tokens)
+        return self.num_cached_tokens - max(self.num_gpu_tokens, self.num_cpu_tokens)
 
     @property
     def num_cached_tokens(self) -> int:
         """Count the tokens that it need not compute."""
-        return self.num_own_tokens + self.num_fetched_tokens
+        num_own = max(self.num_gpu_tokens, self.num_cpu_tokens)
+        if self.num_pool_tokens is None or not self.reads_pool:
+            return num_own
+        return max(num_own, self.num_pool_tokens)
 
     def sources(self, num_cached_tokens: int) -> tuple[int, int, int]:
         """Split the tokens that an engine reused by where they were: GPU, CPU memory, pool."""

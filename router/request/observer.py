@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 class Facts(Struct, frozen=True, kw_only=True):
     """What became of a request. All times but `at` are monotonic.
 
+    read: What the request says (`prompt.read`).
     plan: The decision in force; of a request that left the queue, where it would have gone.
     placement: None: its client left while it waited.
     sent: The answer. None: there was none.
@@ -57,6 +58,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     """
 
     prompt: Prompt
+    read: Read
     tries: Tries
     plan: Plan
     placement: Placement | None
@@ -82,11 +84,6 @@ class Facts(Struct, frozen=True, kw_only=True):
     def total_ms(self) -> float:
         """Time from its arrival to its end."""
         return (self.ended_s - self.prompt.read.inbound.arrived_s) * 1000
-
-    @property
-    def read(self) -> Read:
-        """What the request says."""
-        return self.prompt.read
 
     @property
     def is_answered(self) -> bool:

@@ -204,8 +204,11 @@ class Placement(Struct, kw_only=True):
     @property
     def had_others(self) -> bool:
         """Whether there were other replicas to choose from; ranks of one are one."""
-        own = self.replica
-        return any(view.id.partition("#")[0] != own for view in self.plan.snapshot.replicas)
+        own = self.plan.candidate.replica.name
+        for view in self.plan.snapshot.replicas:
+            if view.id.partition("#")[0] != own:
+                return True
+        return False
 
     @property
     def may_fetch(self) -> bool:

@@ -48,20 +48,23 @@ class PredictionAudit(Observer):
             return
         name = placement.lease.candidate
         metrics = self._of(name)
-        verdict = self._verdict(prompt, placement, reported)
+        predicted = placement.predicted.num_cached_tokens
+        verdict = self._verdict(prompt, placement, predicted, reported)
         metrics.audit[verdict].inc()
         metrics.reported_tokens.inc(reported)
         if verdict == "partial":
             return
-        error = placement.predicted.num_cached_tokens - reported
+        error = predicted - reported
         metrics.audit_error.observe(abs(error))
         is_pooled = self._pool is not None and self._pool.audit(placement, reported)
         if verdict != "evicted" and (not is_pooled or error == 0):
             self._record(prompt, placement, reported)
 
-    def _verdict(self, prompt: Prompt, placement: Placement, reported: int) -> Verdict:
+    def _verdict(
+        self, prompt: Prompt, placement: Placement, predicted: int, reported: int
+    ) -> Verdict:
         """Judge one prediction; "partial" says nothing about what is known of the cache."""
-        name, predicted = placement.lease.candidate, placement.predicted.num_cached_tokens
+        name = placement.lease.candidate
         if placement.plan.is_guess:
             return "partial"
         contract = self._caches.contract(name)

@@ -64,6 +64,7 @@ class Recorder:
         self._end(
             Facts(
                 prompt=prompt,
+                read=prompt.read,
                 tries=tries,
                 plan=placement.plan,
                 placement=placement,
@@ -86,6 +87,7 @@ class Recorder:
         self._end(
             Facts(
                 prompt=prompt,
+                read=prompt.read,
                 tries=tries,
                 plan=plan,
                 placement=None,

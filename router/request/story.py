@@ -8,7 +8,7 @@
     4 send      bytes through; another replica if one fails in time         send.py, retry.py
                 where prompts are computed apart, have that done first      prefill.py
     5 relay     the answer, byte for byte, to its end                       relay.py
-    6 record    first token, usage, audit, decision record                  record.py
+    6 record    observers are told; the decision record                     record.py
 
 Between look-up and commit nothing is awaited, so nothing changes. What a request holds (load, claim
 on blocks) is given back by `Place.end`, however the request ends.
