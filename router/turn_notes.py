@@ -45,7 +45,7 @@ class SharedParts(Struct, frozen=True, array_like=True):
 
 
 class Remembered(Struct, frozen=True, array_like=True, tag="prompt"):
-    """A conversation's prompt was computed at a candidate; see `Thread` in router.sessions."""
+    """A conversation's prompt was computed at a candidate: see `Thread` of the sessions."""
 
     conversation: Number
     parent: Number | None

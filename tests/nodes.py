@@ -8,7 +8,6 @@ from policies import CandidateId, CostModel, Holding, Policy, RequestView, Snaps
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
-from router.cluster.turn_share import share_turns
 from router.config import ReplicaConfig
 from router.contracts import BlockKey
 from router.index.block_index import BlockIndex
@@ -17,10 +16,11 @@ from router.index.claims import Claim
 from router.kv_events.stream import RankStream
 from router.messages import Notes, decode_notes, encode
 from router.metrics import Metrics
+from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.turn_share import share_turns
 from router.records.outcome import Outcome
 from router.replicas import Booking, Fleet, Lease, Replica, ServedModel
 from router.replicas.registry import Registry
-from router.sessions.ledger import Ledger
 from tests.engine import BLOCK_SIZE
 
 UNIT = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)

@@ -24,10 +24,10 @@ from policies.view import CandidateId
 from router.api.parts import Parts
 from router.contracts import BlockKey
 from router.index.block_index import BlockIndex
+from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.threads import Thread
+from router.observers.sessions.turns import Turn
 from router.records.computed import Computed
-from router.sessions.ledger import Ledger
-from router.sessions.threads import Thread
-from router.sessions.turns import Turn
 
 _BATCH = 1_000
 _TOKENS: Final = 80_000

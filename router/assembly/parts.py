@@ -18,14 +18,12 @@ from router.cluster.death_share import share_deaths
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
-from router.cluster.turn_share import share_turns
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
 from router.discovery.engine_api import EngineApi
 from router.discovery.event_owners import FleetEventOwners
 from router.discovery.find import build_sources
-from router.discovery.losses import Losses
 from router.discovery.model_watch import ModelWatch
 from router.discovery.probes import Probes
 from router.discovery.prompter_loader import PrompterLoader
@@ -54,11 +52,7 @@ from router.replicas.entry import Entry
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
-from router.request.bookkeeper import Bookkeeper
-from router.request.hooks import Hooks
 from router.request.verify import PoolVerifier
-from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger
 from router.tenants import Tenants
 from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters
@@ -122,8 +116,6 @@ class Parts:
         self.fleet = Fleet(
             order=[entry.name for entry in self.registry.entries], conversations=self.sessions
         )
-        self.ledger, self.findings = Ledger(), Findings()
-        self.hooks = Hooks(self.ledger, self.fleet)
         self.deaths = Deaths()
         self.fleet.on_down, self.fleet.on_restart = self.deaths.went_down, self.deaths.restarted
         self.caches = CacheView(BlockIndex())
@@ -190,14 +182,6 @@ class Parts:
             self.verifier = PoolVerifier(
                 pools=self.pools, readers=self.readers, config=config, metrics=self.metrics
             )
-
-        self.bookkeeper = Bookkeeper(
-            self.ledger,
-            caches=self.caches,
-            pool=self.verifier,
-            findings=self.findings,
-            metrics=self.metrics,
-        )
 
     def _build_watches(self) -> None:
         """Build what follows replicas."""
@@ -300,15 +284,7 @@ class Parts:
             names=self.candidate_names,
             metrics=self.metrics,
         )
-        self.hooks.tell, self.peers.on_over = self.outbox.tell_turn, self.hooks.receive
         share_deaths(self.deaths, names=self.candidate_names, outbox=self.outbox, peers=self.peers)
-        share_turns(
-            self.ledger,
-            index=self.caches.index,
-            names=self.candidate_names,
-            outbox=self.outbox,
-            peers=self.peers,
-        )
         if config.redis.is_configured:
             self.store = RedisStore(
                 config.redis, router=name, password=redis_password, names=self.names
@@ -360,14 +336,6 @@ class Parts:
             sharing=self.sharing.state if self.sharing is not None else None,
             sources=self.sources.states,
         )
-        self.losses = Losses(
-            fleet=self.fleet,
-            caches=self.caches,
-            ledger=self.ledger,
-            pools=self.pools,
-            readers=self.readers,
-        )
-        self.status.losses = self.losses.by_candidate
         self.metrics.watch(self.status)
         self.metrics.watch_places(self.status.places)
         self.metrics.watch_models(lambda: self.fleet.available(time.monotonic()))

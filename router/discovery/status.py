@@ -10,7 +10,6 @@ import msgspec
 
 from policies.view import CandidateId
 from router.addresses import place_digest
-from router.discovery.losses import NO_LOSS, Loss
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
 from router.index.last_block import LastBlock
@@ -19,6 +18,7 @@ from router.metrics import PoolState, RankState, SharingState, SourceState
 from router.pool.pools import Pool
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import CandidateStatus, Fleet
+from router.replicas.loss import NO_LOSS, CandidateLoss
 from router.replicas.registry import Registry
 from router.replicas.replica import Replica, candidates_of
 
@@ -127,7 +127,7 @@ class Status:
         self._readers = readers
         self._sharing = sharing
         self._sources = sources
-        self.losses: Callable[[], Mapping[CandidateId, Loss]] = dict
+        self.losses: Callable[[], Mapping[CandidateId, CandidateLoss]] = dict
         """Returns what losing each candidate would cost; empty: not known."""
 
     def rank_states(self) -> Iterator[RankState]:
@@ -251,7 +251,7 @@ class Status:
         """Describe where replicas are looked for."""
         return self._sources()
 
-    def _describe_rank(self, status: CandidateStatus, loss: Loss) -> dict[str, Any]:
+    def _describe_rank(self, status: CandidateStatus, loss: CandidateLoss) -> dict[str, Any]:
         stream = self._caches.stream(status.id)
         state, reason = self._caches.state_and_reason(status.id)
         return {

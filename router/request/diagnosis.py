@@ -29,13 +29,13 @@ from router.api.diagnostics import (
 from router.api.insertion import Insertion
 from router.api.response_ids import issued_in
 from router.api.responses_usage import usage_of_response
+from router.observers.sessions.bookkeeper import Bookkeeper
+from router.observers.sessions.compare import as_of
+from router.observers.sessions.threads import Thread
 from router.records.computed import Cause
-from router.request.bookkeeper import Bookkeeper
 from router.request.plan import Placement
 from router.request.reply import Reply
 from router.request.results import Prompt, Read, Tries
-from router.sessions.compare import as_of
-from router.sessions.threads import Thread
 from router.upstream import Answer
 
 _OK: Final = 200

@@ -73,8 +73,8 @@ class Whose(Struct, frozen=True, kw_only=True):
 
     session_hash, parent_session_hash: As routing knows it and the one that started it, by model.
     is_named: False: it is known by its first turn, if at all.
-    conversation, parent: The same, whatever the model: as `router.sessions` knows them. None: there
-        is none, or the request has no prompt.
+    conversation, parent: The same, whatever the model. None: there is none, or the request has no
+        prompt.
     parts: Digests of tools, system prompt and messages. None: it is no chat, or too large.
     """
 

@@ -11,18 +11,25 @@ from msgspec.structs import replace
 from loadtest.emulator.emulator import Emulator
 from policies import CandidateId
 from router.contracts import BlockKey
-from router.discovery.losses import Losses
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
+from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.losses import Losses
+from router.observers.sessions.threads import Thread
 from router.pool.readers import PoolReaders
-from router.sessions.ledger import Ledger
-from router.sessions.threads import Thread
 from tests.faults.stage import SECRET, Engines, Reply, Stage, chat, on_stage, streamed, words
 from tests.replicas.work import fleet_of
 from tests.request.pooled import ask, listed, named, pooled
 
 BLOCK = 16
+
+
+def losses_of(stage: Stage) -> Losses:
+    """Return what computes the losses of a router's candidates."""
+    losses = stage.router.status.losses.__self__  # type: ignore[attr-defined]
+    assert isinstance(losses, Losses)
+    return losses
 
 
 async def said(stage: Stage) -> dict[str, dict[str, Any]]:
@@ -70,7 +77,7 @@ async def test_what_another_replica_has_is_not_lost() -> None:
         homes = [(await converse(stage, engines, words(1))).replica for _ in range(2)]
         shared = tokens(stage, homes[1])
         await stage.admin(f"/admin/replicas/{homes[0]}/drain", {"draining": True})
-        stage.router.losses.drop()
+        losses_of(stage).drop()
         alone = tokens(stage, homes[1])
 
     assert set(homes) == {"r1", "r2"}
@@ -82,11 +89,11 @@ async def test_what_the_pool_has_is_not_lost() -> None:
     async with pooled() as (stage, master, engines):
         reply = await ask(stage, engines, words(1))
         await named(stage)
-        stage.router.losses.drop()
+        losses_of(stage).drop()
         kept = tokens(stage, reply.replica)
         master.pool.remove(master.pool.keys())
         await listed(stage)
-        stage.router.losses.drop()
+        losses_of(stage).drop()
         lost = tokens(stage, reply.replica)
 
     assert kept < BLOCK

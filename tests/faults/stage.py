@@ -35,6 +35,8 @@ from router.assembly import Router
 from router.contracts import BlockKey, block_key
 from router.logs import JsonFormatter, TextFormatter
 from router.observers.live.feed import Feed
+from router.observers.sessions.bookkeeper import Bookkeeper
+from router.observers.sessions.ledger import Ledger
 from router.pool.catalog import PoolCatalog
 from router.records.record import DecisionRecord
 from router.replicas.replica import candidates_of
@@ -229,6 +231,13 @@ class Stage:
         """Count the listeners of the live feed."""
         feed = self.router.observer(Feed)
         return len(feed) if feed is not None else 0
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return the router's ledger of sessions."""
+        bookkeeper = self.router.observer(Bookkeeper)
+        assert bookkeeper is not None
+        return bookkeeper.ledger
 
     def state(self, candidate: str) -> str:
         return self.router.caches.state(candidate)  # type: ignore[arg-type]

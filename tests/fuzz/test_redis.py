@@ -42,10 +42,10 @@ from router.messages import (
     pack_keys,
 )
 from router.metrics import Metrics
+from router.observers.sessions.describe import session_fields, turn_fields
+from router.observers.sessions.turns import Turn
 from router.records.computed import Change, Computed, Loss, Move
 from router.replicas.registry import Registry
-from router.sessions.describe import session_fields, turn_fields
-from router.sessions.turns import Turn
 from router.turn_notes import Booked, Over, Remembered, Run, SharedParts
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, stored
 from tests.fuzz.budget import fuzz

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.observers.sessions.causes import Known, causes_of, sharable
 from router.records.computed import CAUSES
-from router.sessions.causes import Known, causes_of, sharable
 
 figures = st.integers(0, 500)
 knowns = st.builds(

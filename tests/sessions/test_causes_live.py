@@ -294,7 +294,7 @@ async def test_an_engine_that_reports_nonsense_is_not_booked_with_it(number: int
     async with FakeEngine(answer) as engine, on_stage(engine) as stage:
         reply = await stage.ask(chat(words(1)))
         assert reply.status == 200
-        await stage.until(lambda: len(stage.router.ledger))
+        await stage.until(lambda: len(stage.ledger))
         (turn,) = await turns(stage)
 
         assert turn["num_tokens"] > 50

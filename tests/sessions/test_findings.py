@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from router.observers.sessions.findings import LEAST_IN_ROW, Finding, Findings
 from router.records.computed import Change, Part
-from router.sessions.findings import LEAST_IN_ROW, Finding, Findings
 
 
 def body(system: str) -> bytes:

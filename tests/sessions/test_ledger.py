@@ -7,8 +7,8 @@ from array import array
 from policies.view import CandidateId
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
-from router.sessions.ledger import Ledger
-from router.sessions.threads import Thread
+from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.threads import Thread
 
 CONTRACT = HashContract(algorithm="sha256", block_size=16)
 

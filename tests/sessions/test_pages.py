@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from policies.view import CandidateId
-from router.sessions.ledger import Ledger
-from router.sessions.threads import Thread
+from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.threads import Thread
 from tests.faults.stage import Engines, on_stage
 
 
 @pytest.mark.parametrize("kind", ["json", "csv"])
 async def test_a_list_of_all_sessions_does_not_hold_the_loop(kind: str) -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
-        fill(stage.router.ledger, 10_000)
+        fill(stage.ledger, 10_000)
         gaps: list[float] = []
         reply: asyncio.Task[Any]
         async with asyncio.TaskGroup() as tg:

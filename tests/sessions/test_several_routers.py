@@ -25,7 +25,7 @@ async def same_at(stages: list[Stage], num_turns: int, name: str = f"{SESSION}-0
 
 
 def num_turns_at(stage: Stage, key: int) -> int:
-    session = stage.router.ledger.get(key)
+    session = stage.ledger.get(key)
     return session.totals.num_turns if session is not None else 0
 
 
@@ -72,9 +72,9 @@ async def test_a_router_that_starts_knows_sessions_from_then_on(start_redis: Sta
         await first.knows(*engines)
         async with on_stage(*engines, redis=redis) as late:
             await first.until(lambda: first.router.peers is not None and first.router.peers.routers)
-            assert len(late.router.ledger) == 0
+            assert len(late.ledger) == 0
             await late.ask(streamed(chat(words(1), "yes", words(2))))
-            key = next(iter(first.router.ledger)).key
+            key = next(iter(first.ledger)).key
             late.router.story.steps.settling.close()
             await first.until(lambda: num_turns_at(first, key) == 2)
             turn = (await session_at(late, SESSION))["turns_shown"][0]

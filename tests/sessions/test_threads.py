@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from policies.view import CandidateId
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
-from router.sessions.ledger import Ledger, Match
-from router.sessions.threads import Thread, num_equal, num_shared
-from router.sessions.turns import Turn
+from router.observers.sessions.ledger import Ledger, Match
+from router.observers.sessions.threads import Thread, num_equal, num_shared
+from router.observers.sessions.turns import Turn
 
 CONTRACT = HashContract(algorithm="sha256", block_size=16)
 SESSION, PARENT = 1, 2

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from policies.view import CandidateId
+from router.observers.sessions.ledger import Session
+from router.observers.sessions.timeline import MAX_TURNS, timeline
+from router.observers.sessions.turns import Turn
 from router.records.computed import Computed, Move
-from router.sessions.ledger import Session
-from router.sessions.timeline import MAX_TURNS, timeline
-from router.sessions.turns import Turn
 
 Event = dict[str, Any]
 

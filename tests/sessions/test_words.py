@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from router.observers.sessions.findings import Finding
 from router.records.computed import CAUSES, Cause, Change, Computed, Loss, Move, Part
-from router.sessions.findings import Finding
-from router.sessions.words import advice_in_words, causes_in_words, reasons
+from router.records.words import advice_in_words, causes_in_words, reasons
 
 
 def changed(

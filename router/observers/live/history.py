@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from router.metrics import Metrics
 from router.records.computed import CAUSES
-from router.sessions.words import CAUSE_WORDS, advice_for
+from router.records.words import CAUSE_WORDS, advice_for
 
 STEP_S: Final = 10.0
 NUM_STEPS: Final = 60

@@ -9,7 +9,7 @@ from typing import Any, Final
 from policies.cost import costs_of
 from policies.view import NOTHING_HELD, Holding
 from router.records.record import DecisionRecord
-from router.sessions.words import advice_in_words, causes_in_words
+from router.records.words import advice_in_words, causes_in_words
 
 MAX_COSTS: Final = 16
 """Candidates of a line, the best ones; `num_costs` counts all."""

@@ -10,12 +10,12 @@ from itertools import islice
 from typing import Any, Final
 
 from policies.view import CandidateId
-from router.discovery.losses import NO_LOSS, Loss
 from router.discovery.status import Waiting
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.replicas.candidate_state import CandidateStatus
 from router.replicas.fleet import Fleet
+from router.replicas.loss import NO_LOSS, CandidateLoss
 
 MAX_ROWS: Final = 50
 """More are counted only. Those in trouble and those with the longest queues are shown."""
@@ -32,7 +32,7 @@ class ReplicaRows:
         caches: CacheView,
         waiting: Waiting,
         metrics: Metrics,
-        losses: Callable[[], Mapping[CandidateId, Loss]],
+        losses: Callable[[], Mapping[CandidateId, CandidateLoss]],
     ) -> None:
         self._fleet = fleet
         self._caches = caches
@@ -113,7 +113,7 @@ class ReplicaRows:
         return found, sums
 
 
-def _loss_fields(loss: Loss) -> dict[str, Any]:
+def _loss_fields(loss: CandidateLoss) -> dict[str, Any]:
     return {"loss_tokens": loss.num_tokens, "loss_s": loss.compute_s}
 
 

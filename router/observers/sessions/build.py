@@ -1,13 +1,19 @@
-"""Builds the ledger of sessions."""
+"""Builds the ledger of sessions, what it learns, and what is asked of it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.http.hook_pages import HookPages
 from router.http.part import Part
-from router.http.session_pages import SessionPages
+from router.observers.sessions.admin import SessionPages
+from router.observers.sessions.bookkeeper import Bookkeeper
+from router.observers.sessions.findings import Findings
+from router.observers.sessions.hook_pages import HookPages
+from router.observers.sessions.hooks import Hooks
+from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.losses import Losses
 from router.observers.sessions.rows import SessionRows
+from router.observers.sessions.turn_share import share_turns
 
 if TYPE_CHECKING:
     from router.assembly.router import Router
@@ -15,12 +21,38 @@ if TYPE_CHECKING:
 
 def build(router: Router) -> Part:
     """Build the part."""
-    rows = SessionRows(router.ledger, router.findings)
+    ledger, findings = Ledger(), Findings()
+    hooks = Hooks(ledger, router.fleet)
+    rows = SessionRows(ledger, findings)
+    bookkeeper = Bookkeeper(
+        ledger,
+        caches=router.caches,
+        pool=router.verifier,
+        findings=findings,
+        metrics=router.metrics,
+    )
+    losses = Losses(
+        fleet=router.fleet,
+        caches=router.caches,
+        ledger=ledger,
+        pools=router.pools,
+        readers=router.readers,
+    )
+    router.status.losses = losses.by_candidate
+    if router.outbox is not None and router.peers is not None:
+        hooks.tell, router.peers.on_over = router.outbox.tell_turn, hooks.receive
+        share_turns(
+            ledger,
+            index=router.caches.index,
+            names=router.candidate_names,
+            outbox=router.outbox,
+            peers=router.peers,
+        )
     return Part(
-        observers=[router.bookkeeper],
+        observers=[bookkeeper],
         pages=[
-            SessionPages(router.ledger, router.findings, router.tenants),
-            HookPages(router.hooks, router.tenants, router.metrics),
+            SessionPages(ledger, findings, router.tenants),
+            HookPages(hooks, router.tenants, router.metrics),
         ],
         sections={"sessions": rows.describe, "findings": rows.describe_findings},
     )

@@ -7,9 +7,9 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any, Final
 
-from router.sessions.describe import session_fields
-from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Session
+from router.observers.sessions.describe import session_fields
+from router.observers.sessions.findings import Findings
+from router.observers.sessions.ledger import Ledger, Session
 
 MAX_SESSIONS: Final = 12
 MAX_RECENT: Final = 24  # turns of a session

@@ -10,19 +10,19 @@ from msgspec.structs import replace
 
 from policies import CandidateId, Decision
 from router.api.sessions import engine_name
-from router.discovery.losses import Losses
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.live.lines import MAX_COSTS, decision_line
 from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
+from router.observers.sessions.findings import Findings
+from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.losses import Losses
 from router.observers.sessions.rows import MAX_RECENT, MAX_SESSIONS, SessionRows
+from router.observers.sessions.threads import Thread
+from router.observers.sessions.turns import Turn
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import Fleet
-from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger
-from router.sessions.threads import Thread
-from router.sessions.turns import Turn
 from tests.policies.snapshots import replica as view
 from tests.policies.snapshots import snapshot
 from tests.replicas.work import fleet_of, send

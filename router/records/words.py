@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.observers.sessions.findings import LEAST_IN_ROW, Finding
 from router.records.computed import Cause, Change, Computed, Move, Part
-from router.sessions.findings import LEAST_IN_ROW, Finding
 
 CAUSE_WORDS: Final[dict[Cause, str]] = {
     "new": "new in this turn",

@@ -27,9 +27,9 @@ from router.messages import (
     pack_keys,
     unpack_words,
 )
-from router.sessions.ledger import Ledger, Memory
-from router.sessions.threads import Asked, Thread, num_equal, num_shared
-from router.sessions.turns import Turn, decode_turn, encode_turn
+from router.observers.sessions.ledger import Ledger, Memory
+from router.observers.sessions.threads import Asked, Thread, num_equal, num_shared
+from router.observers.sessions.turns import Turn, decode_turn, encode_turn
 from router.turn_notes import MAX_TURN_BYTES, Booked, Remembered, Run, SharedParts
 
 _NOTE_BYTES = 200

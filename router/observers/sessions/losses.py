@@ -17,12 +17,13 @@ from msgspec import Struct
 from policies.view import CandidateId, CostModel
 from router.contracts import BlockKey
 from router.index.cache_view import CacheView
+from router.observers.sessions.ledger import Ledger, Session
+from router.observers.sessions.threads import Thread
 from router.pool.pools import Pool
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import Fleet
+from router.replicas.loss import CandidateLoss
 from router.replicas.replica import Candidate, Replica, candidates_of
-from router.sessions.ledger import Ledger, Session
-from router.sessions.threads import Thread
 
 MAX_LOOKS: Final = 2_000
 """Look-ups of a prompt at a candidate; with 64 candidates each takes about 2 µs."""
@@ -31,16 +32,6 @@ _MAX_PROMPTS: Final = 128  # each takes about 70 µs, however few the candidates
 
 _MAX_SESSIONS: Final = 1_000  # of the ledger, the last active first
 _KEPT_S: Final = 1.0
-
-
-class Loss(Struct, frozen=True, kw_only=True):
-    """What the loss of one candidate would cost."""
-
-    num_tokens: int = 0
-    compute_s: float = 0.0  # to compute them again, by its cost model
-
-
-NO_LOSS: Final = Loss()
 
 
 class Alone(Struct, frozen=True):
@@ -87,9 +78,9 @@ class Losses:
         self._readers = readers
         self._max_looks = max_looks
         self._clock = clock
-        self._last: tuple[float, Mapping[CandidateId, Loss]] = float("-inf"), {}
+        self._last: tuple[float, Mapping[CandidateId, CandidateLoss]] = float("-inf"), {}
 
-    def by_candidate(self) -> Mapping[CandidateId, Loss]:
+    def by_candidate(self) -> Mapping[CandidateId, CandidateLoss]:
         """Return the loss of each candidate with live conversations, up to a second old."""
         now_s = self._clock()
         if now_s - self._last[0] >= _KEPT_S:
@@ -101,7 +92,7 @@ class Losses:
         """Compute again when next asked."""
         self._last = float("-inf"), {}
 
-    def _compute(self, now_s: float) -> Mapping[CandidateId, Loss]:
+    def _compute(self, now_s: float) -> Mapping[CandidateId, CandidateLoss]:
         statuses = self._fleet.status(now_s)
         costs = {each.id: each.cost for each in statuses}
         candidates = {
@@ -186,7 +177,7 @@ def _can_follow(other: Replica, lost: Replica) -> bool:
     )
 
 
-def _scaled(found: _Sum | None, total: _Sum, num_own: int, cost: CostModel) -> Loss:
+def _scaled(found: _Sum | None, total: _Sum, num_own: int, cost: CostModel) -> CandidateLoss:
     """Scale what was examined of a candidate, else of all, to all its own tokens."""
     if found is not None and found.num_own:
         num_tokens = num_own * found.num_alone / found.num_own
@@ -194,4 +185,4 @@ def _scaled(found: _Sum | None, total: _Sum, num_own: int, cost: CostModel) -> L
     else:  # if no prompt is known at all, no other place is known, either
         num_tokens = num_own * (total.num_alone / total.num_own if total.num_own else 1.0)
         compute_ms = num_tokens * cost.ms_per_token
-    return Loss(num_tokens=round(num_tokens), compute_s=round(compute_ms / 1000.0, 3))
+    return CandidateLoss(num_tokens=round(num_tokens), compute_s=round(compute_ms / 1000.0, 3))

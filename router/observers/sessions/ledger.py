@@ -22,8 +22,15 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
-from router.sessions.threads import Match, Thread, change_of, num_equal, num_shared, thread_of
-from router.sessions.turns import Totals, Turn, decode_turn, encode_turn
+from router.observers.sessions.threads import (
+    Match,
+    Thread,
+    change_of,
+    num_equal,
+    num_shared,
+    thread_of,
+)
+from router.observers.sessions.turns import Totals, Turn, decode_turn, encode_turn
 
 MAX_SESSIONS: Final = 20_000
 MAX_BYTES: Final = 128 << 20

@@ -16,18 +16,18 @@ from router.api.sessions import engine_name
 from router.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
+from router.observers.sessions.causes import Fate, Known, causes_of, sharable
+from router.observers.sessions.compare import add_asked, compare
+from router.observers.sessions.findings import Findings
+from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.threads import Match, Thread
+from router.observers.sessions.turn_of import turn_of
+from router.observers.sessions.turns import Turn
 from router.records.computed import Computed, Loss, Move
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.results import Prompt
-from router.request.turn import turn_of
 from router.request.verify import PoolVerifier
-from router.sessions.causes import Fate, Known, causes_of, sharable
-from router.sessions.compare import add_asked, compare
-from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger
-from router.sessions.threads import Match, Thread
-from router.sessions.turns import Turn
 
 _Named = tuple[int, HashContract | None, Sequence[BlockKey]]
 """What a prompt's blocks are called where it was placed: see `Thread`."""

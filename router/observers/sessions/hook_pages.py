@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from router.errors import BadRequest, PayloadTooLarge
 from router.http.admin_pages import Handler
 from router.metrics import Metrics
-from router.request.hooks import Hooks
+from router.observers.sessions.hooks import Hooks
 from router.tenants import Tenants
 from router.turn_notes import Hooked
 

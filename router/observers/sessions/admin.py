@@ -14,12 +14,12 @@ from aiohttp import web
 from router.api.sessions import NAME_CHARS, engine_name, session_hash
 from router.errors import BadRequest, UnknownSession
 from router.http.admin_pages import Handler, json_answer, number_in
+from router.observers.sessions.describe import COLUMNS, as_row, session_fields, turn_fields
+from router.observers.sessions.findings import Findings
+from router.observers.sessions.ledger import Ledger, Session
+from router.observers.sessions.timeline import timeline
 from router.records.computed import CAUSES
-from router.sessions.describe import COLUMNS, as_row, session_fields, turn_fields
-from router.sessions.findings import Findings
-from router.sessions.ledger import Ledger, Session
-from router.sessions.timeline import timeline
-from router.sessions.words import reasons
+from router.records.words import reasons
 from router.tenants import Tenants
 
 _MAX_LIMIT: Final = 20_000

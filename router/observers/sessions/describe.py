@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from router.api.sessions import engine_name
-from router.sessions.ledger import Session
-from router.sessions.turns import Turn
-from router.sessions.words import advice_in_words, causes_in_words
+from router.observers.sessions.ledger import Session
+from router.observers.sessions.turns import Turn
+from router.records.words import advice_in_words, causes_in_words
 
 COLUMNS = (
     "session", "parent", "tenant", "model", "home", "begun", "last", "turns", "prompt_tokens",

@@ -19,8 +19,8 @@ import msgspec
 
 from policies.view import CandidateId
 from router.api.sessions import engine_name
-from router.sessions.ledger import Session
-from router.sessions.turns import Turn
+from router.observers.sessions.ledger import Session
+from router.observers.sessions.turns import Turn
 
 MAX_TURNS: Final = 300
 """In one trace, the session's own first; 300 take 6 ms of the event loop."""

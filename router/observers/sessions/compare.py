@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from router.api.diagnostics import Comparison
 from router.api.parts import Parts
 from router.contracts import BlockKey, HashContract
-from router.sessions.threads import Asked, Match, Thread, difference_of, num_shared
+from router.observers.sessions.threads import Asked, Match, Thread, difference_of, num_shared
 
 _MOST_ENDING: Final = 2
 """Blocks. What asks a model for its answer ends a prompt, and is written otherwise in the next: no

@@ -6,10 +6,10 @@ import time
 from typing import Final
 
 from router.api.usage import Usage
+from router.observers.sessions.turns import Turn
 from router.records.outcome import Outcome
 from router.request.plan import Placement
 from router.request.results import Prompt, Tries
-from router.sessions.turns import Turn
 
 _MOST_TOKENS: Final = 1 << 40
 
