@@ -16,7 +16,6 @@ from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
 from router.request.bookkeeper import Bookkeeper
 from router.request.bootstraps import Bootstraps
-from router.request.diagnosis import Diagnostics
 from router.request.early import Early
 from router.request.engine_tokens import EngineTokenizer
 from router.request.headers import RequestHeaders
@@ -59,7 +58,6 @@ def build_story(parts: Parts) -> Story:
         witness=witness,
         metrics=parts.metrics,
     )
-    bookkeeper = _bookkeeper(parts)
     headers = RequestHeaders(parts.engine_key, parts.withheld)
     sender = _sender(parts, headers=headers, retries=retries)
     reader, tokenizer = _reader(parts), _tokenizer(parts)
@@ -89,13 +87,8 @@ def build_story(parts: Parts) -> Story:
                 bootstraps=Bootstraps(parts.engine_api),
                 metrics=parts.metrics,
             ),
-            relay=Relay(
-                witness=witness,
-                place=place,
-                diagnostics=Diagnostics(bookkeeper),
-                metrics=parts.metrics,
-            ),
-            recorder=_recorder(parts, bookkeeper),
+            relay=Relay(witness=witness, place=place, metrics=parts.metrics),
+            recorder=_recorder(parts),
             owners=owners,
             retries=retries,
             early=_early(parts, reader, tokenizer, queue, headers),
@@ -132,7 +125,6 @@ def _reader(parts: Parts) -> Reader:
         withheld=parts.withheld,
         session_headers=parts.config.session.headers,
         early_stream_s=parts.config.forward.early_stream_s,
-        tells_unasked=parts.config.forward.diagnostics == "always",
     )
 
 
@@ -205,7 +197,7 @@ def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sende
     )
 
 
-def _recorder(parts: Parts, bookkeeper: Bookkeeper) -> Recorder:
+def _recorder(parts: Parts) -> Recorder:
     token_audit = TokenAudit(
         parts.prompters,
         hand_over=parts.hand_over,
@@ -222,7 +214,7 @@ def _recorder(parts: Parts, bookkeeper: Bookkeeper) -> Recorder:
         sinks=[parts.feed.put] + ([parts.decision_log.add] if parts.decision_log else []),
         experiments=parts.experiments,
         shadows=parts.shadows if parts.config.shadow.policies else None,
-        bookkeeper=bookkeeper,
+        bookkeeper=_bookkeeper(parts),
     )
 
 

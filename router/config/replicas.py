@@ -232,13 +232,6 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "(docs/operate/failures.md). Default: a stream starts with its first token"
         ),
     ] = None
-    diagnostics: Annotated[
-        Literal["asked", "always"],
-        Meta(
-            description="which Messages answers have `diagnostics`: those whose clients ask for "
-            "it, or all (docs/reference/apis.md)"
-        ),
-    ] = "asked"
     max_tries: Annotated[
         int, Meta(ge=1, description="replicas tried before the client gets an error")
     ] = 3

@@ -19,7 +19,6 @@ from router.api.opening import Begun, ends_with_error, opening_of
 from router.api.usage import TAIL_BYTES, Usage
 from router.errors import UpstreamError
 from router.metrics import Metrics
-from router.request.diagnosis import Diagnostics
 from router.request.headers import answer_headers
 from router.request.place import Place
 from router.request.plan import Placement
@@ -54,12 +53,9 @@ class Passage(Struct, kw_only=True):
 class Relay:
     """Passes answers on."""
 
-    def __init__(
-        self, *, witness: Witness, place: Place, diagnostics: Diagnostics, metrics: Metrics
-    ) -> None:
+    def __init__(self, *, witness: Witness, place: Place, metrics: Metrics) -> None:
         self._witness = witness
         self._place = place
-        self._diagnostics = diagnostics
         self._metrics = metrics
 
     async def pass_on(self, passage: Passage, reply: Reply) -> Usage | None:
@@ -70,10 +66,6 @@ class Relay:
         """
         prompt, tries, placement = passage.prompt, passage.tries, passage.placement
         answer, api = passage.answer, prompt.read.inbound.api
-        diagnosed = None
-        if prompt.read.question is not None:
-            diagnosed = self._diagnostics.asked(prompt, tries, placement, answer, reply)
-            reply = diagnosed or reply
         headers = answer_headers(prompt, tries, placement, answer)
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
@@ -103,8 +95,6 @@ class Relay:
             while not answer.complete:
                 await answer.pour(take)
                 await reply.catch_up()
-            if diagnosed is not None:
-                await diagnosed.end()
         except UpstreamError as exc:
             if answer.is_event_stream:
                 self._metrics.broken_streams.labels(exc.code).inc()

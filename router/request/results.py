@@ -21,7 +21,6 @@ from multidict import CIMultiDictProxy
 from policies.view import CandidateId
 from router.api.apis import Api, Request
 from router.api.clients import Client
-from router.api.diagnostics import Question
 from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
@@ -103,7 +102,6 @@ class Read(Struct, frozen=True, kw_only=True):
     is_kept: Its engine may keep the response, so others may ask for it.
     whose: The session that it is a turn of.
     has_side_effects: Sending the request twice is not the same as sending it once.
-    question: Its client asks where the prompt differs from an earlier one. None: it does not.
     """
 
     inbound: Inbound
@@ -120,7 +118,6 @@ class Read(Struct, frozen=True, kw_only=True):
     is_kept: bool = False
     whose: Whose = NO_SESSION
     has_side_effects: bool = False
-    question: Question | None = None
 
     @property
     def session_hash(self) -> int | None:
@@ -296,7 +293,6 @@ class Tries(Struct, kw_only=True):
     charge: For its uncached tokens; None: not placed yet, or no tenant.
     prefill: Where its prompt was computed; None: prompts are not computed apart.
     wait: What the queue did with it; a retry does not wait again.
-    answer: Digest of the answer's id, if its client may ask about it; see `Asked`.
     """
 
     records: list[Try] = []
@@ -308,4 +304,3 @@ class Tries(Struct, kw_only=True):
     charge: Charge | None = None
     prefill: PrefillRecord | None = None
     wait: Wait = NO_WAIT
-    answer: int | None = None

@@ -36,7 +36,6 @@ from router.errors import (
 from router.records.outcome import Outcome
 from router.records.record import Try
 from router.request import tenancy
-from router.request.diagnosis import note_answer
 from router.request.early import Early
 from router.request.headers import counted_headers
 from router.request.owners import Owners
@@ -139,7 +138,7 @@ class Story:
         placement, answer = passage.placement, passage.answer
         steps.place.answered(passage.prompt, placement, answer)
         if prompt.read.is_kept:
-            note_answer(prompt.read, tries, steps.owners.record(prompt.read, placement, answer))
+            steps.owners.record(prompt.read, placement, answer)
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
         tee = steps.early.tee(passage, reply) if steps.early is not None else None

@@ -464,6 +464,11 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
             "forward.continue_streams was removed: a broken stream ends with an error event",
         ),
         (
+            ["forward: {diagnostics: always}"],
+            1,
+            "forward.diagnostics was removed: answers are not changed; use `warmroute why`",
+        ),
+        (
             ["mooncake: {pools: [{name: a, master: 'http://a', events: 'tcp://b:1'}]}"],
             1,
             "mooncake.pools[0].events was removed: the router lists and verifies the pool",
