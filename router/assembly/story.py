@@ -28,6 +28,7 @@ from router.request.prefill import Prefill
 from router.request.prompt import Prompts
 from router.request.queue import WaitingRoom
 from router.request.read import Reader
+from router.request.realtime import Realtime
 from router.request.record import Recorder
 from router.request.relay import Relay
 from router.request.retry import Retries
@@ -87,7 +88,9 @@ def build_story(parts: Parts) -> Story:
                 bootstraps=Bootstraps(parts.engine_api),
                 metrics=parts.metrics,
             ),
-            relay=Relay(witness=witness, place=place, metrics=parts.metrics),
+            relay=Relay(
+                witness=witness, place=place, realtime=_realtime(parts), metrics=parts.metrics
+            ),
             recorder=_recorder(parts),
             owners=owners,
             retries=retries,
@@ -126,6 +129,10 @@ def _reader(parts: Parts) -> Reader:
         session_headers=parts.config.session.headers,
         early_stream_s=parts.config.forward.early_stream_s,
     )
+
+
+def _realtime(parts: Parts) -> Realtime:
+    return Realtime(parts.config.limits, parts.metrics)
 
 
 def _ahead(parts: Parts, turns: Turns) -> Ahead:

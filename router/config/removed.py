@@ -13,6 +13,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "queue.quantum_s": "it is 5 s of compute; use a tenant's weight, and remove the key",
     "queue.batch_deadline_s": "batch requests have x-warmroute-deadline-ms; remove the key",
     "queue.max_requests": "10,000 requests may wait, others get 429; remove the key",
+    "limits.websocket_message_bytes": "messages pass as bytes, the engine limits them; remove it",
     "forward.diagnostics": "answers are not changed; use `warmroute why`, and remove the key",
     "forward.continue_streams": "a broken stream ends with an error event; remove the key",
     "experiment.definitions[].arms[].replicas": "use design switchback instead of partition",

@@ -105,7 +105,7 @@ class Metrics:
     websocket_messages: Annotated[Counter, Spec("warmroute_websocket_messages", "by",
         "WebSocket messages passed on, by sender: client, replica")]
     websockets_ended: Annotated[Counter, Spec("warmroute_websockets_ended", "by",
-        "WebSockets ended, by cause: client, replica, idle, limit, shutdown (or a cut)")]
+        "WebSockets ended, by cause: client, replica, idle, shutdown (or a cut)")]
     connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
         "Client connections refused or cut by the router, by reason")]
     prompt_tokens: Annotated[Counter, Spec("warmroute_prompt_tokens", "cause",
@@ -156,7 +156,7 @@ class Metrics:
     counted: Annotated[Counter, Spec("warmroute_counted_requests", "by",
         "Requests that count a prompt's tokens, by what counted them: router, engine")]
     body_bytes: Annotated[Gauge, Spec("warmroute_body_bytes", "",
-        "Bytes of request bodies and WebSocket messages in memory (limits.inflight_bytes)")]
+        "Bytes of request bodies in memory (limits.inflight_bytes)")]
     token_mismatches: Annotated[Counter, Spec("warmroute_token_mismatches", "model against",
         "Prompts whose local tokens differed from the engine's (usage, template; media: with "
         "items) or from a full encoding")]

@@ -15,7 +15,7 @@ import orjson
 from msgspec.structs import replace
 
 from router.api import forms
-from router.api.apis import APIS, Request
+from router.api.apis import APIS, REALTIME, Request
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import MIN_BYTES, KnownMessages
 from router.api.not_json import why_not_json
@@ -124,13 +124,13 @@ class Reader:
             if isinstance(request, ChatRequest) and body is not None and not inbound.api.counts:
                 kind = kind_of(inbound.path, request, body)
         else:
-            model = inbound.model or named_model(
+            model = named_model(
                 inbound.path,
                 inbound.target.partition("?")[2],
                 inbound.headers,
                 form_model=form_model,
                 view=body,
-                reads_query=not inbound.needs_model,
+                reads_query=not inbound.needs_model or inbound.api is REALTIME,
             )
             streams, salt = body is not None and body.get("stream") is True, None
         if inbound.tenant is not None:

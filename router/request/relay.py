@@ -14,14 +14,18 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.api.apis import REALTIME
 from router.api.failures import error_event
 from router.api.opening import Begun, ends_with_error, opening_of
+from router.api.realtime import SWITCHING_PROTOCOLS
 from router.api.usage import TAIL_BYTES, Usage
 from router.errors import UpstreamError
 from router.metrics import Metrics
+from router.records.outcome import Outcome
 from router.request.headers import answer_headers
 from router.request.place import Place
 from router.request.plan import Placement
+from router.request.realtime import Realtime
 from router.request.reply import Reply
 from router.request.results import Prompt, Tries
 from router.request.send import Sent
@@ -38,6 +42,7 @@ class Passage(Struct, kw_only=True):
     """An answer that is passed on.
 
     first_s: When its first token came, or what there is instead (`Answer.first_s`). None: not yet.
+    outcome: How it ended, as far as it was passed on.
     last_usage: Of a stream whose client left with its last event.
     """
 
@@ -47,19 +52,23 @@ class Passage(Struct, kw_only=True):
     sent: Sent
     answer: Answer
     first_s: float | None
+    outcome: Outcome = Outcome.CLIENT_GONE
     last_usage: Usage | None = None
 
 
 class Relay:
     """Passes answers on."""
 
-    def __init__(self, *, witness: Witness, place: Place, metrics: Metrics) -> None:
+    def __init__(
+        self, *, witness: Witness, place: Place, realtime: Realtime, metrics: Metrics
+    ) -> None:
         self._witness = witness
         self._place = place
+        self.realtime = realtime
         self._metrics = metrics
 
     async def pass_on(self, passage: Passage, reply: Reply) -> Usage | None:
-        """Pass the answer on, and read its usage.
+        """Pass the answer on, and read its usage and its outcome.
 
         Raises:
             UpstreamBroken, UpstreamTimeout: it broke off; a stream's client got an error event.
@@ -67,8 +76,12 @@ class Relay:
         prompt, tries, placement = passage.prompt, passage.tries, passage.placement
         answer, api = passage.answer, prompt.read.inbound.api
         headers = answer_headers(prompt, tries, placement, answer)
+        if answer.status == SWITCHING_PROTOCOLS and api is REALTIME:
+            await self.realtime.join(passage, reply, headers)
+            return None
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
+            passage.outcome = Outcome.of_status(answer.outcome_status)
             if answer.status != 200 or prompt.read.request is None:
                 return None
             # A short stream is here as a whole, too.
@@ -104,9 +117,12 @@ class Relay:
         except _LEFT:
             if api.end in tail:
                 passage.last_usage = _usage_at_the_end(prompt, tail)
+            if passage.last_usage is not None:
+                passage.outcome = Outcome.of_status(answer.outcome_status)
             raise
         if answer.is_event_stream and ends_with_error(bytes(tail[-TAIL_BYTES:])):
             await self._witness.lost(prompt, tries, placement, "event_500", is_answered=True)
+        passage.outcome = Outcome.of_status(answer.outcome_status)
         return _usage_at_the_end(prompt, tail)
 
 

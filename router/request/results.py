@@ -43,7 +43,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     """A request as it came in. `target` is path and query, raw; `arrived_s` is monotonic.
 
     `needs_json`: its body has to be a JSON object, or there is none. `needs_model`: it is about one
-    model, named or the only one; else the query may name one, too.
+    model, named or the only one; else the query may name one, too, as that of a WebSocket does.
     """
 
     api: Api
@@ -54,7 +54,6 @@ class Inbound(Struct, frozen=True, kw_only=True):
     body: bytes | None
     arrived_s: float
     tenant: Tenant | None = None  # None: clients are not told apart
-    model: str | None = None  # named by an event of its connection; None: by the request itself
     needs_json: bool = False
     needs_model: bool = False
     as_sent: AsSent | None = None  # None: not compressed. `body` is the decompressed content

@@ -139,25 +139,22 @@ class Story:
         steps.place.answered(passage.prompt, placement, answer)
         if prompt.read.is_kept:
             steps.owners.record(prompt.read, placement, answer)
-        outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         usage: Usage | None = None
         tee = steps.early.tee(passage, reply) if steps.early is not None else None
         try:
             usage = await steps.relay.pass_on(passage, tee or reply)
-            outcome = Outcome.of_status(answer.outcome_status)
             await self._ends.take()
         except UpstreamError as exc:
-            outcome = Outcome.REPLICA_FAILED
+            passage.outcome = Outcome.REPLICA_FAILED
             witness = steps.retries.witness
             await witness.lost(prompt, tries, placement, exc.code, is_answered=True)
             raise
         finally:
             if passage.last_usage is not None:
                 usage = passage.last_usage
-                outcome = Outcome.of_status(answer.outcome_status)
-            self._finish(passage, outcome, usage)
+            self._finish(passage, usage)
             if tee is not None and steps.early is not None:
-                steps.early.ended(passage, tee.answer, outcome)
+                steps.early.ended(passage, tee.answer, passage.outcome)
 
     async def _sent(self, prompt: Prompt, tries: Tries) -> Passage:
         """Place and send a request; leave a replica that fails before an answer's first byte.
@@ -270,10 +267,10 @@ class Story:
             steps.recorder.finished(prompt, tries, placement, status=status, outcome=outcome)
             raise
 
-    def _finish(self, passage: Passage, outcome: Outcome, usage: Usage | None) -> None:
+    def _finish(self, passage: Passage, usage: Usage | None) -> None:
         """Give back what a request holds, and record it."""
         steps, tries, placement = self.steps, passage.tries, passage.placement
-        status = passage.answer.status
+        status, outcome = passage.answer.status, passage.outcome
         passage.answer.close()
         steps.retries.witness.answered(tries, placement, outcome)
         steps.place.end(placement, outcome)

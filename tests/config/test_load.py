@@ -464,6 +464,11 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
             "forward.continue_streams was removed: a broken stream ends with an error event",
         ),
         (
+            ["limits:", "  websocket_message_bytes: 1024"],
+            2,
+            "limits.websocket_message_bytes was removed: messages pass as bytes",
+        ),
+        (
             ["forward: {diagnostics: always}"],
             1,
             "forward.diagnostics was removed: answers are not changed; use `warmroute why`",
