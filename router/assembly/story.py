@@ -48,9 +48,7 @@ def build_story(parts: Parts) -> Story:
     turns, owners = Turns(), _owners(parts)
     place = _place(parts)
     queue = _queue(parts, place)
-    witness = Witness(
-        parts.deaths, fleet=parts.fleet, engine_api=parts.engine_api, upstream=parts.upstream
-    )
+    witness = Witness(parts.deaths, parts.fleet)
     retries = Retries(
         parts.config.forward,
         fleet=parts.fleet,

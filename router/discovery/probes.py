@@ -48,11 +48,12 @@ class Probes:
         load_due_s = time.monotonic()
         self._sleepers.forget(name)
         self._sleepers.note(name, facts.sleep, load_due_s)
-        was_up, suspected = True, asyncio.Event()
-        self._fleet.signs(name).on_doubt = suspected.set
+        was_up, suspected, signs = True, asyncio.Event(), self._fleet.signs(name)
+        signs.on_doubt, signs.has_broken = suspected.set, False
         while True:
             await _pause(suspected, health.interval_s * random.uniform(0.9, 1.1))
-            is_suspect = suspected.is_set()
+            has_broken, signs.has_broken = signs.has_broken, False
+            is_suspect = suspected.is_set() and not has_broken
             suspected.clear()
             is_silent = False
             try:
@@ -61,7 +62,7 @@ class Probes:
                 continue
             except UpstreamError as exc:
                 is_silent = was_up and self._shows_life(name, exc)
-                is_up = self.is_up_after(name, exc)
+                is_up = self.is_up_after(name, exc, has_broken=has_broken)
                 if was_up and not is_up:
                     was_up = False
                     logger.warning("replica down", extra={"replica": name, "reason": exc.message})
@@ -119,16 +120,21 @@ class Probes:
         except UpstreamError:
             return True  # health is judged by probes
 
-    def is_up_after(self, name: str, failure: UpstreamError) -> bool:
+    def is_up_after(self, name: str, failure: UpstreamError, *, has_broken: bool = False) -> bool:
         """Count a failed probe; if the replica is down now, waiting requests move on at once.
 
-        A probe without an answer does not count while bytes of answers come.
+        A probe without an answer does not count while bytes of answers come. If a request has
+        broken off there, one probe that says that it is not healthy is enough: an engine whose core
+        died answers 503 until its process ends.
         """
         now_s = time.monotonic()
         if self._shows_life(name, failure):
             self._fleet.probe_excused(name)
             return True
-        self._fleet.probe_failed(name, _probe_failure(failure), now_s, jitter=random.random())
+        how = _probe_failure(failure)
+        if has_broken and how is ProbeFailure.BAD_STATUS:
+            how = ProbeFailure.REFUSED
+        self._fleet.probe_failed(name, how, now_s, jitter=random.random())
         is_up = self._fleet.is_up(name, now_s)
         if not is_up:
             self._upstream.abort(name)

@@ -47,7 +47,7 @@ class Metrics:
         "status in it")]
     not_retried: Annotated[Counter, Spec("warmroute_not_retried", "why",
         "Failed tries that were not repeated, by reason: budget (forward.retry_ratio), sent_twice, "
-        "side_effects, no_replica, max_tries, kills (the request has ended replicas), unreadable "
+        "side_effects, no_replica, max_tries, kills (replicas went down with it), unreadable "
         "(it was answered, with headers over the limits)")]
     early: Annotated[Counter, Spec("warmroute_early", "result",
         "Next prompts to be computed early, by result: computed, cached (nothing to do), cut (by "

@@ -38,16 +38,23 @@ class Signs:
 
     alive_s: When bytes of an answer came last.
     said_s: When more than a keep-alive comment of an answer came last.
-    on_doubt: Called when its figures should be read at once.
+    has_broken: A request failed there as it does when a replica dies.
+    on_doubt: Called when it should be probed, or its figures read, at once.
     """
 
-    __slots__ = ("_figures", "_read_s", "_worked_s", "alive_s", "on_doubt", "said_s")
+    __slots__ = ("_figures", "_read_s", "_worked_s", "alive_s", "has_broken", "on_doubt", "said_s")
 
     def __init__(self) -> None:
         self.alive_s = self.said_s = 0.0
+        self.has_broken = False
         self.on_doubt: Callable[[], None] = _ignore
         self._figures: Figures | None = None  # as of the last reading; None: it showed none
         self._read_s = self._worked_s = 0.0
+
+    def broke(self) -> None:
+        """Note that a request failed as it does when a replica dies: is that still there?"""
+        self.has_broken = True
+        self.on_doubt()
 
     def read(self, figures: Figures | None, num_sent: int, now_s: float) -> None:
         """Take over a reading.

@@ -49,7 +49,10 @@ UNLOADED: Final = "adapter_unloaded"
 SET_ASIDE: Final = "set_aside"
 """A 503 of a replica that is paused or scales; see router.request.send."""
 
-NOT_PROCESSED: Final = _NOT_SENT | {"status_503", UNLOADED, SET_ASIDE}
+PREFILL_BROKE: Final = "prefill_broke"
+"""Two prefill replicas broke off, and the one that decodes was not asked."""
+
+NOT_PROCESSED: Final = _NOT_SENT | {"status_503", UNLOADED, SET_ASIDE, PREFILL_BROKE}
 """Failures that say that nothing was computed: the request may move on any number of times."""
 
 _LOOK_AGAIN_S: Final = 1.0  # at an overdue request that was not left
@@ -94,6 +97,10 @@ class Retries:
         """Return why a failed try may not be followed by one more elsewhere. None: it may."""
         if self.witness.refusal(tries) is not None:
             return "kills"
+        if failure not in NOT_PROCESSED and self.witness.may_kill(tries):
+            return "kills"
+        if failure == PREFILL_BROKE:
+            return "sent_twice"
         if failure not in _NOT_SENT:
             if failure == AnswerUnreadable.code:
                 return "unreadable"

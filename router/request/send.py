@@ -24,7 +24,7 @@ from router.records.outcome import Outcome
 from router.request.headers import RequestHeaders
 from router.request.plan import Placement
 from router.request.results import Inbound, Prompt, Tries
-from router.request.retry import SET_ASIDE, UNLOADED, Retries
+from router.request.retry import PREFILL_BROKE, SET_ASIDE, UNLOADED, Retries
 from router.request.tokenize import MaxTokens
 from router.tokens.hand_over import HandOver, Kind
 from router.upstream import Answer, Upstream
@@ -79,7 +79,7 @@ class Sent(Struct, frozen=True, kw_only=True):
 
     def outcome(self, placement: Placement) -> Outcome:
         """Return how a failed try ended, seen from its replica."""
-        if self.failure in (UNLOADED, SET_ASIDE):
+        if self.failure in (UNLOADED, SET_ASIDE, PREFILL_BROKE):
             return Outcome.CLIENT_ERROR
         if isinstance(self.error, Overdue):
             return Outcome.POOL_OVERDUE if placement.may_fetch else Outcome.OVERDUE

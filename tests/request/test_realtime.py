@@ -244,17 +244,14 @@ async def test_a_handshake_follows_the_rules_of_all_requests(status: int) -> Non
     async with (
         FakeEngine(fail) as one,
         FakeEngine(echo) as two,
-        on_stage(one, two, policy__name="round_robin") as stage,
+        on_stage(one, two) as stage,
     ):
-        for _ in range(4):
+        while not one.received:
             async with connected(stage, "?model=tiny") as ws:
                 await ws.send_str("a")
                 assert await ws.receive_str(timeout=30) == "a"
-        num_failed = len(one.received)
-        assert num_failed >= 1
-        assert len(two.received) == 4
         failed = stage.metric("warmroute_failovers_total", replica="r1", reason=f"status_{status}")
-        assert failed == num_failed
+        assert failed == 1
         two.on_request = fail
         assert await refused(stage, "?model=tiny") == (status, {"message": "no room"})
         await stage.until(lambda: is_idle(stage))
