@@ -1,4 +1,4 @@
-"""Keys of earlier releases: what to do if a configuration still has one."""
+"""What earlier releases read: what to do if a configuration still has it."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ REMOVED: Final[Mapping[str, str]] = {
     "mooncake.events": "the router lists and verifies the pool instead; remove the key",
     "mooncake.pools[].events": "the router lists and verifies the pool instead; remove the key",
 }
+
+ONLY_MAPPINGS: Final[Mapping[str, str]] = {
+    "mooncake.pools": "write {name: NAME, master: URL} in mooncake.pools of the file",
+    "experiment.definitions": "write the definition into the file, or run `warmroute experiments "
+    "start FILE`",
+}
+"""Lists whose entries were also text, in flags and variables, too: what to write instead."""
