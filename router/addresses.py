@@ -5,6 +5,7 @@ Two spellings of one URL are one replica, whoever names it: flags, files, source
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -38,6 +39,11 @@ def place_of(url: str) -> str:
     if split is None:
         return url
     return f"{_host(str(split.hostname))}:{split.port or _PORTS[split.scheme]}{split.path}"
+
+
+def place_digest(url: str) -> str:
+    """Return a digest of the place of a URL: it tells that two are one, and not where."""
+    return hashlib.sha256(place_of(url).encode()).hexdigest()[:16]
 
 
 def endpoint_place(endpoint: str, url: str) -> str:
@@ -107,6 +113,12 @@ def own_url_host(host: str) -> str:
     """
     host = unbracketed(host)
     return "127.0.0.1" if host in ("", "0.0.0.0", "::") else _bracketed(host)
+
+
+def bound_url(own_url: str, host: str) -> str:
+    """Return the URL of a server of this machine with the host that it listens on."""
+    url = urlsplit(own_url)
+    return f"{url.scheme}://{host_port(unbracketed(host) or '::', url.port or _PORTS[url.scheme])}"
 
 
 def _split(text: str) -> SplitResult | None:

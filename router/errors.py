@@ -17,6 +17,7 @@ RouterError                    status  code
 │   ├── UnsupportedEncoding     415    unsupported_encoding
 │   ├── RequestKills            422    request_kills_replicas  (x-should-retry: false)
 │   ├── UnknownRoute            404    unknown_route
+│   ├── RouteNotServed          404    route_not_served         (no replica has it)
 │   ├── ResponseNotFound        404    response_not_found       (its replica is gone)
 │   ├── MethodNotAllowed        405    method_not_allowed       (Allow)
 │   ├── AdminRefused            401, 403, 415  admin_refused      (admin API)
@@ -34,9 +35,11 @@ RouterError                    status  code
 │   ├── UpstreamUnreachable     502    upstream_unreachable
 │   │   ├── HostUnknown         502    upstream_unreachable     (its name does not resolve)
 │   │   └── TlsRefused          502    upstream_unreachable     (no certificate that is accepted)
+│   ├── SetAside                503    set_aside                (it sleeps or is paused)
 │   ├── UpstreamTimeout         504    upstream_timeout
 │   │   ├── ConnectTimeout      504    connect_timeout          (nothing was sent)
-│   │   └── Overdue             504    overdue                  (left for a sooner one)
+│   │   ├── Overdue             504    overdue                  (left for a sooner one)
+│   │   └── Stalled             504    stalled                  (it computes nothing)
 │   └── UpstreamBroken          502    upstream_broken
 │       ├── AnswerUnreadable    502    answer_unreadable        (it was generated: not again)
 │       └── KeyRefused          502    upstream_broken          (the engine has an --api-key)
@@ -194,6 +197,12 @@ class UnknownRoute(NotFound):
     code = "unknown_route"
 
 
+class RouteNotServed(NotFound):
+    """Every replica that could answer lacks the route: its release, or its model, has none."""
+
+    code = "route_not_served"
+
+
 class ResponseNotFound(ClientError):
     """No replica has a response; worded as vLLM 0.32 does (openai/responses/serving.py)."""
 
@@ -322,6 +331,13 @@ class TlsRefused(UpstreamUnreachable):
     """Something listens, and no TLS connection comes about."""
 
 
+class SetAside(UpstreamError):
+    """A replica sleeps or is paused: it is well, and computes nothing for now."""
+
+    status = 503
+    code = "set_aside"
+
+
 class UpstreamTimeout(UpstreamError):
     status = 504
     code = "upstream_timeout"
@@ -335,6 +351,12 @@ class Overdue(UpstreamTimeout):
     """A first token did not come in the time that was predicted."""
 
     code = "overdue"
+
+
+class Stalled(UpstreamTimeout):
+    """A replica takes requests and computes nothing."""
+
+    code = "stalled"
 
 
 class UpstreamBroken(UpstreamError):

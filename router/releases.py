@@ -23,3 +23,8 @@ def is_at_least(version: str | None, release: Release) -> bool:
 def rules_of(version: str | None) -> Release:
     """Return the release whose rules a prompt is made by."""
     return V0_33 if is_at_least(version, V0_33) else V0_32
+
+
+def in_order(version: str) -> tuple[int, ...]:
+    """Return a version's numbers, to be compared with those of others."""
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", version)[:3])

@@ -44,9 +44,11 @@ from typing import Any, Final
 import uvloop
 
 from router import logs
+from router.addresses import bound_url
 from router.assembly import Router, build_listeners
 from router.assembly.reload import Reload
 from router.config import Config, redis_password
+from router.config.exposure import open_to
 from router.discovery.readiness import Readiness
 from router.errors import ConfigError
 from router.garbage import collect_garbage
@@ -108,7 +110,10 @@ async def _until_signalled(
     _handle_signals(router, stop, config_reload)
 
     def ready(data_url: str, admin_url: str) -> None:
-        print(f"warmroute listens on {data_url} (admin: {admin_url})", file=sys.stderr, flush=True)
+        url = bound_url(data_url, router.config.listen.host)
+        print(f"warmroute listens on {url} (admin: {admin_url})", file=sys.stderr, flush=True)
+        if (reached_by := open_to(router.config)) is not None:
+            logger.warning("clients need no key", extra={"open_to": reached_by})
         greet(data_url, admin_url)
 
     await run(router, stop, ready, owns_process=True, config_reload=config_reload)

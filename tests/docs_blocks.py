@@ -4,6 +4,7 @@ Conventions for documents. The line before a fenced block may be a comment:
 
     <!-- run -->                               run it; it must succeed
     <!-- run: shows TEXT -->                   and TEXT must be in what it writes
+    <!-- run twice: shows TEXT -->             and TEXT must be in what it writes the second time
     <!-- run: in the background, until URL --> start it; go on when URL answers 200; end it at last
     <!-- keep -->                              write a Python block into its file, run it later
     <!-- not run: REASON -->                   required on `sh` blocks that are not run
@@ -90,7 +91,7 @@ _BLOCK = re.compile(
     r"```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_SHOWS = re.compile(r"run: shows (.+)")
+_SHOWS = re.compile(r"run(?: twice)?: shows (.+)")
 _UNTIL = re.compile(r"run: in the background, until (\S+)")
 
 
@@ -104,6 +105,11 @@ class Block(Struct, frozen=True, kw_only=True):
     @property
     def runs(self) -> bool:
         return self.marker is not None and not self.marker.startswith("not run")
+
+    @property
+    def is_run_twice(self) -> bool:
+        """Whether only its second run is looked at: what it shows depends on the first."""
+        return (self.marker or "").startswith("run twice")
 
     @property
     def shows(self) -> str:
@@ -195,6 +201,13 @@ class Shell:
             return ""
         if block.until is not None:
             return self.start(command, self._exchanged(block.until))
+        if block.is_run_twice:
+            self._run(block, command)
+        output = self._run(block, command)
+        assert block.shows in output, f"{block.shows!r} is not shown:\n{block.code}\n{output}"
+        return output
+
+    def _run(self, block: Block, command: list[str]) -> str:
         done = subprocess.run(
             command,
             cwd=self._directory,
@@ -206,7 +219,6 @@ class Shell:
         )
         output = done.stdout.decode(errors="replace")
         assert done.returncode == 0, f"status {done.returncode}:\n{block.code}\n{output}"
-        assert block.shows in output, f"{block.shows!r} is not shown:\n{block.code}\n{output}"
         return output
 
     def start(self, command: list[str], url: str) -> str:

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from loadtest.chaos import report
 from loadtest.chaos.faults import Injector
 from loadtest.chaos.ledger import Ledger
+from loadtest.chaos.plan import KINDS
 from loadtest.chaos.run import Options, run
 from loadtest.chaos.verdict import Evidence, judge
 
@@ -34,6 +35,7 @@ _WIDTH: Final = 120
 @click.option("--seed", default=7, show_default=True, help="Of faults and requests.")
 @click.option("--agents", default=16, show_default=True, help="Agents at work at once.")
 @click.option("--every", default=2.0, show_default=True, help="Seconds between faults, on average.")
+@click.option("--only", default="", help="Do only faults whose name has this text in it.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -41,7 +43,7 @@ _WIDTH: Final = 120
     show_default=True,
     help="Directory for the verdict and all logs; what an earlier run left there is removed.",
 )
-def main(minutes: float, seed: int, agents: int, every: float, out: Path) -> None:
+def main(minutes: float, seed: int, agents: int, every: float, only: str, out: Path) -> None:
     """Break everything at once, for minutes, and check that no answer is lost."""
     console = Console()
     if not console.is_terminal:
@@ -50,17 +52,24 @@ def main(minutes: float, seed: int, agents: int, every: float, out: Path) -> Non
     if folder.joinpath("redis.log").exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    if not any(only in kind.name for kind in KINDS):
+        raise click.BadParameter(f"no fault has {only!r} in its name", param_hint="--only")
     options = Options(
-        seed=seed, length_s=minutes * 60, num_agents=agents, every_s=every, folder=folder
+        seed=seed,
+        length_s=minutes * 60,
+        num_agents=agents,
+        every_s=every,
+        folder=folder,
+        only=only,
     )
     try:
         evidence = uvloop.run(_run(options, console))
     except* RuntimeError as errors:
         raise click.ClickException(str(errors.exceptions[0])) from errors
     checks = judge(evidence)
-    command = (
-        f"make chaos ARGS='--minutes {minutes:g} --seed {seed} --agents {agents} --every {every:g}'"
-    )
+    asked = f"--minutes {minutes:g} --seed {seed} --agents {agents} --every {every:g}"
+    asked += f' --only "{only}"' if only else ""
+    command = f"make chaos ARGS='{asked}'"
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
     report.show(console, checks, evidence, command)
     report.write(folder, checks, evidence, report.markdown(checks, evidence, command, machine))
@@ -82,7 +91,7 @@ async def _run(options: Options, console: Console) -> Evidence:
         task = bar.add_task("starting", total=options.length_s)
 
         def show(now_s: float, ledger: Ledger, injector: Injector) -> None:
-            failed = sum(ledger.count(name) for name in ("error", "error event"))
+            failed = sum(ledger.count(name) for name in ("error", "error event", "aborted"))
             bad = sum(ledger.count(name) for name in ("wrong", "unclear"))
             under_way = [d.fault for d in injector.time_line if d.end_s is None]
             what = ", ".join(f"{fault.kind.name} ({fault.target})" for fault in under_way)

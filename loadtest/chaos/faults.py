@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
@@ -17,11 +18,15 @@ import aiohttp
 import orjson
 from msgspec import Struct
 
-from loadtest.chaos import clock
+from loadtest.chaos import surroundings
 from loadtest.chaos.link import Link, Mode
-from loadtest.chaos.plan import AT_ONCE, Fault, touches
+from loadtest.chaos.plan import AT_ONCE, REPLICAS, Fault, touches
 from loadtest.chaos.stack import Stack
+from loadtest.chaos.strays import STRAYS
 
+_ASK_S: Final = 5.0
+_STRAYS_S: Final = 0.05
+_IDLE_S: Final = 1.0
 _SPARE_DESCRIPTORS: Final = 3
 _FULL_BYTES: Final = 1_000_000  # less than an empty Redis takes: every write is refused
 
@@ -65,7 +70,7 @@ class Injector:
         self.time_line.append(done)
         try:
             async with self._doing(fault.kind.name)(fault.target):
-                await asyncio.sleep(fault.duration_s)
+                await self._last(fault, loop.time() + fault.duration_s)
         except (OSError, RuntimeError, aiohttp.ClientError, TimeoutError) as exc:
             done.error = repr(exc)  # a process is gone already, say: the next fault goes on
         finally:
@@ -74,6 +79,8 @@ class Injector:
     def _doing(self, name: str) -> Callable[[str], AbstractAsyncContextManager[None]]:
         subject, _, what = name.partition(" ")
         match name:
+            case "http gets strays":
+                return lambda way: contextlib.nullcontext()
             case "replica killed" | "router killed" | "redis killed" | "pool killed":
                 return self._killed
             case "router ended":
@@ -86,6 +93,16 @@ class Injector:
                 return self._armed({"kind": "die_after", "probability": 0.7, "after_tokens": 3})
             case "replica hangs":
                 return self._armed({"kind": "hang", "probability": 0.7})
+            case "replica aborts before answers":
+                return self._armed({"kind": "abort", "probability": 0.7, "after_tokens": 0})
+            case "replica aborts in answers":
+                return self._armed({"kind": "abort", "probability": 0.7, "after_tokens": 3})
+            case "replica pauses by order":
+                return self._ordered("/pause?mode=keep&clear_cache=false", "/resume")
+            case "replica sleeps":
+                return self._ordered("/sleep?level=1", "/wake_up")
+            case "router's names fail":
+                return self._names_fail
             case "garbage events":
                 return self._armed({"kind": "garbage_events", "count": 6})
             case "events lost":
@@ -149,6 +166,23 @@ class Injector:
                 return [self._stack.http[way], *self._stack.events[way]]
         raise AssertionError(subject)
 
+    async def _last(self, fault: Fault, until_s: float) -> None:
+        """Let a fault last, and do what belongs to it again and again."""
+        loop = asyncio.get_running_loop()
+        match fault.kind.name:
+            case "http gets strays":
+                link, number = self._stack.http[fault.target], 0
+                while loop.time() < until_s:
+                    number += link.stray(STRAYS[number % len(STRAYS)]) > 0
+                    await asyncio.sleep(_STRAYS_S)
+            case "router's names fail":  # and connections end, so that names are asked for
+                while loop.time() < until_s:
+                    for replica in REPLICAS:
+                        self._stack.http[f"{fault.target}-{replica}"].end_idle()
+                    await asyncio.sleep(_IDLE_S)
+            case _:
+                await asyncio.sleep(fault.duration_s)
+
     # ---------------------------------------------------------------- processes
 
     @asynccontextmanager
@@ -184,29 +218,55 @@ class Injector:
         @asynccontextmanager
         async def armed(name: str) -> AsyncIterator[None]:
             url = f"{self._stack.replica_urls[name]}/emulator/faults"
-            timeout = aiohttp.ClientTimeout(total=5.0)
-            async with aiohttp.ClientSession(timeout=timeout) as client:
-                async with client.post(url, data=orjson.dumps(fault)) as answer:
-                    answer.raise_for_status()
+            async with _client() as client:
+                async with client.post(url, data=orjson.dumps(fault)):
+                    pass
                 try:
                     yield
                 finally:
                     if "probability" in fault:
-                        async with client.delete(url) as answer:
-                            answer.raise_for_status()
+                        async with client.delete(url):
+                            pass
 
         return armed
+
+    def _ordered(self, begin: str, end: str) -> Callable[[str], AbstractAsyncContextManager[None]]:
+        """Give an engine an order of an operator, and take it back."""
+
+        @asynccontextmanager
+        async def ordered(name: str) -> AsyncIterator[None]:
+            url = self._stack.replica_urls[name]
+            async with _client() as client:
+                async with client.post(url + begin):
+                    pass
+                try:
+                    yield
+                finally:
+                    async with client.post(url + end):
+                        pass
+
+        return ordered
 
     # ---------------------------------------------------------------- a router's surroundings
 
     @asynccontextmanager
     async def _clock_stepped(self, router: str) -> AsyncIterator[None]:
-        file = self._stack.clock_of(router)
-        clock.step(file, -3600.0 if router == "a" else 86_400.0)
+        file = self._stack.surroundings_of(router)
+        surroundings.step(file, -3600.0 if router == "a" else 86_400.0)
         try:
             yield
         finally:
-            clock.step(file, 0.0)
+            surroundings.step(file, 0.0)
+
+    @asynccontextmanager
+    async def _names_fail(self, router: str) -> AsyncIterator[None]:
+        """Have a router's resolver fail: it has no answer, or says that there is no such name."""
+        file = self._stack.surroundings_of(router)
+        surroundings.fail_names(file, socket.EAI_AGAIN if router == "a" else socket.EAI_NONAME)
+        try:
+            yield
+        finally:
+            surroundings.fail_names(file, 0)
 
     @asynccontextmanager
     async def _out_of_descriptors(self, router: str) -> AsyncIterator[None]:
@@ -258,3 +318,9 @@ class Injector:
                 writer.close()
         if not answer.startswith(b"+OK"):
             raise RuntimeError(f"Redis refused {command!r}: {answer.decode(errors='replace')}")
+
+
+def _client() -> aiohttp.ClientSession:
+    """Make a client of an engine's own port; an order that it refuses is an error."""
+    timeout = aiohttp.ClientTimeout(total=_ASK_S)
+    return aiohttp.ClientSession(timeout=timeout, raise_for_status=True)

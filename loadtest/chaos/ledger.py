@@ -4,6 +4,8 @@
     refused        a wrong request, answered with a client error of the API's shape
     error          an error answer of the API's shape, nothing else
     error event    a stream that ended with an error event
+    aborted        an answer that its engine gave up: its beginning is right, its end says so
+    crossed        on its way when a stray was sent: its answer is a stray, whatever a router does
     left           the client left on purpose
     router gone    its router was killed or died, or the connection was refused
     wrong          another answer than the right one
@@ -20,10 +22,19 @@ from typing import Literal
 from msgspec import Struct
 
 Outcome = Literal[
-    "right", "refused", "error", "error event", "left", "router gone", "wrong", "unclear"
+    "right",
+    "refused",
+    "error",
+    "error event",
+    "aborted",
+    "crossed",
+    "left",
+    "router gone",
+    "wrong",
+    "unclear",
 ]
 
-FAILED: frozenset[Outcome] = frozenset({"error", "error event", "wrong", "unclear"})
+FAILED: frozenset[Outcome] = frozenset({"error", "error event", "aborted", "wrong", "unclear"})
 
 
 class Seen(Struct, kw_only=True):

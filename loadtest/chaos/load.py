@@ -24,6 +24,7 @@ from loadtest.chaos.answers import (
     Expected,
     Oracle,
     difference,
+    is_beginning,
     is_error,
     read_stream,
     read_whole,
@@ -51,12 +52,15 @@ _PROFILE: Final = Profile(
 _PATHS: Final[Mapping[Api, str]] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
 }
 
 
 class Request(Struct, kw_only=True):
     """What is sent. `expected` None: nothing but an error may be the answer."""
 
+    id: str
     kind: str
     path: str
     api: str
@@ -105,16 +109,21 @@ class Load:
         """Send several bodies just below the limit at once."""
         text = "word " * ((BODY_BYTES - 4096) // 5)
         body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
-        request = Request(
-            kind="large body",
-            path=_PATHS["chat"],
-            api="chat",
-            body=orjson.dumps(body),
-            allowed=(400, 413, 429, 503),
-        )
         async with asyncio.TaskGroup() as tg:
             for _ in range(_NUM_LARGE):
+                request = Request(
+                    id=self._new_id(),
+                    kind="large body",
+                    path=_PATHS["chat"],
+                    api="chat",
+                    body=orjson.dumps(body),
+                    allowed=(400, 413, 429, 503),
+                )
                 tg.create_task(self._send(router, request))
+
+    def _new_id(self) -> str:
+        self._num_requests += 1
+        return f"chaos-{self._seed}-{self._num_requests}"
 
     # ---------------------------------------------------------------- an agent
 
@@ -154,31 +163,37 @@ class Load:
             await asyncio.sleep(_REFUSED_PAUSE_S)
 
     def _shaped(self, chat: dict[str, Any], dice: random.Random) -> Request:
-        """Make a request of a turn: of either API, streamed or whole."""
-        roll = dice.random()
+        """Make a request of a turn: of each API, streamed or whole."""
+        roll, id_ = dice.random(), self._new_id()
         api: Api = "chat"
         body = dict(chat)
-        if roll < 0.25:
+        if roll < 0.2:
             api = "completions"
             text = "\n".join(str(m.get("content") or "") for m in chat["messages"])
             prompt = self._oracle.ids(text) if roll < 0.1 else text
             body = {"model": "tiny", "prompt": prompt, "max_tokens": chat["max_tokens"]}
-        elif roll < 0.28:
+        elif roll < 0.23:
             body |= {"n": 2, "temperature": 1.0}
+        elif roll < 0.43:
+            api, body = "messages", _message_body(chat)
+        elif roll < 0.63:
+            api, body = "responses", _response_body(chat, id_)
         streams = dice.random() < 0.6
         wants_usage = True
         if streams:
-            wants_usage = dice.random() < 0.75
             body["stream"] = True
-            if wants_usage:
+            if api in ("chat", "completions"):
+                wants_usage = dice.random() < 0.75
+            if wants_usage and api in ("chat", "completions"):
                 body["stream_options"] = {"include_usage": True}
         patience_s = dice.uniform(0.01, 0.5) if dice.random() < _LEAVES else PATIENCE_S
         return Request(
+            id=id_,
             kind="agent",
             path=_PATHS[api],
             api=api,
             body=orjson.dumps(body),
-            expected=self._oracle.expect(api, body),
+            expected=self._oracle.expect(api, body, id_),
             streams=streams,
             wants_usage=wants_usage,
             patience_s=patience_s,
@@ -191,12 +206,14 @@ class Load:
             "messages": [{"role": "user", "content": f"poison {dice.random()}"}],
             "max_tokens": 8,
         }
+        id_ = self._new_id()
         wrong, no_route, failing = (400, 413, 415, 422), (400, 403, 404, 405), (400, 500, 502, 503)
 
         def made(kind: str, body: bytes | dict[str, Any], **fields: Any) -> Request:
             data = body if isinstance(body, bytes) else orjson.dumps(body)
             return Request(
-                **{"kind": kind, "path": _PATHS["chat"], "api": "chat", "body": data} | fields
+                **{"kind": kind, "path": _PATHS["chat"], "api": "chat", "body": data} | fields,
+                id=id_,
             )
 
         def poison(kind: str) -> dict[str, Any]:
@@ -227,10 +244,9 @@ class Load:
     async def _send(self, router: str, request: Request) -> bool:
         """Send one request and record its outcome; False: nothing listens there."""
         loop = asyncio.get_running_loop()
-        self._num_requests += 1
         server = self._stack.servers[router]
         seen = Seen(
-            id=f"chaos-{self._seed}-{self._num_requests}",
+            id=request.id,
             kind=request.kind,
             api=request.api,
             router=router,
@@ -255,6 +271,8 @@ class Load:
             await self._broken(seen, exc, received, request)
         finally:
             self._ledger.num_open -= 1
+        if any(seen.id in link.crossed for link in self._stack.http.values()):
+            seen.outcome = "crossed"
         seen.end_s = loop.time()
         self._ledger.close(seen)
         return True
@@ -306,6 +324,9 @@ class Load:
         if request.expected is None:
             seen.outcome, seen.detail = "wrong", f"{request.kind} was answered"
             return
+        if read.is_aborted and is_beginning(read, request.expected):
+            seen.outcome, seen.detail = "aborted", f"after {read.texts or 'nothing'}"[:300]
+            return
         found = difference(
             read, request.expected, streams=request.streams, wants_usage=request.wants_usage
         )
@@ -329,6 +350,33 @@ class Load:
 
 def _other(router: str) -> str:
     return next(name for name in ROUTERS if name != router)
+
+
+def _message_body(chat: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask for the same by the Messages API, with the tools' words in the user's mouth."""
+    system, *rest = chat["messages"]
+    return {
+        "model": "tiny",
+        "system": system["content"],
+        "messages": [{"role": _role(each), "content": each["content"] or "-"} for each in rest],
+        "max_tokens": chat["max_tokens"],
+    }
+
+
+def _response_body(chat: Mapping[str, Any], id_: str) -> dict[str, Any]:
+    """Ask for the same by the Responses API, whose answer repeats the metadata."""
+    system, *rest = chat["messages"]
+    return {
+        "model": "tiny",
+        "instructions": system["content"],
+        "input": [{"role": _role(each), "content": each["content"] or "-"} for each in rest],
+        "max_output_tokens": chat["max_tokens"],
+        "metadata": {"request": id_},
+    }
+
+
+def _role(message: Mapping[str, Any]) -> str:
+    return "assistant" if message["role"] == "assistant" else "user"
 
 
 def _raw(url: str) -> URL:

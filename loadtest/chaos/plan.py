@@ -17,10 +17,12 @@ from msgspec import Struct
 REPLICAS: Final = ("r1", "r2", "r3", "r4")
 ROUTERS: Final = ("a", "b")
 
-Group = Literal["replica", "events", "router", "redis", "pool"]
+Group = Literal["replica", "events", "router", "names", "redis", "pool"]
 """The limit of simultaneous faults counts each group together."""
 
-AT_ONCE: Final[dict[Group, int]] = {"replica": 2, "events": 2, "router": 1, "redis": 1, "pool": 1}
+AT_ONCE: Final[dict[Group, int]] = {
+    "replica": 2, "events": 2, "router": 1, "names": 1, "redis": 1, "pool": 1
+}  # fmt: skip
 
 _BACK_S: Final = 5.0  # until a process that was killed answers again, about
 
@@ -46,12 +48,17 @@ KINDS: Final = (
     Kind("replica answers 500", "replica", 2, 3.0),
     Kind("replica dies in answers", "replica", 3, 3.0),
     Kind("replica hangs", "replica", 1, 3.0),
+    Kind("replica aborts before answers", "replica", 2, 3.0),
+    Kind("replica aborts in answers", "replica", 2, 3.0),
+    Kind("replica pauses by order", "replica", 3, 12.0),
+    Kind("replica sleeps", "replica", 2, 12.0),
     Kind("http held", "replica", 3, 5.0, per_router=True),
     Kind("http refused", "replica", 2, 3.0, per_router=True),
     Kind("http slow", "replica", 1, 3.0, per_router=True),
     Kind("http drips", "replica", 1, 3.0, per_router=True),
     Kind("http reset", "replica", 3, 0.0, per_router=True),
     Kind("http half-closed", "replica", 2, 0.0, per_router=True),
+    Kind("http gets strays", "replica", 4, 3.0, per_router=True),
     Kind("all held", "replica", 2, 5.0, per_router=True),
     Kind("garbage events", "events", 3, 0.0),
     Kind("events lost", "events", 1, 0.0),
@@ -65,6 +72,7 @@ KINDS: Final = (
     Kind("router out of descriptors", "router", 2, 3.0),
     Kind("router's disk hangs", "router", 2, 4.0),
     Kind("router gets large bodies", "router", 2, 0.0),
+    Kind("router's names fail", "names", 2, 30.0),  # addresses are fresh for 10 s
     Kind("redis killed", "redis", 2, 3.0, restarts=True),
     Kind("redis paused", "redis", 2, 4.0),
     Kind("redis full", "redis", 2, 4.0),
@@ -87,8 +95,10 @@ class Fault(Struct, frozen=True, kw_only=True):
     duration_s: float
 
 
-def plan(seed: int, length_s: float, every_s: float) -> list[Fault]:
+def plan(seed: int, length_s: float, every_s: float, only: str = "") -> list[Fault]:
     """Draw the faults of a run: one every `every_s` seconds on average, none near its end.
+
+    `only`: a part of the names of the kinds that are drawn.
 
     After the first third, router b is not killed any more: it must live long enough to show
     whether its memory grows.
@@ -103,6 +113,7 @@ def plan(seed: int, length_s: float, every_s: float) -> list[Fault]:
         possible = [
             (kind, target)
             for kind in KINDS
+            if only in kind.name
             for target in _targets(kind)
             if _num_busy(busy, kind.group) < AT_ONCE[kind.group]
             and not any(touches(target, taken) for _, taken, _ in busy)
@@ -111,7 +122,8 @@ def plan(seed: int, length_s: float, every_s: float) -> list[Fault]:
         if possible:
             weights = [kind.weight / kind.num_targets for kind, _ in possible]
             kind, target = dice.choices(possible, weights)[0]
-            duration_s = round(dice.uniform(0.2, 1.0) * kind.longest_s, 2)
+            longest_s = min(kind.longest_s, length_s - at_s)
+            duration_s = round(dice.uniform(0.2, 1.0) * longest_s, 2)
             fault = Fault(
                 number=len(faults) + 1,
                 kind=kind,
@@ -135,6 +147,7 @@ def _targets(kind: Kind) -> Iterator[str]:
         "replica": REPLICAS,
         "events": REPLICAS,
         "router": ROUTERS,
+        "names": ROUTERS,
         "redis": ("redis",),
         "pool": ("pool",),
     }

@@ -17,7 +17,8 @@ from loadtest.chaos.verdict import Check, Evidence, around, could_be_saved
 _SHOWN: Final = 8
 _MARKS: Final = {True: "✓", False: "✗", None: "-"}
 _OUTCOMES: Final = (
-    "right", "refused", "error", "error event", "left", "router gone", "wrong", "unclear"
+    "right", "refused", "error", "error event", "aborted", "crossed", "left",
+    "router gone", "wrong", "unclear",
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ class Options(Struct, frozen=True, kw_only=True):
     num_agents: int
     every_s: float  # between faults, on average
     folder: Path
+    only: str = ""  # a part of the names of the faults that are done
 
 
 Progress = Callable[[float, Ledger, Injector], None]
@@ -44,7 +45,7 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
     """
     loop = asyncio.get_running_loop()
     ledger, oracle = Ledger(), Oracle()
-    faults = plan(options.seed, options.length_s, options.every_s)
+    faults = plan(options.seed, options.length_s, options.every_s, options.only)
     async with (
         Stack.running(options.folder) as stack,
         Load(stack, ledger, oracle, options.seed) as load,
@@ -69,6 +70,7 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
         end_s=end_s,
         ledger=ledger,
         time_line=injector.time_line,
+        num_strays=sum(link.num_strays for link in stack.http.values()),
         lives={name: server.lives for name, server in stack.servers.items()},
         counts=watch.counts,
         samples=watch.samples,

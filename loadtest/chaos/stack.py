@@ -25,7 +25,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from loadtest.chaos import clock
+from loadtest.chaos import surroundings
 from loadtest.chaos.link import Link
 from loadtest.chaos.plan import REPLICAS, ROUTERS
 from loadtest.engines.ports import free_port
@@ -221,8 +221,8 @@ class Stack:
     def routers(self) -> list[Server]:
         return [self.servers[name] for name in ROUTERS]
 
-    def clock_of(self, router: str) -> Path:
-        return self.folder / f"clock-{router}"
+    def surroundings_of(self, router: str) -> Path:
+        return self.folder / f"surroundings-{router}"
 
     def request_log(self) -> Path:
         return self.folder / "engines.jsonl"
@@ -264,7 +264,8 @@ class Stack:
             config = await self._wire(stack, router, ports, master)
             path = self.folder / f"router-{router}.yaml"
             path.write_bytes(msgspec.yaml.encode(config))
-            serve = [str(Path(clock.__file__)), str(self.clock_of(router)), "router.cli"]
+            around = str(Path(surroundings.__file__)), str(self.surroundings_of(router))
+            serve = [*around, "router.cli"]
             serve += ["serve", "--config", str(path)]
             ready_url = f"{self.urls[router]}/readyz"
             self._add(router, [sys.executable, *serve], _ROUTER_UP, ready_url)
@@ -300,7 +301,7 @@ class Stack:
         ports: Mapping[str, tuple[int, ...]],
         master: str,
     ) -> dict[str, Any]:
-        """Make a router's links, clock and disk; return its configuration."""
+        """Make a router's links, surroundings and disk; return its configuration."""
 
         async def link(to_port: int) -> Link:
             return await stack.enter_async_context(Link.running(free_port(), to_port))
@@ -312,7 +313,7 @@ class Stack:
             self.events[way] = (await link(events), await link(replay))
             replicas.append(
                 {
-                    "url": f"http://127.0.0.1:{self.http[way].port}",
+                    "url": f"http://{name}{surroundings.DOMAIN}:{self.http[way].port}",
                     "name": name,
                     "events": [f"tcp://127.0.0.1:{self.events[way][0].port}"],
                     "replay": [f"tcp://127.0.0.1:{self.events[way][1].port}"],
@@ -322,7 +323,7 @@ class Stack:
         records = self.folder / f"records-{router}"
         self.disks[router] = Disk(records)
         stack.callback(self.disks[router].close)
-        clock.create(self.clock_of(router))
+        surroundings.create(self.surroundings_of(router))
         port = free_port()
         self.urls[router] = f"http://127.0.0.1:{port}"
         return {

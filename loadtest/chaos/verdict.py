@@ -45,6 +45,15 @@ _FILL_BYTES: Final = 2 * 1024  # a request: some 20 blocks that are new in the p
 _FILLED_BYTES: Final = 40 * 1024 * 1024
 _GROWTH_DESCRIPTORS: Final = 40
 _NOT_WORKED_ON: Final = (b'"upstream_unreachable"', b'"status_503"')
+_HALTS: Final = frozenset({"replica pauses by order", "replica sleeps"})
+_SLOW: Final = frozenset(
+    {
+        "replica paused", "replica hangs", "http held", "http slow", "http drips", "all held",
+        "router killed", "router ended", "router paused", "router out of descriptors",
+        "router gets large bodies", "router's names fail",
+    }
+)  # fmt: skip
+_LEFT_S: Final = 5.0  # an answer takes a second, and a router looks at a replica twice a second
 _OF_ROUTERS: Final = frozenset(
     {"router killed", "router paused", "router out of descriptors", "router ended"}
 )
@@ -73,6 +82,7 @@ class Evidence(Struct, kw_only=True):
     engine_lines: Sequence[Mapping[str, Any]]
     is_partial: bool
     resent: Mapping[str, int] = {}  # request -> how often its router sent it once more
+    num_strays: int = 0  # answers that nobody asked for, sent on idle connections
 
 
 def judge(evidence: Evidence) -> list[Check]:
@@ -82,6 +92,7 @@ def judge(evidence: Evidence) -> list[Check]:
         _is_right(evidence),
         _none_lost(evidence),
         _none_twice(evidence),
+        _none_waited(evidence),
         _counts_agree(evidence),
         _gauges_are_zero(evidence),
         _memory_is_flat(evidence),
@@ -145,9 +156,10 @@ def _ends_clearly(evidence: Evidence) -> Check:
 def _is_right(evidence: Evidence) -> Check:
     found = [one for one in evidence.ledger.seen if one.outcome == "wrong"]
     return Check(
-        name="every answer is the right one: text, end, usage once",
+        name="every answer is its own request's, and right: text, end, usage once",
         holds=not found,
-        figures=f"{evidence.ledger.count('right'):,} right, {len(found)} wrong",
+        figures=f"{evidence.ledger.count('right'):,} right, {len(found)} wrong, "
+        f"{evidence.num_strays:,} strays",
         failures=_failures(evidence, found),
     )
 
@@ -171,7 +183,7 @@ def _none_twice(evidence: Evidence) -> Check:
     num_whole: Counter[str] = Counter()
     num_started: Counter[str] = Counter()
     for line in evidence.engine_lines:
-        name = str(line["id"]).partition("-")[2]  # after chatcmpl-, cmpl-
+        name = str(line["request"])
         if not line["is_end"]:
             num_started[name] += 1
         elif line["is_whole"]:
@@ -189,6 +201,27 @@ def _none_twice(evidence: Evidence) -> Check:
         holds=not found,
         figures=f"{num_resent} tries abandoned, {len(twice)} of them computed whole, "
         f"{len(found)} for no reason",
+        failures=_failures(evidence, found),
+    )
+
+
+def _none_waited(evidence: Evidence) -> Check:
+    """Check that requests leave a replica that is paused or asleep, if nothing else is slow."""
+    looked_at: list[Seen] = []
+    for one in evidence.ledger.seen:
+        around = {
+            done.fault.kind.name
+            for done in evidence.time_line
+            if done.overlaps(one.start_s - SETTLED_S, one.end_s)
+        }
+        if one.outcome == "right" and around & _HALTS and not around & _SLOW:
+            looked_at.append(one)
+    found = [one for one in looked_at if one.end_s - one.start_s > _LEFT_S]
+    longest_s = max((one.end_s - one.start_s for one in looked_at), default=0.0)
+    return Check(
+        name="none waits at a replica that is paused or asleep",
+        holds=not found if looked_at else None,
+        figures=f"{len(found)} of {len(looked_at):,} did, the slowest took {longest_s:.1f} s",
         failures=_failures(evidence, found),
     )
 
@@ -236,7 +269,8 @@ def _num_errors(seen: Iterable[Seen]) -> int:
 
 def _num_open_ended(seen: Iterable[Seen]) -> int:
     """Count those of which the router's own outcome is not known to the client."""
-    return sum(one.outcome in ("left", "router gone", "unclear") for one in seen)
+    unknown = ("aborted", "crossed", "left", "router gone", "unclear")
+    return sum(one.outcome in unknown for one in seen)
 
 
 def _gauges_are_zero(evidence: Evidence) -> Check:

@@ -50,7 +50,7 @@ class Choice:
 
     @property
     def num_ready(self) -> int:
-        num_made = self.generation.num_output_tokens
+        num_made = min(self.generation.num_output_tokens, len(self.reply.ids))
         call = self.reply.tool_call
         if call is None or not self._holds_call or num_made == len(self.reply.ids):
             return num_made
@@ -124,6 +124,7 @@ async def send_stream(
             await response.write(failure)
         await response.write_eof()
         return response
+    dies = fault if fault is not None and fault.kind == "die_after" else None
     while not all(choice.is_done for choice in choices):
         while not await _has_more(choices, keep_alive_s):
             await response.write(KEEP_ALIVE)
@@ -136,7 +137,7 @@ async def send_stream(
                 events.append(writer.tokens(index, sent, now, usage))
         if unsent := b"".join(events):
             await response.write(unsent)
-        if fault is not None and choices[0].num_sent >= fault.after_tokens:
+        if dies is not None and choices[0].num_sent >= dies.after_tokens:
             await hang_up(request)
     await response.write(writer.end(usage_of(api, choices)))
     await response.write_eof()
@@ -157,11 +158,12 @@ async def send_whole(
     """
     if fault is not None and fault.kind == "first_event_error":
         raise generation_error(fault)
+    dies = fault if fault is not None and fault.kind == "die_after" else None
     while not all(choice.is_done for choice in choices):
         await _has_more(choices, 0.0)
         for choice in choices:
             choice.num_sent = choice.num_ready
-        if fault is not None and choices[0].num_sent >= fault.after_tokens:
+        if dies is not None and choices[0].num_sent >= dies.after_tokens:
             await hang_up(request)
     return web.Response(body=writer.whole(usage_of(api, choices)), content_type="application/json")
 

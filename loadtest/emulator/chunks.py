@@ -66,9 +66,17 @@ class ChunkAnswer:
         return b"".join(chunks)
 
     def end(self, usage: Usage) -> bytes:
+        aborted = b""
+        if self._is_chat:  # a completion says nothing of it
+            indices = [i for i, reply in enumerate(self._replies) if not reply.ids]
+            aborted = b"".join(self._role(i, None) + self._aborted(i) for i in indices)
         if not self._params.include_usage:
-            return DONE
-        return self._chunk([], usage=usage.last_chunk(), system_fingerprint=FINGERPRINT) + DONE
+            return aborted + DONE
+        return (
+            aborted
+            + self._chunk([], usage=usage.last_chunk(), system_fingerprint=FINGERPRINT)
+            + DONE
+        )
 
     def whole(self, usage: Usage) -> bytes:
         choices = [self._whole_choice(index) for index in range(len(self._replies))]
@@ -103,6 +111,9 @@ class ChunkAnswer:
             **({} if self._is_chat else prompt),
             "routed_experts": None,
         }
+
+    def _aborted(self, index: int) -> bytes:
+        return self._chunk([{"index": index, "delta": {}, "finish_reason": "abort"}])
 
     def _role(self, index: int, usage: Usage | None) -> bytes:
         """Open a chat choice; `usage` is written with nothing generated yet."""

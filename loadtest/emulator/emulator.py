@@ -11,7 +11,7 @@ import zmq
 from aiohttp import web
 
 from loadtest.emulator.app import App, make_request
-from loadtest.emulator.faults import Fault
+from loadtest.emulator.faults import Fault, hang_up
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.replica import Replica
 from router.addresses import own_url_host
@@ -56,7 +56,7 @@ class Emulator:
         self.app = App(self.replica, self._faults.put_nowait)
         self.replica.faults.on_kill = lambda: self._faults.put_nowait(Fault(kind="kill"))
         self._server = web.Server(
-            self.app.handle,
+            self._handle,
             request_factory=make_request,
             handler_cancellation=True,
             access_log=None,
@@ -86,6 +86,12 @@ class Emulator:
     async def serve(self) -> None:
         """Wait until the replica is dead (`kill`) or the caller is cancelled."""
         await asyncio.wait([self._keeper])
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request, unless the replica is down: a connection may come as it closes."""
+        if not self._sites:
+            await hang_up(request)
+        return await self.app.handle(request)
 
     async def _open(self) -> None:
         """Start the ranks' tasks and listen."""

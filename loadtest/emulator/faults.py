@@ -21,6 +21,7 @@ from loadtest.emulator.wire import ApiError
 FaultKind = Literal[
     "die_before",
     "die_after",
+    "abort",
     "hang",
     "refuse",
     "status",
@@ -37,7 +38,16 @@ FaultKind = Literal[
 ]
 
 REQUEST_FAULTS: Final = frozenset(
-    {"die_before", "die_after", "hang", "refuse", "status", "first_event_error", "kill_before"}
+    {
+        "die_before",
+        "die_after",
+        "abort",
+        "hang",
+        "refuse",
+        "status",
+        "first_event_error",
+        "kill_before",
+    }
 )
 
 
@@ -54,6 +64,8 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         status            Answer HTTP status `status`, with vLLM's error body.
         kill_before       End the whole replica instead of answering, as `kill` does.
         first_event_error A stream: 200, then an error event of `status`; else as `status`.
+        abort             Give the request up after `after_tokens` tokens (0: before any), and end
+                          the answer as vLLM does: with status 200 and a finish_reason "abort".
 
     At once:
 
@@ -130,7 +142,7 @@ class Faults:
 
 
 async def suffer(request: web.BaseRequest, fault: Fault) -> None:
-    """Apply a fault before anything is computed; `die_after` comes later."""
+    """Apply a fault before anything is computed; `die_after` and `abort` come later."""
     match fault.kind:
         case "refuse":
             raise ApiError(503, "emulated: refused", type="ServiceUnavailableError")

@@ -81,7 +81,7 @@ class Generate:
         if fault is not None:
             await suffer(request, fault)
         asked = self._read(request, raw, api)
-        fault = fault or await poisoned(request, asked.params.extension)
+        fault = await poisoned(request, asked.params.extension) or fault
         rank = self._rank(request, api)
         prompts = await self._reader.prompts(asked.body, api)
         for prompt in prompts:
@@ -93,15 +93,19 @@ class Generate:
         if asked.transfer is not None and asked.transfer.get("do_remote_decode"):
             kept = replica.transfers.begin(asked.transfer, asked.head.id)
         replica.num_in_flight += 1
+        request_id = request.headers.get("X-Request-Id", "")
         if self._log is not None:
-            self._log.started(asked.head.id)
+            self._log.started(request_id)
         try:
             pooled = await self._fetch(rank, asked, prompts, is_kept=kept is not None)
             if fault is None and any(pooled):
                 fault = replica.faults.next(raw, is_pooled=True)
                 if fault is not None:
                     await suffer(request, fault)
-            self._submit(rank, asked, prompts, pooled, choices)
+            num_kept: int | None = None
+            if fault is not None and fault.kind == "abort":
+                num_kept, fault = fault.after_tokens, None
+            self._submit(rank, asked, prompts, pooled, choices, num_kept)
             answered = await self._answer(request, asked, choices, fault)
             is_whole = True
             if kept is not None:
@@ -112,7 +116,7 @@ class Generate:
             if kept is not None and not is_whole:
                 replica.transfers.end(kept, None)
             if self._log is not None:
-                self._log.ended(asked.head.id, [c.generation for c in choices], is_whole)
+                self._log.ended(request_id, [c.generation for c in choices], is_whole)
             replica.num_in_flight -= 1
             for choice in choices:
                 rank.engine.scheduler.abort(choice.generation)
@@ -160,16 +164,22 @@ class Generate:
         prompts: Sequence[Prompt],
         pooled: Sequence[int],
         choices: list[Choice],
+        num_kept: int | None,
     ) -> None:
-        """Queue all replies on a rank; each is in `choices` from then on."""
+        """Queue all replies on a rank; each is in `choices` from then on.
+
+        `num_kept`: give each up after so many tokens; None: never.
+        """
         replica, body = self._replica, asked.body
         ready = asyncio.Event()
         for prompt, num_pooled_tokens in zip(prompts, pooled, strict=True):
             for index in range(asked.params.n):
-                reply = replica.reply(prompt.ids, asked.params, body, index=index)
+                computed = reply = replica.reply(prompt.ids, asked.params, body, index=index)
+                if num_kept is not None:
+                    computed, reply = reply.aborted(max(1, num_kept)), reply.aborted(num_kept)
                 generation = replica.generation(
                     prompt,
-                    reply,
+                    computed,
                     ready,
                     lora=asked.lora,
                     cache_salt=asked.params.cache_salt,
@@ -224,7 +234,10 @@ def _count(rank: Rank, choice: Choice, start_s: float, now_s: float) -> None:
     generation, stats = choice.generation, rank.stats
     if generation.failed:
         stats.finished["error"] += 1
-    elif generation.num_output_tokens < generation.num_reply_tokens:
+    elif (
+        choice.reply.finish_reason == "abort"
+        or generation.num_output_tokens < generation.num_reply_tokens
+    ):
         stats.finished["abort"] += 1
     else:
         stats.finished["length" if choice.reply.finish_reason == "length" else "stop"] += 1

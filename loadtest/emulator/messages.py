@@ -98,9 +98,10 @@ class MessageWriter:
 
     def end(self, usage: Usage) -> bytes:
         """Write the end; its event has the whole usage."""
+        opening = b"" if self._reply.ids else self._message_start()  # of an abort
         closing = _event("content_block_stop", index=0) if self._block is not None else b""
         ended = _event("message_delta", delta=_stop(self._reply), usage=usage_fields(usage))
-        return closing + ended + _event("message_stop")
+        return opening + closing + ended + _event("message_stop")
 
     def whole(self, usage: Usage) -> bytes:
         block: dict[str, Any] = {"type": "text", "text": self._reply.text()}
@@ -163,5 +164,5 @@ def _head(head: Head) -> dict[str, Any]:
 
 
 def _stop(reply: Reply) -> dict[str, str | None]:
-    reason = "stop_sequence" if reply.stop_reason else _STOP_REASONS[reply.finish_reason]
+    reason = "stop_sequence" if reply.stop_reason else _STOP_REASONS.get(reply.finish_reason)
     return {"stop_reason": reason, "stop_sequence": reply.stop_reason}

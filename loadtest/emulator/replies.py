@@ -32,7 +32,8 @@ class ToolCall(Struct, frozen=True):
 class Reply(Struct, frozen=True, kw_only=True):
     """Tokens and their texts, shape (num_tokens,); an end-of-sequence token has the text ''.
 
-    finish_reason: `stop`, `length` or `tool_calls`. stop_reason: the stop string that ended it.
+    finish_reason: `stop`, `length`, `tool_calls` or `abort`. stop_reason: the stop string that
+    ended it.
     """
 
     ids: list[int]
@@ -40,6 +41,11 @@ class Reply(Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_reason: str | None = None
     tool_call: ToolCall | None = None
+
+    def aborted(self, num_tokens: int) -> Reply:
+        """Return the beginning of a reply that its engine gives up."""
+        ids, texts = self.ids[:num_tokens], self.texts[:num_tokens]
+        return Reply(ids=ids, texts=texts, finish_reason="abort")
 
     def text(self, start: int = 0, stop: int | None = None) -> str:
         """Join the texts of tokens [start, stop); '' where the reply is a tool call."""

@@ -22,13 +22,14 @@ class RequestLog:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def started(self, request_id: str) -> None:
-        self._write({"id": request_id, "is_end": False})
+        """Note the start of a request, by its `X-Request-Id`."""
+        self._write({"request": request_id, "is_end": False})
 
     def ended(self, request_id: str, generations: Sequence[Generation], is_whole: bool) -> None:
         """Note the end; `is_whole`: the last byte was handed to the connection."""
         self._write(
             {
-                "id": request_id,
+                "request": request_id,
                 "is_end": True,
                 "is_whole": is_whole,
                 "num_tokens": sum(request.num_output_tokens for request in generations),

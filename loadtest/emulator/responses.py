@@ -123,8 +123,10 @@ class ResponseWriter:
 
     def whole(self, usage: Usage) -> bytes:
         items = [self._whole_item()] if self._reply.text() or self._reply.tool_call else []
-        is_cut = self._reply.finish_reason == "length"
-        self.response = self._response("incomplete" if is_cut else "completed", items, usage)
+        status = "incomplete" if self._reply.finish_reason == "length" else "completed"
+        if self._reply.finish_reason == "abort" and self._reply.ids:
+            status = "cancelled"  # of parsers that count tokens; the others say "completed"
+        self.response = self._response(status, items, usage)
         return orjson.dumps(self.response)
 
     def _open(self) -> bytes:

@@ -6,13 +6,22 @@ router.api.failures, by path, because an error may come before the API is known.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.api import anthropic, engine_tokenize, openai, responses, responses_usage, usage
+from router.api import (
+    anthropic,
+    ending,
+    engine_tokenize,
+    openai,
+    responses,
+    responses_usage,
+    usage,
+)
 from router.api.openai import ChatRequest, CompletionRequest, Json
 from router.api.outline import Outline
 from router.api.usage import Usage
@@ -34,6 +43,8 @@ class Api(Struct, frozen=True, kw_only=True):
     usage_of_body, usage_of_stream: Read what the engine reports, from a whole answer and from the
         end of an event stream (its last `TAIL_BYTES` or more).
     end: What a stream that has come to its end has there; empty: its end alone has usage.
+    last: How the last event of its streams is known. None: they may end with any.
+    is_aborted: Return whether an engine gave a whole answer up (router.api.ending).
     starts_early: Its stream may begin before anything was generated (router.api.opening): the first
         token's time is that of the first event behind that. False: it is that of the first byte.
     hold_s: How long a stream's beginning without content is kept at most, so that another replica
@@ -53,6 +64,8 @@ class Api(Struct, frozen=True, kw_only=True):
     usage_of_body: Callable[[bytes], Usage | None] = usage.usage_of_body
     usage_of_stream: Callable[[bytes], Usage | None] = usage.usage_of_stream
     end: bytes = b"\ndata: [DONE]"  # text of an answer has no line breaks: JSON escapes them
+    last: re.Pattern[bytes] | None = ending.DONE
+    is_aborted: Callable[[bytes], bool] = ending.is_aborted_chat
     starts_early: bool = False
     hold_s: float = 1.0  # vLLM begins with the first token, and an error follows at once
     repeats: int = 0
@@ -95,6 +108,8 @@ MESSAGES: Final = Api(
     usage_of_body=anthropic.usage_of_message,
     usage_of_stream=anthropic.usage_of_messages,
     end=b"",
+    last=ending.MESSAGE_STOP,
+    is_aborted=ending.is_aborted_message,
     starts_early=True,
 )
 
@@ -109,6 +124,8 @@ RESPONSES: Final = Api(
     usage_of_body=responses_usage.usage_of_response,
     usage_of_stream=responses_usage.usage_of_responses,
     end=b"",
+    last=ending.RESPONSE_END,
+    is_aborted=ending.is_aborted_whole_response,
     starts_early=True,
     hold_s=10.0,  # it says that it begins before anything is computed
     repeats=4,
@@ -118,8 +135,11 @@ RESPONSES: Final = Api(
 REALTIME: Final = Api(name="realtime")
 """A WebSocket: see router.request.realtime."""
 
-OTHER: Final = Api(name="other", hold_s=10.0)
+OTHER: Final = Api(name="other", hold_s=10.0, last=None)
 """Any other route."""
+
+_ENDS_AS_CHATS: Final = replace(OTHER, last=ending.DONE)
+"""Routes of which nothing is known but that vLLM ends their streams as those of chats."""
 
 APIS: Final = {
     "/v1/chat/completions": CHAT,
@@ -129,11 +149,15 @@ APIS: Final = {
 }
 """By the path of its POSTs."""
 
-_COUNTING: Final = {"/v1/messages/count_tokens": COUNT_TOKENS}
+_SPECIAL: Final = {
+    "/v1/messages/count_tokens": COUNT_TOKENS,
+    "/inference/v1/generate": _ENDS_AS_CHATS,
+    "/cohere/v2/chat": _ENDS_AS_CHATS,
+}
 
 
 def api_of(method: str, path: str) -> Api:
     """Find the API of a request."""
     if method != "POST":
         return OTHER
-    return APIS.get(path) or _COUNTING.get(path, OTHER)
+    return APIS.get(path) or _SPECIAL.get(path, OTHER)

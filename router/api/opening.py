@@ -5,13 +5,22 @@ pool is gone, a step of the engine raised) is an event, behind what comes before
 a role, an id, a message without content. Until something was generated a request can be answered
 elsewhere as well, so an answer's beginning is read up to there.
 
-Source: vLLM 0.32 entrypoints/openai/chat_completion/serving.py (role first, then the error, then
-[DONE]), openai/completion, anthropic/serving.py (`event: error`, type internal_error whatever it
-was), openai/responses (response.created and response.in_progress come before anything is computed).
+An engine that is paused or stopped aborts its requests: a stream then ends as if all was well. How
+it ends is read by router.api.ending.
+
+Source: vLLM 0.32 entrypoints.
+
+    openai/chat_completion   the role first, then the error, then [DONE]
+    openai/completion        an abort before a token is [DONE] alone
+    anthropic                `event: error`, type internal_error whatever it was; an abort is a
+                             `message_delta` whose `stop_reason` is null
+    openai/responses         response.created and response.in_progress before anything is computed;
+                             an abort is `response.completed` without an output token
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final
@@ -20,9 +29,6 @@ import orjson
 
 MAX_BYTES: Final = 64 * 1024
 """Of a beginning: with `return_token_ids` the role brings the prompt's ids; longer is not held."""
-
-_END_BYTES: Final = 4 * 1024
-_END_EVENTS: Final = 4  # an error, [DONE], the empty line behind it
 
 _PREAMBLES: Final = frozenset(
     {"ping", "message_start", "response.created", "response.in_progress", "response.queued"}
@@ -49,12 +55,17 @@ _STATUS_BY_TYPE: Final = {
     "overloaded_error": 503,
 }
 
+# Source: pydantic's text of a ValidationError, in vLLM 0.32 anthropic/serving.py.
+_QUOTED_STATUS: Final = re.compile(r"input_value=\{'error': .{0,60}'code': ([45][0-9]{2})\}\}")
+
 
 class Begun(Enum):
     """What the beginning of a stream is, where it is no error."""
 
     NOT_YET = "not_yet"  # nothing was generated so far
     CONTENT = "content"
+    ABORTED = "aborted"  # the engine gave the request up before it generated anything
+    ENDED = "ended"  # the stream's last event has come, and nothing was generated
 
 
 class Opening:
@@ -88,19 +99,13 @@ def opening_of(beginning: bytes) -> Begun | int:
     return Opening().read(beginning)
 
 
-def ends_with_error(end: bytes) -> bool:
-    """Return whether a stream's last events say that its engine failed."""
-    events = end[-_END_BYTES:].replace(b"\r\n", b"\n").split(b"\n\n")
-    kinds = [_kind(event) for event in events[-_END_EVENTS:]]
-    return any(isinstance(kind, int) and kind >= 500 for kind in kinds)
-
-
 def _first_kind(events: list[bytes]) -> Begun | int:
-    kinds = map(_kind, events)
+    kinds = map(kind_of_event, events)
     return next((kind for kind in kinds if kind is not Begun.NOT_YET), Begun.NOT_YET)
 
 
-def _kind(event: bytes) -> Begun | int:
+def kind_of_event(event: bytes) -> Begun | int:
+    """Read one event, of lines that end with \\n: as `Opening.read`."""
     if event.startswith(_LONG_PREAMBLES):
         return Begun.NOT_YET
     data = b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
@@ -108,8 +113,8 @@ def _kind(event: bytes) -> Begun | int:
         return Begun.NOT_YET
     try:
         value = orjson.loads(data)
-    except orjson.JSONDecodeError:  # [DONE], too
-        return Begun.CONTENT
+    except orjson.JSONDecodeError:
+        return Begun.ENDED if data.strip() == b"[DONE]" else Begun.CONTENT
     if not isinstance(value, dict):
         return Begun.CONTENT
     kind = value.get("type")
@@ -117,11 +122,42 @@ def _kind(event: bytes) -> Begun | int:
     if error is not None:
         return _status(error)
     if isinstance(kind, str):
-        return Begun.NOT_YET if kind in _PREAMBLES else Begun.CONTENT
+        return _kind_of_named(kind, value)
     choices = value.get("choices")
-    if isinstance(choices, list) and not any(map(_has_content, choices)):
+    if not isinstance(choices, list):
+        return Begun.CONTENT
+    if any(map(_has_content, choices)):
+        return Begun.CONTENT
+    is_aborted = any(choice.get("finish_reason") == "abort" for choice in choices)
+    return Begun.ABORTED if is_aborted else Begun.NOT_YET
+
+
+def _kind_of_named(kind: str, value: Mapping[str, Any]) -> Begun:
+    """Read an event of the Messages or the Responses API that is no error."""
+    if kind in _PREAMBLES:
         return Begun.NOT_YET
+    if kind == "message_stop":
+        return Begun.ENDED
+    if kind == "message_delta":
+        delta = value.get("delta")
+        reason = delta.get("stop_reason", "") if isinstance(delta, dict) else ""
+        return Begun.ABORTED if reason in (None, "abort") else Begun.CONTENT
+    if kind == "response.completed" and _is_aborted_response(value.get("response")):
+        return Begun.ABORTED
     return Begun.CONTENT
+
+
+def _is_aborted_response(response: object) -> bool:
+    """Return whether a response of the Responses API was given up by its engine.
+
+    vLLM 0.32 says "cancelled" for one of its parsers. With the others it says "completed" though
+    not one token was generated.
+    """
+    if not isinstance(response, dict):
+        return False
+    usage = response.get("usage")
+    num_tokens = usage.get("output_tokens") if isinstance(usage, dict) else None
+    return response.get("status") == "cancelled" or num_tokens == 0
 
 
 def _error_in(value: Mapping[str, Any], kind: object) -> Mapping[str, Any] | None:
@@ -137,7 +173,11 @@ def _error_in(value: Mapping[str, Any], kind: object) -> Mapping[str, Any] | Non
 
 
 def _status(error: Mapping[str, Any]) -> int:
-    """Find an error's status: its number, else what its name means, else the engine's fault."""
+    """Find an error's status: its number, else what its name means, else the engine's fault.
+
+    vLLM 0.32 calls every error inside a Messages stream `internal_error`. Its text then quotes the
+    beginning and the end of the error of the chat below, which has the number.
+    """
     for key in ("code", "status", "type"):
         value = error.get(key)
         if isinstance(value, str):
@@ -145,14 +185,17 @@ def _status(error: Mapping[str, Any]) -> int:
             value = int(value) if is_number else _STATUS_BY_TYPE.get(value)
         if isinstance(value, int) and 400 <= value <= 599:
             return value
-    return 500
+    quoted = _QUOTED_STATUS.search(str(error.get("message")))
+    return int(quoted[1]) if quoted is not None else 500
 
 
 def _has_content(choice: object) -> bool:
-    """Return whether a chunk's choice has anything but a role."""
+    """Return whether a chunk's choice has anything but a role; that it was aborted is nothing."""
     if not isinstance(choice, dict):
         return True
-    if choice.get("finish_reason") is not None or choice.get("text"):
+    if choice.get("finish_reason") not in (None, "abort"):
+        return True
+    if choice.get("text") or choice.get("token_ids"):
         return True
     delta = choice.get("delta")
     return isinstance(delta, dict) and any(

@@ -1,10 +1,10 @@
 """Which routes the public port serves. An allow-list: engines see no other route.
 
 An engine's port also has routes that control it (sleep, pause, caches, weights, adapters) and
-routes that report on it (metrics, version, docs). Its --api-key protects few of them (vLLM 0.32
+routes that report on it (metrics, docs). Its --api-key protects few of them (vLLM 0.32
 serve/middleware/authenticate.py: /v1, /v2, /inference, /cohere). `/tokenizer_info` is not served
 either, nor is `…/derender`, whose cost grows with the cube of its input. An operator adds routes
-with `forward.routes`.
+with `forward.routes`. `/health`, `/ping` and `/version` are answered by router.http.pages.
 
 A path is matched as the bytes that came, and forwarded as it was matched. So every other spelling
 of a path (//x, /%78, /a/../x, /x;y, \\x) is another path, which is not on the list. A slash at the
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl
 
+import orjson
 from msgspec import Struct
 
 from router.api.realtime import PATH as REALTIME
@@ -74,6 +75,9 @@ _OF_RESPONSES: Final = {
     "/input_items": _GET,
 }
 RESPONSE_PATH: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel|/input_items|)")
+
+_STATUS_PHRASES: Final = {404: "Not Found", 405: "Method Not Allowed"}
+_MOST_REFUSAL_BYTES: Final = 1024
 
 _UPLOADS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 
@@ -219,6 +223,37 @@ def check_pattern(pattern: str) -> str | None:
         f"{pattern!r} is no route; write /path, /prefix/* or METHOD /path, without escapes that "
         "need not be, '//', '.', '..' and ';'"
     )
+
+
+def engine_route(method: str, path: str) -> str | None:
+    """Name a route as engines have it or not. None: it is an operator's.
+
+    Those may be another server's, which may say the same of a thing that it does not have.
+    """
+    found = RESPONSE_PATH.fullmatch(path)
+    if found is not None:
+        return f"{method} /v1/responses/ID{found[2]}"
+    return f"{method} {path}" if path in _KNOWN else None
+
+
+def lacks_route(status: int, body: bytes) -> bool:
+    """Return whether an answer says that its server has no such route, or not for this method.
+
+    A model or a response that does not exist has another text. Source: starlette's and FastAPI's
+    own errors; vLLM has written them as its own, too (`error.message`, in old releases `message`).
+    """
+    phrase = _STATUS_PHRASES.get(status)
+    if phrase is None or len(body) > _MOST_REFUSAL_BYTES:
+        return False
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body.strip() == phrase.encode()
+    if not isinstance(value, dict):
+        return False
+    error = value.get("error")
+    told = error if isinstance(error, dict) else value
+    return phrase in (value.get("detail"), told.get("message"))
 
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # Source: RFC 9110 section 9.2.1

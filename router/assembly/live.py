@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 from router.assembly.router import Router
 from router.live.replica_rows import ReplicaRows
@@ -14,8 +14,12 @@ from router.live.state import (
     experiment_fields,
     pool_fields,
     queue_fields,
+    source_fields,
     tenant_fields,
+    tokenizer_fields,
 )
+
+_MAX_NAMED: Final = 10  # host names
 
 
 def build_live_state(router: Router) -> LiveState:
@@ -34,6 +38,7 @@ def build_live_state(router: Router) -> LiveState:
             "policy": config.policy.name,
             "up_s": round(time.monotonic() - begun_s),
             "listeners": len(router.feed),
+            "unresolved": router.names.failing[:_MAX_NAMED],
         }
 
     return LiveState(
@@ -45,6 +50,8 @@ def build_live_state(router: Router) -> LiveState:
             "sessions": sessions.describe,
             "findings": sessions.describe_findings,
             "experiments": lambda: experiment_fields(router.experiments),
+            "tokenizers": lambda: tokenizer_fields(router.fleet, router.prompters),
+            "sources": lambda: source_fields(router.status),
             "pools": lambda: pool_fields(router.status),
             "tenants": lambda: tenant_fields(router.tenants, router.metrics),
             "sharing": router.status.sharing,

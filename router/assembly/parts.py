@@ -47,6 +47,7 @@ from router.index.cache_view import CacheView
 from router.live.feed import Feed
 from router.live.history import History
 from router.metrics import Metrics
+from router.names import Names
 from router.pool.members import PoolMembers
 from router.pool.pools import build_pools
 from router.pool.readers import PoolReaders
@@ -97,6 +98,8 @@ class Parts:
         self.config = config
         self.metrics = Metrics()
         self.threads = Threads()
+        self.names = Names()
+        self.metrics.unresolved_names.set_function(lambda: len(self.names.failing))
         self.draining = Draining(config.listen)
         self.certificates = dict(_certificates(config))
         self.withheld = Withheld(config.forward.client_fields)
@@ -160,7 +163,8 @@ class Parts:
             self.decision_log = DecisionLog(config.log.decisions, count_dropped)
         self.traces: Exporter | None = None
         if (endpoint := config.tracing.endpoint) is not None:
-            self.traces = Exporter(collector_at(endpoint), endpoint, self.metrics)
+            collector = collector_at(endpoint, self.names)
+            self.traces = Exporter(collector, endpoint, self.metrics)
 
     def _build_tenants(self) -> None:
         self.tenants: Tenants | None = None
@@ -178,15 +182,21 @@ class Parts:
         key = read_secret(config.engine.api_key_file, "engine.api_key_file")
         self.engine_key = EngineKey.of(config, key)
         self.strays = Strays(lambda server: self.metrics.strays.labels(server).inc())
-        self.upstream = Upstream(config.forward, tls, self.fleet.signs, self.strays)
+        self.upstream = Upstream(
+            config.forward, tls, self.fleet.signs, names=self.names, strays=self.strays
+        )
         self.engine_api = EngineApi(
-            timeout_s=config.health.timeout_s, tls=tls, key=self.engine_key, strays=self.strays
+            timeout_s=config.health.timeout_s,
+            tls=tls,
+            key=self.engine_key,
+            names=self.names,
+            strays=self.strays,
         )
 
     def _build_pool(self) -> None:
         """Build what knows the shared pools, and what asks their masters."""
         config = self.config.mooncake
-        self.pools = build_pools(config, self.metrics, self.strays)
+        self.pools = build_pools(config, self.metrics, self.names, self.strays)
         self.readers = PoolReaders(
             {
                 entry.name: entry.replica.pool
@@ -206,7 +216,7 @@ class Parts:
             self.engine_api, fleet=self.fleet, prompters=self.prompters
         )
         self.waiting: Waiting = {}
-        self.sleepers = Sleepers(self.fleet, self.caches)
+        self.sleepers = Sleepers(self.fleet, self.caches, self.upstream)
         self.probes = Probes(
             self.config.health,
             engine_api=self.engine_api,
@@ -270,6 +280,7 @@ class Parts:
                 pools=self.pools,
                 sharing=self.sharing,
                 count_failure=self.count_failure,
+                names=self.names,
             ),
             members=PoolMembers(self.pools, self.readers),
         )
@@ -310,7 +321,9 @@ class Parts:
             peers=self.peers,
         )
         if config.redis.is_configured:
-            self.store = RedisStore(config.redis, router=name, password=redis_password)
+            self.store = RedisStore(
+                config.redis, router=name, password=redis_password, names=self.names
+            )
             self.sharing = Sharing(
                 self.store,
                 self._shares(self.store, self.peers, self.outbox),
@@ -367,6 +380,8 @@ class Parts:
         )
         self.status.losses = self.losses.by_candidate
         self.metrics.watch(self.status)
+        self.metrics.watch_places(self.status.places)
+        self.metrics.watch_models(lambda: self.fleet.available(time.monotonic()))
 
     @property
     def clients(self) -> Iterator[AbstractAsyncContextManager[Any]]:

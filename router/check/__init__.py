@@ -2,6 +2,7 @@
 
     replica, events, tokenizer      a file for each system: `look` asks, with the router's own
     redis, mooncake, host, sources  clients and a deadline; `judge` is pure
+    running                         a router that runs here: whose it is, and what it counted
     together                        judges what only several replicas can have wrong
     seen                            what was seen of a replica, in the router's own structs
     run                             looks at everything, then judges

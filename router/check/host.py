@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -13,21 +12,23 @@ from typing import Final
 import httpx
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.addresses import host_port, own_url_host
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.reach import CONNECT_S, Reach, reach
+from router.check.running import RouterSeen, described, kinship, num_of, of_listing, of_metrics
 from router.check.seen import ReplicaSeen
 from router.config import AdminConfig, Config, ListenConfig, TracingConfig
+from router.config.exposure import open_to
 from router.config.secrets import read_secret
 from router.errors import ConfigError
 from router.listening import cannot_listen, listen, why_not
 from router.tracing.export import collector_at
 
 _ASK_S: Final = 2.0
-_SAMPLE: Final = re.compile(r"^(warmroute_\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
-_SIGNS: Final = ("warmroute_", '"replicas"', '"findings"', "admin token")
+_SIGNS: Final = ("warmroute_", '"replicas"', '"findings"', "admin token", "listen.trusted")
 _PATHS: Final = {"listen": "/metrics", "admin": "/admin/replicas"}
 _PROMPTS: Final = "/admin/findings"
 _MAX_PROMPTS: Final = 5
@@ -51,6 +52,7 @@ class PortSeen(Struct, frozen=True, kw_only=True):
     port: int
     error: str | None  # None: it is free
     is_router: bool = False  # a warmroute listens there
+    router: RouterSeen | None = None  # None: it does not say which replicas it has
 
 
 class CollectorSeen(Struct, frozen=True):
@@ -67,8 +69,8 @@ class HostSeen(Struct, frozen=True, kw_only=True):
     ports: tuple[PortSeen, ...] = ()
     files: tuple[FileSeen, ...] = ()
     collector: CollectorSeen | None = None  # None: nothing is traced
-    num_answered: int | None = None  # its requests; None: no router runs
-    num_audited: int | None = None  # requests whose answer reported cached tokens
+    num_answered: int | None = None  # requests of a router; None: none runs that is meant
+    num_audited: int | None = None  # those whose answer reported cached tokens
     prompts: tuple[str, ...] | None = None  # what a router says about them; None: it was not asked
 
 
@@ -91,20 +93,20 @@ async def look(config: Config, deadline: Deadline, *, admin_token: str | None = 
     """
     prompts = None
     listen, page = await _port("listen", config.listen, None, deadline)
+    listen = replace(listen, router=of_metrics(page))
     if listen.is_router and admin_token is None and not config.admin.open:
         host, port = config.admin.host, config.admin.port
         error = why_not_free(host, port)
         admin = PortSeen(key="admin", host=host, port=port, error=error, is_router=True)
     else:
         admin, said = await _port("admin", config.admin, admin_token, deadline)
+        admin = replace(admin, router=of_listing(said))
         if said is not None and '"replicas"' in said:  # it lets us in
             prompts = await _ask(config.admin, _PROMPTS, admin_token, deadline)
     return HostSeen(
         ports=(listen, admin),
         files=tuple(_files(config)),
         collector=await _collector(config.tracing, deadline),
-        num_answered=None if page is None else total(page, "warmroute_requests_total"),
-        num_audited=None if page is None else total(page, "warmroute_audited_total"),
         prompts=_prompts(prompts),
     )
 
@@ -165,8 +167,8 @@ async def ask_router(url: str, *, token: str | None = None, timeout_s: float) ->
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
     # The admin port may want a token: its refusal is enough to recognize it.
-    is_router = answer.status_code in (200, 401) and any(sign in answer.text for sign in _SIGNS)
-    return answer.text if is_router else None
+    has_sign = any(sign in answer.text for sign in _SIGNS)
+    return answer.text if has_sign and answer.status_code in (200, 401, 403) else None
 
 
 @cache
@@ -185,11 +187,6 @@ def _prompts(page: str | None) -> tuple[str, ...] | None:
     except msgspec.DecodeError:
         return None
     return tuple(" ".join(each.text.split()) for each in found.findings)
-
-
-def total(page: str, name: str) -> int:
-    """Add up a counter of a metrics page over its labels."""
-    return round(sum(float(value) for found, value in _SAMPLE.findall(page) if found == name))
 
 
 def _files(config: Config) -> Iterator[FileSeen]:
@@ -247,7 +244,9 @@ def _why_no_log(path: Path) -> str | None:
 
 def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     """Judge what a router needs of its own machine."""
-    yield from map(_judge_port, seen.ports)
+    seen = _meant(seen, replicas)
+    for port in seen.ports:
+        yield _judge_port(port, replicas)
     for file in seen.files:
         if file.error is None:
             yield _ROUTER.ok(file.key, file.path)
@@ -255,6 +254,12 @@ def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) ->
             yield _ROUTER.error(file.key, f"{file.path}: {file.error}")
     if config.listen.port and config.listen.port == config.admin.port:
         yield _ROUTER.error("ports", "listen.port and admin.port are the same", "--admin-port")
+    if (reached_by := open_to(config)) is not None:
+        yield _ROUTER.note(
+            "clients",
+            f"{reached_by} can send requests, without a key",
+            "listen on loopback (--host 127.0.0.1), or ask for keys (--tenants-file FILE)",
+        )
     if seen.collector is not None:
         yield _judge_collector(seen.collector)
     yield from _audit(seen)
@@ -263,14 +268,38 @@ def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) ->
         yield from _shared(config, replicas)
 
 
-def _judge_port(port: PortSeen) -> Finding:
+def _meant(seen: HostSeen, replicas: Sequence[ReplicaSeen]) -> HostSeen:
+    """Take the requests and prompts of a router only if it has the replicas that are checked."""
+    by_key = {port.key: port.router for port in seen.ports}
+    listen, admin = by_key.get("listen"), by_key.get("admin")
+    if listen is not None and admin is not None and listen.names.keys() == admin.names.keys():
+        listen = replace(listen, urls=admin.urls)
+        ports = tuple(replace(p, router=listen) if p.key == "listen" else p for p in seen.ports)
+        seen = replace(seen, ports=ports)
+    if listen is not None and kinship(listen, replicas) == "these":
+        num_answered = num_of(listen.answered, replicas)
+        num_audited = num_of(listen.audited, replicas)
+        seen = replace(seen, num_answered=num_answered, num_audited=num_audited)
+    if admin is not None and kinship(admin, replicas) != "these":
+        seen = replace(seen, prompts=None)
+    return seen
+
+
+def _judge_port(port: PortSeen, replicas: Sequence[ReplicaSeen]) -> Finding:
     where = host_port(port.host, port.port) if port.port else f"{port.host}, any port"
     about = f"{port.key} port"
     if port.error is None:
         return _ROUTER.ok(about, f"{where} is free")
-    if port.is_router:
-        return _ROUTER.note(about, f"{where} is in use by another router")
     flag = "--port" if port.key == "listen" else "--admin-port"
+    if port.router is not None:
+        text = f"{where} is in use by {described(port.router, replicas)}"
+        if kinship(port.router, replicas) == "these":
+            return _ROUTER.ok(about, text)
+        return _ROUTER.note(about, text, f"a router beside it needs another port: {flag} PORT")
+    if port.is_router:
+        text = f"{where} is in use by a router that does not say which replicas it has"
+        hint = "is its admin token another one? --admin-token-file FILE"
+        return _ROUTER.note(about, text, hint if port.key == "admin" else "")
     text = cannot_listen(port.host, port.port, port.error)
     return _ROUTER.error(about, text, f"end the other process, or choose another port: {flag} PORT")
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from router.addresses import bound_url
 from router.cli.terminal import one_line
 from router.config import Config
+from router.config.exposure import open_to
 
 if TYPE_CHECKING:
     from router.check import Report
@@ -84,6 +86,7 @@ def banner(
     policy = config.policy.name
     redis = config.redis.url or ", ".join(config.redis.sentinels)
     rows = [
+        *_listens(config, data_url),
         *_replicas(report),
         ("policy", f"{policy}, queue {'on' if config.queue.is_on(policy) else 'off'}"),
         ("redis", f"{redis}, namespace {config.redis.namespace}" if redis else "none: one router"),
@@ -103,6 +106,15 @@ def banner(
     rest = f"{more} more, and what to do" if more > 0 else "What to do"
     lines.append(f"  {rest}: {shlex.join(['warmroute', 'check', *arguments])}")
     return lines
+
+
+def _listens(config: Config, data_url: str) -> Iterator[tuple[str, str]]:
+    """Write the address as it is bound, and who can send requests to it without a key."""
+    yield "listens on", bound_url(data_url, config.listen.host)
+    reached_by = open_to(config)
+    if reached_by is not None:
+        warning = click.style(f"{reached_by} can send requests, without a key", fg="yellow")
+        yield "", f"{warning}: --host 127.0.0.1, or a --tenants-file with keys, ends that"
 
 
 def _replicas(report: Report) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,11 @@ from router.cli.terminal import drawing, drawn
 from router.roles import Role, Transfer
 
 _POLL_S: Final = 1.0
+_QUESTIONS: Final = ("is_sleeping", "is_paused")
+"""Routes of engines that only tell something."""
+_HARMLESS: Final = ("wake_up", "resume")
+"""Orders that interrupt nothing and empty no cache."""
+
 _COLOURS: Final = {
     "yes": "green",
     "not yet": "yellow",
@@ -187,13 +192,19 @@ def remove_replica(name: str, now: bool, admin: Admin) -> None:
 @click.argument("route")
 @click.argument("params", nargs=-1, metavar="[PARAM=VALUE]...")
 @click.option(
-    "--replica", "names", multiple=True, metavar="NAME", help="Only this replica; repeatable."
+    "--replica", "names", multiple=True, metavar="NAME", help="Send it to this replica; repeatable."
 )
+@click.option("--all", "is_for_all", is_flag=True, help="Send it to every replica.")
 @admin_options
-def engine(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: Admin) -> None:
+def engine(
+    route: str, params: tuple[str, ...], names: tuple[str, ...], is_for_all: bool, admin: Admin
+) -> None:
     """Send an order to engines, such as sleep.
 
-    For example: `warmroute engine reset_prefix_cache`, `warmroute engine sleep level=1`.
+    For example: `warmroute engine sleep level=1 --replica r1`, `warmroute engine resume --all`.
+
+    An order needs --replica or --all. On a terminal the command says how many requests are in
+    flight there and asks first. It asks nothing if the input is no terminal, as in scripts.
 
     ROUTE is an engine's route: reset_prefix_cache, reset_mm_cache, reset_encoder_cache, sleep,
     wake_up, is_sleeping, release_kv_cache_memory, pause, resume, is_paused, start_profile,
@@ -202,7 +213,8 @@ def engine(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: A
 
     Careful: `sleep` (from level 1 on), `pause` and `reset_prefix_cache reset_external=true` at one
     replica empty the whole pool that it shares with others. One that sleeps or is paused is sent no
-    requests; those it has got wait, or end (`pause mode=abort`, the default): drain it first.
+    requests. Those without a first byte move to another replica; others wait, or end (`pause
+    mode=abort`, the default): drain it first.
     """
     order: dict[str, Any] = {"route": route, "params": {}}
     for pair in params:
@@ -210,8 +222,16 @@ def engine(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: A
         if not equals:
             raise click.UsageError(f"{pair!r} is not PARAM=VALUE")
         order["params"][name] = value
+    if names and is_for_all:
+        raise click.UsageError("give --replica or --all, not both")
+    if not names and not is_for_all and route not in _QUESTIONS:
+        raise click.UsageError(
+            f"say where: {route} --replica NAME for one replica (repeatable), or {route} --all"
+        )
     if names:
         order["replicas"] = list(names)
+    if route not in (*_QUESTIONS, *_HARMLESS) and sys.stdin.isatty():
+        _confirm(" ".join((route, *params)), names, admin)
     fields = admin.ask("POST", "control", order, timeout_s=90.0)
     if admin.as_json:
         echo_json(fields)
@@ -220,6 +240,22 @@ def engine(route: str, params: tuple[str, ...], names: tuple[str, ...], admin: A
         click.echo(f"{each['name']}: {each['error'] or each['status']} {answer}".rstrip())
     if any(each["error"] for each in fields["replicas"]):
         sys.exit(1)
+
+
+def _confirm(order: str, names: tuple[str, ...], admin: Admin) -> None:
+    """Ask whether to send an order, and end if not. A name that is not known is the router's.
+
+    Raises:
+        Abort: the answer is no.
+    """
+    listed = admin.ask("GET", "replicas")["replicas"]
+    chosen = [each for each in listed if not names or each["name"] in names]
+    num_requests = sum(
+        rank["status"]["num_requests"] for each in chosen for rank in each.get("ranks", ())
+    )
+    where = ", ".join(names) or f"all replicas ({len(chosen):,})"
+    in_flight = f"{num(num_requests, 'request')} in flight at {where}"
+    click.confirm(f"{in_flight}. Send {order}?", abort=True, err=True)
 
 
 def table(listed: dict[str, Any]) -> str:
@@ -257,7 +293,9 @@ def _rows(replica: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     url = replica["url"]
     if "waiting_for" in replica:
         waiting = replica["waiting_for"].removeprefix(url).strip()
-        yield replica["name"], url, _used(replica, f"not yet: {waiting}"), "-", "-", "-", "-"
+        state = "draining" if replica["draining"] else ""
+        used = _unused(replica, state) or f"not yet: {waiting}"
+        yield replica["name"], url, used, "-", "-", "-", "-"
         return
     for rank in replica["ranks"]:
         status = rank["status"]
@@ -266,7 +304,7 @@ def _rows(replica: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (
             status["id"],
             url,
-            _used(replica, _use(replica) if status["state"] == "up" else f"no: {status['reason']}"),
+            _unused(replica, status["state"], status["reason"]) or _use(replica),
             f"{rank['cache']}{reason}",
             str(status["num_requests"]),
             f"{status['queue_ms']:,.0f}",
@@ -280,14 +318,15 @@ def _use(replica: dict[str, Any]) -> str:
     return "yes" if role == "both" else f"yes: {role}"
 
 
-def _used(replica: dict[str, Any], otherwise: str) -> str:
+def _unused(replica: dict[str, Any], state: str, reason: str = "") -> str:
+    """Say why a replica is not used; "": it is, or is not found yet."""
     if replica["leaving"]:
         return "no: leaving"
     if not replica.get("ready", True):
         return f"no: not ready, says {replica['source']}"
-    for state in ("asleep", "paused"):
-        if replica.get("replica", {}).get(state):
-            return f"no: {state}"
-    if left := replica.get("evacuation"):
+    if state in ("", "up"):
+        return ""
+    if state == "draining" and (left := replica.get("evacuation")):
         return f"no: draining, {_left(left)}"
-    return "no: draining" if replica["draining"] else otherwise
+    is_well = state in ("draining", "asleep", "paused")
+    return f"no: {state}" if is_well or not reason else f"no: {state}, {reason}"

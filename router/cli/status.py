@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
-_ON_PURPOSE: Final = ("draining", "asleep", "paused")
 _MAX_SAID: Final = 10
 _COLOURS: Final = {"up": "green", "exact": "green", "degraded": "yellow", "blind": "red"}
 
@@ -49,23 +48,9 @@ def status(admin: Admin) -> None:
 
 def degraded(state: State) -> Iterator[str]:
     """Yield what does not work as it should, one line each."""
-    replicas = state["replicas"]
-    if not replicas["total"]:
-        yield "no replica is known"
-    for each in replicas["missing"]:
-        yield one_line(f"replica {each['name']} is not discovered: {each['reason']}")
-    for each in replicas["shown"]:
-        if each["state"] not in ("up", *_ON_PURPOSE):
-            yield one_line(f"replica {each['name']} is {each['state']}: {each['reason']}")
-        elif each["cache"] != "exact" and not _is_idle(each):
-            reason = each["cache_reason"] or "no reason is known"
-            yield one_line(f"the cache of {each['name']} is {each['cache']}: {reason}")
-    for pool in state["pools"]:
-        if not pool["up"]:
-            yield " ".join(f"the pool {pool['name']} cannot be reached".split())
-    sharing = state["sharing"]
-    if sharing is not None and sharing["state"] != "shared":
-        yield one_line(f"nothing is shared with other routers: {sharing['reason']}")
+    from router.live import degraded as found  # late: `--help` should not wait for it
+
+    yield from map(one_line, found.degraded(state))
 
 
 def report(state: State, wrong: list[str]) -> str:
@@ -126,6 +111,8 @@ def replica_table(state: State, most: int) -> Table:
     """
     from rich.text import Text  # late, as in `drawing`
 
+    from router.live.degraded import is_idle
+
     replicas = state["replicas"]
     table = grid(
         *("replica", "state", "cache", "working set"),
@@ -135,7 +122,7 @@ def replica_table(state: State, most: int) -> Table:
     for each in replicas["missing"][:most]:
         table.add_row(each["name"], Text("missing", "red"), *["-"] * 8)
     for each in replicas["shown"][: most - table.row_count]:
-        cache = "no events" if _is_idle(each) else each["cache"]
+        cache = "no events" if is_idle(each) else each["cache"]
         table.add_row(
             each["name"],
             Text(each["state"], _COLOURS.get(each["state"], "yellow")),
@@ -152,13 +139,6 @@ def replica_table(state: State, most: int) -> Table:
     if left > 0:
         table.add_row(f"… {left:,} more", *[""] * 9)
     return table
-
-
-def _is_idle(replica: State) -> bool:
-    """Return whether a replica was not sent anything yet: then it has no events to publish."""
-    from router.index.candidate_stream import StreamReason  # late: `--help` should not wait for it
-
-    return bool(replica["cache_reason"] == StreamReason.NO_EVENTS)
 
 
 def queue_line(state: State) -> str:

@@ -13,6 +13,7 @@ from router.index.block_index import BlockIndex
 from router.index.counters import StreamCounters
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, EventSource
+from router.names import Names
 
 _DEFAULT_BLOCK_SIZE: Final = 16
 _DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not say
@@ -23,11 +24,13 @@ class Publisher(NamedTuple):
 
     url: The replica's; hosts that the endpoints leave out are taken from it.
     replay_timeout_s: Longest wait for the next replay reply.
+    names: The addresses of hosts.
     """
 
     source: EventSource
     url: str
     replay_timeout_s: float
+    names: Names
 
     def open(self) -> EngineEvents:
         """Open the event stream.
@@ -47,6 +50,7 @@ class Publisher(NamedTuple):
             topic=self.source.topic,
             replay_timeout_s=self.replay_timeout_s,
             connects=self.source.connects,
+            names=self.names,
         )
 
 

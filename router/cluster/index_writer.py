@@ -103,7 +103,7 @@ class StreamWriter:
         )
 
     def pause(self) -> None:
-        """Stop to write while Redis is gone; changes are noted for a while."""
+        """Stop to write while Redis is gone or history is read; changes are noted for a while."""
         self.is_writing = False
 
     def stop(self) -> None:
@@ -254,8 +254,10 @@ class IndexWriter:
             if each.stream_id in held:
                 if not each.is_writing:
                     each.start(heads.get(each.stream_id))
-            elif each.stream_id in asked or each.is_writing:
+            elif each.stream_id in asked:
                 each.stop()
+            elif each.is_writing:  # its history is being read again: the lease is still ours
+                each.pause()
 
     def pause(self) -> None:
         """Write nothing: Redis is gone."""

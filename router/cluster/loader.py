@@ -71,11 +71,15 @@ class SnapshotLoader:
                 await self.load_wanted()
 
     async def load_wanted(self) -> None:
-        """Load the streams that are wanted now, if Redis has them."""
+        """Load the streams that are wanted now, if Redis has them.
+
+        A stream that is asked for meanwhile is not in this snapshot: the next one has it.
+        """
         started_s = time.monotonic()
-        snapshot = await self._store.snapshot(tuple(self._wanted))
+        asked = tuple(self._wanted.items())
+        snapshot = await self._store.snapshot([stream_id for stream_id, _ in asked])
         found: dict[StreamId, Loaded] = {}
-        for stream_id, wanted in list(self._wanted.items()):
+        for stream_id, wanted in asked:
             head = snapshot.heads.get(stream_id)
             if head is None or (head.position is None and started_s >= wanted.until_s):
                 self._end(stream_id, None)

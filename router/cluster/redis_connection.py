@@ -38,6 +38,7 @@ from router.cluster.redis_server import (
 )
 from router.config import RedisConfig
 from router.errors import StoreError, StoreRefused, StoreUnavailable
+from router.names import Names
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +55,22 @@ class RedisConnection:
         config: Where it is.
         key: Any key of the namespace; in a Cluster its hash slot says where all of them are.
         password: None: none.
+        names: The addresses of hosts; None: nobody else asks for them.
     """
 
-    def __init__(self, config: RedisConfig, *, key: str, password: str | None) -> None:
+    def __init__(
+        self,
+        config: RedisConfig,
+        *,
+        key: str,
+        password: str | None,
+        names: Names | None = None,
+    ) -> None:
         self._config = config
+        self._names = names or Names()
         self._slot = key_slot(key.encode())
         scheme, home, db = parse_url(config.url)
-        self._kind: type[AbstractConnection] = _KINDS[scheme]
+        self._kind = _KINDS[scheme]
         self._db = db
         self._login: dict[str, Any] = {"username": config.username, "password": password}
         if scheme == "rediss" and config.ca_file is not None:
@@ -174,7 +184,7 @@ class RedisConnection:
                     return await self._ask_node(seed)
             except (TimeoutError, OSError, errors.RedisError) as exc:
                 failure = store_error(exc, str(seed))
-                if isinstance(exc, TimeoutError) and self._kind is SSLConnection:
+                if isinstance(exc, TimeoutError) and self._kind is _TlsConnection:
                     failure = StoreUnavailable(f"{failure.message}: does it speak TLS?")
             except StoreError as exc:
                 failure = exc
@@ -224,7 +234,7 @@ class RedisConnection:
             await connection.disconnect(nowait=True)
 
     def _arguments(self, address: Address, *, db: int) -> dict[str, Any]:
-        where = {"host": address.host, "port": address.port}
+        where = {"host": address.host, "port": address.port, "names": self._names}
         return {
             **(where if address.port else {"path": address.host}),
             **self._login,
@@ -268,8 +278,40 @@ async def _reply(connection: AbstractConnection) -> Any:
         return exc
 
 
+class _PlainConnection(Connection):
+    """A connection to one of the addresses that a name has."""
+
+    def __init__(self, *, names: Names, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._names = names
+        self._address = self.host
+
+    async def _connect(self) -> None:
+        failure: OSError | None = None
+        for address in await self._names.addresses(self.host):
+            self._address = address
+            try:
+                return await super()._connect()  # type: ignore[no-any-return, no-untyped-call]
+            except (OSError, TimeoutError) as exc:
+                failure = exc
+        self._names.doubt(self.host)
+        assert failure is not None
+        raise failure
+
+    def _connection_arguments(self) -> dict[str, Any]:
+        """Return what asyncio connects to."""
+        return {**super()._connection_arguments(), "host": self._address}
+
+
+class _TlsConnection(_PlainConnection, SSLConnection):
+    """The same over TLS; the certificate is the name's."""
+
+    def _connection_arguments(self) -> dict[str, Any]:
+        return {**super()._connection_arguments(), "server_hostname": self.host}
+
+
 _KINDS: Final[dict[str, type[AbstractConnection]]] = {
-    "redis": Connection,
-    "rediss": SSLConnection,
+    "redis": _PlainConnection,
+    "rediss": _TlsConnection,
     "unix": UnixDomainSocketConnection,
 }

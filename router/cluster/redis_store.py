@@ -57,6 +57,7 @@ from router.messages import (
     encode,
     is_pool_stream,
 )
+from router.names import Names
 
 _NOT_REDIS: Final = "what answers there does not answer as Redis does"
 
@@ -91,15 +92,23 @@ class RedisStore:
         config: Where Redis is, and how long to wait.
         router: What this process is called, unique to it.
         password: None: none.
+        names: The addresses of hosts; None: nobody else asks for them.
     """
 
-    def __init__(self, config: RedisConfig, *, router: str, password: str | None) -> None:
+    def __init__(
+        self,
+        config: RedisConfig,
+        *,
+        router: str,
+        password: str | None,
+        names: Names | None = None,
+    ) -> None:
         self._config = config
         self._router = router
         self._base = f"{{wr:{config.namespace}}}:"
         self._lease_ms = round(config.lease_s * 1000)
         meta = self._key("meta")
-        self._connection = RedisConnection(config, key=meta, password=password)
+        self._connection = RedisConnection(config, key=meta, password=password, names=names)
         self._scripts = Scripts(self._connection, meta)
         self._incarnation = ""
         self._num_garbage = 0

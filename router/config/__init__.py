@@ -6,6 +6,7 @@
     loader    defaults, YAML file, variables, flags: the later win  `load`
     yaml_file what all files in YAML have in common                 `yaml_file.parse`
     checks    what types cannot say                                 `check_replica`
+    exposure  who can reach the public port without a key           `open_to`
     schema    the JSON Schema of a file, for editors                `json_schema`
     hosts     patterns of hosts that may be named at run time       `HostRules`
     secrets   files with an API key, the admin token                `read_secret`

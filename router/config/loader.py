@@ -80,9 +80,8 @@ def _load(
             param="redis.password",
         )
     replicas = tree.get("replicas")
-    for i, replica in enumerate(replicas if isinstance(replicas, list) else ()):
-        if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
-            tree["replicas"][i] = {"url": replica}
+    if isinstance(replicas, list):  # `--replica URL`, or a bare URL in the file
+        tree["replicas"] = [{"url": each} if isinstance(each, str) else each for each in replicas]
     _refuse_texts(tree)
     _join_masters(tree.get("mooncake"))
     _expand_shadows(tree.get("shadow"))
@@ -296,14 +295,17 @@ def _join_masters(section: Any) -> None:
 def _expand_shadows(section: Any) -> None:
     """Replace policies that are text by the mappings they stand for."""
     policies = section.get("policies") if isinstance(section, dict) else None
-    for i, text in enumerate(policies if isinstance(policies, list) else ()):
+    if not isinstance(policies, list):
+        return
+    section["policies"] = expanded = [*policies]
+    for i, text in enumerate(policies):
         if isinstance(text, str):
             try:
                 name, params = split(text)
             except ValueError as exc:
                 key = f"shadow.policies[{i}]"
                 raise ConfigError(f"{key}: {exc}", param=key) from exc
-            section["policies"][i] = {"name": name, "params": params}
+            expanded[i] = {"name": name, "params": params}
 
 
 def _path(kind: type, value: Any) -> Any:

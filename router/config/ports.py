@@ -29,11 +29,11 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     host: Annotated[
         str,
         Meta(
-            description="address or name to listen on. 0.0.0.0: every IPv4 address; :: every IPv4 "
-            "and IPv6 address",
+            description="address or name to listen on. 127.0.0.1: for clients on this machine; "
+            "0.0.0.0: for other hosts, too, on every IPv4 address; :: every IPv4 and IPv6 address",
             extra={"flag": "host"},
         ),
-    ] = "0.0.0.0"
+    ] = "127.0.0.1"
     port: Annotated[
         Port, Meta(description="port to listen on (0: any)", extra={"flag": "port"})
     ] = 8080

@@ -28,12 +28,14 @@ from router.errors import (
     UpstreamUnreachable,
 )
 from router.kv_events.subscriber import EventSource
+from router.names import Names
 from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
 from router.shortage import shortage
 from router.tls import refusal as tls_refusal
 from router.tls import system_tls
-from router.upstream.connections import Connector, Strays
+from router.upstream.connections import Strays
+from router.upstream.connector import Connector
 from router.upstream.failures import unreachable
 from router.upstream.session import Response, Session, StrayAnswer
 
@@ -68,15 +70,18 @@ class EngineApi:
         tls: ssl.SSLContext | None = None,
         key: EngineKey = NO_KEY,
         strays: Strays | None = None,
+        names: Names | None = None,
     ) -> None:
         self._key = key
         self._timeout_s = timeout_s
         self._tls = tls if tls is not None else system_tls()
-        self._strays = strays if strays is not None else Strays()
+        self._strays = strays
+        self._names = names
         self._session: Session | None = None
 
     async def __aenter__(self) -> Self:
         connector = Connector(
+            self._names,
             strays=self._strays,
             limit=_MOST_CONNECTIONS,
             keepalive_timeout=_KEPT_S,

@@ -24,8 +24,9 @@ from msgspec import Struct, field
 from router.decoding import decoder
 from router.discovery.endpoint_slices import SERVICE_LABEL, Slice
 from router.errors import DiscoveryError
+from router.names import Names
 from router.tls import refusal
-from router.upstream.connections import Connector, Strays
+from router.upstream.connector import Connector
 
 _ANSWER_S: Final = 15.0  # a whole LIST, and the first byte of a watch
 _MAX_LIST_BYTES: Final = 32 * 1024 * 1024
@@ -81,6 +82,7 @@ class KubernetesApi:
     """
 
     def __init__(self, url: str, credentials: Path, files: Executor) -> None:
+        self._names = Names()
         self._url = url.rstrip("/")
         self._credentials = credentials
         self._files = files
@@ -182,7 +184,7 @@ class KubernetesApi:
             loop = asyncio.get_running_loop()
             tls = await loop.run_in_executor(self._files, _tls, self._credentials / "ca.crt")
         async with aiohttp.ClientSession(
-            connector=Connector(ssl=tls, strays=Strays(), server="Kubernetes"),
+            connector=Connector(self._names, ssl=tls, server="Kubernetes"),
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity"},

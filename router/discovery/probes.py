@@ -8,18 +8,32 @@ import random
 import time
 from contextlib import suppress
 
+from msgspec import Struct
+
 from router.config import HealthConfig
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_facts import EngineFacts, RankLoads
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
-from router.errors import NotAsked, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from router.errors import NotAsked, Stalled, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from router.replicas.fleet import Fleet
 from router.replicas.health import ProbeFailure
 from router.replicas.replica import Replica, candidates_of
 from router.upstream import Upstream
 
 logger = logging.getLogger(__name__)
+
+
+class _Reading(Struct, frozen=True):
+    """A reading of a replica's load.
+
+    load: None: it has no metrics, or did not answer.
+    num_sent: Requests that it had when it was asked.
+    """
+
+    load: RankLoads | None
+    num_sent: int
+    asked_s: float
 
 
 class Probes:
@@ -46,51 +60,82 @@ class Probes:
         """Probe health and load until another process answers at the replica's address."""
         name, health = replica.name, self._health
         load_due_s = time.monotonic()
+        self._fleet.note_signs(name, False, load_due_s)
         self._sleepers.forget(name)
         self._sleepers.note(name, facts.sleep, load_due_s)
-        was_up, suspected, signs = True, asyncio.Event(), self._fleet.signs(name)
+        was_up, is_silent, suspected = True, False, asyncio.Event()
+        signs = self._fleet.signs(name)
         signs.on_doubt, signs.has_broken = suspected.set, False
         while True:
             await _pause(suspected, health.interval_s * random.uniform(0.9, 1.1))
             has_broken, signs.has_broken = signs.has_broken, False
-            is_suspect = suspected.is_set() and not has_broken
+            is_doubted = suspected.is_set() and not has_broken
+            is_due = not was_up or is_doubted or self._sleepers.is_away(name)
             suspected.clear()
-            is_silent = False
-            try:
-                await self._engine_api.ping(name, replica.url)
-            except NotAsked:
+            if is_silent or is_due or time.monotonic() >= load_due_s:
+                load_due_s = time.monotonic() + health.load_interval_s
+                failure, reading = await self._look(replica, facts)
+            else:
+                failure, reading = await self._ping(replica), None
+            if isinstance(failure, NotAsked):
                 continue
-            except UpstreamError as exc:
-                is_silent = was_up and self._shows_life(name, exc)
-                is_up = self.is_up_after(name, exc, has_broken=has_broken)
+            is_silent = was_up and isinstance(failure, UpstreamTimeout)
+            if reading is not None and (failure is None or is_silent):
+                if not self._take(reading, replica, facts, was_up=was_up):
+                    return
+                if not is_silent and not await self._serves_the_same(name):
+                    return
+            if failure is not None:
+                is_up = self.is_up_after(name, failure, has_broken=has_broken)
                 if was_up and not is_up:
                     was_up = False
-                    logger.warning("replica down", extra={"replica": name, "reason": exc.message})
-                if not is_silent:
-                    continue
-            if time.monotonic() >= load_due_s or not was_up or is_suspect:
-                load_due_s = time.monotonic() + health.load_interval_s
-                if not await self._read_load(replica, facts, was_up=was_up):
-                    return
-            if is_silent:
+                    reason = failure.message
+                    logger.warning("replica down", extra={"replica": name, "reason": reason})
                 continue
             self._fleet.probe_ok(name, time.monotonic())
             if not was_up:
                 was_up = True
                 logger.info("replica up again", extra={"replica": name})
 
-    async def _read_load(self, replica: Replica, facts: EngineFacts, *, was_up: bool) -> bool:
-        """Read a replica's load; False: ask it for everything, it may be another process."""
-        name, fleet = replica.name, self._fleet
-        asked_s, num_sent = time.monotonic(), fleet.num_sent(name)
-        load = await self._engine_api.load(
-            name, replica.url, names_sources=facts.names_sources, shows_pause=facts.shows_pause
-        )
+    async def _ping(self, replica: Replica) -> UpstreamError | None:
+        """Probe a replica's health; return how that failed."""
+        try:
+            await self._engine_api.ping(replica.name, replica.url)
+        except UpstreamError as exc:
+            return exc
+        return None
+
+    async def _look(
+        self, replica: Replica, facts: EngineFacts
+    ) -> tuple[UpstreamError | None, _Reading | None]:
+        """Probe a replica's health and read its load, at once: either may hang."""
+        async with asyncio.TaskGroup() as tg:
+            load = tg.create_task(self._read_load(replica, facts), name=f"load {replica.name}")
+            failure = await self._ping(replica)
+            if failure is not None and not isinstance(failure, UpstreamTimeout):
+                load.cancel()
+        return failure, None if load.cancelled() else load.result()
+
+    async def _read_load(self, replica: Replica, facts: EngineFacts) -> _Reading | None:
+        """Read a replica's load. None: this router could not ask."""
+        name, asked_s = replica.name, time.monotonic()
+        num_sent = self._fleet.num_sent(name)
+        try:
+            load = await self._engine_api.load(
+                name, replica.url, names_sources=facts.names_sources, shows_pause=facts.shows_pause
+            )
+        except NotAsked:
+            return None
+        return _Reading(load=load, num_sent=num_sent, asked_s=asked_s)
+
+    def _take(
+        self, reading: _Reading, replica: Replica, facts: EngineFacts, *, was_up: bool
+    ) -> bool:
+        """Take over a reading of a replica's load; False: it may be another process."""
+        name, fleet, load, asked_s = replica.name, self._fleet, reading.load, reading.asked_s
         if load is None:
             self._sleepers.look_again(name, asked_s)
-        figures = load.figures if load is not None else None
-        num_sent = min(num_sent, fleet.num_sent(name))
-        fleet.signs(name).read(figures, num_sent, time.monotonic())
+        self._note_signs(replica, reading)
         if not was_up and (load is None or load.started_s is None):
             return False
         if load is not None:
@@ -103,12 +148,34 @@ class Probes:
             if load.sleep is not None:
                 self._sleepers.note(name, load.sleep, asked_s)
             for candidate in candidates_of(replica):
-                if (reading := load.ranks.get(candidate.rank or 0)) is not None:
-                    fleet.note_engine_load(candidate.id, reading)
-        return await self._serves_the_same(name)
+                if (rank := load.ranks.get(candidate.rank or 0)) is not None:
+                    fleet.note_engine_load(candidate.id, rank)
+        return True
+
+    def _note_signs(self, replica: Replica, reading: _Reading) -> None:
+        """Take over the signs of a replica's work; if it has stalled, requests leave it."""
+        name, fleet, now_s = replica.name, self._fleet, time.monotonic()
+        figures = reading.load.figures if reading.load is not None else None
+        has_requests = figures is not None and figures.num_requests > 0
+        is_stalled = fleet.signs(name).read(
+            figures,
+            min(reading.num_sent, fleet.num_sent(name)),
+            now_s,
+            is_excused=self._sleepers.is_away(name) or (replica.role == "decode" and has_requests),
+        )
+        if is_stalled is None:
+            return
+        is_new = fleet.note_signs(name, is_stalled, now_s)
+        if is_stalled:
+            self._upstream.abort(name, Stalled)
+            if is_new:
+                what = "replica stalled: it takes requests and computes nothing"
+                logger.warning(what, extra={"replica": name})
+        elif is_new:
+            logger.info("replica computes again", extra={"replica": name})
 
     def _shows_life(self, name: str, failure: UpstreamError) -> bool:
-        """Return whether bytes of answers came recently from a replica that answered no probe."""
+        """Return whether a replica that answered no probe recently showed that it is alive."""
         lately_s = self._health.interval_s + self._health.timeout_s
         alive_s = self._fleet.signs(name).alive_s
         return isinstance(failure, UpstreamTimeout) and alive_s >= time.monotonic() - lately_s
@@ -123,9 +190,9 @@ class Probes:
     def is_up_after(self, name: str, failure: UpstreamError, *, has_broken: bool = False) -> bool:
         """Count a failed probe; if the replica is down now, waiting requests move on at once.
 
-        A probe without an answer does not count while bytes of answers come. If a request has
-        broken off there, one probe that says that it is not healthy is enough: an engine whose core
-        died answers 503 until its process ends.
+        A probe without an answer does not count while the replica shows that it is alive. If a
+        request has broken off there, one probe that says that it is not healthy is enough: an
+        engine whose core died answers 503 until its process ends.
         """
         now_s = time.monotonic()
         if self._shows_life(name, failure):

@@ -19,6 +19,7 @@ from router.index.last_block import LastBlock
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
+from router.names import Names
 from router.pool.pools import Pool
 from router.replicas.replica import Candidate, Replica, candidates_of
 from router.supervisor import keep_running
@@ -35,6 +36,7 @@ class RankStreams:
         why_foreign: Returns why a candidate's events are another replica's; None: they are not.
         sharing: What several routers share; None: there is only this one.
         count_failure: Takes the kind of a follower that failed.
+        names: The addresses of hosts.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class RankStreams:
         pools: Mapping[str, Pool],
         sharing: Sharing | None,
         count_failure: Callable[[str], None],
+        names: Names,
     ) -> None:
         self._config = config
         self._caches = caches
@@ -53,6 +56,7 @@ class RankStreams:
         self._pools = pools
         self._sharing = sharing
         self._count_failure = count_failure
+        self._names = names
 
     def make(
         self,
@@ -114,7 +118,7 @@ class RankStreams:
             candidate.id,
             self._caches.index,
             publisher=(
-                Publisher(endpoint, replica.url, self._config.events.replay_timeout_s)
+                Publisher(endpoint, replica.url, self._config.events.replay_timeout_s, self._names)
                 if endpoint is not None
                 else None
             ),

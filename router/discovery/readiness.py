@@ -29,6 +29,7 @@ class Readiness:
         self._fleet = fleet
         self._prompters = prompters
         self._waiting = waiting
+        self._was_ready = False
         self._may_wait_until_s = time.monotonic() + _START_S
 
     def absent(self) -> str:
@@ -43,12 +44,23 @@ class Readiness:
         return ", ".join(absent[:_SHOWN] + more)
 
     def not_ready(self) -> str | None:
-        """Return why requests should not come yet; None: they may."""
+        """Return why requests should not come yet; None: they may.
+
+        A router that was ready stays so while it knows a replica. What comes later, such as
+        another model's tokenizer or a restarted engine's history, concerns all routers at once:
+        they serve on with what they know.
+        """
         if not self._can_answer():
+            self._was_ready = False
             first = next(iter(self._waiting.items()), None)
             return f"no replica yet: {first[0]}: {first[1]}" if first else "no replica"
+        if self._was_ready:
+            return None
         loading = self._prompters.loading()
-        return f"loading tokenizers: {', '.join(loading)}" if loading else self._history_missing()
+        reason = f"loading tokenizers: {', '.join(loading)}" if loading else None
+        reason = reason or self._history_missing()
+        self._was_ready = reason is None
+        return reason
 
     def is_starting(self) -> bool:
         """Whether requests will be served, or served better, in a moment."""

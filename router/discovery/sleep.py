@@ -17,6 +17,9 @@ From 0.33 on, a paused engine answers new requests with 503. So does an engine t
 scales or has retired. The first such answer counts (router.request.send). The next reading of
 its metrics shows when it resumes. Without metrics, requests try it again after some seconds.
 
+Requests without a first byte leave a replica that sleeps, or is paused and computes nothing. A
+paused engine may still finish what it has begun (mode `wait`).
+
 Lost blocks are dropped when the sleep is seen. They are dropped again when the replica is awake and
 has not published that yet: history that was read meanwhile has the blocks from before. The master
 reports what the pool lost (router.pool.follower).
@@ -28,15 +31,20 @@ import logging
 from typing import Final
 
 from router.discovery.engine_metrics import SleepState
+from router.errors import SetAside
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Replica, candidates_of
+from router.upstream import Upstream
 
 logger = logging.getLogger(__name__)
 
 ASIDE_S: Final = 5.0
 """Without metrics a replica is tried again this long after its 503."""
+
+_STILL_S: Final = 1.0
+"""A paused replica whose figures moved so recently may still compute."""
 
 _WHY: Final[dict[SleepState, str]] = {
     "asleep": "replica sleeps: it gets no requests",
@@ -48,25 +56,40 @@ _WHY: Final[dict[SleepState, str]] = {
 class Sleepers:
     """Knows which replicas sleep or are paused."""
 
-    def __init__(self, fleet: Fleet, caches: CacheView) -> None:
+    def __init__(self, fleet: Fleet, caches: CacheView, upstream: Upstream) -> None:
         self._fleet = fleet
         self._caches = caches
+        self._upstream = upstream
         self._emptied: dict[str, list[tuple[RankStream, int]]] = {}  # and clears until then
         self._ordered_s: dict[str, float] = {}
         self._aside_s: dict[str, float] = {}  # since when, by a 503
 
     def note(self, name: str, state: SleepState, asked_s: float) -> None:
-        """Take a replica's state; a change takes effect at once.
+        """Take a replica's state, as it shows it; a change takes effect at once.
 
         `asked_s`: when it was asked; an order since then is newer.
         """
         if asked_s >= self._ordered_s.get(name, asked_s):
             self._change(name, state, is_lost=state == "emptied")
+        if self.is_away(name) and self._fleet.signs(name).moved_s < asked_s - _STILL_S:
+            self._upstream.abort(name, SetAside)
+
+    def is_away(self, name: str) -> bool:
+        """Return whether a replica sleeps or is paused."""
+        replica = self._replica(name)
+        return replica is not None and not replica.is_awake
+
+    def look(self, name: str) -> None:
+        """Have a replica's state read now."""
+        self._fleet.signs(name).on_doubt()
 
     def set_aside(self, name: str, now_s: float) -> None:
-        """Record a replica's 503 that says that it is paused, or being scaled."""
+        """Record a replica's 503 that says that it is paused, or being scaled.
+
+        One that scales answers what it has begun, so those requests stay.
+        """
         self._aside_s.setdefault(name, now_s)
-        self.note(name, "paused", now_s)
+        self._change(name, "paused", is_lost=False)
 
     def look_again(self, name: str, now_s: float) -> None:
         """Let requests try a replica that was set aside and whose metrics say nothing."""
@@ -79,6 +102,8 @@ class Sleepers:
         if replica is not None and not replica.asleep:  # /resume does not wake it up
             self._ordered_s[name] = now_s
             self._change(name, state, is_lost=is_lost)
+        if self.is_away(name):
+            self._upstream.abort(name, SetAside)
 
     def forget(self, name: str) -> None:
         """Drop a replica: another process answers there now, or none."""

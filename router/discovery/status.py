@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from policies.view import CandidateId
+from router.addresses import place_digest
 from router.discovery.losses import NO_LOSS, Loss
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
@@ -150,6 +151,7 @@ class Status:
                     "draining": replica.draining,
                     "asleep": replica.asleep,
                     "paused": replica.paused,
+                    "stalled": status.state == "stalled",
                 },
                 num_requests=status.num_requests,
                 num_elsewhere=status.num_elsewhere,
@@ -169,6 +171,11 @@ class Status:
                 num_loss_tokens=loss.num_tokens,
                 loss_s=loss.compute_s,
             )
+
+    def places(self) -> Iterator[tuple[str, str]]:
+        """Yield each replica's name and a digest of its address, for /metrics; found or not."""
+        for entry in self._registry.entries:
+            yield entry.name, place_digest(entry.replica.url)
 
     def pool_states(self) -> Sequence[PoolState]:
         """Describe the shared pools, for /metrics."""

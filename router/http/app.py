@@ -32,7 +32,7 @@ from router.http.draining import Draining
 from router.http.exchange import Exchange, request_ids
 from router.http.guard import is_of_another_page
 from router.http.intake import HeldBody, Intake
-from router.http.pages import Pages
+from router.http.pages import PING, Pages
 from router.http.traced import failed, trace_of
 from router.metrics import Metrics
 from router.request.realtime import Realtime
@@ -42,6 +42,7 @@ from router.request.story import Story
 logger = logging.getLogger(__name__)
 
 _READS: Final = ("GET", "HEAD")
+_POSTED: Final = ("POST", PING)
 
 
 class DataApp:
@@ -119,7 +120,8 @@ class DataApp:
         if request.headers.get("Expect", "100-continue").lower() != "100-continue":
             error = BadRequest("Expect must be 100-continue", param="Expect")
             return error_answer(error, request.path)
-        page = self.pages.find(request.path) if request.method in _READS else None
+        is_read = request.method in _READS or (request.method, request.path) == _POSTED
+        page = self.pages.find(request.path) if is_read else None
         if page is None:
             return None
         return await page(request)

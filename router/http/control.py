@@ -156,12 +156,14 @@ class Control:
         }
 
     def _note(self, name: str, command: _Command, params: Mapping[str, _Value]) -> None:
-        """Know at once of a pause, and of its end; sleep, the replica's metrics show."""
+        """Know at once of a pause and of its end; of sleep, read the replica's metrics now."""
         if command.path == "/pause":
             is_lost = str(params.get("clear_cache", True)).lower() not in _FALSE
             self._sleepers.ordered(name, "paused", monotonic(), is_lost=is_lost)
         elif command.path == "/resume":
             self._sleepers.ordered(name, "awake", monotonic())
+        elif command.path in ("/sleep", "/wake_up"):
+            self._sleepers.look(name)
 
 
 def _text(value: _Value) -> str | list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 import orjson
@@ -16,11 +17,14 @@ from router.http.draining import Draining
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 
+PING: Final = "/ping"
+"""SageMaker's name for `/health`; vLLM takes a POST there, too."""
+
 _MODEL: Final = "/v1/models/"
 
 
 class Pages:
-    """/healthz, /readyz, /metrics, /v1/models and its entries."""
+    """/healthz, /readyz, /metrics; and as engines have them: /v1/models, /health, /version."""
 
     def __init__(
         self,
@@ -41,6 +45,9 @@ class Pages:
             "/readyz": self._readyz,
             "/metrics": self._metrics_page,
             "/v1/models": self.models,
+            "/health": self._health,
+            PING: self._health,
+            "/version": self._version,
         }
 
     def find(self, path: str) -> Handler | None:
@@ -57,6 +64,21 @@ class Pages:
         if reason is None:
             return web.Response(text="ready\n")
         return web.Response(status=503, text=f"{reason}\n", headers={"Retry-After": "1"})
+
+    async def _health(self, _: web.BaseRequest) -> web.Response:
+        """Say whether a request could be answered now: 200 or 503, as vLLM's `/health` does."""
+        try:
+            self._fleet.candidates(None, time.monotonic())
+        except RouterError:
+            return web.Response(status=503)
+        return web.Response(status=503 if self._draining.reason is not None else 200)
+
+    async def _version(self, request: web.BaseRequest) -> web.Response:
+        """Say which release of vLLM all replicas have at least."""
+        if not self._fleet.replicas:
+            return error_answer(self._fleet.no_replica(), request.path)
+        body = orjson.dumps({"version": self._fleet.version()})
+        return web.Response(body=body, content_type="application/json")
 
     async def _metrics_page(self, request: web.BaseRequest) -> web.Response:
         """Show the metrics; not to tenants, who would see one another's."""

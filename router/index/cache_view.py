@@ -16,7 +16,7 @@ from msgspec import structs
 from policies.view import CandidateId
 from router.contracts import BlockKey, ExtraKeys, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
-from router.index.candidate_stream import CandidateStream, StreamState
+from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.claims import Audit, Claim
 from router.index.eviction import EvictionOrder, FirstLost
 from router.index.last_block import LastBlock
@@ -112,14 +112,20 @@ class CacheView:
             group.append(candidate)
         return groups
 
-    def state(self, candidate: CandidateId) -> StreamState:
-        """Return `exact`, `degraded` or `blind`."""
-        return self.state_and_reason(candidate)[0]
+    def state(self, candidate: CandidateId, extra: ExtraKeys | None = None) -> StreamState:
+        """Return `exact`, `degraded` or `blind`: for prompts with these extra keys, or for all."""
+        return self.state_and_reason(candidate, extra)[0]
 
-    def state_and_reason(self, candidate: CandidateId) -> tuple[StreamState, str]:
+    def state_and_reason(
+        self, candidate: CandidateId, extra: ExtraKeys | None = None
+    ) -> tuple[StreamState, str]:
         """Return the stream's state, and why it is not better.
 
-        If reading history again has not helped, it is not exact, whatever the stream says.
+        If reading history again has not helped, it is not exact, whatever the stream says. Nor is
+        it if prompts of one kind are not predicted, or wrong.
+
+        Args:
+            extra: Of prompts of some kinds; None: of any.
         """
         stream = self._streams.get(candidate)
         if stream is None:
@@ -127,6 +133,13 @@ class CacheView:
         state, reason = stream.state_and_reason()
         if state == "exact" and (why := self.audit.why_bad(candidate)) is not None:
             return "degraded", why
+        wanted = None if extra is None else extra.kinds
+        if state == "exact" and wanted != ():
+            unknown = [kind for kind in sorted(stream.unknown) if wanted is None or kind in wanted]
+            if unknown:
+                return "degraded", f"{StreamReason.EXTRA_KEYS}: {', '.join(unknown)}"
+            if (why := self.audit.why_kind_bad(candidate, wanted)) is not None:
+                return "degraded", why
         return state, reason
 
     def trust(self, candidate: CandidateId) -> float:

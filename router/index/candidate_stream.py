@@ -32,6 +32,7 @@ class StreamReason(StrEnum):
         "nothing publishes at its event endpoint: nothing answers there; is it the "
         '"endpoint": "tcp://*:PORT" of --kv-events-config, and is the port open?'
     )
+    HOST_UNKNOWN = "the host name of its event endpoint does not resolve"
     NO_PUBLISHER = (
         "nothing publishes at its event endpoint: it is not an event publisher; is it "
         'the "endpoint" of --kv-events-config?'
@@ -47,6 +48,7 @@ class StreamReason(StrEnum):
     UNVERIFIED = "hash contract is not verified yet"
     ALL_COPIES = "one removal stands for all copies of a block, and was read as one copy's"
     EACH_COPY = "each copy of a block has a removal, and one was read as all copies'"
+    EXTRA_KEYS = "an extra key of their blocks is not understood, so these are not predicted"
     GROUPS = "a KV group has an unknown kind, window or block size"
 
 

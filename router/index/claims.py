@@ -6,7 +6,7 @@ What must live here: whose fault a wrong prediction is, and what follows. What m
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -85,6 +85,18 @@ class Audit:
         trust = self._trust.get(candidate)
         return share_right(trust.gpu.ratio) if trust is not None and trust.gpu.is_bad else None
 
+    def why_kind_bad(self, candidate: CandidateId, kinds: Collection[str] | None) -> str | None:
+        """Return why predictions of a kind of prompts cannot be trusted; None: they can.
+
+        Args:
+            kinds: `ExtraKeys.kinds`; None: any.
+        """
+        trust = self._trust.get(candidate)
+        for kind, account in trust.kinds.items() if trust is not None else ():
+            if account.is_bad and (kinds is None or kind in kinds):
+                return f"{share_right(account.ratio)} ({kind})"
+        return None
+
     def was_overtaken(
         self, claim: Claim, num_reported_tokens: int, num_predicted_tokens: int = 0
     ) -> bool:
@@ -121,6 +133,7 @@ class Audit:
         claim: Claim | None = None,
         *,
         num_cpu_tokens: int = 0,
+        kinds: Collection[str] = (),
     ) -> LastBlock | None:
         """Record a prediction's outcome; a wrong one lowers the trust in what it is based on.
 
@@ -130,6 +143,7 @@ class Audit:
             num_reported_tokens: By its engine.
             claim: Of the request; None: not known, all counts for the GPU.
             num_cpu_tokens: The part of the prediction that came from the cpu tier.
+            kinds: Of the prompt (`ExtraKeys.kinds`).
 
         Returns:
             The new expectation about the last block, if it changed; else None.
@@ -164,6 +178,8 @@ class Audit:
                 stream.mark_suspect(reason)
                 trust.forgive()
                 return None
+        if num_predicted_tokens or num_reported_tokens:  # nothing is right of a new prompt
+            trust.observe_kinds(kinds, num_predicted_tokens == num_reported_tokens)
         if trust.observe_gpu(num_predicted_tokens == num_reported_tokens):
             was_read = stream.state == "exact"
             if was_read:

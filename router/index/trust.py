@@ -5,6 +5,7 @@ What must live here: what answers show, and what follows from it. What must not:
     based on                 if its predictions are wrong
     events of the GPU        history is read again; each time after twice as many answers
     the cpu tier             the tier does not count, until it would have been right again
+    prompts of one kind      these count as not known exactly (an adapter's, salted ones)
     how copies are counted   they are counted the other way (router.index.copies), and history is
                              read again
 
@@ -14,9 +15,12 @@ Source of the last: vllm-project/vllm#55092 reports a block's removal with its l
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from msgspec import Struct
+
+from router.messages import MAX_UNKNOWN
 
 TRUST_DECAY: Final = 0.98  # half of the weight lies on the last 35 audits
 MIN_AUDITS: Final = 20  # nothing is concluded from fewer
@@ -84,12 +88,13 @@ class Account(Struct):
 class Trust:
     """What answers show of one candidate."""
 
-    __slots__ = ("_num_needed", "copies", "counts_cpu", "cpu", "gpu")
+    __slots__ = ("_num_needed", "copies", "counts_cpu", "cpu", "gpu", "kinds")
 
     def __init__(self) -> None:
         self.gpu = Account()
         self.cpu = Account(decay=_CPU_DECAY, num_needed=_CPU_AUDITS)
         self.counts_cpu = True
+        self.kinds: dict[str, Account] = {}  # of prompts that reuse something
         self.copies = Streak(_COPIES_STREAK)  # answers that the other count of copies explains
         self._num_needed = MIN_AUDITS  # answers before history is read again
 
@@ -99,6 +104,13 @@ class Trust:
         if self.gpu.num_audits >= MIN_AUDITS and self.gpu.ratio >= GOOD_FROM:
             self._num_needed = MIN_AUDITS
         return self.gpu.is_bad and self.gpu.num_audits >= self._num_needed
+
+    def observe_kinds(self, kinds: Collection[str], right: bool) -> None:
+        """Record a prediction for a prompt of these kinds."""
+        for kind in kinds:
+            if kind not in self.kinds and len(self.kinds) >= MAX_UNKNOWN:
+                continue
+            self.kinds.setdefault(kind, Account()).observe(right)
 
     def observe_cpu(self, right: bool) -> bool:
         """Record what the cpu tier would have added; return whether `counts_cpu` changed."""

@@ -275,10 +275,10 @@ class RankBlocks:
     def _examine(self, event: BlockStored, payload: bytes, position: int) -> None:
         """Learn about the contract, and extra keys, from an event that starts a prompt."""
         search, view = self.search, self._view(event)
+        if view is None:  # beside full attention, a window's event shows nothing
+            return
         if self.phase is Phase.SEARCHING:
             self._unexplained = event  # it has its tokens: `wants_tokens`
-        if view is None:
-            return
         wants = search.wants(view)
         checks = self.phase is Phase.FOUND and self.unknown_keys.wants(view, self._lora_paths)
         if not wants and not checks:

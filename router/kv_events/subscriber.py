@@ -13,7 +13,10 @@ vllm/distributed/kv_events.py, 0.32.0.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -24,10 +27,12 @@ import zmq.asyncio
 from msgspec import Meta, Struct
 from zmq.utils.monitor import parse_monitor_message
 
+from router.addresses import address_of, host_port
 from router.backoff import Backoff
 from router.errors import ConfigError, UpstreamUnreachable
 from router.index.candidate_stream import StreamReason
 from router.kv_events.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES
+from router.names import Names
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +57,8 @@ _RECONNECT_S: Final = (1.0, 60.0)
 _SUB_HWM: Final = 100_000  # the publisher's own default; beyond it batches are lost, and replayed
 _REPLAY_HWM: Final = 4_000  # beyond it the ROUTER drops replies, and they are asked for again
 
+
+_HOST_PORT: Final = re.compile(r"tcp://([A-Za-z0-9_.-]+):([0-9]+)")
 
 _Address = Annotated[str, Meta(max_length=1_024)]
 
@@ -95,7 +102,8 @@ class EngineEvents:
 
     ZeroMQ reconnects by itself when a connection ends. It gives a connection up if the other side
     broke the protocol, or sent more than `MAX_PAYLOAD_BYTES` at once. So a connection that has been
-    down for some time is created again.
+    down for some time is created again. ZeroMQ gets addresses: with a name it would ask a resolver
+    itself, in the one thread that all streams share, and each time that it connects.
 
     Args:
         endpoint: Where the engine publishes, e.g. `tcp://10.0.0.1:5557`.
@@ -103,6 +111,7 @@ class EngineEvents:
         topic: Prefix of the topics wanted; empty for all.
         replay_timeout_s: Longest wait for the next replay reply.
         connects: See `EventSource`.
+        names: The addresses of hosts; None: nobody else asks for them.
 
     Raises:
         ConfigError: ZeroMQ cannot make sense of the endpoint.
@@ -116,7 +125,9 @@ class EngineEvents:
         *,
         replay_timeout_s: float = 5.0,
         connects: bool = False,
+        names: Names | None = None,
     ) -> None:
+        self._names = names or Names()
         self._connects = connects
         self._is_open = False  # something listens there
         self._was_up = False
@@ -127,19 +138,22 @@ class EngineEvents:
         self._is_odd_logged = False
         self._backoff = Backoff(*_RECONNECT_S)
         self._up_s: float | None = None  # since when it is connected; None: it is not
-        self._reconnect_s = time.monotonic() + self._backoff.next_s()
+        self._reconnect_s = 0.0  # when to connect, if it is not up until then
+        self._connected_to: str | None = None  # the endpoint, with an address; None: not yet
+        self._has_address = True
         self._sub = self._context.socket(zmq.SUB)
-        _configure(self._sub, endpoint, _SUB_HWM)
+        _configure(self._sub, _SUB_HWM)
         self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._monitor = self._sub.get_monitor_socket(_LINK_EVENTS)
         self._poller = zmq.asyncio.Poller()
         self._poller.register(self._sub, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        try:
-            _connect(self._sub, endpoint)
-        except ConfigError:
-            self.close()
-            raise
+        if _named(endpoint) is None:
+            try:
+                self._connect(endpoint)
+            except ConfigError:
+                self.close()
+                raise
 
     @property
     def has_replay(self) -> bool:
@@ -160,6 +174,8 @@ class EngineEvents:
             UpstreamUnreachable: The socket failed (not: the engine is gone, that is no error).
         """
         try:
+            if self._up_s is None and time.monotonic() >= self._reconnect_s:
+                await self._connect_again(timeout_s)
             await self._poller.poll(round(timeout_s * 1000))
             messages, num_odd = self._drain_messages()
             is_up = self._drain_link()
@@ -172,6 +188,8 @@ class EngineEvents:
     def _why_unheard(self) -> str | None:
         if self._was_up:
             return None
+        if not self._has_address:
+            return f"{StreamReason.HOST_UNKNOWN} ({self.endpoint})"
         reason = StreamReason.NO_PUBLISHER if self._is_open else StreamReason.NOT_LISTENING
         return f"{StreamReason.CONNECTS if self._connects else reason} ({self.endpoint})"
 
@@ -202,7 +220,6 @@ class EngineEvents:
         return is_up
 
     def _note_link(self, is_up: bool | None) -> None:
-        """Connect again, with growing pauses, where ZeroMQ may have given up."""
         now_s = time.monotonic()
         if is_up:
             self._up_s = now_s
@@ -211,11 +228,40 @@ class EngineEvents:
                 self._backoff.reset()
             self._up_s = None
             self._reconnect_s = now_s + self._backoff.next_s()
-        elif self._up_s is None and now_s >= self._reconnect_s:
-            self._reconnect_s = now_s + self._backoff.next_s()
+
+    async def _connect_again(self, timeout_s: float) -> None:
+        """Connect, with growing pauses, where ZeroMQ may have given up, or the host has moved."""
+        if self._connected_to is not None and (named := _named(self.endpoint)):
+            self._names.doubt(named[0])
+        try:
+            async with asyncio.timeout(timeout_s):
+                endpoint = await self._with_address(self.endpoint)
+        except (TimeoutError, socket.gaierror):
+            self._has_address = self._connected_to is not None
+            self._reconnect_s = time.monotonic() + self._backoff.next_s()
+        else:
+            self._connect(endpoint)
+
+    def _connect(self, endpoint: str) -> None:
+        self._reconnect_s = time.monotonic() + self._backoff.next_s()
+        if self._connected_to is not None:
             with suppress(zmq.ZMQError):  # it has given up: there is nothing to disconnect
-                self._sub.disconnect(self.endpoint)
-            self._sub.connect(self.endpoint)
+                self._sub.disconnect(self._connected_to)
+        _connect(self._sub, endpoint)
+        self._connected_to, self._has_address = endpoint, True
+
+    async def _with_address(self, endpoint: str) -> str:
+        """Write an endpoint with an address of its host, IPv4 if there is one.
+
+        Raises:
+            socket.gaierror: the host has no address.
+        """
+        if (named := _named(endpoint)) is None:
+            return endpoint
+        host, port = named
+        addresses = await self._names.addresses(host)
+        address = next((each for each in addresses if ":" not in each), addresses[0])
+        return f"tcp://{host_port(address, port)}"
 
     @asynccontextmanager
     async def replay(self, start: int) -> AsyncIterator[Replies]:
@@ -225,10 +271,15 @@ class EngineEvents:
             UpstreamUnreachable: The socket failed. A dead peer is no error but no reply.
         """
         assert self._replay_endpoint is not None
+        try:
+            endpoint = await self._with_address(self._replay_endpoint)
+        except socket.gaierror as exc:
+            text = f"its host name does not resolve ({exc.strerror})"
+            raise UpstreamUnreachable(self._replay_endpoint, text) from exc
         dealer = self._context.socket(zmq.DEALER)
         try:
-            _configure(dealer, self._replay_endpoint, _REPLAY_HWM)
-            _connect(dealer, self._replay_endpoint)
+            _configure(dealer, _REPLAY_HWM)
+            _connect(dealer, endpoint)
             await dealer.send_multipart([b"", start.to_bytes(8, "big")])
             yield Replies(dealer, self._replay_timeout_s)
         except zmq.ZMQError as exc:
@@ -293,17 +344,22 @@ def parse_reply(frames: Sequence[bytes]) -> Message | None:
     return sequence, frames[-1]
 
 
+def _named(endpoint: str) -> tuple[str, int] | None:
+    """Return the host and the port of an endpoint with a name; None: it needs no resolver."""
+    parts = _HOST_PORT.fullmatch(endpoint)
+    return (parts[1], int(parts[2])) if parts and address_of(parts[1]) is None else None
+
+
 def _shared_context() -> zmq.asyncio.Context:
     context = zmq.asyncio.Context.instance()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)  # has an effect before the first socket only
     return context
 
 
-def _configure(socket: zmq.asyncio.Socket, endpoint: str, receive_hwm: int) -> None:
+def _configure(socket: zmq.asyncio.Socket, receive_hwm: int) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, receive_hwm)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)  # beyond it ZeroMQ hangs up
-    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     socket.setsockopt(zmq.RECONNECT_IVL, 100)  # ms; ZeroMQ adds its own jitter
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)  # a machine that lost its power does not disconnect
@@ -311,6 +367,7 @@ def _configure(socket: zmq.asyncio.Socket, endpoint: str, receive_hwm: int) -> N
 
 
 def _connect(socket: zmq.asyncio.Socket, endpoint: str) -> None:
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as exc:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from heapq import nlargest
+from itertools import islice
 from typing import Any, Final
 
 from policies.view import CandidateId
@@ -43,32 +44,35 @@ class ReplicaRows:
         """Count all by state, and describe the first `MAX_ROWS`."""
         statuses = self._fleet.status(time.monotonic())
         caches = {each.id: self._caches.state(each.id) for each in statuses}
-        states = {each.id: self._state(each) for each in statuses}
         shown = [*statuses]
         if len(shown) > MAX_ROWS:
-            shown = nlargest(
-                MAX_ROWS, shown, key=lambda each: _urgency(states[each.id], caches[each.id], each)
-            )
+            shown = nlargest(MAX_ROWS, shown, key=lambda each: _urgency(caches[each.id], each))
         audited, predictions = self._audited({each.id for each in shown})
         losses = self._losses.by_candidate()
         missing = dict(list(self._waiting.items())[:MAX_ROWS])
         return {
             "total": len(statuses),
             "by_cache": Counter(caches.values()),
-            "by_state": Counter(states.values()),
+            "by_state": Counter(each.state for each in statuses),
             "requests": sum(each.num_requests for each in statuses),
             "predictions": predictions,
             "shown": [
-                self._row(each, states[each.id], caches[each.id], audited.get(each.id, {}))
+                self._row(each, caches[each.id], audited.get(each.id, {}))
                 | _loss_fields(losses.get(each.id, NO_LOSS))
                 for each in shown
             ],
+            "unserved": self._unserved(),
             "missing": [{"name": name, "reason": why} for name, why in missing.items()],
             "num_missing": len(self._waiting),
         }
 
+    def _unserved(self) -> list[dict[str, str]]:
+        """List models that no replica takes requests for, whatever the reason."""
+        unserved = self._fleet.unserved(time.monotonic())
+        return [{"model": model, "reason": why} for model, why in islice(unserved, MAX_ROWS)]
+
     def _row(
-        self, status: CandidateStatus, state: str, cache: str, audited: Mapping[str, float]
+        self, status: CandidateStatus, cache: str, audited: Mapping[str, float]
     ) -> dict[str, Any]:
         name = status.id
         replica = self._fleet.replica(status.replica)
@@ -78,9 +82,10 @@ class ReplicaRows:
             "name": name,
             "model": replica.base_model,
             "role": replica.role,
-            "state": state,
+            "state": status.state,
             "reason": status.reason,
             "cache": cache,
+            "publishes": replica.publishes_events,
             "cache_reason": self._caches.state_and_reason(name)[1],
             "requests": status.num_requests,
             "waiting": status.num_waiting,
@@ -94,15 +99,6 @@ class ReplicaRows:
             "right": sum(audited.get(result, 0.0) for result in _RIGHT),
             "audited": sum(audited.values()),
         }
-
-    def _state(self, status: CandidateStatus) -> str:
-        """Return the health of a candidate, or why a healthy one gets no requests."""
-        replica = self._fleet.replica(status.replica)
-        if status.state != "up":
-            return status.state
-        if replica.draining:
-            return "draining"
-        return "asleep" if replica.asleep else "paused" if replica.paused else "up"
 
     def _audited(
         self, wanted: set[CandidateId]
@@ -121,8 +117,8 @@ def _loss_fields(loss: Loss) -> dict[str, Any]:
     return {"loss_tokens": loss.num_tokens, "loss_s": loss.compute_s}
 
 
-def _urgency(state: str, cache: str, status: CandidateStatus) -> tuple[bool, bool, float, int]:
-    return state != "up", cache != "exact", status.queue_ms, status.num_requests
+def _urgency(cache: str, status: CandidateStatus) -> tuple[bool, bool, float, int]:
+    return status.state != "up", cache != "exact", status.queue_ms, status.num_requests
 
 
 def _ratio(number: float, whole: int | None) -> float | None:

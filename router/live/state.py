@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import nlargest
 from itertools import islice
 from typing import Any, Final
@@ -15,7 +15,9 @@ import msgspec
 from router.api.sessions import engine_name
 from router.discovery.status import Status
 from router.experiments.runner import ExperimentRunner
+from router.live.degraded import degraded
 from router.metrics import Metrics
+from router.replicas.fleet import Fleet
 from router.request.queue import WaitingRoom
 from router.request.results import Prompt
 from router.scheduling.waiting import Waiting
@@ -23,6 +25,7 @@ from router.sessions.describe import session_fields
 from router.sessions.findings import Findings
 from router.sessions.ledger import Ledger, Session
 from router.tenants import Tenants
+from router.tokens import Prompters
 
 FRESH_S: Final = 0.9
 MAX_SESSIONS: Final = 12
@@ -52,6 +55,7 @@ class LiveState:
             for name, section in self._sections.items():
                 fields[name] = section()  # 1,000 replicas: 5 ms
                 await asyncio.sleep(0)
+            fields["degraded"] = degraded(fields)
             self._line = msgspec.json.encode(fields)
             self._made_s = now_s
         return self._line
@@ -152,6 +156,33 @@ def experiment_fields(runner: ExperimentRunner) -> list[dict[str, Any]]:
         }
         for each in described
     ]
+
+
+def tokenizer_fields(fleet: Fleet, prompters: Prompters) -> list[dict[str, str]]:
+    """Describe the models whose prompts have no tokens here, or others than a replica's."""
+    bases = (m.id for replica in fleet.replicas for m in replica.models if m.parent is None)
+    return [
+        {"model": model, "reason": why}
+        for model in dict.fromkeys(bases)
+        for why in _why_not_tokenized(model, prompters)
+    ]
+
+
+def _why_not_tokenized(model: str, prompters: Prompters) -> Iterator[str]:
+    prompter = prompters.get(model)
+    if prompter is None:
+        if model in prompters.loading():
+            yield "it is being loaded; until then prompts are routed without their tokens"
+    elif prompter.engine_only is not None:
+        yield f"it cannot be used, so the engine tokenizes each prompt: {prompter.engine_only}"
+    else:
+        for replica, what in prompter.trust.differences():
+            yield f"its token ids differ from those of {replica}: {what}"
+
+
+def source_fields(status: Status) -> list[dict[str, str]]:
+    """Describe the sources of replicas whose last answer is not followed."""
+    return [{"name": each.name, "reason": each.reason} for each in status.sources() if each.reason]
 
 
 def pool_fields(status: Status) -> list[dict[str, Any]]:

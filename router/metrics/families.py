@@ -55,7 +55,7 @@ REPLICA: Final[list[Family[RankState]]] = [
     Family("warmroute_replica_healthy", "replica", "1 while the replica may be chosen",
         lambda r: [((r.replica,), r.healthy)]),
     Family("warmroute_replica_withheld", "replica why",
-        "1 while the replica gets no new requests, by reason: draining, asleep, paused",
+        "1 while the replica gets no new requests, by reason: draining, asleep, paused, stalled",
         lambda r: _each(r.withheld, r.replica)),
     Family("warmroute_inflight_requests", "replica",
         "Requests in flight, of all routers together",
@@ -100,6 +100,18 @@ REPLICA: Final[list[Family[RankState]]] = [
     Family("warmroute_kv_events_total", "replica kind",
         "KV events of the replica, by kind",
         lambda r: _each(r.events, r.replica)),
+]
+
+REPLICA_PLACE: Final[list[Family[tuple[str, str]]]] = [
+    Family("warmroute_replica_info", "replica place",
+        "1 for each replica, found or not; place: a digest of its address, for `warmroute check`",
+        lambda r: [(r, 1)]),
+]
+
+MODEL: Final[list[Family[tuple[str, int]]]] = [
+    Family("warmroute_available_replicas", "model",
+        "Replicas that take requests for a base model now, whatever keeps the others from it",
+        lambda m: [((m[0],), m[1])]),
 ]
 
 POOL: Final[list[Family[PoolState]]] = [
@@ -160,7 +172,15 @@ EXPERIMENT: Final[list[Family[ExperimentState]]] = [
 ]
 # fmt: on
 
-FAMILIES: Final[tuple[Family[Any], ...]] = (*REPLICA, *POOL, *SHARING, *SOURCE, *EXPERIMENT)
+FAMILIES: Final[tuple[Family[Any], ...]] = (
+    *REPLICA,
+    *REPLICA_PLACE,
+    *MODEL,
+    *POOL,
+    *SHARING,
+    *SOURCE,
+    *EXPERIMENT,
+)
 
 
 class Families(Collector, Generic[S]):

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Final, NamedTuple, get_type_hints
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from router.metrics.counting import Counter, Histogram
-from router.metrics.families import EXPERIMENT, POOL, REPLICA, SHARING, SOURCE, Families
+from router.metrics.families import (
+    EXPERIMENT,
+    MODEL,
+    POOL,
+    REPLICA,
+    REPLICA_PLACE,
+    SHARING,
+    SOURCE,
+    Families,
+)
 from router.metrics.states import (
     ExperimentState,
     SharingState,
@@ -47,8 +56,8 @@ class Metrics:
         "status in it")]
     not_retried: Annotated[Counter, Spec("warmroute_not_retried", "why",
         "Failed tries that were not repeated, by reason: budget (forward.retry_ratio), sent_twice, "
-        "side_effects, no_replica, max_tries, kills (replicas went down with it), unreadable "
-        "(it was answered, with headers over the limits)")]
+        "side_effects, no_replica, max_tries, too_many (429), kills (replicas went down with it), "
+        "unreadable (its answer has too large headers)")]
     early: Annotated[Counter, Spec("warmroute_early", "result",
         "Next prompts to be computed early, by result: computed, cached (nothing to do), cut (by "
         "a request), no_room, unknown, refused, failed")]
@@ -76,7 +85,8 @@ class Metrics:
         "Kept connections that were closed because bytes came that no request had asked for, by "
         "replica, or by the name of the pool's master")]
     broken_streams: Annotated[Counter, Spec("warmroute_broken_streams", "reason",
-        "Streams that broke off after their first byte, by reason; the client got an error event")]
+        "Streams that failed after their first byte, by reason: what broke the connection (the "
+        "client got an error event), event_500 (the engine's own), abort, no_end")]
     responses_found: Annotated[Counter, Spec("warmroute_responses_found", "result",
         "Requests about an earlier response, by what knew its replica: here (this router), redis, "
         "unknown, gone (the replica is removed)")]
@@ -100,6 +110,8 @@ class Metrics:
         "restart; the old one stays)")]
     connections: Annotated[Gauge, Spec("warmroute_connections", "",
         "Open client connections")]
+    unresolved_names: Annotated[Gauge, Spec("warmroute_unresolved_names", "",
+        "Host names that do not resolve now")]
     websockets: Annotated[Gauge, Spec("warmroute_websockets", "",
         "Open WebSockets")]
     websocket_messages: Annotated[Counter, Spec("warmroute_websocket_messages", "by",
@@ -260,6 +272,14 @@ class Metrics:
         self.registry.register(Families(REPLICA, source.rank_states))
 
         self.registry.register(Families(POOL, lambda: source.pool_states() or None))
+
+    def watch_models(self, describe: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        """Read how many replicas take requests for each base model at every scrape."""
+        self.registry.register(Families(MODEL, describe))
+
+    def watch_places(self, describe: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """Read the replicas' names and digests of their addresses at every scrape."""
+        self.registry.register(Families(REPLICA_PLACE, describe))
 
     def watch_sharing(self, describe: Callable[[], SharingState]) -> None:
         """Read what is known of Redis and of other routers at every scrape."""

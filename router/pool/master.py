@@ -26,7 +26,9 @@ from yarl import URL
 
 from router.decoding import decoder
 from router.errors import PoolError, PoolGone, PoolLate
-from router.upstream.connections import Connector, Strays
+from router.names import Names
+from router.upstream.connections import Strays
+from router.upstream.connector import Connector
 
 SLICE: Final = 1_000
 """Keys of a listing handed over at once, then the loop gets a turn: 1 to 2 ms of work."""
@@ -70,18 +72,26 @@ class MasterApi:
         strays: Counts connections on which bytes came that no question had asked for.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 5.0, strays: Strays | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 5.0,
+        names: Names | None = None,
+        strays: Strays | None = None,
+    ) -> None:
         self.urls = masters(url)
         self.url = self.urls[0]
         self.has_turned = False  # to the master that serves
         self._timeout_s = timeout_s
-        self._strays = strays if strays is not None else Strays()
+        self._strays = strays
+        self._names = names
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=Connector(
-                strays=self._strays, server="Mooncake master", limit=_MOST_CONNECTIONS
+                self._names, strays=self._strays, server="Mooncake master", limit=_MOST_CONNECTIONS
             ),
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s

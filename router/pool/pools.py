@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from router.config import MooncakeConfig
 from router.metrics import Metrics
+from router.names import Names
 from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
@@ -29,12 +30,14 @@ class Pool(Struct, frozen=True):
     questions: Questions
 
 
-def build_pools(config: MooncakeConfig, metrics: Metrics, strays: Strays) -> Mapping[str, Pool]:
+def build_pools(
+    config: MooncakeConfig, metrics: Metrics, names: Names, strays: Strays
+) -> Mapping[str, Pool]:
     """Build every configured pool, by name."""
     pools: dict[str, Pool] = {}
     for each in config.each:
         catalog = PoolCatalog()
-        master = MasterApi(each.master, timeout_s=config.timeout_s, strays=strays)
+        master = MasterApi(each.master, timeout_s=config.timeout_s, names=names, strays=strays)
         pools[each.name] = Pool(
             each.name,
             catalog,

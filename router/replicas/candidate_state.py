@@ -18,7 +18,7 @@ from router.replicas.cost_classes import Speed
 from router.replicas.cost_fit import CostFit
 from router.replicas.health import Health
 from router.replicas.ledger import NO_FOREIGN, Booking, Foreign, Lease, Ledger
-from router.replicas.replica import Candidate
+from router.replicas.replica import Candidate, Replica
 from router.replicas.step_fit import StepFit
 
 _MEAN_DECAY = 0.9
@@ -51,7 +51,7 @@ class CandidateStatus(Struct, frozen=True, kw_only=True):
     replica: str
     rank: int | None
     url: str
-    state: str
+    state: str  # see `state_of`
     reason: str
     draining: bool
     num_requests: int
@@ -64,6 +64,20 @@ class CandidateStatus(Struct, frozen=True, kw_only=True):
     cost: CostModel
     cost_class: str  # of the replicas that share it
     num_observations: int
+
+
+def state_of(replica: Replica, health: Health, now_s: float) -> str:
+    """Return the one state of a replica that all views show.
+
+    Its health, or why one that is well gets no new requests: draining, asleep, paused. A replica
+    that is dead or hangs is nothing else.
+    """
+    state = health.state(now_s).value
+    if health.is_down:
+        return state
+    if replica.draining:
+        return "draining"
+    return "asleep" if replica.asleep else "paused" if replica.paused else state
 
 
 class CandidateState:
@@ -298,7 +312,7 @@ class CandidateState:
             replica=candidate.replica.name,
             rank=candidate.rank,
             url=candidate.replica.url,
-            state=self.health.state(now_s).value,
+            state=state_of(candidate.replica, self.health, now_s),
             reason=self.health.reason,
             draining=candidate.replica.draining,
             queue_ms=ledger.queue_ms(cost, now_s),

@@ -3,12 +3,13 @@
 1. Candidates that are fit: up, or on trial without a request.
 2. In a panic, if fewer than `panic_ratio` are fit: all that listen. Many open breakers are more
    likely wrong than right, and the few fit candidates would be overloaded.
-3. A recovered candidate (slow start), while it has less than its share of the mean load. Its cache
+3. If that leaves none: those that have stalled. They may go on.
+4. A recovered candidate (slow start), while it has less than its share of the mean load. Its cache
    is cold and its engine may still warm up. It may always have one request.
-4. A candidate whose weight is less than 1, in the same way, always: capacity that may be taken
+5. A candidate whose weight is less than 1, in the same way, always: capacity that may be taken
    away.
 
-If the last two rules leave none, all candidates of the first two are offered.
+If the last two rules leave none, all candidates of the first three are offered.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def eligible(
     ]
     if len(fit) < rules.panic_ratio * len(states):
         fit = [state for state in states if state.health.can_accept_in_panic(now_s)]
+    fit = fit or [state for state in states if state.health.can_accept_at_last()]
     if not fit:
         return []
     mean_requests = sum([state.ledger.num_requests for state in fit]) / len(fit)

@@ -7,7 +7,7 @@ one synchronous call; `now_s` comes from the caller's monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
 from router.messages import Evacuation
 from router.records.outcome import Outcome
+from router.releases import in_order
 from router.replicas.candidate_state import (
     CandidateState,
     CandidateStatus,
@@ -32,7 +33,13 @@ from router.replicas.health import Health, HealthRules, HealthState, ProbeFailur
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.lengths import Lengths
 from router.replicas.member import Member
-from router.replicas.refusals import check_roles, no_replica, none_available, unknown_model
+from router.replicas.refusals import (
+    check_roles,
+    no_replica,
+    none_available,
+    states_of,
+    unknown_model,
+)
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
 from router.replicas.signs import Signs
 
@@ -76,6 +83,7 @@ class Fleet:
         "conversations",
         "evacuations",
         "is_split",
+        "lacking",
         "layout_of",
         "on_change",
         "on_down",
@@ -102,6 +110,8 @@ class Fleet:
         self.conversations = Conversations() if conversations is None else conversations
         self.evacuations: dict[str, Evacuation] = {}
         """Replicas that drain, and whose live conversations may stay there."""
+        self.lacking: dict[str, set[str]] = {}
+        """Routes of engines that some replicas lack, with the names of these."""
         self.layout_of: Callable[[CandidateId], KvLayout | None] = _no_layout
         """A candidate's KV groups; None: it has one, or they are not known."""
         self.absent: Callable[[], str] = str
@@ -145,6 +155,7 @@ class Fleet:
             self._members[replica.name] = Member(replica, Health(self._rules), speed)
             if self._order:
                 self._members = dict(sorted(self._members.items(), key=self._position))
+        self._forget_lacking(replica.name)  # it may be another release now
         self._describe(replica)
 
     def remove(self, name: str) -> bool:
@@ -153,6 +164,7 @@ class Fleet:
         if member is None:
             return False
         member.speed.leave()
+        self._forget_lacking(name)
         self._restricted.discard(name)
         for candidate in member.states:
             self._remove(candidate)
@@ -171,6 +183,29 @@ class Fleet:
         """Record that a replica loaded or unloaded adapters. KeyError if unknown."""
         self._describe(replace(self.replica(name), models=models))
 
+    def lacks(self, name: str, route: str) -> bool:
+        """Record that a replica lacks a route; True: it was not known. Ignored if it is gone."""
+        names = self.lacking.setdefault(route, set()) if name in self._members else {name}
+        if name in names:
+            return False
+        names.add(name)
+        return True
+
+    def all_lack(self, model: str | None, route: str) -> bool:
+        """Return whether there are replicas that serve a model, and all of them lack a route."""
+        serving = {
+            member.replica.name
+            for member in self._members.values()
+            if member.replica.role != "prefill"
+            if model is None or member.replica.serves(model)
+        }
+        return bool(serving) and serving <= self.lacking.get(route, set())
+
+    def version(self) -> str | None:
+        """Return the oldest release among the replicas; None: none says its own."""
+        versions = [each.version for each in self.replicas if each.version is not None]
+        return min(versions, key=in_order, default=None)
+
     def model(self, name: str) -> ServedModel | None:
         """Find a served model or adapter by name."""
         for member in self._members.values():  # plain loops: every request asks
@@ -182,6 +217,36 @@ class Fleet:
     def models(self) -> list[dict[str, Any]]:
         """List the union of served models as entries of `/v1/models`, without duplicates."""
         return model_entries(self.replicas)
+
+    def unserved(self, now_s: float) -> Iterator[tuple[str, str]]:
+        """Yield the models and adapters that no replica takes requests for now, and why."""
+        replicas = self.replicas
+        served = {
+            model.id
+            for each in replicas
+            if each.is_offered and each.role == "both" and each.name not in self._restricted
+            for model in each.models
+        }
+        models = (model.id for each in replicas for model in each.models)
+        for name in dict.fromkeys(model for model in models if model not in served):
+            try:
+                self._serving_of(name)
+            except RouterError as error:  # by their roles
+                yield name, error.message
+                continue
+            try:
+                self.candidates(name, now_s)
+            except NoReplicaAvailable:
+                yield name, states_of(name, self._members.values(), now_s)
+
+    def available(self, now_s: float) -> Iterator[tuple[str, int]]:
+        """Yield each base model, and how many replicas take requests for it now."""
+        bases = (m.id for each in self.replicas for m in each.models if m.parent is None)
+        for name in dict.fromkeys(bases):
+            try:
+                yield name, len({each.replica.name for each in self.candidates(name, now_s)})
+            except RouterError:
+                yield name, 0
 
     def longest(self, model: str) -> int | None:
         """Return the tokens of the longest request that a replica takes for a model.
@@ -264,6 +329,8 @@ class Fleet:
     ) -> tuple[Candidate, ...]:
         """List the candidates that can compute a prompt for others now, in the order configured.
 
+        None that has stalled: the replica that decodes can compute the prompt, too.
+
         `reader`: the replica that will read the prompt's KV. Both need the same transfer, and the
         same pool if it goes through one. None: any.
         """
@@ -271,11 +338,26 @@ class Fleet:
             state.candidate
             for member in self._members.values()
             if member.replica.role == "prefill" and member.replica.is_offered
+            if member.health.can_accept(now_s) or not member.health.can_accept_at_last()
             if any(served.id == model for served in member.replica.models)
             if reader is None or _can_meet(member.replica, reader)
             for state in member.states.values()
         )
         return self._eligible(offered, now_s, ()) if self._restricted else offered
+
+    def draining(
+        self, model: str | None, now_s: float, *, exclude: Collection[str] = ()
+    ) -> tuple[Candidate, ...]:
+        """List the candidates that get no new work, but may have what they were asked before."""
+        return tuple(
+            candidate
+            for member in self._members.values()
+            if member.replica.draining and member.replica.name not in exclude
+            if not (member.replica.asleep or member.replica.paused)
+            if model is None or member.replica.serves(model)
+            if self.listens(member.replica.name, now_s)
+            for candidate in candidates_of(member.replica)
+        )
 
     def candidates_at(
         self, name: str, model: str | None, now_s: float, *, exclude: Collection[str] = ()
@@ -461,6 +543,19 @@ class Fleet:
         if (member := self._members.get(name)) is not None:
             member.health.probe_excused()
 
+    def note_signs(self, name: str, is_stalled: bool, now_s: float) -> bool:
+        """Record whether signs show that a replica has stalled; return whether that is new."""
+        member = self._members.get(name)
+        if member is None or not (is_stalled or member.health.is_stalled):
+            return False
+        was_stalled = member.health.is_stalled
+        if is_stalled:
+            member.health.stalled(member.signs.quiet_s(now_s), now_s)
+        else:
+            member.health.moves(now_s)
+        self._health_changed(name, True, now_s)
+        return was_stalled != member.health.is_stalled
+
     def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
         """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
         state = self._states.get(candidate)
@@ -502,6 +597,10 @@ class Fleet:
         self.is_split = any(replica.role != "both" for replica in self.replicas)
         self.on_change()
 
+    def _forget_lacking(self, name: str) -> None:
+        for names in self.lacking.values():
+            names.discard(name)
+
     def _remove(self, candidate: CandidateId) -> None:
         del self._states[candidate]
         self.conversations.remove(candidate)
@@ -526,6 +625,8 @@ class Fleet:
     def _health_changed(self, name: str, was_down: bool, now_s: float) -> None:
         member = self._members[name]
         self._restrict(name)
+        if member.health.is_down and not member.replica.is_awake:
+            self.set_sleep(name, asleep=False, paused=False)  # it will say so when it is back
         if member.health.is_down and not was_down and not member.replica.draining:
             self.on_down(name, now_s)
         self.on_change()

@@ -6,10 +6,12 @@
                                              opened by probes: probe ok -> UP (slow start)
     DOWN        no                           opened by requests: time or probe ok -> TRIAL
                                              opened by probes: probe ok -> UP (slow start)
+    STALLED     no, but if none else listens activity -> UP (slow start); time -> TRIAL
     TRIAL       one request at a time        success -> UP (slow start); failure -> back, longer
 
 DOWN means that nothing listens: no request is sent there, panic or not. SUSPECT means that the
-replica answers badly or late. A client's own errors and departures do not count. Once the replica
+replica answers badly or late. STALLED means that it takes requests and computes nothing
+(`router.replicas.signs`). A client's own errors and departures do not count. Once the replica
 is out, the success of an earlier request does not count either.
 
 A request that fails at two replicas in the same way is itself at fault: `absolve` takes back its
@@ -39,6 +41,7 @@ class HealthState(Enum):
     UP = "up"
     SUSPECT = "suspect"
     DOWN = "down"
+    STALLED = "stalled"
     TRIAL = "trial"
 
 
@@ -50,6 +53,7 @@ class HealthRules(Struct, frozen=True, kw_only=True):
     backoff_s: float = 1.0  # first pause of an open breaker; doubles each time it fails again
     max_backoff_s: float = 30.0
     slow_start_s: float = 10.0
+    stalled_s: float = 60.0  # after its last evidence a request may try one that has stalled
     panic_ratio: float = 0.5  # below this share of usable candidates, suspects are offered too
 
 
@@ -66,6 +70,7 @@ class Health:
         "_opened_on_trial",
         "_recovered_s",
         "_rules",
+        "_stalled_until_s",
         "_state",
         "_suspension",
         "_trial",
@@ -82,6 +87,7 @@ class Health:
         self._opened_as = HealthState.SUSPECT  # what the breaker last opened for
         self._opened_by: list[int] = []  # leases whose failures opened the breaker
         self._opened_on_trial = False
+        self._stalled_until_s = 0.0
         self._by_probe = False  # probes opened the breaker, so a probe may close it
         self._recovered_s: float | None = None
         self._trial: int | None = None  # number of the lease under trial
@@ -95,7 +101,12 @@ class Health:
     @property
     def retry_at_s(self) -> float:
         """When a breaker that requests opened lets one try."""
-        return self._suspension.until_s
+        return self._stalled_until_s if self.is_stalled else self._suspension.until_s
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it takes requests and computes nothing."""
+        return self._state is HealthState.STALLED
 
     @property
     def is_down(self) -> bool:
@@ -106,7 +117,7 @@ class Health:
 
     def state(self, now_s: float) -> HealthState:
         """Return the state; a breaker opened by requests turns to TRIAL when its pause is over."""
-        if self._is_out() and not self._by_probe and not self._suspension.is_on(now_s):
+        if self._is_out() and not self._by_probe and now_s >= self.retry_at_s:
             self._state = HealthState.TRIAL
         return self._state
 
@@ -118,6 +129,10 @@ class Health:
     def can_accept_in_panic(self, now_s: float) -> bool:
         """Return whether a request may be sent when most are out: to anything that listens."""
         return self.can_accept(now_s) or self._opened_as is HealthState.SUSPECT
+
+    def can_accept_at_last(self) -> bool:
+        """Return whether a request may be sent when there is nothing else: to one that stalled."""
+        return self._opened_as is HealthState.STALLED
 
     def weight(self, now_s: float) -> float:
         """Return the share of normal load a recovered replica may have, in [0.1, 1]."""
@@ -208,8 +223,21 @@ class Health:
         ):
             self._open(HealthState.SUSPECT, reason, now_s, jitter, by_probe=True)
 
+    def stalled(self, quiet_s: float, now_s: float) -> None:
+        """Learn that it takes requests and has shown no activity for so long."""
+        if self.is_down:
+            return
+        reason = f"it was sent requests, and has computed nothing for {quiet_s:.0f} s"
+        self._open(HealthState.STALLED, reason, now_s, 0.0, by_probe=False)
+        self._stalled_until_s = now_s + self._rules.stalled_s
+
+    def moves(self, now_s: float) -> None:
+        """Learn that it shows activity; one that has stalled goes on."""
+        if self.is_stalled:
+            self._recover(now_s)
+
     def _is_out(self) -> bool:
-        return self._state is HealthState.SUSPECT or self._state is HealthState.DOWN
+        return self._state not in (HealthState.UP, HealthState.TRIAL)
 
     def _succeeded(self, on_trial: bool, now_s: float) -> None:
         if on_trial:

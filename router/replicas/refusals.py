@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from router.errors import NoReplicaAvailable, RouterError, UnknownModel
+from router.replicas.candidate_state import state_of
 from router.replicas.member import Member
 from router.replicas.replica import Replica
 
@@ -43,14 +44,19 @@ def none_available(
     """
     retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
     what = "replica" if model is None else f"replica of `{model}`"
+    return NoReplicaAvailable(
+        f"No {what} can take a request now ({states_of(model, members, now_s)}).",
+        retry_after_s=retry_after_s,
+    )
+
+
+def states_of(model: str | None, members: Iterable[Member], now_s: float) -> str:
+    """Say in which state the first replicas of a model are, and why; None: of any."""
     states = [
         _shown(member, now_s) for member in members if model is None or member.replica.serves(model)
     ]
     more = [f"and {len(states) - _SHOWN} more"] if len(states) > _SHOWN else []
-    return NoReplicaAvailable(
-        f"No {what} can take a request now ({', '.join(states[:_SHOWN] + more)}).",
-        retry_after_s=retry_after_s,
-    )
+    return ", ".join(states[:_SHOWN] + more)
 
 
 def check_roles(replicas: Sequence[Replica], *, is_split: bool) -> None:
@@ -85,6 +91,7 @@ def _producers(replicas: Sequence[Replica]) -> list[str]:
 def _shown(member: Member, now_s: float) -> str:
     """Say in which state a replica is, and why."""
     replica, health = member.replica, member.health
-    withheld = [s for s in ("draining", "asleep", "paused") if getattr(replica, s)]
-    reason = f" ({health.reason})" if health.reason and not withheld else ""
-    return f"{replica.name}: {', '.join(withheld) or health.state(now_s).value}{reason}"
+    state = state_of(replica, health, now_s)
+    is_well = state in ("draining", "asleep", "paused")
+    reason = f" ({health.reason})" if health.reason and not is_well else ""
+    return f"{replica.name}: {state}{reason}"

@@ -59,7 +59,12 @@ class Replica(Struct, frozen=True, kw_only=True):
     @property
     def is_offered(self) -> bool:
         """Whether orders and its own state allow new requests."""
-        return not (self.draining or self.asleep or self.paused)
+        return self.is_awake and not self.draining
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it neither sleeps nor is paused, as far as is known."""
+        return not (self.asleep or self.paused)
 
     @property
     def base_model(self) -> str:
@@ -126,11 +131,17 @@ def candidates_of(replica: Replica) -> tuple[Candidate, ...]:
 
 
 def model_entries(replicas: Iterable[Replica]) -> list[dict[str, Any]]:
-    """List the union of served models as entries of `/v1/models`, the first replica's first."""
+    """List the union of served models as entries of `/v1/models`, the first replica's first.
+
+    The length of a model is the shortest of its replicas: a request of that length fits all.
+    """
     union: dict[str, ServedModel] = {}
+    shortest: dict[str, int] = {}
     for replica in replicas:
         for model in replica.models:
             union.setdefault(model.id, model)
+            if (length := model.max_model_len) is not None:
+                shortest[model.id] = min(length, shortest.get(model.id, length))
     return [
         {
             "id": model.id,
@@ -139,7 +150,7 @@ def model_entries(replicas: Iterable[Replica]) -> list[dict[str, Any]]:
             "owned_by": "vllm",
             "root": model.root,
             "parent": model.parent,
-            "max_model_len": model.max_model_len,
+            "max_model_len": shortest.get(model.id),
         }
         for model in union.values()
     ]

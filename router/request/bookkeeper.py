@@ -225,7 +225,8 @@ class Bookkeeper:
         elif is_here and known.num_cached + known.step >= sharable(known):
             known = replace(known, num_dropped=known.step)  # it drafts, or has sliding windows
         elif home in views and views[home].num_own_tokens <= lost_at * size:
-            fate = "evicted" if self._caches.state(home) == "exact" else "unknown"
+            is_exact = self._caches.state(home, prompt.extra) == "exact"
+            fate = "evicted" if is_exact else "unknown"
         loss = None
         if fate != "unknown":
             at_s = placement.placed_s

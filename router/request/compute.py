@@ -9,8 +9,9 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.api.ending import Ending
 from router.api.prefill_body import decode_body, is_capped, transfer_params
-from router.errors import BadRequest, UpstreamError, UpstreamUnreachable
+from router.errors import BadRequest, SetAside, UpstreamError, UpstreamUnreachable
 from router.records.outcome import Outcome
 from router.request.headers import RequestHeaders
 from router.request.place import Place
@@ -76,7 +77,8 @@ class Compute:
             outcome = Outcome.REPLICA_UNREACHABLE
             return Done(failure=exc.code)
         except UpstreamError as exc:
-            outcome = Outcome.REPLICA_FAILED
+            is_well = isinstance(exc, SetAside)
+            outcome = Outcome.CLIENT_ERROR if is_well else Outcome.REPLICA_FAILED
             return Done(failure=exc.code)
         else:
             outcome = Outcome.of_status(answer.status)
@@ -84,6 +86,9 @@ class Compute:
                 return Done(failure=f"status_{answer.status}")
             self._place.first_token(placement, monotonic())
             body = answer.readable
+            if prompt.read.inbound.api.is_aborted(body):
+                outcome = Outcome.REPLICA_FAILED
+                return Done(failure=Ending.ABORTED.value)
             usage = prompt.read.inbound.api.usage_of_body(body)
             return Done(
                 num_cached_tokens=usage.num_cached_tokens if usage is not None else None,

@@ -43,7 +43,7 @@ class Explainer:
             "num_pool_tokens": plan.view.num_pool_tokens,
             "candidates": [
                 {
-                    "state": self._caches.state(view.id),
+                    "state": self._caches.state(view.id, prompt.extra),
                     "drops_last_block": self._caches.index.drops_last(view.id),
                     "pool": pool.pool if (pool := plan.pools.get(view.id)) else None,
                     "view": view,

@@ -2,9 +2,11 @@
 
     find     when it is read: which replica that is, as this router or Redis knows
     record   when an answer has begun: the id that it brings
+    found    when an answer has begun to a request that no router knew the replica of
 
-A request about an unknown response is placed like any other; where there are tenants it is refused,
-since the response may be another tenant's. Redis is asked within a deadline, and only for ids that
+A request about an unknown response is placed like any other, and every replica is asked until one
+has it (router.request.retry). Where there are tenants it is refused, since the response may be
+another tenant's. Redis is asked within a deadline, and only for ids that
 are not known here; without Redis a router knows the responses that passed through itself.
 """
 
@@ -100,6 +102,13 @@ class Owners:
         entry = self._registry.find(placement.replica)
         if response_id is not None and entry is not None:
             self._known.note(_key(read, response_id), entry.identity)
+
+    def found(self, read: Read, placement: Placement, answer: Answer) -> None:
+        """Remember which replica had the response that a request names."""
+        assert read.response_id is not None
+        entry = self._registry.find(placement.replica)
+        if answer.outcome_status == _OK and entry is not None:
+            self._known.note(_key(read, read.response_id), entry.identity)
 
 
 def _key(read: Read, response_id: str) -> ResponseKey:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from time import monotonic, time
 
 from msgspec.structs import replace
@@ -23,8 +24,9 @@ from msgspec.structs import replace
 from policies.policy import Policy
 from policies.registry import create
 from policies.view import RequestView, Snapshot
+from router.api.routes import engine_route
 from router.cluster.outbox import Outbox
-from router.errors import NoReplicaAvailable
+from router.errors import NoReplicaAvailable, RouteNotServed, RouterError
 from router.experiments.assignment import Assignment
 from router.experiments.runner import ExperimentRunner
 from router.metrics import Metrics
@@ -101,24 +103,59 @@ class Place:
 
         Raises:
             UnknownModel, NoReplicaAvailable: there are none.
+            RouteNotServed: those that there are lack the request's route.
         """
+        exclude: AbstractSet[str] = tries.replicas
+        if self._fleet.lacking:
+            exclude = exclude | self._without_route(prompt)
         if prompt.owner is not None:
             return self._fleet.candidates_at(
-                prompt.owner, prompt.read.model, now_s, exclude=tries.replicas
+                prompt.owner, prompt.read.model, now_s, exclude=exclude
             )
         model, num_tokens = prompt.read.model, prompt.num_needed_tokens
         try:
-            found = self._fleet.candidates(
-                model, now_s, exclude=tries.replicas, num_tokens=num_tokens
-            )
+            found = self._fleet.candidates(model, now_s, exclude=exclude, num_tokens=num_tokens)
         except NoReplicaAvailable:
-            home = self._stays.with_home(prompt, tries, (), now_s)
-            if not home:
+            others = self._stays.with_home(prompt, tries, (), now_s)
+            if prompt.read.response_id is not None:
+                others = self._fleet.draining(model, now_s, exclude=exclude)
+            if not others:
                 raise
-            return home
+            return others
+        if tries.only is not None:
+            found = tuple(each for each in found if each.replica.name in tries.only)
+            if not found:
+                raise NoReplicaAvailable("No other replica is idle.")
         if not self._fleet.evacuations:
             return found
         return self._stays.with_home(prompt, tries, found, now_s)
+
+    def _without_route(self, prompt: Prompt) -> AbstractSet[str]:
+        """Return the replicas that lack a request's route.
+
+        Raises:
+            RouteNotServed: all that could answer it do.
+        """
+        inbound, fleet = prompt.read.inbound, self._fleet
+        route = engine_route(inbound.method, inbound.path)
+        names = fleet.lacking.get(route) if route is not None else None
+        if not names:
+            return frozenset()
+        is_nowhere = prompt.owner in names or fleet.all_lack(prompt.read.model, route or "")
+        if is_nowhere:
+            raise RouteNotServed(f"No replica serves {inbound.method} {inbound.path}.")
+        return names
+
+    def idle_others(self, prompt: Prompt, tries: Tries) -> frozenset[str]:
+        """Name the replicas that a request may go to next and where no request waits."""
+        now_s = self._clock()
+        try:
+            candidates = self.candidates(prompt, tries, now_s)
+        except RouterError:
+            return frozenset()
+        views = self._fleet.views(candidates, {}, now_s)
+        both = zip(candidates, views, strict=True)
+        return frozenset(each.replica.name for each, view in both if view.num_waiting == 0)
 
     def plan(self, prompt: Prompt, tries: Tries, in_front_ms: InFront = NOTHING) -> Plan:
         """Decide where a request goes, among the replicas that were not tried.
@@ -308,7 +345,7 @@ class Place:
             predicted=plan.prediction,
             lease=self._fleet.admit(candidate.id, booking, now_s),
             claim=None,
-            state=self._caches.state(candidate.id),
+            state=self._caches.state(candidate.id, prompt.extra),
             placed_s=now_s,
             prefill=prefill,
         )

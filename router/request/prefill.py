@@ -41,6 +41,7 @@ from router.errors import (
     BadRequest,
     ConnectTimeout,
     OutOfConnections,
+    SetAside,
     UpstreamBroken,
     UpstreamError,
     UpstreamUnreachable,
@@ -63,7 +64,13 @@ _ASK_EVERY: Final = 4  # looks: the master is asked; in between events may say s
 
 
 _LEFT: Final = frozenset(
-    {UpstreamUnreachable.code, ConnectTimeout.code, UpstreamBroken.code, "bootstrap"}
+    {
+        UpstreamUnreachable.code,
+        ConnectTimeout.code,
+        UpstreamBroken.code,
+        SetAside.code,
+        "bootstrap",
+    }
 )
 """Failures of a prefill replica, besides 5xx, after which another one is asked. After a timeout
 none is: the decode replica has waited enough."""

@@ -136,7 +136,7 @@ class Recorder:
             prompt,
             tries,
             plan,
-            state=self._caches.state(plan.candidate.id),
+            state=self._caches.state(plan.candidate.id, prompt.extra),
             status=status,
             outcome=Outcome.CLIENT_GONE,
             predicted=plan.prediction,
@@ -280,6 +280,7 @@ class Recorder:
                 reported,
                 claim,
                 num_cpu_tokens=placement.predicted.num_cpu_only_tokens,
+                kinds=prompt.extra.kinds,
             )
             if changed is not None:
                 self._metrics.last_block_changes.labels(name).inc()

@@ -1,7 +1,8 @@
 """Relay an answer to the client, byte for byte.
 
 No other replica can answer instead after the first byte. If the replica of a stream fails then, the
-client gets an error event in the shape of its API.
+client gets an error event in the shape of its API. An engine's own error event is passed on as it
+came, and so is an abort: only the outcome says that the replica failed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Final
 from msgspec import Struct
 
 from router.api.apis import REALTIME
+from router.api.ending import Ending, ending_of_stream, says_abort
 from router.api.failures import error_event
-from router.api.opening import Begun, ends_with_error, opening_of
+from router.api.opening import Begun, opening_of
 from router.api.realtime import SWITCHING_PROTOCOLS
 from router.api.usage import TAIL_BYTES, Usage
 from router.errors import UpstreamError
@@ -28,6 +30,7 @@ from router.request.plan import Placement
 from router.request.realtime import Realtime
 from router.request.reply import Reply
 from router.request.results import Prompt, Tries
+from router.request.retry import NO_DEATH
 from router.request.send import Sent
 from router.request.witness import Witness
 from router.upstream import Answer
@@ -81,7 +84,8 @@ class Relay:
             return None
         if answer.complete:
             await reply.send(answer.status, headers, answer.first)
-            passage.outcome = Outcome.of_status(answer.outcome_status)
+            # What is here as a whole was read before: no abort of it is left.
+            await self._end(passage, answer.readable if answer.is_event_stream else b"")
             if answer.status != 200 or prompt.read.request is None:
                 return None
             # A short stream is here as a whole, too.
@@ -117,13 +121,45 @@ class Relay:
         except _LEFT:
             if api.end in tail:
                 passage.last_usage = _usage_at_the_end(prompt, tail)
-            if passage.last_usage is not None:
-                passage.outcome = Outcome.of_status(answer.outcome_status)
+            ending = _ending(passage, tail)
+            if passage.last_usage is not None or ending not in (None, Ending.CUT):
+                passage.outcome = _outcome(answer, ending)
             raise
-        if answer.is_event_stream and ends_with_error(bytes(tail[-TAIL_BYTES:])):
-            await self._witness.lost(prompt, tries, placement, "event_500", is_answered=True)
-        passage.outcome = Outcome.of_status(answer.outcome_status)
+        await self._end(passage, tail)
         return _usage_at_the_end(prompt, tail)
+
+    async def _end(self, passage: Passage, end: bytes | bytearray) -> None:
+        """Set the outcome of an answer that was passed on to its end."""
+        answer, ending = passage.answer, _ending(passage, end)
+        passage.outcome = _outcome(answer, ending)
+        if answer.outcome_status == 200 and passage.outcome is Outcome.REPLICA_FAILED:
+            reason = ending.value if isinstance(ending, Ending) else f"event_{ending}"
+            self._metrics.broken_streams.labels(reason).inc()
+            if reason not in NO_DEATH:
+                await self._witness.lost(
+                    passage.prompt, passage.tries, passage.placement, reason, is_answered=True
+                )
+
+
+def _ending(passage: Passage, end: bytes | bytearray) -> Ending | int | None:
+    """Read how an answer with status 200 ended. None: it cannot be read, or is not such a one."""
+    answer, tail = passage.answer, bytes(end[-TAIL_BYTES:])
+    if answer.outcome_status != 200 or answer.is_encoded:
+        return None
+    if answer.is_event_stream:
+        return ending_of_stream(tail, passage.prompt.read.inbound.api.last)
+    return Ending.ABORTED if says_abort(tail) else None
+
+
+def _outcome(answer: Answer, ending: Ending | int | None) -> Outcome:
+    match ending:
+        case None:
+            return Outcome.of_status(answer.outcome_status)
+        case Ending.WHOLE:
+            return Outcome.OK
+        case int():
+            return Outcome.of_status(ending)
+    return Outcome.REPLICA_FAILED
 
 
 def _counter(passage: Passage) -> Callable[[bytes], None]:

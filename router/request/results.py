@@ -286,6 +286,7 @@ class Tries(Struct, kw_only=True):
     records: For the decision record, the last try included.
     failed: The lease and the failure of each failed try.
     replicas: Names of replicas that the request may not go to (again).
+    only: Names of the replicas that it may go to. None: to any other.
     is_excused: The last failure says nothing about its replica.
     digest: Of the body as it came; None: not needed so far.
     lost_lease: Of the last try that failed as it does when a replica dies.
@@ -297,6 +298,7 @@ class Tries(Struct, kw_only=True):
     records: list[Try] = []
     failed: list[tuple[Lease, str]] = []
     replicas: set[str] = set()
+    only: frozenset[str] | None = None
     is_excused: bool = False
     digest: Body | None = None
     lost_lease: int | None = None

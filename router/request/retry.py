@@ -3,6 +3,9 @@
 failed     never twice at the same replica, never for the client's own 4xx. At most once more if
            a replica may have begun to work on it, and once more than that if a read from the
            pool may have failed. A budget bounds the retries of all requests together
+lacking    a replica that lacks the route, or the response that is named, is left for the others
+           until one has it: nothing was done there
+too many   after a 429 once more, at a replica where no request waits
 overdue    a first token that is late is waited for, unless another replica would be sooner
 """
 
@@ -19,14 +22,19 @@ from msgspec.structs import replace
 
 from policies.cost import candidate_costs
 from router.api.body_fields import with_fields
+from router.api.ending import Ending
+from router.api.routes import engine_route
 from router.config import ForwardConfig
 from router.errors import (
     AnswerUnreadable,
     BadRequest,
     ConnectTimeout,
+    NoReplicaAvailable,
     Overdue,
+    ResponseNotFound,
     RouterError,
-    UpstreamTimeout,
+    SetAside,
+    Stalled,
     UpstreamUnreachable,
 )
 from router.metrics import Metrics
@@ -46,13 +54,31 @@ _NOT_SENT: Final = frozenset({UpstreamUnreachable.code, ConnectTimeout.code})
 UNLOADED: Final = "adapter_unloaded"
 """A 404 of a replica that has unloaded the adapter; see router.discovery.served_models."""
 
-SET_ASIDE: Final = "set_aside"
-"""A 503 of a replica that is paused or scales; see router.request.send."""
+SET_ASIDE: Final = SetAside.code
+"""A replica sleeps, is paused or scales, by its 503 or as `router.discovery.sleep` knows it."""
+
+NO_ROUTE: Final = "no_route"
+"""A 404 or 405 of a replica that lacks the route: an older engine in a rolling upgrade."""
+
+NO_RESPONSE: Final = "no_response"
+"""A 404 of a replica for a response that no router knows."""
+
+TOO_MANY: Final = "status_429"
+"""A replica that has enough to do."""
 
 PREFILL_BROKE: Final = "prefill_broke"
 """Two prefill replicas broke off, and the one that decodes was not asked."""
 
-NOT_PROCESSED: Final = _NOT_SENT | {"status_503", UNLOADED, SET_ASIDE, PREFILL_BROKE}
+NOT_BLAMED: Final = frozenset({UNLOADED, SET_ASIDE, NO_ROUTE, NO_RESPONSE, TOO_MANY, PREFILL_BROKE})
+"""Failures that do not count against their replica."""
+
+_NOTHING_DONE: Final = _NOT_SENT | {NO_ROUTE, NO_RESPONSE}
+"""Failures that cost nothing: each other replica may be asked, whatever the request does."""
+
+NO_DEATH: Final = frozenset({Ending.ABORTED.value})
+"""Failures of a replica that is there, and gives requests up in good order."""
+
+NOT_PROCESSED: Final = _NOT_SENT | NOT_BLAMED | {"status_503"}
 """Failures that say that nothing was computed: the request may move on any number of times."""
 
 _LOOK_AGAIN_S: Final = 1.0  # at an overdue request that was not left
@@ -101,12 +127,12 @@ class Retries:
             return "kills"
         if failure == PREFILL_BROKE:
             return "sent_twice"
-        if failure not in _NOT_SENT:
-            if failure == AnswerUnreadable.code:
-                return "unreadable"
-            if prompt.read.has_side_effects:
+        if failure == AnswerUnreadable.code:
+            return "unreadable"
+        if failure not in _NOTHING_DONE:
+            if prompt.read.has_side_effects and failure != TOO_MANY:
                 return "side_effects"
-            if len(tries.replicas) >= self._config.max_tries:
+            if _num_asked(tries) >= self._config.max_tries:
                 return "max_tries"
             if failure not in NOT_PROCESSED and any(
                 each.failure is not None and each.failure not in NOT_PROCESSED
@@ -116,14 +142,23 @@ class Retries:
         now_s = monotonic()
         if not self._has_candidate(prompt, tries):
             return "no_replica"
+        if failure == TOO_MANY:
+            has_moved = any(each.failure == TOO_MANY for each in tries.records)
+            if has_moved or not self._place.idle_others(prompt, tries):
+                return "too_many"
         begun_s = placement.lease.begun_s
-        if failure in _NOT_SENT or self._budget.can_take(placement.replica, begun_s, now_s):
+        if failure in _NOTHING_DONE or self._budget.can_take(placement.replica, begun_s, now_s):
             return None
         return "budget"
 
-    def may_move_on(self, prompt: Prompt, tries: Tries, placement: Placement) -> bool:
-        """Return whether a try that gets no answer in time may be followed by one more."""
-        return self.objection(prompt, tries, placement, UpstreamTimeout.code) is None
+    def may_move_on(self, prompt: Prompt, tries: Tries, placement: Placement, failure: str) -> bool:
+        """Return whether a try that gets no answer in time may be followed by one more.
+
+        From a replica that has stalled it moves to one that is up, not to another one that has.
+        """
+        if self.objection(prompt, tries, placement, failure) is not None:
+            return False
+        return failure != Stalled.code or self._has_candidate(prompt, tries, is_up=True)
 
     def judge(
         self, prompt: Prompt, tries: Tries, placement: Placement, failure: str
@@ -134,7 +169,11 @@ class Retries:
             The request as it is sent next, without the pool if that may have failed; and why it
             may not be sent again. None: it may.
         """
+        if failure == NO_ROUTE:
+            self._lacks_route(prompt, placement)
         objection = self.objection(prompt, tries, placement, failure)
+        if failure == TOO_MANY and objection is None:
+            tries.only = self._place.idle_others(prompt, tries)
         if objection is not None and self._can_skip_pool(prompt, tries, placement, failure):
             without_pool = self._without_pool(prompt, tries)
             if without_pool is not None:
@@ -146,6 +185,26 @@ class Retries:
             assert self._pool is not None
             self._pool.fetch_failed(placement.lease.candidate, placement.lease.begun_s)
         return prompt, objection
+
+    def _lacks_route(self, prompt: Prompt, placement: Placement) -> None:
+        """Remember that a replica lacks a route, until it is another process."""
+        route = engine_route(prompt.read.inbound.method, prompt.read.inbound.path)
+        if route is not None and self._fleet.lacks(placement.replica, route):
+            logger.warning(
+                "replica lacks a route: others get its requests",
+                extra={"replica": placement.replica, "route": route},
+            )
+
+    def last_word(self, prompt: Prompt, tries: Tries) -> RouterError:
+        """Return the error for a request whose last replica lacks the route."""
+        response_id = prompt.read.response_id
+        if response_id is not None and any(e.failure == NO_RESPONSE for e in tries.records):
+            return ResponseNotFound(response_id)
+        try:
+            self._place.candidates(prompt, tries, monotonic())
+        except RouterError as exc:
+            return exc
+        return NoReplicaAvailable("No replica that serves this route can take a request now.")
 
     def _excuse(self, tries: Tries, objection: str | None) -> None:
         """Decide whose fault the last failure is, and take back what an earlier one counted.
@@ -185,12 +244,14 @@ class Retries:
     async def move_on(self, prompt: Prompt, tries: Tries, placement: Placement) -> None:
         """Leave a replica at which the last try failed, after a pause where that helps."""
         name, failure = placement.replica, tries.failed[-1][1]
+        if failure == NO_RESPONSE:
+            return  # a question, no failure
         self._metrics.failovers.labels(name, failure).inc()
         logger.warning(
             "retried on another replica before the first byte",
             extra={"request": prompt.read.request_id, "replica": name, "reason": failure},
         )
-        if failure in _NOT_SENT:
+        if failure in _NOTHING_DONE:
             return
         self.take(placement)
         if failure != Overdue.code:  # it waited enough
@@ -237,6 +298,9 @@ class Retries:
         if is_late or ttft_ms >= late_ms:
             self._metrics.overdue.labels("late_elsewhere").inc()
             return _LOOK_AGAIN_S
+        signs = self._fleet.signs(placement.replica)
+        if signs.overdue_s is None and not placement.may_fetch:
+            signs.overdue_s = placement.lease.begun_s
         self._metrics.overdue.labels("left").inc()
         return None
 
@@ -301,10 +365,18 @@ class Retries:
             tries.replicas.clear()
         return replace(prompt, read=read, extra=extra, chains={}, found={}, original=prompt)
 
-    def _has_candidate(self, prompt: Prompt, tries: Tries) -> bool:
-        """Return whether another replica may get a request."""
+    def _has_candidate(self, prompt: Prompt, tries: Tries, *, is_up: bool = False) -> bool:
+        """Return whether another replica may get a request; `is_up`: one that is up."""
+        now_s = monotonic()
         try:
-            self._place.candidates(prompt, tries, monotonic())
+            found = self._place.candidates(prompt, tries, now_s)
         except RouterError:
             return False
-        return True
+        return not is_up or any(self._fleet.is_up(each.replica.name, now_s) for each in found)
+
+
+def _num_asked(tries: Tries) -> int:
+    """Count the replicas that were sent a request, without those that had nothing to do with it."""
+    return len(tries.replicas) - sum(
+        each.failure in (NO_ROUTE, NO_RESPONSE) for each in tries.records
+    )

@@ -14,8 +14,12 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.api.apis import REALTIME
+from router.api.ending import Ending
 from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.opening import Begun, Opening
+from router.api.response_ids import CREATE
+from router.api.routes import engine_route, lacks_route
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.errors import Overdue, UpstreamError, UpstreamUnreachable
@@ -24,7 +28,15 @@ from router.records.outcome import Outcome
 from router.request.headers import RequestHeaders
 from router.request.plan import Placement
 from router.request.results import Inbound, Prompt, Tries
-from router.request.retry import PREFILL_BROKE, SET_ASIDE, UNLOADED, Retries
+from router.request.retry import (
+    NO_RESPONSE,
+    NO_ROUTE,
+    NOT_BLAMED,
+    SET_ASIDE,
+    TOO_MANY,
+    UNLOADED,
+    Retries,
+)
 from router.request.tokenize import MaxTokens
 from router.tokens.hand_over import HandOver, Kind
 from router.upstream import Answer, Upstream
@@ -44,8 +56,14 @@ _SET_ASIDE: Final = (
 elastic EP, which leaves /health at 200. Source: `_reject_add_while_paused` in v1/engine/core.py and
 entrypoints/serve/elastic_ep/middleware.py of vLLM 0.33.0."""
 
+_NO_SOCKET: Final = frozenset({403, 404})
+"""Answers to a WebSocket without a route: vLLM's server says 403 to every such one."""
+
+_MISSING: Final = _NO_SOCKET | {405}
+
 _IDS_FIELD: Final = b"prompt_token_ids"
 _SPACE: Final = b" \t\r\n"
+_LOOK_S: Final = 0.5
 _SMALL_ANSWER: Final = 1024 * 1024
 _MAX_HELD_BYTES: Final = 4 * 1024 * 1024
 
@@ -79,7 +97,7 @@ class Sent(Struct, frozen=True, kw_only=True):
 
     def outcome(self, placement: Placement) -> Outcome:
         """Return how a failed try ended, seen from its replica."""
-        if self.failure in (UNLOADED, SET_ASIDE, PREFILL_BROKE):
+        if self.failure in NOT_BLAMED:
             return Outcome.CLIENT_ERROR
         if isinstance(self.error, Overdue):
             return Outcome.POOL_OVERDUE if placement.may_fetch else Outcome.OVERDUE
@@ -154,7 +172,13 @@ class Sender:
 
     async def _failure(self, prompt: Prompt, placement: Placement, answer: Answer) -> str | None:
         """Return in what way an answer is a failure of its replica. None: it is none."""
+        if answer.fault is not None:
+            return answer.fault
         status = answer.outcome_status
+        if status == 429:
+            return TOO_MANY
+        if status in _MISSING and (missing := _missing(prompt, answer)) is not None:
+            return missing
         if answer.status == 404 and await self._is_unloaded(prompt, placement):
             return UNLOADED
         if status not in RETRYABLE:
@@ -211,6 +235,9 @@ class Sender:
             elif not answer.is_event_stream:
                 await answer.gather(_SMALL_ANSWER)
                 answer.first_s = monotonic()
+                is_aborted = prompt.read.inbound.api.is_aborted
+                if answer.status == 200 and answer.complete and is_aborted(answer.readable):
+                    answer.fault = Ending.ABORTED.value
         except BaseException:
             answer.close()
             raise
@@ -265,7 +292,10 @@ class Sender:
             logger.warning("answers come compressed", extra={"replica": replica, "hint": hint})
 
     async def _hold(self, prompt: Prompt, answer: Answer) -> None:
-        """Keep a stream's beginning here until something was generated, or generating failed."""
+        """Keep a stream's beginning here until something was generated, or generating failed.
+
+        After `hold_s` it is passed on, unless its replica may hang: then another one may answer.
+        """
         if not answer.is_event_stream:
             return
         answer.first_s = begun_s = monotonic()
@@ -284,11 +314,34 @@ class Sender:
             if answer.complete or len(answer.first) >= min(most, _MAX_HELD_BYTES):
                 break
             if not await answer.read_on(None if until_s is None else until_s - monotonic()):
-                break
+                if not answer.may_hang(begun_s):
+                    break
+                until_s = monotonic() + _LOOK_S
         if api.starts_early:
             answer.first_s = None if said is Begun.NOT_YET else monotonic()
         if isinstance(said, int):
             answer.error_status = said
+        elif said is Begun.ABORTED or (said is Begun.ENDED and api.last is not None):
+            answer.fault = Ending.ABORTED.value
+        elif said is Begun.NOT_YET and answer.complete and api.last is not None:
+            answer.fault = Ending.CUT.value
+
+
+def _missing(prompt: Prompt, answer: Answer) -> str | None:
+    """Return what a replica lacks that another may have, by its 404 or 405. None: nothing.
+
+    The route; or the response that is named, if no router knows which replica issued it.
+    """
+    read, status = prompt.read, answer.outcome_status
+    if read.inbound.api is REALTIME:
+        return NO_ROUTE if status in _NO_SOCKET else None
+    if lacks_route(status, answer.readable):
+        is_engines = engine_route(read.inbound.method, read.inbound.path) is not None
+        return NO_ROUTE if is_engines else None
+    if read.response_id is None or prompt.owner is not None or status != 404:
+        return None
+    is_named = read.inbound.path != CREATE or read.response_id.encode() in answer.readable
+    return NO_RESPONSE if is_named else None
 
 
 def _client_body(inbound: Inbound) -> tuple[bytes | None, bool]:

@@ -59,7 +59,7 @@ class Stays:
         if name in tries.replicas or not fleet.is_up(name, now_s):
             return None
         replica = fleet.replica(name)
-        if replica.asleep or replica.paused or not replica.serves(model):
+        if not replica.is_awake or not replica.serves(model):
             return None
         return next((each for each in candidates_of(replica) if each.id == id_), None)
 

@@ -49,7 +49,7 @@ from router.request.record import Recorder
 from router.request.relay import Passage, Relay
 from router.request.reply import Reply
 from router.request.results import Inbound, Prompt, Tries
-from router.request.retry import NOT_PROCESSED, Retries
+from router.request.retry import NO_DEATH, NO_ROUTE, NOT_PROCESSED, Retries
 from router.request.send import Sender, Sent
 from router.turns import Turns
 
@@ -115,7 +115,7 @@ class Story:
             raise error
 
     async def prepare(self, inbound: Inbound, request_id: str) -> Prompt:
-        """Find all that placing a request needs to know: for a dry run, or a WebSocket.
+        """Find all that placing a request needs to know: for a dry run.
 
         Raises:
             RouterError: it is refused.
@@ -137,6 +137,8 @@ class Story:
             raise
         placement, answer = passage.placement, passage.answer
         steps.place.answered(passage.prompt, placement, answer)
+        if prompt.read.response_id is not None and prompt.owner is None:
+            steps.owners.found(prompt.read, placement, answer)
         if prompt.read.is_kept:
             steps.owners.record(prompt.read, placement, answer)
         usage: Usage | None = None
@@ -185,7 +187,7 @@ class Story:
                 prompt, objection = steps.retries.judge(prompt, tries, placement, sent.failure)
                 if objection is not None:
                     refused = steps.retries.witness.refusal(tries)
-            is_last = sent.failure is None or objection is not None
+            is_last = sent.failure is None or (objection is not None and sent.failure != NO_ROUTE)
             if sent.answer is not None and is_last and refused is None:
                 return Passage(
                     prompt=tried,
@@ -201,7 +203,10 @@ class Story:
                 steps.place.absolve(placement.lease)
             sent.close()
             if objection is not None:
-                last = refused or _last_word(prompt, sent.error)
+                last = refused
+                if last is None and sent.failure == NO_ROUTE:
+                    last = steps.retries.last_word(prompt, tries)
+                last = last or _last_word(prompt, sent.error)
                 steps.recorder.finished(
                     prompt, tries, placement, status=last.status, outcome=outcome
                 )
@@ -252,7 +257,7 @@ class Story:
                 sent = await steps.prefill.send(prompt, tries, placement)
             else:
                 sent = await steps.sender.send(prompt, tries, placement)
-            if sent.failure is not None and sent.failure not in NOT_PROCESSED:
+            if sent.failure is not None and sent.failure not in NOT_PROCESSED | NO_DEATH:
                 await witness.lost(prompt, tries, placement, sent.failure)
             return sent
         except BaseException as exc:  # the client left while we waited, or we can send nothing

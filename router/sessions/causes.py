@@ -6,6 +6,8 @@ Tokens are told apart by position. From the first one that the engine computed:
     fetch_failed, moved, pool_lost, then what became of the rest    an earlier prompt had these, and
                                                                     engines could have shared them
     last_block, changed, new
+
+An earlier prompt below one block had nothing that engines share: its tokens are `last_block`.
 """
 
 from __future__ import annotations
@@ -63,10 +65,14 @@ def causes_of(known: Known) -> dict[Cause, int]:
             taken[cause] = taken.get(cause, 0) + until - at
             at = until
 
+    num_before = known.num_before
+    if known.is_unknown and not num_before:
+        num_before = known.num_tokens
+    had_blocks = _shareable(known, num_before) > 0
     if known.is_unknown:
-        take("unknown", known.num_before or known.num_tokens)
+        take("unknown" if had_blocks else "last_block", num_before)
     elif known.is_apart:
-        take("salt_or_model", known.num_before)
+        take("salt_or_model" if had_blocks else "last_block", num_before)
     else:
         shared = sharable(known)
         take("fetch_failed", min(known.fetch_until, shared))
@@ -74,12 +80,16 @@ def causes_of(known: Known) -> dict[Cause, int]:
         take("pool_lost", min(known.pool_until, shared))
         take(known.fate, shared)
         take("last_block", known.num_common)
-        take("changed" if known.has_changed else "last_block", known.num_before)
+        take("changed" if known.has_changed and had_blocks else "last_block", num_before)
     take("new", known.num_tokens)
     return taken
 
 
 def sharable(known: Known) -> int:
     """Count the leading tokens that an engine can take from a cache at most."""
-    most = min(known.num_common, known.num_tokens - 1)
-    return max(0, most // known.step * known.step - known.num_dropped)
+    return max(0, _shareable(known, known.num_common) - known.num_dropped)
+
+
+def _shareable(known: Known, until: int) -> int:
+    """Count the tokens of whole blocks up to a position; engines compute the last token."""
+    return min(until, known.num_tokens - 1) // known.step * known.step

@@ -86,6 +86,11 @@ class TokenTrust:
         known = self._replicas.get(replica)
         return known is not None and (known.agrees is False or known.difference is not None)
 
+    def differences(self) -> list[tuple[str, str]]:
+        """List the replicas that make other ids, and what is different."""
+        found = ((name, known.difference) for name, known in self._replicas.items())
+        return [(name, difference.what) for name, difference in found if difference is not None]
+
     def has_compared(self, replica: str) -> bool:
         """Return whether the ids of the replica's process were compared with ours."""
         return replica in self._replicas and self._replicas[replica].is_compared

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from router.errors import ConfigError
 from router.extras import install_hint
 from router.metrics import Metrics
+from router.names import Names
 from router.tracing.spans import Span, spans_of
 from router.tracing.trace import Trace
 
@@ -39,8 +40,11 @@ class Collector(Protocol):
         """Give up what is tried again."""
 
 
-def collector_at(endpoint: str) -> Collector:
+def collector_at(endpoint: str, names: Names | None = None) -> Collector:
     """Return the collector of `tracing.endpoint`; nothing is sent yet.
+
+    Args:
+        names: The addresses of hosts; None: nobody else asks for them.
 
     Raises:
         ConfigError: OpenTelemetry is not installed, or refuses its settings.
@@ -52,7 +56,7 @@ def collector_at(endpoint: str) -> Collector:
             f"tracing.endpoint: OpenTelemetry is not installed. {install_hint('otel')}",
             param="tracing.endpoint",
         ) from exc
-    return OtlpCollector(endpoint)
+    return OtlpCollector(endpoint, names or Names())
 
 
 class Exporter:

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import requests
@@ -23,6 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from router.errors import ConfigError
+from router.names import Names
 from router.tracing.spans import Span
 
 # It logs each batch that fails, and its settings where they are wrong: these may be secrets.
@@ -37,14 +38,19 @@ _FINE: Final = Status()
 class OtlpCollector:
     """A collector at a URL. OTEL_EXPORTER_OTLP_* says the rest: headers, certificates, timeout.
 
+    Args:
+        names: The addresses of hosts.
+
     Raises:
         ConfigError: one of these variables is wrong.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, names: Names) -> None:
         session = requests.Session()
         session.trust_env = False  # no proxy, no password of ~/.netrc
         session.max_redirects = 0  # the collector is where the configuration says
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _ByAddress(names))
         try:
             self._exporter = OTLPSpanExporter(endpoint=_full(endpoint), session=session)
         except Exception as exc:
@@ -79,6 +85,32 @@ class OtlpCollector:
             end_time=span.ended_ns,
             instrumentation_scope=self._scope,
         )
+
+
+class _ByAddress(requests.adapters.HTTPAdapter):
+    """Connects to the address that a name has, and sends the name."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__()
+        self._names = names
+
+    def build_connection_pool_key_attributes(
+        self, request: Any, verify: Any, cert: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what is connected to, and over which TLS."""
+        where, tls = super().build_connection_pool_key_attributes(request, verify, cert)
+        name = where["host"]
+        try:
+            address = self._names.addresses_now(name)[0]
+        except socket.gaierror as exc:
+            raise requests.ConnectionError(exc) from exc
+        if where["scheme"] == "https":
+            tls |= {"server_hostname": name, "assert_hostname": name}
+        return where | {"host": address}, tls
+
+    def add_headers(self, request: Any, **_: Any) -> None:
+        """Send the name that was asked for, not its address."""
+        request.headers["Host"] = urlsplit(request.url).netloc.rpartition("@")[2]
 
 
 def _resource() -> Resource:

@@ -34,6 +34,8 @@ class Answer:
     __slots__ = (
         "_idle_s",
         "_idle_timer",
+        "_is_doubted",
+        "_is_kept_alive",
         "_keep_alives",
         "_loop",
         "_on_close",
@@ -43,6 +45,7 @@ class Answer:
         "_signs",
         "_waits_since_s",
         "error_status",
+        "fault",
         "first",
         "first_s",
         "is_encoded",
@@ -70,9 +73,12 @@ class Answer:
         self.first = first
         self.first_s: float | None = None  # of the first token or byte, by the caller's clock
         self.error_status: int | None = None  # of a stream whose first event is an error
+        self.fault: str | None = None  # why it is no answer though its status is 200
         kind = response.headers.get("Content-Type", "").partition(";")[0]
         self.is_encoded = is_encoded(response.headers)
         self.streams = kind.strip().lower() == "text/event-stream"
+        self._is_doubted = False  # whether its replica's figures were asked for
+        self._is_kept_alive = False  # whether the last bytes were keep-alives
         self._keep_alives = KeepAlives() if self.is_event_stream else None
 
     @property
@@ -92,8 +98,8 @@ class Answer:
 
     @property
     def outcome_status(self) -> int:
-        """The status of the outcome: a stream's own error, else HTTP's."""
-        return self.error_status or self.status
+        """The status of the outcome: a stream's own error, 503 if it is no answer, else HTTP's."""
+        return self.error_status or (self.status if self.fault is None else 503)
 
     @property
     def readable(self) -> bytes:
@@ -165,6 +171,14 @@ class Answer:
         self.first += piece
         return True
 
+    def may_hang(self, since_s: float) -> bool:
+        """Return whether its replica was not seen at work since then, or only wrote keep-alives."""
+        works = self._signs.works_since(since_s)
+        if works is False and not self._is_doubted:
+            self._is_doubted = True
+            self._signs.on_doubt()
+        return self._is_kept_alive if works is None else not works
+
     async def pour(self, take: Callable[[bytes], bool]) -> None:
         """Hand the body after `first` to `take` as it arrives, until that returns False.
 
@@ -231,9 +245,8 @@ class Answer:
     def _note(self, piece: bytes) -> bool:
         """Note that a piece has come; return whether it says more than that."""
         now_s, signs, keep_alives = self._loop.time(), self._signs, self._keep_alives
-        if piece:
-            signs.alive_s = now_s
         if keep_alives.are_all(piece) if keep_alives is not None else not piece.strip():
+            self._is_kept_alive = bool(piece)
             return False
         signs.said_s = now_s
         if self._waits_since_s is not None:

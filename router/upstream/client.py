@@ -13,11 +13,21 @@ import aiohttp
 from multidict import CIMultiDict
 
 from router.config import ForwardConfig
-from router.errors import OutOfConnections, Overdue, RouterError
+from router.errors import (
+    OutOfConnections,
+    Overdue,
+    RouterError,
+    SetAside,
+    Stalled,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from router.names import Names
 from router.replicas.signs import Signs
 from router.shortage import shortage
 from router.upstream.answer import Answer
-from router.upstream.connections import Connector, Strays
+from router.upstream.connections import Strays
+from router.upstream.connector import Connector
 from router.upstream.failures import upstream_error
 from router.upstream.session import Response, Session, StrayAnswer
 
@@ -27,25 +37,32 @@ _STALE_S: Final = 1.0
 reached the replica."""
 
 
+_WHY: Final[dict[type[UpstreamError], str]] = {
+    Overdue: "was too late",
+    SetAside: "sleeps or is paused",
+    Stalled: "takes requests and computes nothing",
+}
+"""Reasons to end a wait, besides the deadline."""
+
 _Request = tuple[str, str, CIMultiDict[str], bytes | None]  # URL, method, headers, body
 
 
 class _Wait:
     """The wait for a first byte: a deadline that is moved as long as there is reason to wait.
 
-    may_move_on: Return whether the request has somewhere else to go.
-    is_overdue: Whether the caller's own patience ended the wait.
+    may_move_on: Return whether the request has somewhere else to go, by the failure's code.
+    ended_as: Why the wait was ended.
     is_sent: Whether a replica may have the request.
     """
 
-    __slots__ = ("_loop", "_timers", "deadline", "is_overdue", "is_sent", "may_move_on")
+    __slots__ = ("_loop", "_timers", "deadline", "ended_as", "is_sent", "may_move_on")
 
-    def __init__(self, may_move_on: Callable[[], bool]) -> None:
+    def __init__(self, may_move_on: Callable[[str], bool]) -> None:
         self._loop = asyncio.get_running_loop()
         self._timers: dict[Callable[[], float | None], asyncio.TimerHandle] = {}
         self.deadline = asyncio.timeout(None)
         self.may_move_on = may_move_on
-        self.is_overdue = False
+        self.ended_as: type[UpstreamError] = UpstreamTimeout
         self.is_sent = False
 
     def ask_after(
@@ -59,11 +76,11 @@ class _Wait:
         if wait_s is not None:
             self.ask_after(wait_s, ask, is_patience=is_patience)
         elif not self.deadline.expired():
-            self.is_overdue = is_patience
-            self.end()
+            self.end(Overdue if is_patience else UpstreamTimeout)
 
-    def end(self) -> None:
+    def end(self, why: type[UpstreamError]) -> None:
         """Fail the request now."""
+        self.ended_as = why
         self.deadline.reschedule(0.0)
 
     def stop(self) -> None:
@@ -79,6 +96,7 @@ class Upstream:
         signs_of: Signs of a replica's work. One that is seen at work may be silent for longer than
             the deadlines say.
         strays: Counts connections on which bytes came that no request had asked for.
+        names: The addresses of their hosts; None: nobody else asks for them.
     """
 
     def __init__(
@@ -86,12 +104,15 @@ class Upstream:
         config: ForwardConfig,
         tls: ssl.SSLContext | None = None,
         signs_of: Callable[[str], Signs] = lambda name: Signs(),
+        *,
+        names: Names | None = None,
         strays: Strays | None = None,
     ) -> None:
         self._config = config
         self._tls = tls
         self._signs_of = signs_of
-        self._strays = strays if strays is not None else Strays()
+        self._strays = strays
+        self._names = names or Names()
         self._kept: Session | None = None
         self._fresh: Session | None = None  # keeps no connection
         self._waits: dict[str, set[_Wait]] = {}  # by replica
@@ -103,9 +124,12 @@ class Upstream:
         context = self._tls if self._tls is not None else True
         connect_s = self._config.connect_timeout_s
         kept = Connector(
-            strays=self._strays, keepalive_timeout=self._config.keepalive_s, ssl=context
+            self._names,
+            strays=self._strays,
+            keepalive_timeout=self._config.keepalive_s,
+            ssl=context,
         )
-        fresh = Connector(strays=self._strays, force_close=True, ssl=context)
+        fresh = Connector(self._names, strays=self._strays, force_close=True, ssl=context)
         self._kept = Session(kept, connect_timeout_s=connect_s)
         self._fresh = Session(fresh, connect_timeout_s=connect_s)
         return self
@@ -124,7 +148,7 @@ class Upstream:
         method: str,
         headers: CIMultiDict[str],
         body: bytes | None,
-        may_move_on: Callable[[], bool] = lambda: True,
+        may_move_on: Callable[[str], bool] = lambda code: True,
         may_resend: bool = True,
         patience: Callable[[], float | None] | None = None,
         patience_s: float = 0.0,
@@ -137,13 +161,15 @@ class Upstream:
         Args:
             url: Absolute, already encoded; sent as it is.
             headers: End-to-end headers, without Host and Content-Length.
-            may_move_on: Asked by `abort`: whether this request has somewhere else to go.
+            may_move_on: Asked by `abort`, with the failure's code: whether this request has
+                somewhere else to go.
             may_resend: Whether it may be sent twice; if not, it gets a new connection at once.
             patience: Says how long to wait until it is asked again, first after `patience_s`.
             hold: Reads on until enough of the answer has come, under the same deadline.
 
         Raises:
             Overdue: `patience` returned None: leave now.
+            SetAside, Stalled: `abort` was called so.
             UpstreamUnreachable, ConnectTimeout: nothing was sent.
             UpstreamTimeout, UpstreamBroken: nothing of an answer came.
             OutOfConnections: no connection can be made here, to any replica.
@@ -175,13 +201,17 @@ class Upstream:
         finally:
             self._waits[replica].remove(wait)
             wait.stop()
+            if not self._waits[replica]:
+                signs.asked_s = None
         return answer
 
-    def _wait_for(self, replica: str, signs: Signs, may_move_on: Callable[[], bool]) -> _Wait:
+    def _wait_for(self, replica: str, signs: Signs, may_move_on: Callable[[str], bool]) -> _Wait:
         """Wait for as long as the limit says, and longer while the replica is seen at work."""
         begun_s, limit_s = time.monotonic(), self._config.first_byte_timeout_s
         wait = _Wait(may_move_on)
         self._waits.setdefault(replica, set()).add(wait)
+        if signs.asked_s is None:
+            signs.asked_s = begun_s
         wait.ask_after(limit_s, lambda: signs.wait_s(begun_s, limit_s, time.monotonic()))
         return wait
 
@@ -229,25 +259,25 @@ class Upstream:
     def _closed(self) -> None:
         self._num_open -= 1
 
-    def abort(self, replica: str) -> None:
+    def abort(self, replica: str, why: type[UpstreamError] = UpstreamTimeout) -> None:
         """Fail requests that wait for their first byte from `replica` and can go elsewhere, now.
 
-        For a replica that a probe has just found dead or hung: its requests move on at once
-        instead of waiting for their own deadline. A request with nowhere to go keeps waiting: the
-        probe may be wrong, and a slow answer is better than none.
+        For a replica that was just found dead, hung, asleep or stalled: its requests move on at
+        once instead of waiting for their own deadline. A request with nowhere to go keeps waiting:
+        what was found may be wrong, and a slow answer is better than none.
         """
         for wait in self._waits.get(replica, ()):
-            if not wait.deadline.expired() and wait.may_move_on():
-                wait.end()
+            if not wait.deadline.expired() and wait.may_move_on(why.code):
+                wait.end(why)
 
 
 def _failure(exc: BaseException, replica: str, wait: _Wait) -> RouterError | None:
     """Return the router's error for a request without a first byte; None: `exc` is not of I/O."""
     if isinstance(exc, TimeoutError):
-        if not wait.is_sent:
+        if wait.ended_as is not SetAside and not wait.is_sent:
             return upstream_error(aiohttp.ConnectionTimeoutError(), replica, "")
-        if wait.is_overdue:
-            return Overdue(replica, f"replica {replica} was too late")
+        if (why := _WHY.get(wait.ended_as)) is not None:
+            return wait.ended_as(replica, f"replica {replica} {why}")
     if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
         return upstream_error(exc, replica, "before its first byte")
     return None

@@ -5,8 +5,7 @@ Bytes that come on an idle connection belong to no request. Examples are a late 
 is closed, counted and logged, and the next request gets another one.
 
 aiohttp keeps such a connection and gives the bytes to the next request (aiohttp 3.14.5,
-aio-libs/aiohttp#13656), whose own answer is then the one after it. All HTTP connections of the
-router that serve more than one request come from here.
+aio-libs/aiohttp#13656), whose own answer is then the one after it.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from ssl import SSLContext
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http import RawResponseMessage
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -174,40 +170,3 @@ def _address_of(transport: asyncio.BaseTransport | None) -> str:
     """Name a server without a name by its address."""
     peer = transport.get_extra_info("peername") if transport is not None else None
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
-
-
-class Connector(aiohttp.TCPConnector):
-    """aiohttp's connector with guarded connections.
-
-    Args:
-        server: The name of the only server that it connects to. "": connections are named when
-            they are taken.
-        keepalive_timeout: For how long an idle connection is kept, in seconds.
-    """
-
-    def __init__(
-        self,
-        *,
-        strays: Strays,
-        ssl: SSLContext | bool = True,
-        server: str = "",
-        limit: int = 0,
-        force_close: bool = False,
-        keepalive_timeout: float = 15.0,
-    ) -> None:
-        kept_s = None if force_close else keepalive_timeout
-        super().__init__(ssl=ssl, limit=limit, force_close=force_close, keepalive_timeout=kept_s)
-        self._server = server
-        self._factory = cast("partial[ResponseHandler]", partial(self._guarded, strays))
-
-    def _guarded(self, strays: Strays) -> Guarded:
-        protocol = Guarded(self._loop, strays)
-        protocol.server = self._server
-        return protocol
-
-    def _release(
-        self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False
-    ) -> None:
-        if isinstance(protocol, Guarded) and not should_close:
-            protocol.end()
-        super()._release(key, protocol, should_close=should_close)

@@ -22,7 +22,8 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from router.api.realtime import SWITCHING_PROTOCOLS
-from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Connector, Guarded
+from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Guarded
+from router.upstream.connector import Connector
 
 _LARGE_BODY: Final = 512 * 1024
 _PIECE: Final = 256 * 1024

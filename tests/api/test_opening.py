@@ -17,6 +17,19 @@ def chunk(**delta: Any) -> bytes:
     return event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
 
+def finished(reason: str, **delta: Any) -> bytes:
+    return event({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+
+
+def message_delta(reason: str | None) -> bytes:
+    return event({"type": "message_delta", "delta": {"stop_reason": reason}})
+
+
+def completed(status: str, num_tokens: int) -> bytes:
+    response = {"status": status, "usage": {"output_tokens": num_tokens}}
+    return event({"type": "response.completed", "response": response})
+
+
 ROLE = chunk(role="assistant", content="")
 CREATED = event({"type": "response.created", "response": {"error": None}}, "response.created")
 START = event({"type": "message_start", "message": {"content": []}}, "message_start")
@@ -40,7 +53,21 @@ DONE = b"data: [DONE]\n\n"
         (ROLE + chunk(tool_calls=[{"index": 0}]), Begun.CONTENT),
         (event({"choices": [{"text": "a"}]}), Begun.CONTENT),
         (event({"choices": [{"text": "", "finish_reason": "stop"}]}), Begun.CONTENT),
-        (ROLE + DONE, Begun.CONTENT),
+        (ROLE + DONE, Begun.ENDED),
+        (START + event({"type": "message_stop"}), Begun.ENDED),
+        (ROLE + finished("abort"), Begun.ABORTED),
+        (ROLE + finished("abort", content="a"), Begun.CONTENT),
+        (ROLE + finished("stop"), Begun.CONTENT),
+        (event({"choices": [{"token_ids": [1]}]}), Begun.CONTENT),
+        (event({"choices": [{"token_ids": [], "finish_reason": "abort"}]}), Begun.ABORTED),
+        (event({"choices": [{"finish_reason": "abort"}, {"text": "a"}]}), Begun.CONTENT),
+        (START + message_delta(None), Begun.ABORTED),
+        (START + message_delta("abort"), Begun.ABORTED),
+        (START + message_delta("end_turn"), Begun.CONTENT),
+        (CREATED + completed("completed", 0), Begun.ABORTED),
+        (CREATED + completed("cancelled", 2), Begun.ABORTED),
+        (CREATED + completed("completed", 1), Begun.CONTENT),
+        (CREATED + event({"type": "response.completed"}), Begun.CONTENT),
         (START + event({"type": "content_block_start"}), Begun.CONTENT),
         (CREATED + event({"type": "response.output_item.added"}), Begun.CONTENT),
         (b"data: what is this\n\n", Begun.CONTENT),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
+from collections.abc import Sequence
 
 import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
 from router import config
+from router.addresses import place_digest
 from router.check.deadline import Deadline
 from router.check.finding import Finding
 from router.check.host import (
@@ -19,9 +22,9 @@ from router.check.host import (
     ask_router,
     judge,
     look,
-    total,
     why_not_free,
 )
+from router.check.running import of_listing, of_metrics
 from tests.check.samples import REPLICA, named, wrong
 from tests.conftest import Serve
 from tests.ports import free_port
@@ -52,13 +55,15 @@ async def test_a_router_is_recognized_by_its_pages(serve: Serve) -> None:
     url = await serve(answer)
     page = await ask_router(f"{url}/metrics", timeout_s=10)
     admin = await ask_router(f"{url}/admin/replicas", timeout_s=10)
+    answers["/metrics"] = (403, "allowed only from loopback or listen.trusted\n")
+    hidden = await ask_router(f"{url}/metrics", timeout_s=10)
     answers["/metrics"] = (200, "<html>")
     other = await ask_router(f"{url}/metrics", timeout_s=10)
     closed = await ask_router(f"http://127.0.0.1:{free_port()}/metrics", timeout_s=10)
 
     assert page is not None
-    assert (total(page, "warmroute_x_total"), total(page, "warmroute_y_total")) == (3, 0)
     assert admin is not None
+    assert hidden is not None
     assert (other, closed) == (None, None)
 
 
@@ -121,7 +126,7 @@ def test_free_ports_and_good_files_are_well() -> None:
 
 
 def test_taken_ports_and_bad_files_are_errors() -> None:
-    """A port of another router is a note."""
+    """A port of a router is a note, or all is well if it is the one that is meant."""
     seen = HostSeen(
         ports=(replace(FREE, error="in use", is_router=True), TAKEN),
         files=(FileSeen("admin.token_file", "t", "it is empty"),),
@@ -130,10 +135,86 @@ def test_taken_ports_and_bad_files_are_errors() -> None:
     findings = judged(seen)
 
     assert wrong(findings)[:3] == [
-        ("note", "listen port", "0.0.0.0:8080 is in use by another router"),
+        (
+            "note",
+            "listen port",
+            "0.0.0.0:8080 is in use by a router that does not say which replicas it has",
+        ),
         ("error", "admin port", "cannot listen on 127.0.0.1:8081: Address already in use"),
         ("error", "admin.token_file", "t: it is empty"),
     ]
+
+
+def test_who_can_send_requests_without_a_key_is_noted() -> None:
+    """On loopback nobody else can; with a tenants file all need a key."""
+    quiet = HostSeen(num_answered=0, num_audited=0)
+
+    (found,) = judged(quiet, listen__host="0.0.0.0")
+
+    assert (found.level, found.about) == ("note", "clients")
+    assert found.text.startswith("every host that can reach this machine")
+    assert "--tenants-file" in found.hint
+    assert judged(quiet) == judged(quiet, listen__host="0.0.0.0", tenants__file="t.yaml") == []
+
+
+OTHER = named("r2", url="http://10.0.0.6:8000")
+
+
+def listing(*urls: str) -> str:
+    """What the admin port says of its replicas."""
+    replicas = [{"name": f"r{number}", "url": url} for number, url in enumerate(urls, 1)]
+    return json.dumps({"replicas": replicas, "sharing": None})
+
+
+@pytest.mark.parametrize(
+    ("has", "level", "said"),
+    [
+        ((REPLICA.url, OTHER.url), "ok", "the router of these replicas"),
+        ((REPLICA.url + "/v1", OTHER.url, "http://x:1"), "ok", "the router of these replicas"),
+        ((OTHER.url,), "note", f"some of these replicas, which lacks {REPLICA.url}"),
+        (("http://x:1", "http://x:2"), "note", "of other replicas (http://x:1, http://x:2)"),
+        ([f"http://x:{n}" for n in range(1, 6)], "note", "http://x:3, and 2 more)"),
+    ],
+)
+def test_a_router_is_told_by_its_replicas(has: Sequence[str], level: str, said: str) -> None:
+    """What it says about prompts counts only if it has all that are checked."""
+    seen = HostSeen(
+        ports=(replace(TAKEN, is_router=True, router=of_listing(listing(*has))),), prompts=("p",)
+    )
+
+    found = {f.about: f for f in judge(seen, config=config.load(), replicas=[REPLICA, OTHER])}
+
+    assert found["admin port"].level == level
+    assert said in found["admin port"].text
+    assert ("prompts" in found) == (level == "ok")
+
+
+@pytest.mark.parametrize("page", [None, "", "[]", '{"replicas": []}', "warmroute_x_total 1\n"])
+def test_what_says_nothing_of_replicas_is_not_guessed(page: str | None) -> None:
+    assert of_listing(page) is None
+    assert of_metrics(page) is None
+
+
+def test_only_requests_of_the_checked_replicas_count() -> None:
+    """By address, for a name is another one's at another router; ranks are of their replica."""
+    places = {"r1": place_digest(OTHER.url), "east": place_digest(REPLICA.url)}
+    lines = [
+        *(f'warmroute_replica_info{{place="{p}",replica="{n}"}} 1.0' for n, p in places.items()),
+        'warmroute_requests_total{outcome="ok",replica="r1"} 90.0',
+        'warmroute_requests_total{outcome="ok",replica="east#0"} 20.0',
+        'warmroute_requests_total{outcome="replica_failed",replica="east#1"} 1.0',
+        'warmroute_audited_total{replica="r1",result="exact"} 90.0',
+        'warmroute_audited_total{replica="east#0",result="exact"} 7.0',
+    ]
+    router = of_metrics("\n".join(lines) + "\n")
+    seen = HostSeen(ports=(replace(FREE, error="in use", is_router=True, router=router),))
+    stranger = named("r3", url="http://x:1")
+
+    texts = {f.about: f.text for f in judged(seen)}
+    others = {f.about: f.text for f in judge(seen, config=config.load(), replicas=[stranger])}
+
+    assert texts["audit"] == "7 predictions audited so far"
+    assert "only a request shows" in others["audit"]
 
 
 def test_one_port_for_clients_and_admin_is_an_error() -> None:

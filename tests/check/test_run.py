@@ -15,8 +15,17 @@ from router import config
 from router.check import Report, check
 from router.cluster.redis_store import RedisStore
 from router.messages import SCHEMA, ReplicaRecord
-from tests.check.running import PATIENCE_S, checked, finding, prompted, settings, wrong
+from tests.check.running import (
+    PATIENCE_S,
+    checked,
+    finding,
+    nowhere,
+    prompted,
+    settings,
+    wrong,
+)
 from tests.faults.fake_engine import FakeEngine
+from tests.faults.several import has_written
 from tests.faults.stage import Engines, Stage, chat, on_stage, words
 from tests.ports import free_port
 from tests.redis_servers import Start
@@ -24,18 +33,57 @@ from tests.redis_servers import Start
 # -- the router itself ---------------------------------------------------------------------------
 
 
-async def test_a_port_of_another_router_is_a_note() -> None:
-    """A port of another server is an error. The router reports its audited predictions."""
+def ports(stage: Stage) -> dict[str, Any]:
+    """Where a router listens, as flags of a check."""
+    listen, admin = (int(url.rpartition(":")[2]) for url in (stage.url, stage.admin_url))
+    return {"listen__port": listen, "admin__port": admin}
+
+
+async def test_the_router_of_the_checked_replicas_is_named_and_its_audit_taken() -> None:
+    """A port of another server is an error."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         await stage.ask(chat(words(1)))
-        ports = [int(url.rpartition(":")[2]) for url in (stage.url, stage.admin_url)]
-        known = await checked(*engines, listen__port=ports[0], admin__port=ports[1])
+        known = await checked(*engines, **ports(stage), admin__open=True)
         taken = await checked(*engines, listen__port=int(engines[0].url.rpartition(":")[2]))
 
-    assert finding(known, "router", "listen port").text.endswith("is in use by another router")
-    assert finding(known, "router", "admin port").text.endswith("is in use by another router")
+    for port in ("listen port", "admin port"):
+        found = finding(known, "router", port)
+        assert found.level == "ok"
+        assert found.text.endswith(" is in use by the router of these replicas")
     assert finding(known, "router", "audit").text == "1 predictions audited so far"
     assert finding(taken, "router", "listen port").level == "error"
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_the_audit_of_somebody_elses_router_is_not_taken(
+    is_dead: bool, is_open: bool
+) -> None:
+    """It says whose router that is: by URL if its admin port tells, else by name."""
+    async with Engines(1) as (mine,), Engines(1) as (theirs,), on_stage(theirs) as stage:
+        await stage.ask(chat(words(1)))
+        url = nowhere() if is_dead else mine.url
+        report = await checked(url, **ports(stage), admin__open=is_open)
+        both = await checked(url, theirs, **ports(stage), admin__open=is_open)
+
+    found = finding(report, "router", "listen port")
+    whose = theirs.url if is_open else "r1"
+    assert found.level == "note"
+    assert found.text.endswith(f"is in use by a router of other replicas ({whose})")
+    assert "--port" in found.hint
+    assert "only a request shows" in finding(report, "router", "audit").text
+    assert not [f for f in report.of("router") if f.about == "prompts"]
+    assert f"which lacks {url}" in finding(both, "router", "listen port").text
+    assert "only a request shows" in finding(both, "router", "audit").text
+
+
+async def test_a_router_is_that_of_replicas_which_it_never_reached() -> None:
+    """By their addresses, in whatever spelling."""
+    gone = nowhere()
+    async with Engines(1) as (engine,), on_stage(engine, gone) as stage:
+        report = await checked(gone.replace("127.0.0.1", "localhost") + "/v1", **ports(stage))
+
+    assert finding(report, "router", "listen port").level == "ok"
 
 
 async def test_a_prompt_that_a_running_router_found_is_a_note() -> None:
@@ -73,8 +121,7 @@ def token(tmp_path: Path) -> Path:
 async def test_a_running_router_logs_nothing_about_a_check(token: Path) -> None:
     """With its admin token, and without."""
     async with Engines(1) as engines, on_stage(*engines, admin__token_file=token) as stage:
-        ports = [int(url.rpartition(":")[2]) for url in (stage.url, stage.admin_url)]
-        tree = settings(*engines, listen__port=ports[0], admin__port=ports[1])
+        tree = settings(*engines, **ports(stage))
         await stage.ask(chat(words(1)))
         await stage.until(lambda: stage.state("r1") == "exact")
         await stage.settled(*engines)
@@ -85,9 +132,12 @@ async def test_a_running_router_logs_nothing_about_a_check(token: Path) -> None:
         ]
 
         assert '"level":"warning"' not in stage.log[logged:]
+    told, untold = (finding(report, "router", "admin port") for report in reports)
     for report in reports:
-        for port in ("listen port", "admin port"):
-            assert finding(report, "router", port).text.endswith("is in use by another router")
+        assert finding(report, "router", "listen port").level == "ok"
+    assert told.text.endswith("the router of these replicas")
+    assert untold.text.endswith("a router that does not say which replicas it has")
+    assert "--admin-token-file" in untold.hint
 
 
 async def test_configured_files_are_tried_and_none_is_created(tmp_path: Path) -> None:
@@ -139,8 +189,9 @@ async def test_configured_files_are_tried_and_none_is_created(tmp_path: Path) ->
 
 @asynccontextmanager
 async def stored(url: str, **records: ReplicaRecord) -> AsyncIterator[RedisStore]:
-    """Run a router in Redis, with orders of operators."""
-    store = RedisStore(config.load(flags={("redis", "url"): url}).redis, router="a", password=None)
+    """Run a router in Redis, with orders of operators. Its heartbeat counts for a minute."""
+    flags = {("redis", "url"): url, ("redis", "lease_s"): PATIENCE_S}
+    store = RedisStore(config.load(flags=flags).redis, router="a", password=None)
     await store.open()
     try:
         for name, record in records.items():
@@ -171,14 +222,15 @@ async def test_a_shared_redis_is_described(start_redis: Start) -> None:
     """Routers and who writes each stream; replicas that operators added are looked at, too."""
     server = start_redis()
     async with Engines(2) as (one, other):
-        await prompted(one)
+        for engine in (one, other):
+            await prompted(engine)
         added = {"added": ReplicaRecord(url=other.url)}
         async with (
-            stored(server.url, **added) as store,
+            stored(server.url, **added),
             on_stage(one, redis__url=server.url) as stage,
         ):
             await stage.until(lambda: stage.metric("warmroute_feeds", role="leading") == 2)
-            await store.beat(b"")  # it counts for a few seconds
+            await stage.until(lambda: has_written(stage))  # a lease precedes the first write
             report = await checked(one, redis__url=server.url)
             alone = await checked(redis__url=server.url)
 

@@ -27,17 +27,21 @@ async def explain(*args: str) -> Result:
 
 
 @asynccontextmanager
-async def serving(*args: str, is_fork: bool = True) -> AsyncIterator[asyncio.subprocess.Process]:
+async def serving(
+    *args: str, is_fork: bool = True, host: str | None = "127.0.0.1"
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run `warmroute serve` as a process of its own.
 
     Args:
+        host: To listen on; None: the default.
         is_fork: It ends without taking modules apart; what is left open then is not reported.
     """
+    listens = ("--host", host) if host is not None else ()
     own = {"PYTHONWARNINGS": "error::ResourceWarning"}
     python = python_command() if is_fork else [sys.executable]
     environment = python_environment() if is_fork else os.environ | own
     process = await asyncio.create_subprocess_exec(
-        *(*python, "-m", "router.cli", "serve", "--host", "127.0.0.1", "--admin-open", *args),
+        *(*python, "-m", "router.cli", "serve", *listens, "--admin-open", *args),
         stderr=asyncio.subprocess.PIPE,
         env=environment | {"WARMROUTE_LISTEN_DRAIN_GRACE_S": "0.1"},
     )

@@ -61,6 +61,41 @@ def test_it_has_replicas_with_their_states_and_what_is_configured() -> None:
     assert "warmroute check" not in text
 
 
+@pytest.mark.parametrize(
+    ("host", "bound", "reached_by"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8080", None),
+        ("localhost", "http://localhost:8080", None),
+        ("::1", "http://[::1]:8080", None),
+        ("[::1]", "http://[::1]:8080", None),
+        ("0.0.0.0", "http://0.0.0.0:8080", "every host that can reach this machine"),
+        ("::", "http://[::]:8080", "every host that can reach this machine"),
+        ("", "http://[::]:8080", "every host that can reach this machine"),
+        ("10.0.0.7", "http://10.0.0.7:8080", "every host that can reach 10.0.0.7"),
+        ("gpu-1", "http://gpu-1:8080", "every host that can reach gpu-1"),
+    ],
+)
+def test_it_has_the_bound_address_and_who_needs_no_key(
+    host: str, bound: str, reached_by: str | None
+) -> None:
+    """Nobody does with a tenants file, or where clients show certificates."""
+    text = shown(Report(findings=()), listen__host=host)
+    keys = shown(Report(findings=()), listen__host=host, tenants__file="tenants.yaml")
+    certificates = shown(
+        Report(findings=()),
+        listen__host=host,
+        listen__tls_cert="c.pem",
+        listen__tls_client_ca="ca.pem",
+    )
+
+    assert text.startswith(f"  listens on  {bound}\n")
+    if reached_by is None:
+        assert "without a key" not in text
+    else:
+        assert f"{reached_by} can send requests, without a key: --host 127.0.0.1" in text
+    assert "without a key" not in keys + certificates
+
+
 def test_it_has_the_first_lines_of_what_check_complains_about() -> None:
     """Errors first, five at most; then the command that shows all, with the same options."""
     subject = Subject("replica r1")

@@ -348,6 +348,39 @@ async def test_a_port_in_use_is_one_line_and_exit_2(which: str) -> None:
     assert lines[0].startswith(f"warmroute: cannot listen on 127.0.0.1:{port}: ")
 
 
+def bound_to(port: int) -> set[str]:
+    """List the IPv4 addresses that something listens on at a port, as the kernel says."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    pairs = [fields[1].split(":") for fields in rows if fields[3] == "0A"]
+    return {
+        socket.inet_ntoa(int(host, 16).to_bytes(4, sys.byteorder))
+        for host, at in pairs
+        if int(at, 16) == port
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "host", "is_said"),
+    [((), "127.0.0.1", False), (("--host", "0.0.0.0"), "0.0.0.0", True)],
+)
+async def test_it_listens_on_loopback_unless_it_is_told_otherwise(
+    flags: tuple[str, ...], host: str, is_said: bool
+) -> None:
+    """The first line has the address that is bound; the log says who needs no key."""
+    ports = ("--port", "0", "--admin-port", "0")
+    async with serving(*REPLICA, *ports, *flags, host=None) as process:
+        line = await said_at_start(process)
+        found = re.match(r"warmroute listens on http://(\S+):(\d+) ", line)
+        assert found is not None, line
+        bound = bound_to(int(found[2]))
+        process.terminate()
+        _, log = await process.communicate()
+
+    assert found[1] == host
+    assert bound == {host}
+    assert (b"clients need no key" in log) == is_said
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_it_when_answers_are_finished(
     number: signal.Signals, tmp_path: Path

@@ -60,6 +60,8 @@ async def test_the_file_is_valid_and_serves_requests(file: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith(f"wrote {file}: 2 replicas\n")
     assert [replica.url for replica in loaded.replicas] == [first.url, second.url]
+    assert loaded.listen.host == "127.0.0.1"
+    assert "0.0.0.0: for other hosts" in " ".join(re.sub(r"\n +#", "", text_of(file)).split())
     assert (
         list(Draft202012Validator(json_schema()).iter_errors(yaml.safe_load(text_of(file)))) == []
     )

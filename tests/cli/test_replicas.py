@@ -97,7 +97,7 @@ def test_what_is_out_says_why() -> None:
     replica = {"name": "r1", "url": "http://x", "draining": False, "leaving": False}
     replica |= {"ranks": [rank | {"num_gpu_blocks": 0}]}
 
-    assert "no: probe [refused]" in table({"replicas": [replica]})
+    assert "no: down, probe [refused]" in table({"replicas": [replica]})
     assert "blind: no events yet" in table({"replicas": [replica]})
     assert "no: leaving" in table({"replicas": [replica | {"leaving": True}]})
 

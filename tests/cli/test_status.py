@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from loadtest.emulator.emulator import Emulator
 from router.cli import main
 from router.cli.status import degraded, recent, report
+from router.tokens.id_probe import Difference
 from tests.cli.states import COLUMNS, REPLICA, state
+from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage, streamed, words
+
+QUICK = {"health__interval_s": 0.02, "health__load_interval_s": 0.02}
 
 
 async def status(stage: Stage, *args: str) -> Result:
@@ -59,6 +65,159 @@ async def test_a_replica_that_is_missing_is_status_1() -> None:
     assert result.stdout.splitlines()[-1] == f"✗ {said}"
     (row,) = [line.split() for line in result.stdout.splitlines() if line.startswith("r1 ")]
     assert row[1] == "draining"
+
+
+async def stop(stage: Stage, how: str, engine: Emulator, name: str) -> None:
+    """Have a replica take no requests any more, and wait until the router knows."""
+    fleet = stage.router.fleet
+    if how == "drained":
+        await stage.admin(f"/admin/replicas/{name}/drain", {"draining": True})
+    elif how == "dead":
+        await engine.__aexit__(None, None, None)
+        await stage.until(lambda: fleet.is_down(name))
+    else:
+        await stage.admin("/admin/control", {"route": how, "replicas": [name]})
+    await stage.until(lambda: fleet.is_down(name) or not fleet.replica(name).is_offered)
+
+
+@pytest.mark.parametrize(
+    "how", [("drained", "drained"), ("sleep", "sleep"), ("pause", "drained"), ("dead", "sleep")]
+)
+async def test_a_fleet_that_takes_no_requests_is_degraded(how: tuple[str, str]) -> None:
+    """Whatever the reason: status, state, metric and the clients' 503 say the same."""
+    async with Engines(2) as engines, on_stage(*engines, **QUICK) as stage:
+        await stop(stage, how[0], engines[0], "r1")
+        left = stage.metric("warmroute_available_replicas", model="tiny")
+        await stop(stage, how[1], engines[1], "r2")
+        result = await status(stage)
+        state = (await stage.admin("/admin/state")).json()
+        reply = await stage.ask(chat(words(1)))
+
+        assert stage.metric("warmroute_available_replicas", model="tiny") == 0
+        assert left == 1
+    assert (result.exit_code, reply.status) == (1, 503)
+    said = next(each for each in state["degraded"] if "takes requests" in each)
+    assert said.startswith("no replica takes requests for tiny: r1: ")
+    assert f"✗ {said}" in " ".join(result.stdout.split())
+
+
+async def test_a_model_that_no_replica_takes_requests_for_is_named() -> None:
+    """Although another model is served."""
+    async with (
+        Engines(1) as (one,),
+        Engines(1, served_model_names=("other",)) as (other,),
+        on_stage(one, other) as stage,
+    ):
+        await stage.admin("/admin/replicas/r2/drain", {"draining": True})
+        raw = await status(stage, "--json")
+
+        assert stage.metric("warmroute_available_replicas", model="tiny") == 1
+        assert stage.metric("warmroute_available_replicas", model="other") == 0
+    assert raw.exit_code == 1
+    assert json.loads(raw.stdout)["degraded"] == [
+        "no replica takes requests for other: r2: draining"
+    ]
+
+
+async def test_replicas_that_only_compute_prompts_answer_nobody() -> None:
+    """They are up, but of role prefill; the one that answers drains, or is removed."""
+    roles = ("prefill", "decode")
+    async with Engines(2) as engines:
+        replicas = [
+            {"url": engine.url, "name": role, "role": role, "transfer": "nixl"}
+            for engine, role in zip(engines, roles, strict=True)
+        ]
+        async with on_stage(*engines, replicas=replicas) as stage:
+            await stage.admin("/admin/replicas/decode/drain", {"draining": True})
+            drained = await status(stage, "--json")
+            await stage.admin("/admin/replicas/decode?now=1", method="DELETE")
+            await stage.until(lambda: len(stage.router.fleet.replicas) == 1)
+
+            ((model, why),) = stage.router.fleet.unserved(monotonic())
+            assert stage.metric("warmroute_available_replicas", model="tiny") == 0
+    assert drained.exit_code == 1
+    assert any(
+        each.startswith("no replica takes requests for tiny: ")
+        for each in json.loads(drained.stdout)["degraded"]
+    )
+    assert (model, "role prefill" in why) == ("tiny", True)
+
+
+async def test_a_tokenizer_that_is_not_used_is_degraded() -> None:
+    """It could not be loaded; nor is one that is being loaded all well."""
+    models = {"object": "list", "data": [{"id": "tiny", "object": "model", "root": "/nowhere"}]}
+    async with FakeEngine(**{"v1/models": models}) as engine, on_stage(engine) as stage:
+        raw = await status(stage, "--json")
+    async with Engines(1) as engines, on_stage(*engines, ready=False) as stage:
+        stage.router.prompters.start_loading("tiny")  # and never finishes
+        await stage.until(lambda: stage.router.fleet.replicas)
+        loading = await status(stage, "--json")
+
+    assert raw.exit_code == loading.exit_code == 1
+    said = json.loads(raw.stdout)["degraded"]
+    assert any(each.startswith("the tokenizer of tiny: it cannot be used, so") for each in said)
+    said = json.loads(loading.stdout)["degraded"]
+    assert any(each.startswith("the tokenizer of tiny: it is being loaded") for each in said)
+
+
+async def test_token_ids_that_differ_at_one_replica_are_degraded() -> None:
+    async with Engines(2) as engines, on_stage(*engines, **QUICK) as stage:
+        prompter = stage.router.prompters.get("tiny")
+        assert prompter is not None
+        await stage.until(lambda: all(prompter.trust.has_compared(name) for name in ("r1", "r2")))
+        other = Difference(of="text", what="the engine makes 21 tokens, this router 20", hint="")
+        prompter.trust.observe_ids("r2", other, num_serving=2)
+        raw = await status(stage, "--json")
+
+    assert raw.exit_code == 1
+    assert json.loads(raw.stdout)["degraded"] == [
+        "the tokenizer of tiny: its token ids differ from those of r2: "
+        "the engine makes 21 tokens, this router 20"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_asked", "said"),
+    [
+        ({"events": False}, False, "its engine publishes no KV events"),
+        ({"enable_prefix_caching": False}, True, "no KV event has come, although it computed"),
+        ({"enable_prefix_caching": False}, False, None),
+    ],
+)
+async def test_a_blind_replica_is_degraded_unless_it_was_not_asked(
+    options: dict[str, Any], is_asked: bool, said: str | None
+) -> None:
+    async with Engines(1, **options) as engines, on_stage(*engines) as stage:
+        if is_asked:
+            await stage.ask(chat(words(1)))
+        raw = await status(stage, "--json")
+
+    found = json.loads(raw.stdout)["degraded"]
+    assert raw.exit_code == (0 if said is None else 1)
+    assert [f"the cache of r1 is blind: {said}" in each for each in found] == [True] * bool(said)
+
+
+async def test_what_is_gone_beside_the_replicas_is_degraded(tmp_path: Path) -> None:
+    """A pool's master, Redis, a source of replicas: each is named."""
+    source = tmp_path / "replicas.yaml"
+    async with Engines(1) as engines:
+        source.write_text(f"- {engines[0].url}\n")
+        async with on_stage(
+            replicas=[],
+            discovery__file=source,
+            redis__url="redis://127.0.0.1:9/0",
+            mooncake__master="http://127.0.0.1:9",
+        ) as stage:
+            await stage.until(lambda: stage.router.fleet.replicas)
+            source.write_text("- [")
+            await stage.until(lambda: any(each.reason for each in stage.router.sources.states()))
+            raw = await status(stage, "--json")
+
+    found = json.loads(raw.stdout)["degraded"]
+    assert raw.exit_code == 1
+    for said in ("the pool cannot be reached", "nothing is shared with other routers: "):
+        assert any(each.startswith(said) for each in found), found
+    assert any("is not followed" in each and "replicas.yaml" in each for each in found), found
 
 
 async def test_no_router_is_status_2(tmp_path: Path) -> None:

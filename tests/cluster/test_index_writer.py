@@ -64,12 +64,12 @@ class Scene:
         self.stream.end_replay(is_complete=True)
 
     def compute(self, number: int) -> None:
-        self._say(batch(stored(prompt(number))))
+        self.say(batch(stored(prompt(number))))
 
     def evict(self, number: int) -> None:
-        self._say(batch(removed(hashes(prompt(number)))))
+        self.say(batch(removed(hashes(prompt(number)))))
 
-    def _say(self, payload: bytes) -> None:
+    def say(self, payload: bytes) -> None:
         self.stream.receive(self.num_batches, payload)
         self.num_batches += 1
 
@@ -202,6 +202,33 @@ async def test_a_router_that_lost_the_lease_stops() -> None:
     scene.hold(STREAM)
     await scene.flush()
     assert scene.store.blocks == scene.held
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_gap_at_a_beat_is_no_rewrite(is_taken: bool) -> None:
+    """The lease is not asked for until history is read; another router may write meanwhile."""
+    scene = Scene()
+    history = [batch(stored(prompt(number))) for number in (1, 2, 3)]
+    scene.say(history[0])
+    scene.hold(STREAM)
+    await scene.flush()
+    scene.stream.receive(2, history[2])
+    assert scene.writer.wanted() == []
+    scene.writer.update(frozenset(), frozenset(), {})
+    if is_taken:
+        scene.store.head = StreamHead(position=scene.store.head.position, writer="another")
+        scene.store.blocks.clear()
+    for sequence in range(scene.stream.begin_replay(), 3):
+        scene.stream.replayed(sequence, history[sequence])
+    scene.stream.end_replay(is_complete=True)
+    await scene.flush()
+    assert scene.store.blocks != scene.held
+    assert scene.writer.wanted() == [STREAM]
+    scene.hold(STREAM)
+    await scene.flush()
+
+    assert scene.store.blocks == scene.held
+    assert scene.writer.num_rewrites == 1 + is_taken
 
 
 async def test_a_full_redis_still_takes_removals(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.compose.stacks import DOCKER, ROOT, dockerfile
 
@@ -41,6 +42,17 @@ def test_it_runs_without_rights_and_has_a_health_check() -> None:
     assert json.loads(image.of("ENTRYPOINT")[0]) == ["warmroute"]
     kinds = [kind for kind, _ in image.last]
     assert kinds.index("USER") > kinds.index("RUN")
+
+
+def test_it_is_reached_from_outside_of_the_container() -> None:
+    """A router's default is loopback. The image's own file says otherwise; yours replaces it."""
+    image = dockerfile()
+    variables = dict(re.findall(r"(\w+)=(\S+)", image.of("ENV")[0]))
+    file = variables["WARMROUTE_CONFIG"]
+    (written,) = re.findall(rf'echo "([^"]+)" > {file}', " ".join(image.of("RUN")))
+
+    assert yaml.safe_load(written) == {"listen": {"host": "0.0.0.0"}}
+    assert "WARMROUTE_LISTEN_HOST" not in variables  # it would win over a file that says loopback
 
 
 def test_the_base_is_pinned_and_the_build_stays_behind() -> None:

@@ -16,7 +16,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from router import config
-from tests.compose.stacks import COMPOSE_GPU, DOCKER, ROOT, dotenv, make_secrets
+from tests.compose.stacks import COMPOSE_GPU, COMPOSE_MINIMAL, DOCKER, ROOT, dotenv, make_secrets
 
 # compose-spec.json as released with check-jsonschema 0.39.0; Apache-2.0, its licence is beside it.
 SCHEMA = json.loads((ROOT / "tests/data/compose-spec/compose-spec.json").read_text())
@@ -44,6 +44,15 @@ def test_every_variable_is_explained_and_used() -> None:
         assert defaults == {known[name]}, name
     # A variable follows a comment, or another variable that the same comment is about.
     assert not re.search(r"\n\n[A-Z]", text)
+
+
+def test_routers_of_containers_listen_for_others() -> None:
+    """Each stack says so itself: the default is loopback."""
+    minimal = yaml.safe_load(COMPOSE_MINIMAL.read_text())["services"]["router"]
+    files = [config.load(DOCKER / name) for name in ("warmroute.yaml", "warmroute.gpu.yaml")]
+
+    assert "--host=0.0.0.0" in minimal["command"]
+    assert [loaded.listen.host for loaded in files] == ["0.0.0.0"] * 2
 
 
 def test_secrets_are_made_once(tmp_path: Path) -> None:

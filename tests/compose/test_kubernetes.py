@@ -82,6 +82,7 @@ def test_ports_and_probes_are_the_routers(configured: Config) -> None:
     (port,) = container["ports"]
     (service_port,) = named("Service", "warmroute")["spec"]["ports"]
 
+    assert configured.listen.host == "0.0.0.0"
     assert port["containerPort"] == configured.listen.port
     assert service_port["targetPort"] == port["name"]
     paths = {k: container[k]["httpGet"]["path"] for k in container if k.endswith("Probe")}

@@ -144,7 +144,7 @@ def _status(code: int) -> web.Response:
 
 
 @asynccontextmanager
-async def kubernetes(folder: Path) -> AsyncIterator[FakeKubernetes]:
+async def kubernetes(folder: Path, *, names: str = "IP:127.0.0.1") -> AsyncIterator[FakeKubernetes]:
     """Run one with TLS, of an authority that clients find in `ca.crt`."""
     fake = FakeKubernetes(folder)
     authority = Authority(folder)
@@ -155,7 +155,7 @@ async def kubernetes(folder: Path) -> AsyncIterator[FakeKubernetes]:
     runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
     await runner.setup()
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(*authority.issue("api"))
+    tls.load_cert_chain(*authority.issue("api", names=names))
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     fake.url = f"https://127.0.0.1:{runner.addresses[0][1]}"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 import zmq
 import zmq.asyncio
 from msgspec.structs import replace
@@ -217,6 +221,27 @@ async def test_generations_are_noted_at_both_ends(tmp_path: Path) -> None:
                 await answer.read()
 
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    ends = {line["id"]: line["is_whole"] for line in lines if line["is_end"]}
-    assert ends == {"chatcmpl-one": True, "chatcmpl-two": False}
+    ends = {line["request"]: line["is_whole"] for line in lines if line["is_end"]}
+    assert ends == {"one": True, "two": False}
     assert len(lines) == 4
+
+
+@pytest.mark.parametrize("num_turns", range(4))
+def test_a_connection_that_is_being_made_ends_with_the_replica(num_turns: int) -> None:
+    """It is accepted by uvloop, and not among the connections yet; nothing serves it any more."""
+
+    async def connect_and_close() -> bytes:
+        loop = asyncio.get_running_loop()
+        async with Emulator(OPTIONS) as replica:
+            with socket.create_connection(("127.0.0.1", replica.port)) as client:
+                client.setblocking(False)
+                for _ in range(num_turns):
+                    await asyncio.sleep(0)
+                await replica._close()
+                with contextlib.suppress(ConnectionError):
+                    await loop.sock_sendall(client, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                    async with asyncio.timeout(60):
+                        return await loop.sock_recv(client, 100)
+                return b""
+
+    assert uvloop.run(connect_and_close()) == b""

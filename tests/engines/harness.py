@@ -72,7 +72,7 @@ class Router(Ours):
     It ends at once: there is no front end that would have to notice.
     """
 
-    __slots__ = ("admin_url", "decisions_path")
+    __slots__ = ("_num_replicas", "admin_url", "decisions_path")
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Router(Ours):
             "--port", str(port), "--admin-port", str(admin_port), "--admin-open",
             "--decision-log", self.decisions_path, *options,
         ]  # fmt: skip
+        self._num_replicas = len(replicas if config is None else config["replicas"])
         if config is None:
             for replica in replicas:
                 command += ["--replica", replica.url]
@@ -119,6 +120,15 @@ class Router(Ours):
     def __exit__(self, *_: object) -> None:
         self.kill(signal.SIGTERM)
 
+    def wait_ready(self, path: str, timeout_s: float) -> Self:
+        """Wait until it is ready and has found every replica: one that answers makes it ready."""
+        super().wait_ready(path, timeout_s)
+        wait_until(self._has_found_all, timeout_s, f"all replicas:\n{self.tail()}")
+        return self
+
+    def _has_found_all(self) -> bool:
+        return self.metric("warmroute_replica_healthy") >= self._num_replicas
+
     def chat(self, body: Mapping[str, Any]) -> httpx.Response:
         """Send a chat request and return the whole answer, whatever its status."""
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=120)
@@ -131,14 +141,6 @@ class Router(Ours):
             timeout=30,
         )
         response.raise_for_status()
-
-    def has_found_all(self) -> bool:
-        """Return whether the router has found every replica that it was given.
-
-        It is ready, and lists them all, as soon as one of them answers.
-        """
-        response = httpx.get(f"{self.admin_url}/admin/replicas", timeout=30)
-        return all("replica" in entry for entry in response.json()["replicas"])
 
     def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Dry-run a request: its `token_ids`, its block `keys` (hex), the candidates' costs."""

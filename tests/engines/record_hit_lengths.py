@@ -69,6 +69,11 @@ LAYOUTS: dict[str, tuple[int | None, list[KVCacheSpec]]] = {  # the unit; None: 
     "windows alone": (None, [window(2, 5), window(2, 9)]),
     "one window": (None, [window(2, 6)]),
     "mamba alone": (None, [mamba(4)]),
+    "four finer windows": (
+        None,
+        [full(8), window(4, 9), window(2, 5), window(2, 12), window(4, 5)],
+    ),
+    "four windows": (None, [window(12, 14), full(4), window(6, 9), window(2, 4), window(4, 11)]),
 }
 MTP: dict[str, list[int]] = {  # groups of which one has the layers that draft
     "gemma": [0, 2],
@@ -79,6 +84,7 @@ MTP: dict[str, list[int]] = {  # groups of which one has the layers that draft
     "mamba": [0],
     "mamba fine": [1],
     "mamba and window": [0, 2],
+    "four windows": [0, 1, 4],
 }
 
 

@@ -43,7 +43,6 @@ async def handed_on(
     wait_until(partial(_are_there, master, engines), 60, "their blocks")
     num_before = len(master.keys())
     with Router(engines, log_dir, options=master.options) as router:
-        wait_until(router.has_found_all, 60, "all replicas")
         wait_until(partial(_are_known, router, master), 60, "all layouts")
         for name in names[1:]:
             router.drain(name)

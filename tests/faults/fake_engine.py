@@ -40,6 +40,7 @@ class FakeEngine:
         self.received: list[Received] = []
         self.on_request = on_request or _ok
         self.hangs = False
+        self.hanging: set[str] = set()  # paths that are never answered
         self.tokenizes = False  # `on_request` answers /tokenize, too
         self.reached = asyncio.Event()
         self.left = asyncio.Event()  # a request's client went away
@@ -66,7 +67,7 @@ class FakeEngine:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if self.hangs:
+        if self.hangs or request.path in self.hanging:
             await self._for_ever()
         page = self.pages.get(request.path)
         if page is not None:

@@ -115,6 +115,8 @@ async def test_innocent_requests_at_the_same_replicas_are_answered() -> None:
         sdk(stage) as client,
     ):
         poison(engines)
+        for engine in engines:
+            arm(engine, "slow", factor=25.0)  # until they are there: on a busy machine that takes
 
         async def ask(text: str) -> str | None:
             answer = await client.chat.completions.create(
@@ -125,6 +127,8 @@ async def test_innocent_requests_at_the_same_replicas_are_answered() -> None:
         async with asyncio.TaskGroup() as tg:
             innocent = [tg.create_task(ask(words(number))) for number in range(30)]
             await stage.until(lambda: sum(map(num_running, engines)) >= 20)
+            for engine in engines:
+                arm(engine, "slow", factor=1.0)
             with pytest.raises(openai.APIStatusError):
                 await ask(POISON)
 

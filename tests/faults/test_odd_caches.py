@@ -163,22 +163,32 @@ async def test_copies_of_blocks_are_counted_as_the_engine_does(
 # -- adapters ------------------------------------------------------------------------------------
 
 
-def with_new_keys(events: list[KvEvent]) -> list[KvEvent]:
-    """Write adapters' extra keys as no release that is known does."""
-    for event in events:
-        if isinstance(event, BlockStored) and event.lora_name is not None:
-            first, *later = event.extra_keys or [None]
-            key = ["lora_v2", event.lora_name, 3]
-            event.extra_keys = [[key, *(first or [])[1:]], *([key] for _ in later)]
-    return events
+ExtraKeysOf = Callable[[str, int], list[object]]
+"""The extra keys in an event of an adapter's block: of the adapter's name, and the block's number
+in its event."""
+
+
+@contextmanager
+def new_keys(write: ExtraKeysOf) -> Iterator[None]:
+    """Have adapters' blocks named with a key more, which no release that is known has."""
+
+    def change(events: list[KvEvent]) -> list[KvEvent]:
+        for event in events:
+            if isinstance(event, BlockStored) and event.lora_name is not None:
+                numbers = range(len(event.block_hashes))
+                event.extra_keys = [write(event.lora_name, number) for number in numbers]
+        return events
+
+    def named(lora: tuple[str, str] | None, **more: object) -> ExtraKeys:
+        return ExtraKeys(lora=None if lora is None else (lora[0], "3"))
+
+    with events_become(change), mock.patch.object(replica, "ExtraKeys", named):
+        yield
 
 
 async def test_an_adapter_whose_keys_are_not_understood_is_unknown_and_base_exact() -> None:
-    """One line names the key; the base model is predicted as ever, and the adapter once known."""
-    with (
-        events_become(with_new_keys),
-        mock.patch.object(replica, "ExtraKeys", lambda lora, **_: ExtraKeys(lora=(lora[0], "3"))),
-    ):
+    """One line names the key; the base model is predicted as ever, and the replica DEGRADED."""
+    with new_keys(lambda name, _: [["lora_v2", name, 3]]):
         async with (
             Engines(1, loras=(("sql", "/l/1"),)) as (engine,),
             on_stage(engine) as stage,
@@ -192,9 +202,71 @@ async def test_an_adapter_whose_keys_are_not_understood_is_unknown_and_base_exac
             assert num_wrong(base) == 0
             assert {reply.predicted for reply in adapter} == {0}
             assert max(reply.reported for reply in adapter) > 0
-            assert stage.state("r1") == "exact"
             assert stage.metric("warmroute_trust_ratio") == 1.0
             assert stage.metric("warmroute_audited_total", result="partial") >= 20
             assert stage.log.count("('lora_v2', 'sql', int)") == 2  # in both forms
             rank = (await stage.admin("/admin/replicas")).json()["replicas"][0]["ranks"][0]
             assert rank["not_understood"] == ["adapter sql"]
+            why = "an extra key of their blocks is not understood, so these are not predicted"
+            assert (rank["cache"], rank["reason"]) == ("degraded", f"{why}: adapter sql")
+            await is_known_for(stage, base="exact", adapter="degraded")
+
+
+async def is_known_for(stage: Stage, *, base: str, adapter: str) -> None:
+    """Assert how exactly a decision for each knows the replica; a metric and a request have it."""
+    for model, state in (("tiny", base), ("sql", adapter)):
+        body = chat(words(99), model=model)
+        explained = (await stage.admin("/admin/explain", body)).json()
+        assert [each["state"] for each in explained["candidates"]] == [state]
+        num_decisions = stage.metric("warmroute_decisions_total", state=state)
+        assert (await stage.ask(body)).status == 200
+        assert stage.metric("warmroute_decisions_total", state=state) == num_decisions + 1
+    worst = "exact" if base == adapter == "exact" else "degraded"
+    assert stage.metric("warmroute_replica_state", replica="r1", state=worst) == 1
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda name, number: [name, ["rank", -16 * number]],
+        lambda name, number: [name, ["rank", 8]] if not number else [name],
+    ],
+    ids=["in each block", "in the first"],
+)
+async def test_a_key_that_looks_like_an_images_is_found_by_the_answers(write: ExtraKeysOf) -> None:
+    """An event does not tell them apart; what the engine reuses does, however much else is right.
+
+    The base model's share keeps the replica's own trust above the mark.
+    """
+    with new_keys(write):
+        async with (
+            Engines(1, loras=(("sql", "/l/1"),)) as (engine,),
+            on_stage(engine) as stage,
+        ):
+            await asked(stage, engine, words(0))
+            adapter = []
+            for number in range(30):
+                for _ in range(3):
+                    await asked(stage, engine, words(number // 2))
+                adapter += [await asked(stage, engine, words(0), model="sql")]
+
+            assert {reply.predicted for reply in adapter} == {0}
+            assert num_wrong(adapter) == 29
+            assert stage.metric("warmroute_trust_ratio") > 0.6
+            rank = (await stage.admin("/admin/replicas")).json()["replicas"][0]["ranks"][0]
+            assert rank["cache"] == "degraded"
+            assert rank["reason"].endswith("of recent predictions were right (adapter sql)")
+            await is_known_for(stage, base="exact", adapter="degraded")
+
+
+async def test_an_adapter_that_is_understood_stays_exact() -> None:
+    """However often it is asked; a prompt that is new says nothing for it or against it."""
+    async with (
+        Engines(1, loras=(("sql", "/l/1"),)) as (engine,),
+        on_stage(engine) as stage,
+    ):
+        replies = [await asked(stage, engine, words(n // 2), model="sql") for n in range(30)]
+
+        assert num_wrong(replies) == 0
+        assert stage.state("r1") == "exact"
+        await is_known_for(stage, base="exact", adapter="exact")

@@ -65,6 +65,19 @@ async def create(stage: Stage, headers: Json | None = None, **fields: Any) -> st
     return str(reply.events[0]["response"]["id"] if fields.get("stream") else reply.json()["id"])
 
 
+async def about(stage: Stage, response_id: str, way: str) -> Reply:
+    """Ask something about a response, or go on from it."""
+    path = f"{PATH}/{response_id}"
+    if way in ("go on", "stream"):
+        body: Json = {"model": "tiny", "input": f"{SECRET} hi", "stream": way == "stream"}
+        return await stage.ask(body | {"previous_response_id": response_id}, PATH)
+    if way == "cancel":
+        return await stage.ask(path=path + "/cancel", method="POST")
+    if way == "input_items":
+        return await stage.ask(path=path + "/input_items", method="GET")
+    return await stage.ask(path=path, method=way)
+
+
 async def retrieve(stage: Stage, response_id: str, headers: Json | None = None) -> Reply:
     return await stage.ask(path=f"{PATH}/{response_id}", method="GET", headers=headers)
 
@@ -87,14 +100,77 @@ async def test_a_response_is_found_where_it_was_issued(stream: bool) -> None:
         assert stage.metric("warmroute_responses_found_total", result="here") == 30
 
 
-async def test_what_no_router_knows_is_placed_as_any_request() -> None:
-    """The engine that gets it has the word."""
-    async with keepers() as engines, on_stage(*engines) as stage:
-        reply = await retrieve(stage, "resp_unheard_of")
+@pytest.mark.parametrize("way", ["GET", "DELETE", "cancel", "input_items", "go on", "stream"])
+async def test_what_no_router_knows_is_asked_for_at_every_replica(way: str) -> None:
+    """Each engine gets it once, and the last one has the word."""
+    async with keepers() as engines, on_stage(*engines, forward__max_tries=1) as stage:
+        reply = await about(stage, "resp_unheard_of", way)
 
         assert (reply.status, reply.error["code"]) == (404, 404)
-        assert sum(len(engine.received) for engine in engines) == 1
+        assert [len(engine.received) for engine in engines] == [1, 1, 1]
         assert stage.metric("warmroute_responses_found_total", result="unknown") == 1
+        assert stage.metric("warmroute_failovers_total") == 0  # it was a question, no failure
+        assert stage.metric("warmroute_replica_healthy") == 3
+        assert stage.metric("warmroute_requests_total", outcome="client_error") == 1
+
+
+@pytest.mark.parametrize("way", ["GET", "DELETE", "cancel", "input_items", "go on", "stream"])
+async def test_a_response_that_another_router_had_made_is_found(way: str) -> None:
+    """This router was restarted, say. It is asked for, and its replica is known from then on."""
+    async with keepers() as engines:
+        engines[2].kept["resp_1"] = {"id": "resp_1", "object": "response", "output": []}
+        async with on_stage(*engines) as stage:
+            reply = await about(stage, "resp_1", way)
+            num_received = len(engines[2].received)
+            again = await about(stage, "resp_1", way)
+
+            assert (reply.status, again.status) == (200, 200)
+            assert num_received == 1
+            assert len(engines[2].received) == 2
+            assert all(len(engine.received) <= 1 for engine in engines[:2])
+            assert stage.metric("warmroute_responses_found_total", result="here") == 1
+
+
+async def test_a_draining_replica_is_asked_for_what_no_router_knows() -> None:
+    """It takes no new work, but what it issued is there alone."""
+    async with keepers(2) as engines:
+        engines[1].kept["resp_1"] = {"id": "resp_1", "object": "response", "output": []}
+        async with on_stage(*engines) as stage:
+            name = next(r.name for r in stage.router.fleet.replicas if r.url == engines[1].url)
+            stage.router.fleet.drain(name)
+
+            assert (await retrieve(stage, "resp_1")).status == 200
+
+
+async def test_a_model_that_does_not_exist_is_no_response_that_is_missing() -> None:
+    """The first engine's word about it counts: it does not name the response."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        error = {"message": "The model `tiny` does not exist.", "code": 404}
+        return web.json_response({"error": error}, status=404)
+
+    async with FakeEngine(answer) as a, FakeEngine(answer) as b, on_stage(a, b) as stage:
+        body = {"model": "tiny", "input": "hi", "previous_response_id": "resp_1"}
+
+        assert (await stage.ask(body, PATH)).status == 404
+        assert len(a.received) + len(b.received) == 1
+
+
+async def test_a_replica_without_the_route_does_not_hide_that_none_has_the_response() -> None:
+    """The client gets a 404 in the API's words, whoever is asked last."""
+
+    async def old(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    async with keepers(1) as (new,), FakeEngine(old) as first, FakeEngine(old) as last:
+        async with on_stage(first, new, last) as stage:
+            for _ in range(3):
+                reply = await retrieve(stage, "resp_1")
+
+                assert reply.status == 404
+                assert reply.error["message"] == "Response with id 'resp_1' not found."
+            assert len(first.received) <= 1
+            assert len(last.received) <= 1
 
 
 async def test_a_response_that_is_not_kept_is_not_remembered() -> None:

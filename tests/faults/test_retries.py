@@ -6,11 +6,12 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 
+import orjson
 import pytest
 from aiohttp import web
 
 from loadtest.emulator.emulator import Emulator
-from tests.faults.fake_engine import FakeEngine, hang_up
+from tests.faults.fake_engine import FakeEngine, Handler, hang_up
 from tests.faults.hanging import no_accept
 from tests.faults.stage import (
     STUCK,
@@ -176,6 +177,84 @@ async def test_once_more_and_no_more() -> None:
         assert num_fired(engines) == 2
         assert stage.metric("warmroute_not_retried_total", why="sent_twice") == 1
         assert stage.metric("warmroute_failures_absolved_total") == 0
+
+
+# -- replicas that have enough to do -------------------------------------------------------------
+
+
+def too_many(after_s: int, *, in_stream: bool = False) -> Handler:
+    """Answer 429 to all requests, as an engine with a limit, or a gateway in front of one."""
+    error = {"message": "m", "type": "rate_limit_exceeded", "code": 429}
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        if in_stream:
+            body = b"data: " + orjson.dumps({"error": error}) + b"\n\ndata: [DONE]\n\n"
+            return web.Response(body=body, content_type="text/event-stream")
+        headers = {"Retry-After": str(after_s)}
+        return web.json_response({"error": error}, status=429, headers=headers)
+
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["whole", "stream", "event", "stored"])
+async def test_a_429_is_tried_once_at_an_idle_replica(kind: str) -> None:
+    """It says that nothing was done, so whatever the request is; and it blames no replica."""
+    path = "/v1/responses" if kind == "stored" else "/v1/chat/completions"
+    body: Json = chat(words(1)) | {"stream": kind in ("stream", "event")}
+    if kind == "stored":
+        body = {"model": "tiny", "input": "a", "background": True, "store": True}
+    async with FakeEngine(too_many(7, in_stream=kind == "event")) as a, FakeEngine() as b:
+        async with on_stage(a, b, policy__name="round_robin") as stage:
+            replies = [await stage.ask(body, path) for _ in range(8)]
+
+            assert {reply.status for reply in replies} == {200}
+            assert all(b"429" not in reply.body for reply in replies)
+            assert len(a.received) > 1
+            assert stage.metric("warmroute_replica_healthy") == 2
+            assert stage.metric("warmroute_requests_total", outcome="ok") == 8
+            assert stage.metric("warmroute_failovers_total", reason="status_429") == len(a.received)
+
+
+async def test_a_429_of_all_is_the_last_ones() -> None:
+    """With its `Retry-After`; two replicas were asked, not three."""
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(FakeEngine(too_many(i))) for i in (7, 8, 9)]
+        stage = await stack.enter_async_context(on_stage(*engines, policy__name="round_robin"))
+        for _ in range(4):
+            num_before = [len(engine.received) for engine in engines]
+            reply = await stage.ask(chat(words(1)))
+            asked = [len(e.received) - n for e, n in zip(engines, num_before, strict=True)]
+
+            assert reply.status == 429
+            assert sorted(asked) == [0, 1, 1]
+            assert asked[int(reply.headers["Retry-After"]) - 7] == 1
+        assert stage.metric("warmroute_replica_healthy") == 3
+        assert stage.metric("warmroute_requests_total", outcome="client_error") == 4
+        assert stage.metric("warmroute_not_retried_total", why="too_many") == 4
+
+
+async def test_a_429_is_not_moved_to_a_replica_where_requests_wait() -> None:
+    """That would only make its queue longer."""
+    async with Engines(1, time_model=STUCK) as (busy,), FakeEngine(too_many(7)) as full:
+        async with on_stage(busy, full, policy__name="least_loaded") as stage:
+            async with stage.hanging_up(streamed(chat(words(1)))):
+                await stage.until(lambda: num_running(busy) == 1)
+                num_before = len(full.received)
+                reply = await stage.ask(chat(words(2)))
+
+            assert (reply.status, reply.headers["Retry-After"]) == (429, "7")
+            assert len(full.received) == num_before + 1
+
+
+async def test_after_a_429_a_failure_still_moves_on() -> None:
+    """Only the 429 is tried once; nothing was computed there."""
+
+    async def fails(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=500)
+
+    async with FakeEngine(too_many(7)) as a, FakeEngine(fails) as b, FakeEngine() as c:
+        async with on_stage(a, b, c, policy__name="round_robin") as stage:
+            assert (await stage.ask(chat(words(1)))).status == 200
 
 
 # -- streams that begin with an error ------------------------------------------------------------

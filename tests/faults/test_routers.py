@@ -174,12 +174,16 @@ async def test_a_router_killed_leaves_nothing_behind(start_redis: Start, tmp_pat
                     tg.create_task(stage.ask(chat(words(number)), headers=session(number)))
             await stage.knows(*engines)
             assert all(held for engine in engines for held in stage.held(engine))
+            for engine in engines:
+                arm(engine, "slow", factor=25.0)  # until all are there
             async with asyncio.TaskGroup() as tg:
                 lost = [tg.create_task(process.ask(words(n))) for n in range(1, 4)]
                 await stage.until(lambda: others_requests(stage) == 3)
                 kept = [tg.create_task(stage.ask(long(words(n)))) for n in range(4, 7)]
                 await stage.until(lambda: sum(map(num_running, engines)) == 6)
                 process.kill()
+                for engine in engines:
+                    arm(engine, "slow", factor=1.0)
                 await stage.until(lambda: others_requests(stage) == 0)
                 await stage.until(lambda: stage.metric("warmroute_routers") == 1)
                 await together([stage], *engines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from time import monotonic
 
 import orjson
 import pytest
@@ -159,6 +160,79 @@ async def test_an_engine_that_only_writes_comments_is_left(path: str) -> None:
             stage.metric("warmroute_failovers_total", reason="upstream_timeout")
             == engines[0].num_asked
         )
+
+
+CREATED = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+
+
+@pytest.mark.parametrize("has_figures", [False, True])
+@pytest.mark.parametrize(("path", "first"), [(CHAT, ROLE), (RESPONSES, CREATED)])
+async def test_comments_behind_a_beginning_are_no_first_token(
+    path: str, first: bytes, has_figures: bool
+) -> None:
+    """A role, or that a response was created, says as little as they do."""
+
+    async def begins(write: Write) -> None:
+        await write(first)
+        await for_ever(write)
+
+    engines = [Streaming(begins), Streaming(answers)]
+    async with (
+        FakeEngine(engines[0].answer) as a,
+        FakeEngine(engines[1].answer) as b,
+        on_stage(a, b, policy__name="round_robin", forward__first_byte_timeout_s=2.0) as stage,
+    ):
+        if has_figures:
+            a.pages["/metrics"] = figures(1, 7)
+        replies = [await stage.ask(BODIES[path] | {"stream": True}, path) for _ in range(2)]
+
+        assert all(reply.body == ROLE + TOKEN + LAST + DONE for reply in replies)
+        moved = stage.metric("warmroute_failovers_total", reason="upstream_timeout")
+        assert moved == engines[0].num_asked >= 1
+
+
+async def test_a_beginning_of_an_engine_that_hangs_is_kept() -> None:
+    """Its figures stand still, and it writes nothing more."""
+
+    async def begins(write: Write) -> None:
+        await write(ROLE)
+        await asyncio.Event().wait()
+
+    soon = {"forward__first_byte_timeout_s": 2.0, "health__interval_s": 0.05}
+    async with (
+        FakeEngine(Streaming(begins).answer, metrics=figures(1, 7)) as a,
+        FakeEngine(Streaming(answers).answer, metrics=figures(1, 7)) as b,
+        on_stage(a, b, policy__name="round_robin", **soon) as stage,
+    ):
+        fleet = stage.router.fleet
+        await stage.until(lambda: all(each.engine_load for each in fleet.status(monotonic())))
+        for _ in range(2):
+            reply = await stage.ask(streamed(chat(words(1))))
+            assert reply.body == ROLE + TOKEN + LAST + DONE
+
+
+async def test_comments_behind_a_beginning_are_passed_on_by_an_engine_at_work() -> None:
+    """A tool call that a parser holds back may take minutes."""
+    end = asyncio.Event()
+
+    async def works(write: Write) -> None:
+        await write(ROLE)
+        while not end.is_set():
+            await write(COMMENT)
+            await asyncio.sleep(0.02)
+        await write(TOKEN + LAST + DONE)
+
+    async with (
+        FakeEngine(Streaming(works).answer) as engine,
+        on_stage(engine, health__load_interval_s=0.1, health__interval_s=0.1) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        working_on = tg.create_task(working(engine))
+        async with stage.asking(streamed(chat(words(1)))) as answer:
+            assert (await answer.content.readany()).startswith(ROLE + COMMENT)
+            end.set()
+            await answer.read()
+        working_on.cancel()
 
 
 async def test_an_engine_that_dies_after_comments_is_left() -> None:
@@ -395,6 +469,46 @@ async def test_a_replica_that_writes_is_not_down_though_its_probes_hang() -> Non
         assert "replica down" not in stage.log
         assert stage.metric("warmroute_failovers_total") == 0
         await stage.until(lambda: stage.log.count("replica down") == 4)  # each is logged twice
+
+
+async def test_a_replica_whose_figures_move_is_not_down_though_its_probes_hang() -> None:
+    """Whole answers show nothing until they are whole: they are awaited, and sent once."""
+
+    async def whole(_: web.Request) -> web.Response:
+        await asyncio.sleep(2.0)
+        return web.json_response({"choices": []})
+
+    async with (
+        FakeEngine(whole) as a,
+        FakeEngine(whole) as b,
+        on_stage(a, b, policy__name="round_robin", **QUICK) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        works = tg.create_task(working(a, num_requests=3))
+        asked = [tg.create_task(stage.ask(chat(words(n)))) for n in range(6)]
+        await stage.until(lambda: len(a.received) == len(b.received) == 3)
+        a.hanging.add("/health")
+        assert [(await each).status for each in asked] == [200] * 6
+        works.cancel()
+
+        assert len(a.received) == len(b.received) == 3
+        assert "replica down" not in stage.log
+
+
+async def test_comments_do_not_make_up_for_probes_that_hang() -> None:
+    """Whoever writes them, nothing shows that an engine computes."""
+    async with (
+        FakeEngine(Streaming(for_ever).answer) as a,
+        FakeEngine(Streaming(answers).answer) as b,
+        on_stage(a, b, policy__name="round_robin", **QUICK) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        asked = [tg.create_task(stage.ask(streamed(chat(words(n))))) for n in range(2)]
+        await stage.until(lambda: a.received and b.received)
+        a.hanging |= {"/health", "/metrics"}
+        for each in asked:
+            assert (await each).body == ROLE + TOKEN + LAST + DONE
+        assert stage.log.count("replica down") == 2  # each is logged twice
 
 
 async def test_a_probe_that_is_answered_badly_counts_whatever_is_written() -> None:

@@ -32,7 +32,9 @@ class Stray(FakeEngine):
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         asked = orjson.loads(await request.read())
-        event = {"object": "chat.completion", "choices": [], "for": asked["messages"][0]["content"]}
+        said = {"content": "ok", "role": "assistant"}
+        choice = {"index": 0, "delta": said, "message": said, "finish_reason": "stop"}
+        event = {"choices": [choice], "for": asked["messages"][0]["content"]}
         asyncio.get_running_loop().call_later(0.02, self._write, request.transport)
         if not asked.get("stream"):
             return web.json_response(event)

@@ -116,7 +116,7 @@ class Engine:
         self.api = EngineApi(timeout_s=2)
         self.api._session = self  # type: ignore[assignment]
 
-    async def connect(self, url: str) -> tuple[None, bool]:
+    async def connect(self, url: str, server: str) -> tuple[None, bool]:
         return None, False
 
     async def exchange(self, _: None, url: str, *sent: object) -> tuple[Answered, bytes]:

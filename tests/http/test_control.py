@@ -99,9 +99,9 @@ async def test_the_command_line_gives_orders() -> None:
                 options = ["control", "--admin", stage.admin_url, *args]
                 return await asyncio.to_thread(CliRunner().invoke, main, options)
 
-            done = await run("sleep", "level=1")
+            done = await run("sleep", "level=1", "--all")
             failed = await run("sleep", "level=2", "--replica", "r2", "--json")
-            nonsense = await run("sleep", "level")
+            nonsense = await run("sleep", "level", "--all")
 
     assert (done.exit_code, done.output) == (0, "r1: 200 {}\nr2: 200 {}\n")
     assert failed.exit_code == 1

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from policies.view import CandidateId
+from router.contracts import ExtraKeys
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.cache_view import LINGER_S, CacheView
 from router.index.candidate_stream import StreamReason
@@ -15,7 +16,7 @@ from router.index.hit_length import KvLayout
 from router.index.last_block import LastBlock
 from router.index.trust import MIN_AUDITS, SUSPECT_BELOW
 from router.kv_events.stream import RankStream
-from router.messages import KvGroup
+from router.messages import MAX_UNKNOWN, KvGroup
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
 
 R1, R2 = CandidateId("r1"), CandidateId("r2")
@@ -564,3 +565,34 @@ def test_a_complete_history_needs_no_proof() -> None:
     view.release(claim, computed=True, now_s=0.0)
 
     assert num_matched(view) == 0
+
+
+SQL = ExtraKeys(lora=("sql", "/l/1"))
+
+
+def test_a_kind_of_prompts_that_is_predicted_wrong_is_not_exact_for_itself() -> None:
+    """New prompts, of which nothing is predicted or reused, say nothing; nor does a plain one."""
+    view = received(caches(R1), EVENT)
+    for _ in range(2 * MIN_AUDITS):
+        view.audit.record(R1, 0, 8, kinds=SQL.kinds)
+        for _ in range(9):
+            view.audit.record(R1, 0, 0, kinds=SQL.kinds)
+            view.audit.record(R1, 8, 8)
+
+    state, reason = view.state_and_reason(R1)
+    assert (state, view.state(R1, SQL)) == ("degraded", "degraded")
+    assert reason.endswith("% of recent predictions were right (adapter sql)")
+    assert view.state(R1, ExtraKeys()) == view.state(R1, ExtraKeys(cache_salt="a")) == "exact"
+    for _ in range(2 * MIN_AUDITS):
+        view.audit.record(R1, 8, 8, kinds=SQL.kinds)
+    assert view.state_and_reason(R1) == ("exact", "")
+
+
+def test_kinds_of_prompts_are_bounded() -> None:
+    """Those beyond are judged with all others."""
+    view = received(caches(R1), EVENT)
+    for number in range(MAX_UNKNOWN + 1):
+        for _ in range(2 * MIN_AUDITS):
+            view.audit.record(R1, 8, 8 * (number < MAX_UNKNOWN), kinds=(f"adapter {number}",))
+
+    assert view.audit.why_kind_bad(R1, None) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import lcm
 from typing import Any
 
 import pytest
@@ -289,3 +291,39 @@ def test_the_first_conversation_is_known_whatever_its_groups_blocks(
 
     assert talk.stream.state_and_reason() == ("exact", "")
     assert talk.hit(tokens) * BLOCK_SIZE == 6 * sizes[0]
+
+
+def whole_windows(sizes: Sequence[int], dense: int) -> list[KvEvent]:
+    """A prompt's events where each window reaches back to its start; one group is no window."""
+    tokens = prompt(1, 2 * lcm(*sizes) // BLOCK_SIZE)
+    events: list[KvEvent] = []
+    for group, size in enumerate(sizes):
+        step = size // BLOCK_SIZE
+        kind = "full_attention" if group == dense else "sliding_window"
+        event = stored(tokens, group=group, kind=kind)
+        event.block_hashes = event.block_hashes[step - 1 :: step]
+        event.extra_keys = [None] * len(event.block_hashes)
+        event.block_size = size
+        if group != dense:
+            event.kv_cache_spec_sliding_window = 2 * size + 1
+        events.append(event)
+    return events
+
+
+@pytest.mark.parametrize("dense", [0, 2, 4])
+@pytest.mark.parametrize(
+    "sizes", [(64, 32, 16, 8, 4), (4, 8, 16, 32, 64), (16, 64, 4, 32, 8), (24, 16, 12, 48, 8)]
+)
+@pytest.mark.parametrize("in_one_batch", [True, False])
+def test_a_conversation_that_fits_its_windows_is_known(
+    sizes: tuple[int, ...], dense: int, in_one_batch: bool
+) -> None:
+    """Events of windows start the prompt, too, and show nothing of the contract by themselves."""
+    talk = Talk(block_size=sizes[dense])
+    events = whole_windows(sizes, dense)
+    for said in [events] if in_one_batch else [[event] for event in events]:
+        talk.say(*said)
+    tokens = prompt(1, 2 * lcm(*sizes) // BLOCK_SIZE)
+
+    assert talk.stream.state_and_reason() == ("exact", "")
+    assert talk.hit(tokens) * BLOCK_SIZE == 2 * lcm(*sizes)

@@ -76,6 +76,21 @@ async def test_it_answers_the_five_questions() -> None:
     assert SECRET not in everything
 
 
+async def test_what_is_degraded_is_said() -> None:
+    """In the words of `warmroute status`; nothing is said while all is well."""
+    async with Engines(2) as engines, on_stage(*engines) as stage, shown(stage) as page:
+        await page.until("document.querySelectorAll('#replicas tbody tr').length === 2")
+        is_hidden = await page.evaluate("document.getElementById('degraded').hidden")
+        for name in ("r1", "r2"):
+            await stage.admin(f"/admin/replicas/{name}/drain", {"draining": True})
+        await page.until("!document.getElementById('degraded').hidden")
+        await page.until("document.querySelectorAll('#degraded li').length === 1")
+        said = await page.text("#degraded")
+
+    assert is_hidden
+    assert "✗ no replica takes requests for tiny: r1: draining, r2: draining" in said
+
+
 async def test_a_session_opens_with_its_turns_and_what_to_do() -> None:
     """By keyboard; Escape closes it."""
     async with Engines(1) as engines, on_stage(*engines) as stage, shown(stage) as page:

@@ -72,3 +72,23 @@ def test_a_recovering_fleet_is_offered_whole_when_all_are_at_their_share() -> No
     send(fleet, "a", 100.0)
 
     assert offered(fleet, 100.0) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("names", "stalled", "failed", "expected"),
+    [
+        ("ab", "a", "", ["b"]),
+        ("abc", "ab", "", ["c"]),  # in a panic, too
+        ("abc", "ab", "c", ["c"]),  # one that answers badly is better than one that does not
+        ("ab", "ab", "", ["a", "b"]),
+    ],
+)
+def test_stalled_replicas_are_offered_when_nothing_else_is_left(
+    names: str, stalled: str, failed: str, expected: list[str]
+) -> None:
+    fleet = fleet_of(*names, rules=RULES)
+    fail(fleet, *failed)
+    for name in stalled:
+        assert fleet.note_signs(name, True, 0.0)
+
+    assert offered(fleet) == expected

@@ -389,6 +389,28 @@ def test_a_prefill_replica_that_is_down_is_not_offered() -> None:
     assert [c.id for c in fleet.prefillers("m", STORE, 2.0)] == ["p"]
 
 
+def test_a_prefill_replica_that_stalled_is_not_offered() -> None:
+    """The replica that decodes can compute the prompt."""
+    fleet = split(("p", "prefill"), ("d", "decode"))
+    fleet.note_signs("p", True, 0.0)
+
+    assert fleet.prefillers("m", STORE, 1.0) == ()
+    fleet.note_signs("p", False, 2.0)
+    assert [c.id for c in fleet.prefillers("m", STORE, 2.0)] == ["p"]
+
+
+def test_a_dead_replica_neither_sleeps_nor_is_paused() -> None:
+    """It says so again when it is back."""
+    fleet = fleet_of("a")
+    for asleep in (True, False):
+        fleet.set_sleep("a", asleep=asleep, paused=not asleep)
+        assert fleet.status(0.0)[0].state == ("asleep" if asleep else "paused")
+        fleet.probe_failed("a", ProbeFailure.REFUSED, 1.0)
+        assert fleet.status(1.0)[0].state == "down"
+        assert fleet.replica("a").is_awake
+        fleet.probe_ok("a", 2.0)
+
+
 def test_the_capacity_comes_from_the_best_known_figure() -> None:
     r1 = CandidateId("r1")
     blocks = Replica(name="r1", url="http://r1", block_size=16, num_blocks=100)

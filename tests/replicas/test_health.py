@@ -237,3 +237,61 @@ def test_failures_that_probes_confirm_are_not_absolved() -> None:
     health.ended(9, Outcome.REPLICA_UNREACHABLE, 0.1, 0.0)
     health.absolve(1)
     assert health.state(0.2) is HealthState.DOWN
+
+
+def stalled(now_s: float = 0.0) -> Health:
+    health = Health(RULES)
+    health.stalled(20.0, now_s)
+    return health
+
+
+def test_a_replica_that_stalled_is_offered_when_nothing_else_is_left() -> None:
+    health = stalled()
+
+    assert health.state(59.0) is HealthState.STALLED
+    assert "computed nothing for 20 s" in health.reason
+    assert not health.can_accept(59.0)
+    assert not health.can_accept_in_panic(59.0)
+    assert health.can_accept_at_last()
+    assert not health.is_down
+
+
+def test_a_replica_that_stalled_goes_on_by_a_sign_of_life_or_a_trial() -> None:
+    health = stalled()
+    health.moves(5.0)
+    assert health.state(5.0) is HealthState.UP
+    assert health.weight(5.0) == 0.1
+
+    health = stalled()
+    health.stalled(25.0, 5.0)  # evidence again
+    assert health.state(64.0) is HealthState.STALLED
+    assert health.retry_at_s == 65.0
+    assert health.can_accept(65.0)
+    health.began(1, 65.0)
+    assert not health.can_accept(66.0)
+    health.stalled(20.0, 90.0)
+    assert health.state(91.0) is HealthState.STALLED
+    health.state(150.0)
+    health.began(2, 150.0)
+    health.answered(2, 151.0)
+    assert health.state(151.0) is HealthState.UP
+
+
+def test_what_waited_at_a_replica_that_stalled_is_not_held_against_it() -> None:
+    """Its requests fail when they leave; a probe proves nothing."""
+    health = stalled()
+    for number in range(5):
+        health.ended(number, Outcome.REPLICA_FAILED, 1.0, 0.0)
+    health.probe_ok(2.0)
+    assert health.state(2.0) is HealthState.STALLED
+
+
+def test_a_dead_replica_has_not_stalled() -> None:
+    health = stalled()
+    health.probe_failed(ProbeFailure.REFUSED, 1.0, 0.0)
+    health.stalled(30.0, 2.0)
+    assert health.state(2.0) is HealthState.DOWN
+    health.probe_ok(3.0)
+    assert health.state(3.0) is HealthState.UP
+    health.stalled(30.0, 4.0)
+    assert health.state(4.0) is HealthState.STALLED

@@ -258,6 +258,23 @@ async def test_another_prefill_replica_takes_over_from_one_that_fails(
     assert record.prefill.candidate == (other if where == "remote" else first)
 
 
+async def test_a_prompt_leaves_a_prefill_replica_that_is_paused() -> None:
+    """At once, for another one; nobody is to blame."""
+    async with split(2, 1) as it, asyncio.TaskGroup() as tg:
+        stage, engines = it.stage, it.engines
+        explained = (await stage.admin("/admin/explain", long_chat(1))).json()
+        first = explained["prefill"]["where"]
+        arm(engines[first], "hang", count=1)
+        asked = tg.create_task(stage.ask(long_chat(1)))
+        await stage.until(lambda: stage.router.fleet.num_sent(first))
+        await stage.admin("/admin/control", {"route": "pause", "replicas": [first]})
+        reply = await asked
+
+        assert reply.headers["x-warmroute-prefill"] == {"p1": "p2", "p2": "p1"}[first]
+        assert it.prefills(result="failed", why="set_aside") == 1
+        assert stage.router.fleet.status(0.0)[0].reason == ""
+
+
 async def test_where_all_prefill_replicas_fail_the_prompt_is_computed_by_the_third() -> None:
     """Each was asked once; both are free again."""
     async with split(2, 1) as it:

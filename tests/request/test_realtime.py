@@ -128,13 +128,15 @@ async def test_a_session_goes_where_the_model_is() -> None:
             assert (status, error["param"]) == (expected, "model")
 
 
-async def test_an_engine_s_refusal_is_passed_on() -> None:
-    """A model without such a route has 403 at the handshake, which says nothing of its health."""
+async def test_a_model_that_cannot_is_said_so() -> None:
+    """Its engine has no such route: 403 at the handshake, and nothing against its health."""
     async with Engines(1) as (engine,), on_stage(engine) as stage:
-        assert await refused(stage, "?model=tiny") == (403, "")
+        status, error = await refused(stage, "?model=tiny")
+        assert (status, error["message"]) == (404, "No replica serves GET /v1/realtime.")
         await stage.until(lambda: is_idle(stage))
         assert stage.metric("warmroute_replica_healthy", replica="r1") == 1
         assert stage.metric("warmroute_requests_total", outcome="client_error") == 1
+        assert await refused(stage, "?model=tiny") == (status, error)
 
 
 async def echo(request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
@@ -232,6 +234,19 @@ async def test_another_replica_takes_what_one_refuses() -> None:
         await two.changed.wait()
         status, error = await refused(stage, "?model=tiny")
         assert (status, "No replica" in error["message"]) == (503, True)
+
+
+async def test_a_replica_without_the_route_is_left_for_one_that_has_it() -> None:
+    """An older engine in a rolling upgrade: it is asked once, and not to blame."""
+    async with Engines(1) as (old,), Engines(1, realtime=True) as (new,):
+        async with on_stage(old, new, policy__name="round_robin") as stage:
+            for _ in range(4):
+                async with connected(stage, "?model=tiny") as ws:
+                    assert (await hear(ws))["type"] == "session.created"
+                await stage.until(lambda: new.replica.num_in_flight == 0)
+            assert stage.metric("warmroute_failovers_total", reason="no_route") <= 1
+            assert stage.router.fleet.lacking == {"GET /v1/realtime": {"r1"}}
+            assert stage.metric("warmroute_replica_healthy") == 2
 
 
 @pytest.mark.parametrize("status", [500, 503])

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from time import monotonic
+from typing import Any
 
 import httpx
+import pytest
+from aiohttp import web
 
+from loadtest.emulator.emulator import Emulator
+from loadtest.engine_model.time_model import TimeModel
 from policies.view import CandidateId
-from tests.faults.stage import Engines, Stage, chat, on_stage, words
+from tests.faults.fake_engine import FakeEngine
+from tests.faults.stage import (
+    Engines,
+    Json,
+    Reply,
+    Stage,
+    chat,
+    num_running,
+    on_stage,
+    streamed,
+    words,
+)
 from tests.request.pooled import ask, named, pooled
 
 QUICK = {"health__interval_s": 0.02, "health__load_interval_s": 0.02}
@@ -179,3 +198,159 @@ async def test_what_was_read_before_an_order_does_not_undo_it() -> None:
         assert is_paused(stage)
         sleepers.note("r1", "awake", now_s + 1.0)
         assert not is_paused(stage)
+
+
+# -- requests without a first byte ---------------------------------------------------------------
+
+HOURLY = {
+    "health__interval_s": 0.02,
+    "health__load_interval_s": 3600.0,
+    "policy__name": "round_robin",
+}
+WAYS = ["sleep?level=0", "sleep?level=1", "pause?mode=keep", "pause?mode=keep&clear_cache=false"]
+BODIES = [shape(chat(words(n))) for n in range(2) for shape in (streamed, streamed, dict, dict)]
+
+
+@asynccontextmanager
+async def unaware(
+    number: int = 2, **engine: Any
+) -> AsyncIterator[tuple[Stage, Sequence[Emulator]]]:
+    """A router that has read its engines' metrics, and does not read them again by itself."""
+    async with Engines(number, **engine) as engines, on_stage(*engines, **HOURLY) as stage:
+        fleet = stage.router.fleet
+        await stage.until(lambda: all(each.engine_load for each in fleet.status(monotonic())))
+        yield stage, engines
+
+
+def at_r1(stage: Stage, engines: Sequence[Emulator]) -> Emulator:
+    url = stage.router.fleet.replica("r1").url
+    return next(engine for engine in engines if engine.url == url)
+
+
+@asynccontextmanager
+async def waiting(
+    stage: Stage, engines: Sequence[Emulator], way: str, bodies: Sequence[Json] = BODIES
+) -> AsyncIterator[list[asyncio.Task[Reply]]]:
+    """Have half of some requests wait at r1, which has stopped, and the router does not know."""
+    await order(f"{at_r1(stage, engines).url}/{way}")
+    async with asyncio.TaskGroup() as tg:
+        asked = [tg.create_task(stage.ask(body)) for body in bodies]
+        await stage.until(lambda: sum(each.done() for each in asked) == len(bodies) // 2)
+        assert stage.router.fleet.num_sent("r1") == len(bodies) // 2
+        yield asked
+
+
+def nobody_is_to_blame(stage: Stage) -> bool:
+    return not any(status.reason for status in stage.router.fleet.status(monotonic()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_requests_leave_a_replica_that_stops_to_compute(way: str) -> None:
+    """When its pages show it: whole answers as well as streams."""
+    async with (
+        unaware() as (stage, engines),
+        waiting(stage, engines, way) as asked,
+    ):
+        stage.router.sleepers.look("r1")
+        replies = [await each for each in asked]
+
+        assert [(reply.status, reply.replica) for reply in replies] == [(200, "r2")] * len(BODIES)
+        moved = stage.metric("warmroute_failovers_total", replica="r1", reason="set_aside")
+        assert moved == len(BODIES) // 2
+        assert nobody_is_to_blame(stage)
+
+
+@pytest.mark.parametrize(
+    "order", [("sleep", {"level": 0}), ("sleep", {"level": 1}), ("pause", {"mode": "keep"})]
+)
+async def test_requests_leave_a_replica_that_is_ordered_to_stop(
+    order: tuple[str, dict[str, Any]],
+) -> None:
+    """At once, although its metrics are read once an hour."""
+    route, params = order
+    async with (
+        unaware() as (stage, engines),
+        waiting(stage, engines, "pause?mode=keep") as asked,
+    ):
+        sent = {"route": route, "params": params, "replicas": ["r1"]}
+        assert (await stage.admin("/admin/control", sent)).status == 200
+        replies = [await each for each in asked]
+
+        assert [(reply.status, reply.replica) for reply in replies] == [(200, "r2")] * len(BODIES)
+        assert is_asleep(stage) == (route == "sleep")
+
+
+async def test_requests_with_nowhere_to_go_wait_until_the_replica_goes_on() -> None:
+    """A late answer is better than none."""
+    async with unaware(1) as (stage, [engine]):
+        await order(f"{engine.url}/pause")
+        async with asyncio.TaskGroup() as tg:
+            asked = tg.create_task(stage.ask(chat(words(1))))
+            await stage.until(lambda: stage.router.fleet.num_sent("r1"))
+            stage.router.sleepers.look("r1")
+            await stage.until(lambda: is_paused(stage))
+            await order(f"{engine.url}/resume")
+            assert (await asked).status == 200
+        assert stage.metric("warmroute_failovers_total") == 0
+
+
+async def test_requests_leave_when_another_replica_is_back() -> None:
+    """They had nowhere to go when theirs fell asleep."""
+    async with unaware() as (stage, engines):
+        await stage.admin("/admin/replicas/r2/drain", {"draining": True})
+        await order(f"{at_r1(stage, engines).url}/sleep?level=0")
+        async with asyncio.TaskGroup() as tg:
+            asked = tg.create_task(stage.ask(chat(words(1))))
+            await stage.until(lambda: stage.router.fleet.num_sent("r1"))
+            stage.router.sleepers.look("r1")
+            await stage.until(lambda: is_asleep(stage))
+            await stage.admin("/admin/replicas/r2/drain", {"draining": False})
+            assert (await asked).replica == "r2"
+
+
+async def test_what_may_not_be_sent_twice_stays_at_a_replica_that_stops() -> None:
+    """A response that the engine keeps."""
+    go_on = asyncio.Event()
+
+    async def waits(_: web.Request) -> web.Response:
+        await go_on.wait()
+        return web.json_response({})
+
+    pages = {"pause": {"status": "paused"}}
+    async with FakeEngine(waits, **pages) as a, FakeEngine(waits, **pages) as b:
+        async with on_stage(a, b, **HOURLY) as stage, asyncio.TaskGroup() as tg:
+            body = {"model": "tiny", "background": True}
+            asked = [tg.create_task(stage.ask(body, "/v1/responses")) for _ in range(2)]
+            await stage.until(lambda: a.received and b.received)
+            await stage.admin("/admin/control", {"route": "pause", "replicas": ["r1"]})
+            assert is_paused(stage)
+            await asyncio.sleep(0.1)
+            go_on.set()
+            replies = [await each for each in asked]
+            assert sorted(reply.replica for reply in replies) == ["r1", "r2"]
+            assert stage.metric("warmroute_failovers_total") == 0
+
+
+async def test_what_a_paused_replica_still_computes_is_awaited() -> None:
+    """`mode=wait`: it takes nothing new, and answers what it has begun."""
+    async with (
+        unaware(time_model=TimeModel(base_ms=40.0)) as (stage, engines),
+        asyncio.TaskGroup() as tg,
+    ):
+        bodies = [chat(words(number), max_tokens=40, ignore_eos=True) for number in range(2)]
+        asked = [tg.create_task(stage.ask(body)) for body in bodies]
+        await stage.until(lambda: all(map(num_running, engines)))
+        await order(f"{at_r1(stage, engines).url}/pause?mode=wait")
+        stage.router.sleepers.look("r1")
+        await stage.until(lambda: is_paused(stage))
+        replies = [await each for each in asked]
+
+        assert {reply.replica for reply in replies} == {"r1", "r2"}
+        assert stage.metric("warmroute_failovers_total") == 0
+
+
+async def test_it_is_known_at_once_that_a_replica_was_ordered_to_wake_up() -> None:
+    async with unaware(1) as (stage, _):
+        for route, is_so in (("sleep", True), ("wake_up", False)):
+            await stage.admin("/admin/control", {"route": route, "replicas": ["r1"]})
+            await stage.until(lambda is_so=is_so: is_asleep(stage) == is_so)  # type: ignore[misc]

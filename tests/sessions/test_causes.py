@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,3 +103,26 @@ def test_what_is_not_known_is_unknown() -> None:
     assert causes_of(Known(num_tokens=9, num_cached=4, is_unknown=True)) == {"unknown": 5}
     known = Known(num_tokens=9, num_cached=4, num_before=6, is_unknown=True)
     assert causes_of(known) == {"unknown": 2, "new": 3}
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        {"is_unknown": True},
+        {"is_apart": True, "num_before": 13},
+        {"has_changed": True, "num_before": 90},
+        {"num_before": 13},
+    ],
+)
+def test_a_prompt_below_one_block_is_a_last_block(lost: dict[str, Any]) -> None:
+    """No cache can have it, so nothing of it was lost: 13 tokens, blocks of 16."""
+    known = Known(num_tokens=13, num_cached=0, step=16, **lost)
+
+    assert causes_of(known) == {"last_block": 13}
+
+
+@pytest.mark.parametrize("lost", [{"is_unknown": True}, {"is_apart": True}, {}])
+def test_what_an_earlier_prompt_had_below_one_block_is_no_loss(lost: dict[str, Any]) -> None:
+    known = Known(num_tokens=60, num_cached=0, num_before=13, step=16, **lost)
+
+    assert causes_of(known) == {"last_block": 13, "new": 47}

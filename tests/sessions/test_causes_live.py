@@ -80,6 +80,22 @@ async def test_the_same_prompt_again_computes_its_last_block() -> None:
     assert causes(second)["last_block"] <= BLOCK
 
 
+@pytest.mark.parametrize("salts", [(None, None, None), ("one", "two", "one")])
+async def test_a_prompt_below_one_block_is_no_loss(salts: tuple[str | None, ...]) -> None:
+    """No cache can have it: neither at another replica, nor of another salt."""
+    async with Engines(2) as engines, on_stage(*engines) as stage:
+        for salt in salts:
+            await stage.ask(answered("hello") | ({"cache_salt": salt} if salt else {}))
+        await stage.ask(answered("hello", "yes", words(1)))
+        first, *same, last = await turns(stage)
+
+    assert [set(causes(turn)) for turn in (first, *same)] == [
+        {"new"}, {"last_block"}, {"last_block"}
+    ]  # fmt: skip
+    assert causes(last)["last_block"] == first["num_tokens"] < BLOCK
+    assert set(causes(last)) == {"last_block", "new"}
+
+
 async def test_a_clock_in_the_system_prompt_is_named() -> None:
     """Each turn is computed again from the clock on; after three turns it is said by itself."""
     async with Engines(1) as engines, on_stage(*engines) as stage:

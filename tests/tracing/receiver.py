@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -86,8 +88,11 @@ class Receiver:
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
-    """Run a collector, in threads of its own: a router that ends waits for it."""
+def receiving(identity: tuple[Path, Path] | None = None) -> Iterator[Receiver]:
+    """Run a collector, in threads of its own: a router that ends waits for it.
+
+    With a certificate and its key it speaks TLS.
+    """
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -113,7 +118,13 @@ def receiving() -> Iterator[Receiver]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    receiver.url = f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
+    if identity is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(*identity)
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    receiver.url = (
+        f"http{'s' * (identity is not None)}://127.0.0.1:{server.server_address[1]}/v1/traces"
+    )
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

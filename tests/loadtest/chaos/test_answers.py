@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
 
-from loadtest.chaos.answers import Oracle, Read, difference, read_stream, read_whole
+from loadtest.chaos.answers import (
+    Expected,
+    Oracle,
+    Read,
+    difference,
+    is_beginning,
+    read_stream,
+    read_whole,
+)
 from loadtest.chaos.stack import NUM_GPU_BLOCKS, REPLY_SEED
+from loadtest.chaos.strays import STRAYS
 from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.engine_model.time_model import PRESETS
 
@@ -22,45 +33,109 @@ CHAT: dict[str, Any] = {
 }
 PROMPT: dict[str, Any] = {"model": "tiny", "prompt": "once upon a time", "max_tokens": 5}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
-
-
-@pytest.mark.parametrize(
-    ("api", "body"),
-    [
-        ("chat", CHAT),
-        ("chat", CHAT | USAGE),
-        ("chat", CHAT | {"n": 2}),
-        ("completions", PROMPT),
-        ("completions", PROMPT | USAGE),
-        ("completions", PROMPT | {"prompt": [5, 6, 7, 8]}),
-    ],
+MESSAGE = CHAT | {"system": "Be brief."}
+RESPONSE: dict[str, Any] = {
+    "model": "tiny",
+    "input": [{"role": "user", "content": "hello"}],
+    "max_output_tokens": 5,
+    "metadata": {"request": "mine"},
+}
+STREAM = {"stream": True}
+PATHS = {
+    "chat": "chat/completions",
+    "completions": "completions",
+    "messages": "messages",
+    "responses": "responses",
+}
+NUM_TOKENS = re.compile(rb'"(?:completion|output)_tokens":')
+LAST_EVENT = re.compile(
+    rb"data: \[DONE\]\n\n|event: (?:message_stop|response\.(?:completed|incomplete))\n.*\n\n"
 )
-async def test_an_engine_says_what_was_expected(api: Any, body: dict[str, Any]) -> None:
-    """To the character, for each way of asking; and what is cut off or altered is not that."""
-    expected = Oracle().expect(api, body)
+
+ASKED: list[tuple[Any, dict[str, Any]]] = [
+    ("chat", CHAT),
+    ("chat", CHAT | USAGE),
+    ("chat", CHAT | {"n": 2}),
+    ("completions", PROMPT),
+    ("completions", PROMPT | USAGE),
+    ("completions", PROMPT | {"prompt": [5, 6, 7, 8]}),
+    ("messages", MESSAGE),
+    ("messages", MESSAGE | STREAM),
+    ("responses", RESPONSE),
+    ("responses", RESPONSE | STREAM),
+]
+
+
+async def answered(api: str, body: dict[str, Any], fault: Fault | None = None) -> bytes:
+    """Have an emulated replica answer."""
     options = EmulatorOptions(
         seed=REPLY_SEED,
         num_gpu_blocks=NUM_GPU_BLOCKS,
         time_model=PRESETS["instant"],
         events=False,
     )
-    path = "chat/completions" if api == "chat" else "completions"
-    async with Emulator(options) as engine, aiohttp.ClientSession() as client:
-        async with client.post(f"{engine.url}/v1/{path}", json=body) as answer:
-            data = await answer.read()
-    streams = "stream" in body
-    read = read_stream if streams else read_whole
+    headers = {"X-Request-Id": "mine"}
+    async with Emulator(options) as engine, aiohttp.ClientSession(headers=headers) as client:
+        if fault is not None:
+            engine.app.arm(fault)
+        async with client.post(f"{engine.url}/v1/{PATHS[api]}", json=body) as answer:
+            assert answer.status == 200
+            return await answer.read()
 
-    def wrong(data: bytes) -> str | None:
-        return difference(read(data), expected, streams=streams, wants_usage=True)
 
-    assert wrong(data) is None
-    assert wrong(data[: len(data) // 2]) is not None
-    assert wrong(data.replace(expected.texts[0][-4:].encode(), b"XXXX")) is not None
-    assert wrong(data.replace(b'"completion_tokens":', b'"completion_tokens":1')) is not None
-    if streams:
-        assert wrong(data.replace(b"data: [DONE]\n\n", b"")) is not None
-        assert wrong(data + data) is not None
+def read_of(body: dict[str, Any], data: bytes) -> Read:
+    return read_stream(data) if "stream" in body else read_whole(data)
+
+
+def wrong(body: dict[str, Any], data: bytes, expected: Expected) -> str | None:
+    """Say how an answer differs from the right one."""
+    read = read_of(body, data)
+    return difference(read, expected, streams="stream" in body, wants_usage=True)
+
+
+@pytest.mark.parametrize(("api", "body"), ASKED)
+async def test_an_engine_says_what_was_expected(api: Any, body: dict[str, Any]) -> None:
+    """To the character, for each way of asking; and what is cut off or altered is not that."""
+    expected = Oracle().expect(api, body, "mine")
+    data = await answered(api, body)
+
+    assert wrong(body, data, expected) is None
+    assert wrong(body, data[: len(data) // 2], expected) is not None
+    assert wrong(body, data.replace(expected.texts[0][-4:].encode(), b"XXXX"), expected)
+    assert wrong(body, NUM_TOKENS.sub(lambda found: found[0] + b"1", data), expected)
+    if "stream" in body:
+        assert wrong(body, LAST_EVENT.sub(b"", data), expected) is not None
+        assert wrong(body, data + data, expected) is not None
+
+
+@pytest.mark.parametrize(("api", "body"), ASKED)
+async def test_the_answer_of_another_request_is_noticed(api: Any, body: dict[str, Any]) -> None:
+    """Though it says the same to the character; and each stray is."""
+    data = await answered(api, body)
+    others = Oracle().expect(api, body, "another")
+
+    assert "another request" in (wrong(body, data, others) or "")
+    for stray in STRAYS:
+        _, _, came = stray.partition(b"\r\n\r\n")
+        assert wrong(body, came, others) is not None
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3])
+@pytest.mark.parametrize(("api", "body"), ASKED)
+async def test_an_answer_that_was_given_up_is_no_right_one(
+    api: Any, body: dict[str, Any], num_tokens: int
+) -> None:
+    """It is its own request's as far as it goes."""
+    expected = Oracle().expect(api, body, "mine")
+    data = await answered(api, body, Fault(kind="abort", after_tokens=num_tokens))
+    read = read_of(body, data)
+    says_nothing = api == "completions" and "stream" in body and not num_tokens
+
+    assert read.is_aborted
+    assert read.has_text is bool(num_tokens)
+    assert is_beginning(read, expected)
+    assert wrong(body, data, expected) is not None
+    assert not is_beginning(read, Oracle().expect(api, body, "another")) or says_nothing
 
 
 def test_an_error_event_ends_a_broken_event() -> None:

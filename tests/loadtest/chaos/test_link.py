@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 
 import pytest
 
+from loadtest.chaos import link as link_module
 from loadtest.chaos.link import Link, Mode
 from tests.ports import free_port
 
@@ -37,6 +39,82 @@ async def say(link: Link, text: bytes) -> bytes:
             return await reader.read()
         finally:
             writer.transport.abort()
+
+
+ANSWERS = {
+    "a stream": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    "whole": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc",
+}
+
+
+def send_now(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Send past the loop, which has its own time for that."""
+    os.write(writer.get_extra_info("socket").fileno(), data)
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+async def test_a_stray_comes_on_a_connection_that_waits(link: Link, kind: str) -> None:
+    """Once, and not before the answer has come to its end."""
+    answer = ANSWERS[kind]
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    for part, num_strays in ((answer[:30], 0), (answer, 1)):
+        writer.write(part)
+        await reader.readexactly(len(part))
+        assert link.stray(b"stray") == num_strays
+    assert link.stray(b"stray") == 0
+
+    assert await reader.readexactly(5) == b"stray"
+    assert link.num_strays == 1
+    writer.transport.abort()
+
+
+async def test_connections_that_wait_are_ended(link: Link) -> None:
+    """One that is in the middle of an answer goes on."""
+    for answer in ANSWERS.values():
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        for part in (answer[:30], answer):
+            writer.write(part)
+            assert await reader.readexactly(len(part)) == part
+            link.end_idle()
+
+        assert await reader.read() == b""
+        assert link.stray(b"stray") == 0
+        link.end_idle()
+        writer.transport.abort()
+
+
+async def test_a_request_on_its_way_has_no_stray_before_it(link: Link) -> None:
+    """Its bytes are in the socket, though nothing has read them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    writer.write(ANSWERS["whole"])
+    await reader.readexactly(len(ANSWERS["whole"]))
+    send_now(writer, b"POST / HTTP/1.1\r\n")
+
+    assert link.stray(b"stray") == 0
+    writer.transport.abort()
+
+
+async def test_a_request_that_crosses_a_stray_is_known(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was sent when the stray could not have been seen: no client can do better."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    request = b"POST / HTTP/1.1\r\nX-Request-Id: mine\r\nHost: x\r\n\r\n"
+
+    async def answer() -> None:
+        writer.write(ANSWERS["whole"])
+        await reader.readexactly(len(ANSWERS["whole"]))
+
+    await answer()
+    with monkeypatch.context() as patch:
+        patch.setattr(link_module.time, "sleep", lambda _: send_now(writer, request))
+        assert link.stray(b"stray") == 1
+    assert await reader.readexactly(5 + len(request)) == b"stray" + request
+    assert link.crossed == {"mine"}
+    writer.write(request.replace(b"mine", b"next"))
+    await reader.readexactly(len(request))
+    assert link.crossed == {"mine"}
+    writer.transport.abort()
 
 
 @pytest.mark.parametrize("mode", ["open", "slow", "drip"])

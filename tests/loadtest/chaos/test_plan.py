@@ -33,6 +33,14 @@ def test_two_replicas_are_always_left(seed: int) -> None:
         assert len(under_way) <= AT_ONCE[fault.kind.group]
 
 
+def test_a_plan_of_some_faults_has_no_others() -> None:
+    """To look into one of them."""
+    faults = plan(7, 60.0, 1.0, "strays")
+
+    assert {fault.kind.name for fault in faults} == {"http gets strays"}
+    assert all(fault.at_s + fault.duration_s <= 60.0 for fault in faults)
+
+
 def test_one_router_lives_long() -> None:
     """Whether its memory grows can be seen."""
     faults = plan(7, 600.0, 1.0)

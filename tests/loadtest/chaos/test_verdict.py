@@ -84,6 +84,17 @@ def test_an_unclear_end_and_a_wrong_answer_break_it(outcome: Outcome) -> None:
     assert len(broken(run(bad, time_line=[done("router killed", "b", 9.0, 12.0)]))) >= 1
 
 
+def test_a_stray_that_crossed_a_request_is_its_senders_fault() -> None:
+    """No router could have known."""
+    assert broken(run(seen("crossed"))) == []
+
+
+@pytest.mark.parametrize(("has_text", "num_broken"), [(False, 1), (True, 0)])
+def test_an_abort_before_any_text_could_have_been_saved(has_text: bool, num_broken: int) -> None:
+    """Behind text it is passed on: the client has a part of the answer."""
+    assert len(broken(run(seen("aborted", has_text=has_text)))) == num_broken
+
+
 @pytest.mark.parametrize(
     ("faults", "is_saveable"),
     [
@@ -127,11 +138,24 @@ def test_what_failed_at_two_replicas_could_not_be_saved(tmp_path: Path) -> None:
 
 def test_an_answer_computed_twice_needs_a_reason() -> None:
     """Where nothing broke, no client had to try again."""
-    lines = [{"id": "chatcmpl-x-1", "is_end": True, "is_whole": True}] * 2
+    lines = [{"request": "x-1", "is_end": True, "is_whole": True}] * 2
 
     assert len(broken(run(seen(), engine_lines=lines))) == 1
     reason = [done("http reset", "a-r1", 10.5, 10.5)]
     assert broken(run(seen(), engine_lines=lines, time_line=reason)) == []
+
+
+def test_an_answer_that_waited_for_a_sleeping_replica_is_noticed() -> None:
+    """Unless a replica hung, too."""
+    sleeps = done("replica sleeps", "r1", 9.0, 19.0)
+    late = seen(end_s=18.0)
+
+    assert broken(run(late, time_line=[sleeps])) == [
+        "none waits at a replica that is paused or asleep"
+    ]
+    assert broken(run(late)) == []
+    assert broken(run(seen(), time_line=[sleeps])) == []
+    assert broken(run(late, time_line=[sleeps, done("replica hangs", "r2", 9.0, 12.0)])) == []
 
 
 @pytest.mark.parametrize(("num_ok", "num_refused"), [(2, 0), (0, 0), (1, 1)])

@@ -74,7 +74,9 @@ def test_a_checkout_runs_where_there_is_no_index(links: Links, tmp_path: Path) -
     bin_ = tmp_path / "environment/bin"
     said = run(str(bin_ / "warmroute"), "--version").stdout
     assert said == f"warmroute {metadata.version('warmroute')}\n"
-    where = run(str(bin_ / "python"), "-c", "import aiohttp, router; print(router.__file__)").stdout
+    where = run(
+        str(bin_ / "python"), "-I", "-c", "import aiohttp, router; print(router.__file__)"
+    ).stdout
     assert Path(where).is_relative_to(tmp_path / "environment")
 
 

@@ -1,0 +1,65 @@
+"""What does not work as it should, in words: for `warmroute status`, `top` and the live page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from router.index.candidate_stream import StreamReason
+
+State = dict[str, Any]
+
+_ON_PURPOSE: Final = ("draining", "asleep", "paused")
+
+
+def degraded(state: State) -> list[str]:
+    """List what is degraded, one line each; empty: all is well.
+
+    Args:
+        state: The sections of a state line. A router of an older build lacks some.
+    """
+    return [" ".join(text.split()) for text in _found(state)]
+
+
+def is_idle(replica: State) -> bool:
+    """Return whether a replica has nothing to publish yet: it was not sent a whole block."""
+    return bool(
+        replica["cache_reason"] == StreamReason.NO_EVENTS
+        and replica.get("publishes", True)
+        and not replica.get("cache_blocks")
+    )
+
+
+def _found(state: State) -> Iterator[str]:
+    replicas = state["replicas"]
+    if not replicas["total"]:
+        yield "no replica is known"
+    for each in replicas.get("unserved", ()):
+        yield f"no replica takes requests for {each['model']}: {each['reason']}"
+    for each in replicas["missing"]:
+        yield f"replica {each['name']} is not discovered: {each['reason']}"
+    for each in replicas["shown"]:
+        if each["state"] not in ("up", *_ON_PURPOSE):
+            yield f"replica {each['name']} is {each['state']}: {each['reason']}"
+        elif each["cache"] != "exact" and not is_idle(each):
+            yield f"the cache of {each['name']} is {each['cache']}: {_why_not_exact(each)}"
+    for each in state.get("tokenizers", ()):
+        yield f"the tokenizer of {each['model']}: {each['reason']}"
+    for each in state.get("sources", ()):
+        yield f"{each['name']} is not followed: {each['reason']}"
+    for host in state["router"].get("unresolved", ()):
+        yield f"host name {host} does not resolve: its last addresses are used"
+    for pool in state["pools"]:
+        if not pool["up"]:
+            yield f"the pool {pool['name']} cannot be reached"
+    sharing = state["sharing"]
+    if sharing is not None and sharing["state"] != "shared":
+        yield f"nothing is shared with other routers: {sharing['reason']}"
+
+
+def _why_not_exact(replica: State) -> str:
+    if replica["cache_reason"] != StreamReason.NO_EVENTS:
+        return replica["cache_reason"] or "no reason is known"
+    if not replica.get("publishes", True):
+        return "its engine publishes no KV events; `warmroute check` names the flag"
+    return "no KV event has come, although it computed prompts; `warmroute check` says what to do"

@@ -1,0 +1,60 @@
+"""The loader: each stream gets the blocks that Redis has of it, whenever it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from router.cluster.loader import SnapshotLoader
+from router.cluster.redis_snapshot import IndexSnapshot
+from router.cluster.redis_store import RedisStore
+from router.messages import Position, StreamId, StreamStatus
+from tests.cluster.redis_stores import R1, R2, config, stored
+from tests.engine import CONTRACT
+from tests.redis_servers import Start
+
+
+class SlowStore(RedisStore):
+    """A store whose snapshots take until they are let go."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(config(url), router="one", password=None)
+        self.has_begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    async def snapshot(self, stream_ids: Collection[StreamId]) -> IndexSnapshot:
+        snapshot = await super().snapshot(stream_ids)
+        self.has_begun.set()
+        await self.may_end.wait()
+        return snapshot
+
+
+async def test_a_stream_asked_for_during_a_load_is_in_the_next_one(start_redis: Start) -> None:
+    """Redis has its blocks; that the snapshot under way is of others says nothing of it."""
+    store = SlowStore(start_redis().url)
+    loader = SnapshotLoader(store)
+    status = StreamStatus(state="exact", reason="", contract=CONTRACT, capacity_blocks=100)
+    try:
+        await store.open()
+        await store.hold([R1, R2])
+        for stream_id in (R1, R2):
+            position = Position(7, b"mark")
+            await store.write([stored(stream_id, [1, 2], position=position, status=status)])
+        async with asyncio.TaskGroup() as tg:
+            first = tg.create_task(loader.load(R1))
+            await asyncio.sleep(0)
+            loading = tg.create_task(loader.load_wanted())
+            await store.has_begun.wait()
+            second = tg.create_task(loader.load(R2))
+            await asyncio.sleep(0)
+            store.may_end.set()
+            await loading
+            assert first.done()
+            assert not second.done()
+            await loader.load_wanted()
+
+        for loaded in (first.result(), second.result()):
+            assert loaded is not None
+            assert loaded.staged.num_blocks() == 2
+    finally:
+        await store.close()
