@@ -33,8 +33,6 @@ from router.http.session_pages import SessionPages
 from router.http.sockets import room_for_connections
 from router.http.traced import TracedApp
 from router.request.explain import Explainer
-from router.request.headers import RequestHeaders
-from router.request.realtime import Realtime
 from router.tracing.trace import Tracer
 
 _ADMIN_CONNECTIONS: Final = 256
@@ -88,13 +86,7 @@ def _data_app(router: Router) -> DataApp:
     )
     return DataApp(
         story=router.story,
-        realtime=Realtime(
-            router.story,
-            upstream=router.upstream,
-            headers=RequestHeaders(router.engine_key, router.withheld),
-            limits=config.limits,
-            metrics=router.metrics,
-        ),
+        realtime=router.story.steps.relay.realtime,
         pages=Pages(
             access=access,
             fleet=router.fleet,

@@ -16,7 +16,6 @@ from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
 from router.request.bookkeeper import Bookkeeper
 from router.request.bootstraps import Bootstraps
-from router.request.diagnosis import Diagnostics
 from router.request.early import Early
 from router.request.engine_tokens import EngineTokenizer
 from router.request.headers import RequestHeaders
@@ -29,6 +28,7 @@ from router.request.prefill import Prefill
 from router.request.prompt import Prompts
 from router.request.queue import WaitingRoom
 from router.request.read import Reader
+from router.request.realtime import Realtime
 from router.request.record import Recorder
 from router.request.relay import Relay
 from router.request.retry import Retries
@@ -48,9 +48,7 @@ def build_story(parts: Parts) -> Story:
     turns, owners = Turns(), _owners(parts)
     place = _place(parts)
     queue = _queue(parts, place)
-    witness = Witness(
-        parts.deaths, fleet=parts.fleet, engine_api=parts.engine_api, upstream=parts.upstream
-    )
+    witness = Witness(parts.deaths, parts.fleet)
     retries = Retries(
         parts.config.forward,
         fleet=parts.fleet,
@@ -59,7 +57,6 @@ def build_story(parts: Parts) -> Story:
         witness=witness,
         metrics=parts.metrics,
     )
-    bookkeeper = _bookkeeper(parts)
     headers = RequestHeaders(parts.engine_key, parts.withheld)
     sender = _sender(parts, headers=headers, retries=retries)
     reader, tokenizer = _reader(parts), _tokenizer(parts)
@@ -90,12 +87,9 @@ def build_story(parts: Parts) -> Story:
                 metrics=parts.metrics,
             ),
             relay=Relay(
-                witness=witness,
-                place=place,
-                diagnostics=Diagnostics(bookkeeper),
-                metrics=parts.metrics,
+                witness=witness, place=place, realtime=_realtime(parts), metrics=parts.metrics
             ),
-            recorder=_recorder(parts, bookkeeper),
+            recorder=_recorder(parts),
             owners=owners,
             retries=retries,
             early=_early(parts, reader, tokenizer, queue, headers),
@@ -132,8 +126,11 @@ def _reader(parts: Parts) -> Reader:
         withheld=parts.withheld,
         session_headers=parts.config.session.headers,
         early_stream_s=parts.config.forward.early_stream_s,
-        tells_unasked=parts.config.forward.diagnostics == "always",
     )
+
+
+def _realtime(parts: Parts) -> Realtime:
+    return Realtime(parts.config.limits, parts.metrics)
 
 
 def _ahead(parts: Parts, turns: Turns) -> Ahead:
@@ -205,7 +202,7 @@ def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sende
     )
 
 
-def _recorder(parts: Parts, bookkeeper: Bookkeeper) -> Recorder:
+def _recorder(parts: Parts) -> Recorder:
     token_audit = TokenAudit(
         parts.prompters,
         hand_over=parts.hand_over,
@@ -222,7 +219,7 @@ def _recorder(parts: Parts, bookkeeper: Bookkeeper) -> Recorder:
         sinks=[parts.feed.put] + ([parts.decision_log.add] if parts.decision_log else []),
         experiments=parts.experiments,
         shadows=parts.shadows if parts.config.shadow.policies else None,
-        bookkeeper=bookkeeper,
+        bookkeeper=_bookkeeper(parts),
     )
 
 

@@ -6,6 +6,7 @@ from multidict import CIMultiDict
 
 from router.api.answer_text import AnswerText
 from router.request.reply import Reply
+from router.upstream.socket import Socket
 
 
 class Tee:
@@ -27,6 +28,10 @@ class Tee:
     async def start(self, status: int, headers: CIMultiDict[str]) -> None:
         """Begin an answer of unknown length."""
         await self._reply.start(status, headers)
+
+    async def upgrade(self, headers: CIMultiDict[str]) -> Socket:
+        """Make the client's connection a WebSocket, which is not read."""
+        return await self._reply.upgrade(headers)
 
     async def keep_alive(self, every_s: float) -> None:
         """Write comments while there is silence."""
