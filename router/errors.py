@@ -32,7 +32,6 @@ RouterError                    status  code
 ├── ShuttingDown                503    shutting_down            the router ends
 ├── UpstreamError                      the replica is wrong; counts against it
 │   ├── NotAsked                502    not_asked                (ours; a probe that was none)
-│   ├── HandshakeRefused        502    handshake_refused        (a WebSocket's)
 │   ├── UpstreamUnreachable     502    upstream_unreachable
 │   │   ├── HostUnknown         502    upstream_unreachable     (its name does not resolve)
 │   │   └── TlsRefused          502    upstream_unreachable     (no certificate that is accepted)
@@ -318,16 +317,6 @@ class NotAsked(UpstreamError):
     """This router could not ask: it is short of descriptors or memory."""
 
     code = "not_asked"
-
-
-class HandshakeRefused(UpstreamError):
-    """A replica answered a WebSocket's handshake with another status."""
-
-    code = "handshake_refused"
-
-    def __init__(self, replica: str, message: str, answered: int) -> None:
-        super().__init__(replica, message)
-        self.answered = answered
 
 
 class UpstreamUnreachable(UpstreamError):

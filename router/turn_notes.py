@@ -45,7 +45,10 @@ class SharedParts(Struct, frozen=True, array_like=True):
 
 
 class Remembered(Struct, frozen=True, array_like=True, tag="prompt"):
-    """A conversation's prompt was computed at a candidate: see `Thread` of the sessions."""
+    """A conversation's prompt was computed at a candidate: see `Thread` of the sessions.
+
+    Earlier routers of schema 2 send two more items, which are ignored.
+    """
 
     conversation: Number
     parent: Number | None
@@ -61,8 +64,6 @@ class Remembered(Struct, frozen=True, array_like=True, tag="prompt"):
     parts: SharedParts | None
     change: Part | None
     num_in_row: Count
-    model: Text = ""
-    asked: Annotated[tuple[tuple[_Hash, Count, Count], ...], Meta(max_length=8)] = ()
 
 
 Hooked = Literal["ended", "compacting", "compacted"]

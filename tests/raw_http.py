@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 Part = bytes | float | None
 """Bytes to send, seconds to wait, or None: close the connection."""
@@ -41,28 +41,44 @@ class Player:
         self.url = ""
         self.num_connections = 0
         self.requests: list[bytes] = []
+        self._connections: list[asyncio.Task[Any]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         self.num_connections += 1
+        connection = asyncio.current_task()
+        assert connection is not None
+        self._connections.append(connection)
+        ended = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with suppress(*ended):
+            try:
+                await self._answer(reader, writer)
+            finally:
+                writer.close()
+                await writer.wait_closed()
+
+    async def end(self) -> None:
+        """End all connections."""
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = 0
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = _LENGTH.search(head)
-                body = await reader.readexactly(int(length.group(1)) if length else 0)
-                self.requests.append(body)
-                for part in self._play(number, body):
-                    if part is None:
-                        writer.close()
-                        return
-                    if isinstance(part, bytes):
-                        writer.write(part)
-                        await writer.drain()
-                    else:
-                        await asyncio.sleep(part)
-                number += 1
-        writer.close()
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = _LENGTH.search(head)
+            body = await reader.readexactly(int(length.group(1)) if length else 0)
+            self.requests.append(body)
+            for part in self._play(number, body):
+                if part is None:
+                    return
+                if isinstance(part, bytes):
+                    writer.write(part)
+                    await writer.drain()
+                else:
+                    await asyncio.sleep(part)
+            number += 1
 
 
 @asynccontextmanager
@@ -72,4 +88,7 @@ async def playing(play: Play) -> AsyncIterator[Player]:
     async with await asyncio.start_server(player.serve, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         player.url = f"http://{host}:{port}/"
-        yield player
+        try:
+            yield player
+        finally:
+            await player.end()

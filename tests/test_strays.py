@@ -257,19 +257,60 @@ async def test_a_head_that_cannot_be_read_was_an_answer(headers: list[str]) -> N
 
 async def test_an_answer_that_comes_while_a_body_is_sent_is_passed_on_at_once() -> None:
     """The server reads no further, and keeps the connection open."""
-    refusal = whole(b"no", status="413 Payload Too Large")
+    refusal, has_ended = whole(b"no", status="413 Payload Too Large"), asyncio.Event()
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(refusal)
-        await reader.read(1)  # no more: the buffers are full
+        await has_ended.wait()  # and reads no more: the buffers are full
+        writer.transport.abort()
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1 << 16) as server:
         host, port = server.sockets[0].getsockname()
         async with Upstream(ForwardConfig()) as upstream, asyncio.timeout(5):
             answer = await ask(upstream, f"http://{host}:{port}/", bytes(64 << 20))
+        has_ended.set()
+        await asyncio.sleep(0)
 
     assert (answer.status, answer.first) == (413, b"no")
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+@pytest.mark.parametrize("is_one_piece", [True, False])
+async def test_what_follows_an_upgrade_is_its_request_s(
+    num_before: int, is_one_piece: bool
+) -> None:
+    """On a new and on a kept connection, in one piece with the 101 and later; none follows it."""
+    strays: list[str] = []
+    upgrade = (
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+    )
+    frames = [b"\x81\x01a\r\n\r\nHTTP/1.1 ", b"\x81\x01b"]
+
+    def play(number: int, body: bytes) -> list[Part]:
+        if number < num_before or body == b"last":
+            return [echo(body)]
+        first = [upgrade + frames[0]] if is_one_piece else [upgrade, 0.02, frames[0]]
+        return [*first, 0.02, frames[1], 10.0]
+
+    async with (
+        playing(play) as player,
+        Upstream(ForwardConfig(), strays=Strays(strays.append)) as upstream,
+    ):
+        for _ in range(num_before):
+            await ask(upstream, player.url, b"a")
+        headers = CIMultiDict({"Connection": "Upgrade", "Upgrade": "websocket"})
+        answer = await upstream.open("r1", player.url, method="GET", headers=headers, body=None)
+        assert answer.status == 101
+        engine, heard = answer.upgraded(), b""
+        async with asyncio.timeout(5):
+            while len(heard) < len(b"".join(frames)):
+                heard += await engine.read()
+        answer.close()
+        assert heard == b"".join(frames)
+        assert (await ask(upstream, player.url, b"last")).first == b"for last"
+
+    assert (player.num_connections, strays) == (2, [])
 
 
 # ---------------------------------------------------------------- the other kept connections

@@ -12,7 +12,7 @@ a view into the body. The view's address tells where the value is. This takes ab
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -60,35 +60,6 @@ def with_fields(body: bytes, values: Mapping[str, Any]) -> bytes:
     is_empty = left[_next(left, start)] == ord("}")
     members = orjson.dumps(dict(values))[1:-1]
     return b"".join((left[:start], members, b"" if is_empty else b",", left[start:]))
-
-
-def with_last_fields(body: bytes, values: Mapping[str, Any]) -> bytes:
-    """Set members of the outermost object, last in it, in place of those of the same names.
-
-    Raises:
-        BadRequest: as `without_fields`.
-    """
-    left = without_fields(body, values)
-    if not values:
-        return left
-    end = left.rindex(b"}")
-    is_empty = left[_next(left, _next(left, 0) + 1)] == ord("}")
-    members = orjson.dumps(dict(values))[1:-1]
-    return b"".join((left[:end], b"" if is_empty else b",", members, left[end:]))
-
-
-def with_changed(body: bytes, name: str, change: Callable[[bytes], bytes]) -> bytes:
-    """Change an object that is a member of the outermost one.
-
-    Raises:
-        BadRequest: as `without_fields`, or the member is no object.
-    """
-    spans = _last_occurrences(body, _members((name,)))
-    key, end = spans.get(name, (0, 0))
-    start = body.find(b"{", key, end)
-    if start < 0:
-        raise BadRequest(f"`{name}` is no object")
-    return b"".join((body[:start], change(body[start:end]), body[end:]))
 
 
 class _Members(NamedTuple):

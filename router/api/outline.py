@@ -58,8 +58,6 @@ class _Sketch(Struct, frozen=True, kw_only=True):
     store: Raw = Raw()
     background: Raw = Raw()
     metadata: Raw = Raw()
-    diagnostics: Raw = Raw()
-    prompt_cache_options: Raw = Raw()
     kv_transfer_params: Raw = Raw()
     ec_transfer_params: Raw = Raw()
     vllm_xargs: Raw = Raw()

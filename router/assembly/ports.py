@@ -24,8 +24,6 @@ from router.http.pages import Pages
 from router.http.server import Listener
 from router.http.sockets import room_for_connections
 from router.request.explain import Explainer
-from router.request.headers import RequestHeaders
-from router.request.realtime import Realtime
 
 _ADMIN_CONNECTIONS: Final = 256
 
@@ -85,15 +83,7 @@ def _data_app(router: Router, access: Access) -> DataApp:
     config = router.config
     return DataApp(
         story=router.story,
-        realtime=Realtime(
-            router.story,
-            upstream=router.upstream,
-            headers=RequestHeaders(
-                router.engine_key, router.withheld, router.story.steps.observers
-            ),
-            limits=config.limits,
-            metrics=router.metrics,
-        ),
+        realtime=router.story.steps.relay.realtime,
         pages=Pages(
             access=access,
             fleet=router.fleet,

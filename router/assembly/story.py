@@ -15,7 +15,6 @@ from router.replicas.fleet import Fleet
 from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
 from router.request.bootstraps import Bootstraps
-from router.request.diagnosis import Diagnostics
 from router.request.engine_tokens import EngineTokenizer
 from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
@@ -28,6 +27,7 @@ from router.request.prefill import Prefill
 from router.request.prompt import Prompts
 from router.request.queue import WaitingRoom
 from router.request.read import Reader
+from router.request.realtime import Realtime
 from router.request.record import Recorder
 from router.request.relay import Relay
 from router.request.retry import Retries
@@ -49,9 +49,7 @@ def build_story(parts: Parts) -> Story:
     observers = Observers(failed=lambda name: parts.metrics.observer_failures.labels(name).inc())
     place = _place(parts, observers)
     queue = _queue(parts, place)
-    witness = Witness(
-        parts.deaths, fleet=parts.fleet, engine_api=parts.engine_api, upstream=parts.upstream
-    )
+    witness = Witness(parts.deaths, parts.fleet)
     retries = Retries(
         parts.config.forward,
         fleet=parts.fleet,
@@ -93,7 +91,7 @@ def build_story(parts: Parts) -> Story:
             relay=Relay(
                 witness=witness,
                 place=place,
-                diagnostics=Diagnostics(parts.bookkeeper),
+                realtime=_realtime(parts),
                 metrics=parts.metrics,
                 observers=observers,
             ),
@@ -138,8 +136,11 @@ def _reader(parts: Parts) -> Reader:
         withheld=parts.withheld,
         session_headers=parts.config.session.headers,
         early_stream_s=parts.config.forward.early_stream_s,
-        tells_unasked=parts.config.forward.diagnostics == "always",
     )
+
+
+def _realtime(parts: Parts) -> Realtime:
+    return Realtime(parts.config.limits, parts.metrics)
 
 
 def _ahead(parts: Parts, turns: Turns) -> Ahead:

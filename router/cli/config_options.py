@@ -47,8 +47,7 @@ _METAVARS: Final = {
     "tokens.tokenizer_modes": "MODEL=MODE",
     "hash.seeds": "SEED",
     "engine.key_hosts": "PATTERN",
-    "mooncake.master": "[NAME=]URL",
-    "mooncake.pools": "NAME=URL",
+    "mooncake.master": "URL",
     "forward.routes": "ROUTE",
     "forward.client_fields": "FIELD",
     "forward.trusted_proxies": "NETWORK",
@@ -59,7 +58,6 @@ _METAVARS: Final = {
     "redis.sentinel_service": "NAME",
     "redis.namespace": "NAME",
     "shadow.policies": "POLICY",
-    "experiment.definitions": "FILE",
 }
 _UNITS: Final = {
     "_s": "SECONDS",
@@ -120,7 +118,7 @@ class ConfigCommand(click.Command):
                 (first if parameter.name == "config_file" else own).append(parameter)
             elif option.path in _FIRST:
                 first.append(parameter)
-            else:
+            elif not option.only_in_file:
                 sections[option.path[0]].append(parameter)
         order = ["config_file", *("__".join(path) for path in _FIRST)]
         first.sort(key=lambda parameter: order.index(parameter.name or ""))
@@ -182,7 +180,7 @@ def _flag(option: Option) -> Callable[[Any], Any]:
     text = option.description
     if option.default not in (None, (), {}, ""):
         text += f"  [default: {_shown(option.default)}]"
-    attributes: dict[str, Any] = {"help": text, "default": None}
+    attributes: dict[str, Any] = {"help": text, "default": None, "hidden": option.only_in_file}
     name = f"--{option.flag}"
     if option.kind is bool:
         name = f"--{option.flag}/--no-{option.flag}"

@@ -142,7 +142,9 @@ def options() -> None:
     for option in configuration.options():
         click.echo(".".join(option.path))
         click.echo(f"    {option.description}")
-        click.echo(f"    --{option.flag}   {option.variable}   default: {option.default}")
+        how = f"--{option.flag}   {option.variable}"
+        how = "only in the file" if option.only_in_file else how
+        click.echo(f"    {how}   default: {option.default}")
 
 
 @click.command()

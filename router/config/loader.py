@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
 
@@ -16,7 +16,7 @@ from policies.naming import split
 from router.config import yaml_file
 from router.config.checks import check
 from router.config.redis import REDIS_PASSWORD
-from router.config.removed import REMOVED
+from router.config.removed import ONLY_MAPPINGS, REMOVED
 from router.config.tree import Config, Option, options
 from router.errors import ConfigError
 from router.experiments.definition import Experiment
@@ -36,7 +36,7 @@ _SERVICE_PORT: Final = re.compile(rf"{_PREFIX}(\w+_)?PORT")
 _LINK: Final = re.compile(r"(tcp|udp|sctp)://")
 
 _PART: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]')  # a JSON string, or what has a meaning
-_NAMED: Final = re.compile(r"([A-Za-z0-9._-]{1,64})=")
+_NAMED: Final = re.compile(r"\s*[A-Za-z0-9._-]{1,64}=")
 
 
 def load(
@@ -80,12 +80,11 @@ def _load(
             param="redis.password",
         )
     replicas = tree.get("replicas")
-    for i, replica in enumerate(replicas if isinstance(replicas, list) else ()):
-        if isinstance(replica, str):  # `--replica URL`, or a bare URL in the file
-            tree["replicas"][i] = {"url": replica}
-    _read_pools(tree.get("mooncake"))
-    _expand(tree, "shadow", "policies", _shadow)
-    _expand(tree, "experiment", "definitions", _experiment)
+    if isinstance(replicas, list):  # `--replica URL`, or a bare URL in the file
+        tree["replicas"] = [{"url": each} if isinstance(each, str) else each for each in replicas]
+    _refuse_texts(tree)
+    _join_masters(tree.get("mooncake"))
+    _expand_shadows(tree.get("shadow"))
     try:
         config = msgspec.convert(tree, Config, strict=False, dec_hook=_path)
     except msgspec.ValidationError as exc:
@@ -248,21 +247,28 @@ def _split_at_commas(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _expand(
-    tree: dict[str, Any], section: str, key: str, parse: Callable[[str, str], dict[str, Any]]
-) -> None:
-    """Replace those entries of a list that are text by the mappings they stand for."""
-    node = tree.get(section)
-    entries = node.get(key) if isinstance(node, dict) else None
-    if isinstance(node, dict) and isinstance(entries, list):
-        node[key] = [
-            parse(entry, f"{section}.{key}[{i}]") if isinstance(entry, str) else entry
-            for i, entry in enumerate(entries)
-        ]
+def _refuse_texts(tree: Mapping[str, Any]) -> None:
+    """Refuse entries that are text where each must be a mapping.
+
+    Raises:
+        ConfigError: one is; the message says what to write instead.
+    """
+    for path, instead in ONLY_MAPPINGS.items():
+        section, key = path.split(".")
+        node = tree.get(section)
+        entries = node.get(key) if isinstance(node, dict) else None
+        for i, entry in enumerate(entries if isinstance(entries, list) else ()):
+            if isinstance(entry, str):
+                where = f"{path}[{i}]"
+                raise ConfigError(f"{where}: {entry!r} must be a mapping; {instead}", param=where)
 
 
-def _read_pools(section: Any) -> None:
-    """Read what stands for pools: lists of masters, and text in which pools have names."""
+def _join_masters(section: Any) -> None:
+    """Join the masters of each pool where they are a list.
+
+    Raises:
+        ConfigError: a master is no text, or has a name.
+    """
     if isinstance(section, list):
         raise ConfigError(
             "mooncake: must be a mapping; list several masters of one pool in mooncake.master, and "
@@ -271,74 +277,35 @@ def _read_pools(section: Any) -> None:
         )
     if not isinstance(section, dict):
         return
-    _join_masters(section, "mooncake.master")
     pools = section.get("pools")
-    text = section.get("master")
-    if isinstance(text, str) and _NAMED.match(text.strip()):
-        if pools:
-            raise ConfigError(
-                "mooncake.master and mooncake.pools both name pools: use one of them",
-                param="mooncake.master",
-            )
-        section["master"], pools = None, [text]
-    if not isinstance(pools, list):
+    nodes = {"mooncake.master": section}
+    for i, pool in enumerate(pools if isinstance(pools, list) else ()):
+        nodes[f"mooncake.pools[{i}].master"] = pool
+    for key, node in nodes.items():
+        masters = node.get("master") if isinstance(node, dict) else None
+        if isinstance(masters, list):
+            if not all(isinstance(url, str) for url in masters):
+                raise ConfigError(f"{key}: each master is a URL", param=key)
+            masters = node["master"] = ",".join(masters) or None
+        if isinstance(masters, str) and _NAMED.match(masters):
+            instead = ONLY_MAPPINGS["mooncake.pools"]
+            raise ConfigError(f"{key}: {masters!r} has a name; {instead}", param=key)
+
+
+def _expand_shadows(section: Any) -> None:
+    """Replace policies that are text by the mappings they stand for."""
+    policies = section.get("policies") if isinstance(section, dict) else None
+    if not isinstance(policies, list):
         return
-    if all(isinstance(pool, str) for pool in pools):
-        pools = [",".join(pools)] if pools else []
-    section["pools"] = found = []
-    for i, pool in enumerate(pools):
-        if isinstance(pool, str):
-            found += _named_pools(pool, f"mooncake.pools[{i}]")
-        else:
-            if isinstance(pool, dict):
-                _join_masters(pool, f"mooncake.pools[{i}].master")
-            found.append(pool)
-
-
-def _join_masters(node: dict[str, Any], key: str) -> None:
-    """Join the masters of one pool where they are a list."""
-    if isinstance(node.get("master"), list):
-        if not all(isinstance(url, str) for url in node["master"]):
-            raise ConfigError(f"{key}: each master is a URL", param=key)
-        node["master"] = ",".join(node["master"]) or None
-
-
-def _named_pools(text: str, key: str) -> list[dict[str, Any]]:
-    """Split NAME=URL[,URL][,NAME=URL...]: a URL without a name is one more of that pool's masters.
-
-    Raises:
-        ConfigError: the first has no name.
-    """
-    pools: list[dict[str, Any]] = []
-    for part in map(str.strip, text.split(",")):
-        named = _NAMED.match(part)
-        if named is not None:
-            pools.append({"name": named[1], "master": part[named.end() :]})
-        elif pools:
-            pools[-1]["master"] += f",{part}"
-        else:
-            raise ConfigError(f"{key}: {part!r} is not NAME=URL", param=key)
-    return pools
-
-
-def _shadow(text: str, key: str) -> dict[str, Any]:
-    try:
-        name, params = split(text)
-    except ValueError as exc:
-        raise ConfigError(f"{key}: {exc}", param=key) from exc
-    return {"name": name, "params": params}
-
-
-def _experiment(text: str, key: str) -> dict[str, Any]:
-    """Read an experiment's definition from a file of its own."""
-    file = Path(text)
-    tree = read_yaml(file, Experiment)
-    try:
-        experiment_of(tree)
-    except ConfigError as exc:
-        message = yaml_file.placed(exc, file, yaml_file.read(file)).message
-        raise ConfigError(message, param=key) from exc
-    return tree
+    section["policies"] = expanded = [*policies]
+    for i, text in enumerate(policies):
+        if isinstance(text, str):
+            try:
+                name, params = split(text)
+            except ValueError as exc:
+                key = f"shadow.policies[{i}]"
+                raise ConfigError(f"{key}: {exc}", param=key) from exc
+            expanded[i] = {"name": name, "params": params}
 
 
 def _path(kind: type, value: Any) -> Any:

@@ -124,7 +124,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int,
         Meta(
             gt=0,
-            description="size of all request bodies and WebSocket messages in flight; more get 503",
+            description="size of all request bodies in flight; more get 503",
         ),
     ] = 1024 * 1024 * 1024
     header_bytes: Annotated[int, Meta(ge=1024, description="largest header line")] = 16_384
@@ -162,9 +162,6 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     websockets: Annotated[
         Count, Meta(description="open WebSockets (/v1/realtime); more get 503")
     ] = 256
-    websocket_message_bytes: Annotated[
-        int, Meta(ge=1_024, description="largest message of a WebSocket, either way")
-    ] = 4 * 1024 * 1024
     websocket_idle_s: Annotated[
         Seconds,
         Meta(description="idle time after which a WebSocket is closed"),

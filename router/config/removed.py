@@ -1,4 +1,4 @@
-"""Keys of earlier releases: what to do if a configuration still has one."""
+"""What earlier releases read: what to do if a configuration still has it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ REMOVED: Final[Mapping[str, str]] = {
     "queue.quantum_s": "it is 5 s of compute; use a tenant's weight, and remove the key",
     "queue.batch_deadline_s": "batch requests have x-warmroute-deadline-ms; remove the key",
     "queue.max_requests": "10,000 requests may wait, others get 429; remove the key",
+    "limits.websocket_message_bytes": "messages pass as bytes, the engine limits them; remove it",
+    "forward.diagnostics": "answers are not changed; use `warmroute why`, and remove the key",
     "forward.continue_streams": "a broken stream ends with an error event; remove the key",
     "experiment.definitions[].arms[].replicas": "use design switchback instead of partition",
     "arms[].replicas": "use design switchback instead of partition",
     "mooncake.events": "the router lists and verifies the pool instead; remove the key",
     "mooncake.pools[].events": "the router lists and verifies the pool instead; remove the key",
 }
+
+ONLY_MAPPINGS: Final[Mapping[str, str]] = {
+    "mooncake.pools": "write {name: NAME, master: URL} in mooncake.pools of the file",
+    "experiment.definitions": "write the definition into the file, or run `warmroute experiments "
+    "start FILE`",
+}
+"""Lists whose entries were also text, in flags and variables, too: what to write instead."""

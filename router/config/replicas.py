@@ -160,8 +160,7 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         Meta(
             description="base URL of the Mooncake master's --metrics_port, e.g. "
-            "http://10.0.0.5:9003; of one pool's several masters, with commas or repeated. "
-            "Of several pools NAME=URL, repeated",
+            "http://10.0.0.5:9003; of one pool's several masters, with commas or repeated",
             extra={"flag": "mooncake", "joined": True},
         ),
     ] = None
@@ -169,7 +168,8 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[PoolConfig, ...],
         Meta(
             description="several pools, instead of master: each with name and master "
-            "(docs/guides/mooncake.md); as text NAME=URL"
+            "(docs/guides/mooncake.md)",
+            extra={"only_in_file": True},
         ),
     ] = ()
     timeout_s: Annotated[Seconds, Meta(description="longest wait for an answer of the master")] = (
@@ -232,13 +232,6 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "(docs/operate/failures.md). Default: a stream starts with its first token"
         ),
     ] = None
-    diagnostics: Annotated[
-        Literal["asked", "always"],
-        Meta(
-            description="which Messages answers have `diagnostics`: those whose clients ask for "
-            "it, or all (docs/reference/apis.md)"
-        ),
-    ] = "asked"
     max_tries: Annotated[
         int, Meta(ge=1, description="replicas tried before the client gets an error")
     ] = 3

@@ -230,7 +230,7 @@ class ExperimentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     definitions: Annotated[
         tuple[Experiment, ...],
         Meta(
-            description="experiments on live traffic: mappings, or YAML files of one each",
-            extra={"flag": "experiment"},
+            description="experiments on live traffic, from the start on",
+            extra={"flag": "experiment", "only_in_file": True},
         ),
     ] = ()

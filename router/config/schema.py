@@ -1,8 +1,8 @@
 """The JSON Schema of the configuration file, for editors and CI.
 
 It has what the types say, and the shorter forms that the loader accepts (router.config.loader): a
-URL for a replica, NAME for a shadow policy, a file for an experiment. What types cannot say
-(router.config.checks) only the loader refuses.
+URL for a replica, NAME for a shadow policy. What types cannot say (router.config.checks) only the
+loader refuses.
 """
 
 from __future__ import annotations
@@ -35,12 +35,7 @@ def json_schema() -> dict[str, Any]:
 
     for section, key in SWITCHES:
         _also(field(section, key), {"type": "boolean"})
-    for array in (
-        config["properties"]["replicas"],
-        field("mooncake", "pools"),
-        field("shadow", "policies"),
-        field("experiment", "definitions"),
-    ):
+    for array in (config["properties"]["replicas"], field("shadow", "policies")):
         array["items"] = {"anyOf": [dict(_TEXT), array["items"]]}
     for master in (field("mooncake", "master"), parts["PoolConfig"]["properties"]["master"]):
         _also(master, {"type": "array", "items": dict(_TEXT)})

@@ -130,6 +130,7 @@ class Option(NamedTuple):
     joined: bool = False  # one text, of several that are given
     choices: tuple[str, ...] = ()  # the allowed values; empty: not a closed set
     is_file: bool = False
+    only_in_file: bool = False  # no text has its value: its flag and variable are refused
 
 
 @cache
@@ -161,6 +162,7 @@ def _options(section: type[Struct], prefix: tuple[str, ...]) -> Iterator[Option]
             joined=(described.extra or {}).get("joined", False),
             choices=_choices(base),
             is_file=Path in (base, *get_args(base)),
+            only_in_file=(described.extra or {}).get("only_in_file", False),
         )
 
 

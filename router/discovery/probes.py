@@ -64,10 +64,13 @@ class Probes:
         self._sleepers.forget(name)
         self._sleepers.note(name, facts.sleep, load_due_s)
         was_up, is_silent, suspected = True, False, asyncio.Event()
-        self._fleet.signs(name).on_doubt = suspected.set
+        signs = self._fleet.signs(name)
+        signs.on_doubt, signs.has_broken = suspected.set, False
         while True:
             await _pause(suspected, health.interval_s * random.uniform(0.9, 1.1))
-            is_due = not was_up or suspected.is_set() or self._sleepers.is_away(name)
+            has_broken, signs.has_broken = signs.has_broken, False
+            is_doubted = suspected.is_set() and not has_broken
+            is_due = not was_up or is_doubted or self._sleepers.is_away(name)
             suspected.clear()
             if is_silent or is_due or time.monotonic() >= load_due_s:
                 load_due_s = time.monotonic() + health.load_interval_s
@@ -83,7 +86,7 @@ class Probes:
                 if not is_silent and not await self._serves_the_same(name):
                     return
             if failure is not None:
-                is_up = self.is_up_after(name, failure)
+                is_up = self.is_up_after(name, failure, has_broken=has_broken)
                 if was_up and not is_up:
                     was_up = False
                     reason = failure.message
@@ -184,16 +187,21 @@ class Probes:
         except UpstreamError:
             return True  # health is judged by probes
 
-    def is_up_after(self, name: str, failure: UpstreamError) -> bool:
+    def is_up_after(self, name: str, failure: UpstreamError, *, has_broken: bool = False) -> bool:
         """Count a failed probe; if the replica is down now, waiting requests move on at once.
 
-        A probe without an answer does not count while the replica shows that it is alive.
+        A probe without an answer does not count while the replica shows that it is alive. If a
+        request has broken off there, one probe that says that it is not healthy is enough: an
+        engine whose core died answers 503 until its process ends.
         """
         now_s = time.monotonic()
         if self._shows_life(name, failure):
             self._fleet.probe_excused(name)
             return True
-        self._fleet.probe_failed(name, _probe_failure(failure), now_s, jitter=random.random())
+        how = _probe_failure(failure)
+        if has_broken and how is ProbeFailure.BAD_STATUS:
+            how = ProbeFailure.REFUSED
+        self._fleet.probe_failed(name, how, now_s, jitter=random.random())
         is_up = self._fleet.is_up(name, now_s)
         if not is_up:
             self._upstream.abort(name)

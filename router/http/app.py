@@ -146,10 +146,11 @@ class DataApp:
             RouterError: it is refused, or its answer broke off.
         """
         request = exchange.request
+        is_socket = route.takes == "socket"
         body, as_sent = await held.receive(request, route, exchange.tenant)
         query = request.raw_path.partition("?")[2]
         inbound = Inbound(
-            api=api_of(request.method, route.path),
+            api=REALTIME if is_socket else api_of(request.method, route.path),
             method=request.method,
             path=route.path,
             target=f"{route.path}?{query}" if query else route.path,
@@ -158,7 +159,7 @@ class DataApp:
             arrived_s=exchange.arrived_s,
             tenant=exchange.tenant,
             needs_json=route.takes == "json",
-            needs_model=route.takes != "any" and request.method == "POST",
+            needs_model=is_socket or (route.takes != "any" and request.method == "POST"),
             as_sent=as_sent,
             client=exchange.client,
         )
@@ -166,35 +167,17 @@ class DataApp:
         await self._story.serve(inbound, exchange, exchange.request_id)
 
     async def _connect(self, exchange: Exchange, route: Route, held: HeldBody) -> None:
-        """Serve a WebSocket.
+        """Have a WebSocket answered, if it may be opened.
 
         Raises:
-            RouterError: it is refused, before the upgrade.
+            RouterError: it is refused, or it broke off.
         """
         if self._draining.reason is not None:
             raise ShuttingDown("the router is shutting down; connect again")
-        request = exchange.request
-        if exchange.tenant is None and is_of_another_page(request):
+        if exchange.tenant is None and is_of_another_page(exchange.request):
             raise OriginRefused("web pages of other origins may not connect", param="Origin")
-        query = request.raw_path.partition("?")[2]
-        inbound = Inbound(
-            api=REALTIME,
-            method="GET",
-            path=route.path,
-            target=f"{route.path}?{query}" if query else route.path,
-            headers=request.headers,
-            body=None,
-            arrived_s=exchange.arrived_s,
-            tenant=exchange.tenant,
-            client=exchange.client,
-        )
-        await self._readiness.until_started()
-        await self._realtime.serve(
-            inbound,
-            exchange.request_id,
-            lambda headers: exchange.upgrade(headers, self._realtime.max_message_bytes),
-            held,
-        )
+        with self._realtime.open(exchange.tenant):
+            await self._answer(exchange, route, held)
 
     def _failed(self, exchange: Exchange, error: RouterError) -> web.StreamResponse:
         """Answer an error, or cut the connection where an answer has begun."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -17,17 +16,13 @@ from multidict import CIMultiDict
 from router.api.clients import Client
 from router.api.encodings import is_encoded
 from router.api.failures import engine_error_event, error_event
-from router.api.realtime import error_text
-from router.errors import BadRequest, ShuttingDown, UpstreamBroken
+from router.api.realtime import RESTARTS, SWITCHING_PROTOCOLS
+from router.errors import ShuttingDown, UpstreamBroken
 from router.http.access import Origins
 from router.tenants import Tenant
-from router.upstream.socket import CLOSE_S, Socket
-
-# aiohttp would name a client's subprotocols there, and browsers send their keys among these.
-logging.getLogger("aiohttp.websocket").setLevel(logging.CRITICAL)
+from router.upstream.socket import Socket
 
 _LAST_WORD_S: Final = 0.5
-_RESTARTS: Final = 1012  # close code, IANA's registry: service restart
 _COMMENT: Final = b": no token yet\n\n"
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _AT_ONCE_BYTES: Final = 32 * 1024  # for which an empty write buffer has room
@@ -210,27 +205,15 @@ class Exchange:
             and not is_encoded(self.response.headers)
         )
 
-    async def upgrade(self, headers: CIMultiDict[str], max_bytes: int) -> Socket:
-        """Make the connection a WebSocket, of messages of so many bytes at most.
-
-        Raises:
-            BadRequest: its handshake is none.
-        """
-        response = web.WebSocketResponse(
-            timeout=CLOSE_S,
-            autoclose=False,
-            compress=False,
-            max_msg_size=max_bytes + 1,  # the least that is refused
-        )
-        response.headers.update(headers)
-        try:
-            await response.prepare(self.request)
-        except web.HTTPException as exc:
-            raise BadRequest(
-                "this is not a WebSocket handshake (RFC 6455)", param="Upgrade"
-            ) from exc
-        self.response = response
-        self._socket = Socket(response)
+    async def upgrade(self, headers: CIMultiDict[str]) -> Socket:
+        """Make the connection a WebSocket; no request follows on it."""
+        headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
+        await self.start(SWITCHING_PROTOCOLS, headers)
+        assert self.response is not None
+        self.response.force_close()
+        protocol = self.request.protocol
+        self._socket = Socket(protocol)
+        protocol.set_parser(cast("Any", self._socket))  # takes what has its methods
         return self._socket
 
     @property
@@ -241,10 +224,9 @@ class Exchange:
     async def cut(self, error: ShuttingDown) -> None:
         """Write to a stream's client that the rest will not come, if it takes that at once."""
         if self._socket is not None:
-            last = error_text(error.message, error.code)
-            with suppress(TimeoutError):
+            with suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):
-                    await self._socket.close(_RESTARTS, error.message, last=last)
+                    await self._socket.close(RESTARTS, error.message, error.code)
         if self.is_stream:
             self._is_early = False
             with suppress(ConnectionError, TimeoutError):

@@ -25,7 +25,7 @@ from router.tenants import Tenant
 
 
 class Intake:
-    """The budget for the bodies of all requests in flight, and the messages of WebSockets."""
+    """The budget for the bodies of all requests in flight."""
 
     __slots__ = ("_limits", "_withheld", "held_bytes")
 
@@ -140,10 +140,6 @@ class HeldBody:
         """
         self._check_budget(self._num_bytes + num_bytes)
         self._add(num_bytes)
-
-    def release(self, num_bytes: int) -> None:
-        """Count no longer what is not held any more, before the context ends."""
-        self._add(-num_bytes)
 
     def _check(self, num_bytes: int, own_limit: int | None) -> None:
         """Refuse a body of this size, arrived or announced."""

@@ -56,7 +56,7 @@ class Metrics:
         "status in it")]
     not_retried: Annotated[Counter, Spec("warmroute_not_retried", "why",
         "Failed tries that were not repeated, by reason: budget (forward.retry_ratio), sent_twice, "
-        "side_effects, no_replica, max_tries, too_many (429), kills (it has ended replicas), "
+        "side_effects, no_replica, max_tries, too_many (429), kills (replicas went down with it), "
         "unreadable (its answer has too large headers)")]
     early: Annotated[Counter, Spec("warmroute_early", "result",
         "Next prompts to be computed early, by result: computed, cached (nothing to do), cut (by "
@@ -119,7 +119,7 @@ class Metrics:
     websocket_messages: Annotated[Counter, Spec("warmroute_websocket_messages", "by",
         "WebSocket messages passed on, by sender: client, replica")]
     websockets_ended: Annotated[Counter, Spec("warmroute_websockets_ended", "by",
-        "WebSockets ended, by cause: client, replica, idle, limit, shutdown (or a cut)")]
+        "WebSockets ended, by cause: client, replica, idle, shutdown (or a cut)")]
     connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
         "Client connections refused or cut by the router, by reason")]
     prompt_tokens: Annotated[Counter, Spec("warmroute_prompt_tokens", "cause",
@@ -170,7 +170,7 @@ class Metrics:
     counted: Annotated[Counter, Spec("warmroute_counted_requests", "by",
         "Requests that count a prompt's tokens, by what counted them: router, engine")]
     body_bytes: Annotated[Gauge, Spec("warmroute_body_bytes", "",
-        "Bytes of request bodies and WebSocket messages in memory (limits.inflight_bytes)")]
+        "Bytes of request bodies in memory (limits.inflight_bytes)")]
     token_mismatches: Annotated[Counter, Spec("warmroute_token_mismatches", "model against",
         "Prompts whose local tokens differed from the engine's (usage, template; media: with "
         "items) or from a full encoding")]

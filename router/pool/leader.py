@@ -39,7 +39,7 @@ async def find_leader(api: MasterApi) -> bool:
     if len(serving) > 1:
         raise PoolError(
             f"{' and '.join(serving)} both serve: they are two pools, which need names "
-            "(NAME=URL, or mooncake.pools)"
+            "(mooncake.pools)"
         )
     is_other = serving[0] != api.url and api.has_turned
     api.turn_to(serving[0])

@@ -53,7 +53,8 @@ class Signs:
     overdue_s: Since when one waited that left because it was overdue, with no activity since.
     said_s: When more than a keep-alive comment of an answer came last.
     moved_s: When a reading last had other figures than the one before.
-    on_doubt: Called when its figures should be read at once.
+    has_broken: A request failed there as it does when a replica dies.
+    on_doubt: Called when it should be probed, or its figures read, at once.
     """
 
     __slots__ = (
@@ -65,6 +66,7 @@ class Signs:
         "_seen_s",
         "_worked_s",
         "asked_s",
+        "has_broken",
         "moved_s",
         "on_doubt",
         "overdue_s",
@@ -75,6 +77,7 @@ class Signs:
         self.asked_s: float | None = None
         self.overdue_s: float | None = None
         self.said_s = self.moved_s = 0.0
+        self.has_broken = False
         self.on_doubt: Callable[[], None] = _ignore
         self._figures: Figures | None = None  # as of the last reading; None: it showed none
         self._read_s = self._worked_s = self._seen_s = self._excused_s = 0.0
@@ -85,6 +88,11 @@ class Signs:
     def alive_s(self) -> float:
         """When it last showed that it is alive."""
         return max(self.said_s, self.moved_s)
+
+    def broke(self) -> None:
+        """Note that a request failed as it does when a replica dies: is that still there?"""
+        self.has_broken = True
+        self.on_doubt()
 
     def read(
         self, figures: Figures | None, num_sent: int, now_s: float, *, is_excused: bool = False

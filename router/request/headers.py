@@ -7,6 +7,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
+from router.api.apis import REALTIME
 from router.api.clients import FORWARDED
 from router.api.sessions import engine_name
 from router.api.withheld import PREFIX, Withheld
@@ -68,6 +69,9 @@ class RequestHeaders:
         headers.popall("X-Session-ID", None)
         if read.session_hash is not None:  # engines name it in their events
             headers["X-Session-ID"] = engine_name(read.session_hash)
+        if read.inbound.api is REALTIME:
+            headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
+            headers.popall("Sec-WebSocket-Protocol", None)  # browsers send keys there
         if placement.candidate.rank is not None:
             headers["X-data-parallel-rank"] = str(placement.candidate.rank)
         if read.inbound.client is not None:
@@ -86,16 +90,6 @@ def answer_headers(
     # On a refused request they would show what others had sent, at no cost to the client.
     client = prompt.read.inbound.client
     if answer.status < 400 and client is not None and client.sees_details:
-        _explain_in(headers, prompt, tries, placement)
-    _add_limits(headers, prompt.read.inbound.tenant)
-    return headers
-
-
-def explained_headers(prompt: Prompt, tries: Tries, placement: Placement) -> CIMultiDict[str]:
-    """Return the headers of a WebSocket's upgrade."""
-    headers: CIMultiDict[str] = CIMultiDict({"x-warmroute-request-id": prompt.read.request_id})
-    client = prompt.read.inbound.client
-    if client is not None and client.sees_details:
         _explain_in(headers, prompt, tries, placement)
     _add_limits(headers, prompt.read.inbound.tenant)
     return headers

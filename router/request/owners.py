@@ -94,15 +94,14 @@ class Owners:
             self._known.learn(key, identity)
         return identity
 
-    def record(self, read: Read, placement: Placement, answer: Answer) -> str | None:
-        """Remember which replica issued the response that an answer brings; return its id."""
+    def record(self, read: Read, placement: Placement, answer: Answer) -> None:
+        """Remember which replica issued the response that an answer brings."""
         if answer.status != _OK:
-            return None
+            return
         response_id = issued_in(answer.readable, is_event_stream=answer.is_event_stream)
         entry = self._registry.find(placement.replica)
         if response_id is not None and entry is not None:
             self._known.note(_key(read, response_id), entry.identity)
-        return response_id
 
     def found(self, read: Read, placement: Placement, answer: Answer) -> None:
         """Remember which replica had the response that a request names."""

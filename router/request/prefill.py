@@ -55,7 +55,7 @@ from router.request.headers import RequestHeaders
 from router.request.place import Place
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Tries
-from router.request.retry import Retries
+from router.request.retry import PREFILL_BROKE, Retries
 from router.request.send import NO_TRANSFER, Sender, Sent, Transfer
 from router.upstream import Upstream
 
@@ -124,10 +124,11 @@ class Prefill:
                     return _gone(prefill)
                 if sent is None and self._begin_again(prompt, placement, record):
                     self._record(tries, record)
-                    prefill, record = placement.prefill, _planned(placement)
+                    prefill, record, before = placement.prefill, _planned(placement), record.why
                     assert prefill is not None
                     record, transfer, sent = await self._try(prompt, tries, placement, record)
-                    if sent is None and self._retries.witness.refusal(tries) is not None:
+                    has_died = self._retries.witness.refusal(tries) is not None
+                    if sent is None and (has_died or before == record.why == UpstreamBroken.code):
                         return _gone(prefill)
             if sent is None:
                 sent = await self._decode(prompt, tries, placement, record, transfer)
@@ -329,9 +330,9 @@ class Prefill:
 
 
 def _gone(prefill: Placement) -> Sent:
-    """Return how a request ends whose prompt has ended a replica again."""
+    """Return how a request ends whose prompt has ended a replica, or two may have died of it."""
     error = UpstreamBroken(prefill.replica, f"replica {prefill.replica} went down")
-    return Sent(error=error, failure=error.code)
+    return Sent(error=error, failure=PREFILL_BROKE)
 
 
 def _planned(placement: Placement) -> PrefillRecord:

@@ -15,8 +15,7 @@ import orjson
 from msgspec.structs import replace
 
 from router.api import forms
-from router.api.apis import APIS, Request
-from router.api.diagnostics import MESSAGES, UNASKED, Question, question_in
+from router.api.apis import APIS, REALTIME, Request
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import MIN_BYTES, KnownMessages
 from router.api.not_json import why_not_json
@@ -51,7 +50,6 @@ class Reader:
         session_headers: Headers that may have a session id.
         early_stream_s: How often a stream's client gets a comment before the first token, unless
             it asks for another time. None: never.
-        tells_unasked: Whether Messages have diagnostics that no client asked for.
     """
 
     __slots__ = (
@@ -59,7 +57,6 @@ class Reader:
         "_fleet",
         "_known",
         "_session_headers",
-        "_tells_unasked",
         "_withheld",
     )
 
@@ -70,9 +67,7 @@ class Reader:
         withheld: Withheld,
         session_headers: Sequence[str],
         early_stream_s: float | None = None,
-        tells_unasked: bool = False,
     ) -> None:
-        self._tells_unasked = tells_unasked
         self._early_stream_s = early_stream_s
         self._known = KnownMessages()
         self._fleet = fleet
@@ -129,13 +124,13 @@ class Reader:
             if isinstance(request, ChatRequest) and body is not None and not inbound.api.counts:
                 kind = kind_of(inbound.path, request, body)
         else:
-            model = inbound.model or named_model(
+            model = named_model(
                 inbound.path,
                 inbound.target.partition("?")[2],
                 inbound.headers,
                 form_model=form_model,
                 view=body,
-                reads_query=not inbound.needs_model,
+                reads_query=not inbound.needs_model or inbound.api is REALTIME,
             )
             streams, salt = body is not None and body.get("stream") is True, None
         if inbound.tenant is not None:
@@ -164,7 +159,6 @@ class Reader:
             is_kept=inbound.path == CREATE and body is not None and is_kept(body),
             whose=self._whose(inbound, model, body, digests if request is not None else None),
             has_side_effects=has_side_effects(inbound.method, inbound.path, body),
-            question=self._question(inbound, body) if request is not None else None,
         )
 
     def _stripped(
@@ -215,13 +209,6 @@ class Reader:
             parent=session_hash(above, owner) if above is not None else None,
             parts=parts,
         )
-
-    def _question(self, inbound: Inbound, body: dict[str, Any] | None) -> Question | None:
-        """Find what a client asks about its prompt and an earlier one."""
-        question = question_in(inbound.path, body or {})
-        if question is None and self._tells_unasked and inbound.path == MESSAGES:
-            return UNASKED
-        return question
 
     def _model_of(self, named: str | None) -> str:
         """Find the model of a request that names none: there must be only one.

@@ -15,18 +15,20 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.api.apis import REALTIME
 from router.api.ending import Ending, ending_of_stream, says_abort
 from router.api.failures import error_event
 from router.api.opening import Begun, opening_of
+from router.api.realtime import SWITCHING_PROTOCOLS
 from router.api.usage import TAIL_BYTES, Usage
 from router.errors import UpstreamError
 from router.metrics import Metrics
 from router.records.outcome import Outcome
-from router.request.diagnosis import Diagnostics
 from router.request.headers import answer_headers
 from router.request.observer import Observers
 from router.request.place import Place
 from router.request.plan import Placement
+from router.request.realtime import Realtime
 from router.request.reply import Reply
 from router.request.results import Prompt, Tries
 from router.request.retry import NO_DEATH
@@ -66,14 +68,14 @@ class Relay:
         *,
         witness: Witness,
         place: Place,
-        diagnostics: Diagnostics,
+        realtime: Realtime,
         metrics: Metrics,
         observers: Observers,
     ) -> None:
         self._observers = observers
         self._witness = witness
         self._place = place
-        self._diagnostics = diagnostics
+        self.realtime = realtime
         self._metrics = metrics
 
     async def pass_on(self, passage: Passage, reply: Reply) -> Usage | None:
@@ -84,11 +86,10 @@ class Relay:
         """
         prompt, tries, placement = passage.prompt, passage.tries, passage.placement
         answer, api = passage.answer, prompt.read.inbound.api
-        diagnosed = None
-        if prompt.read.question is not None:
-            diagnosed = self._diagnostics.asked(prompt, tries, placement, answer, reply)
-            reply = diagnosed or reply
         headers = answer_headers(prompt, tries, placement, answer)
+        if answer.status == SWITCHING_PROTOCOLS and api is REALTIME:
+            await self.realtime.join(passage, reply, headers)
+            return None
         listeners = self._observers.listeners(passage)
         for listen in listeners:
             listen(answer.first)
@@ -124,8 +125,6 @@ class Relay:
             while not answer.complete:
                 await answer.pour(take)
                 await reply.catch_up()
-            if diagnosed is not None:
-                await diagnosed.end()
         except UpstreamError as exc:
             if answer.is_event_stream:
                 self._metrics.broken_streams.labels(exc.code).inc()

@@ -22,7 +22,6 @@ from multidict import CIMultiDictProxy
 from policies.view import CandidateId
 from router.api.apis import Api, Request
 from router.api.clients import Client
-from router.api.diagnostics import Question
 from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
@@ -44,7 +43,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     """A request as it came in. `target` is path and query, raw; `arrived_s` is monotonic.
 
     `needs_json`: its body has to be a JSON object, or there is none. `needs_model`: it is about one
-    model, named or the only one; else the query may name one, too.
+    model, named or the only one; else the query may name one, too, as that of a WebSocket does.
     """
 
     api: Api
@@ -55,7 +54,6 @@ class Inbound(Struct, frozen=True, kw_only=True):
     body: bytes | None
     arrived_s: float
     tenant: Tenant | None = None  # None: clients are not told apart
-    model: str | None = None  # named by an event of its connection; None: by the request itself
     needs_json: bool = False
     needs_model: bool = False
     as_sent: AsSent | None = None  # None: not compressed. `body` is the decompressed content
@@ -103,7 +101,6 @@ class Read(Struct, frozen=True, kw_only=True):
     is_kept: Its engine may keep the response, so others may ask for it.
     whose: The session that it is a turn of.
     has_side_effects: Sending the request twice is not the same as sending it once.
-    question: Its client asks where the prompt differs from an earlier one. None: it does not.
     """
 
     inbound: Inbound
@@ -120,7 +117,6 @@ class Read(Struct, frozen=True, kw_only=True):
     is_kept: bool = False
     whose: Whose = NO_SESSION
     has_side_effects: bool = False
-    question: Question | None = None
 
     @property
     def session_hash(self) -> int | None:
@@ -297,7 +293,6 @@ class Tries(Struct, kw_only=True):
     charge: For its uncached tokens; None: not placed yet, or no tenant.
     prefill: Where its prompt was computed; None: prompts are not computed apart.
     wait: What the queue did with it; a retry does not wait again.
-    answer: Digest of the answer's id, if its client may ask about it; see `Asked`.
     """
 
     records: list[Try] = []
@@ -310,4 +305,3 @@ class Tries(Struct, kw_only=True):
     charge: Charge | None = None
     prefill: PrefillRecord | None = None
     wait: Wait = NO_WAIT
-    answer: int | None = None

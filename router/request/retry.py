@@ -66,7 +66,10 @@ NO_RESPONSE: Final = "no_response"
 TOO_MANY: Final = "status_429"
 """A replica that has enough to do."""
 
-NOT_BLAMED: Final = frozenset({UNLOADED, SET_ASIDE, NO_ROUTE, NO_RESPONSE, TOO_MANY})
+PREFILL_BROKE: Final = "prefill_broke"
+"""Two prefill replicas broke off, and the one that decodes was not asked."""
+
+NOT_BLAMED: Final = frozenset({UNLOADED, SET_ASIDE, NO_ROUTE, NO_RESPONSE, TOO_MANY, PREFILL_BROKE})
 """Failures that do not count against their replica."""
 
 _NOTHING_DONE: Final = _NOT_SENT | {NO_ROUTE, NO_RESPONSE}
@@ -120,6 +123,10 @@ class Retries:
         """Return why a failed try may not be followed by one more elsewhere. None: it may."""
         if self.witness.refusal(tries) is not None:
             return "kills"
+        if failure not in NOT_PROCESSED and self.witness.may_kill(tries):
+            return "kills"
+        if failure == PREFILL_BROKE:
+            return "sent_twice"
         if failure == AnswerUnreadable.code:
             return "unreadable"
         if failure not in _NOTHING_DONE:

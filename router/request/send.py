@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.api.apis import REALTIME
 from router.api.ending import Ending
 from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.opening import Begun, Opening
@@ -54,6 +55,11 @@ _SET_ASIDE: Final = (
 """What a 503 says of a replica that is well, and computes nothing for now: paused, or changed by
 elastic EP, which leaves /health at 200. Source: `_reject_add_while_paused` in v1/engine/core.py and
 entrypoints/serve/elastic_ep/middleware.py of vLLM 0.33.0."""
+
+_NO_SOCKET: Final = frozenset({403, 404})
+"""Answers to a WebSocket without a route: vLLM's server says 403 to every such one."""
+
+_MISSING: Final = _NO_SOCKET | {405}
 
 _IDS_FIELD: Final = b"prompt_token_ids"
 _SPACE: Final = b" \t\r\n"
@@ -171,7 +177,7 @@ class Sender:
         status = answer.outcome_status
         if status == 429:
             return TOO_MANY
-        if status in (404, 405) and (missing := _missing(prompt, answer)) is not None:
+        if status in _MISSING and (missing := _missing(prompt, answer)) is not None:
             return missing
         if answer.status == 404 and await self._is_unloaded(prompt, placement):
             return UNLOADED
@@ -327,6 +333,8 @@ def _missing(prompt: Prompt, answer: Answer) -> str | None:
     The route; or the response that is named, if no router knows which replica issued it.
     """
     read, status = prompt.read, answer.outcome_status
+    if read.inbound.api is REALTIME:
+        return NO_ROUTE if status in _NO_SOCKET else None
     if lacks_route(status, answer.readable):
         is_engines = engine_route(read.inbound.method, read.inbound.path) is not None
         return NO_ROUTE if is_engines else None

@@ -36,7 +36,6 @@ from router.errors import (
 from router.records.outcome import Outcome
 from router.records.record import Try
 from router.request import tenancy
-from router.request.diagnosis import note_answer
 from router.request.headers import RequestHeaders, counted_headers
 from router.request.observer import Observers
 from router.request.owners import Owners
@@ -119,7 +118,7 @@ class Story:
             raise error
 
     async def prepare(self, inbound: Inbound, request_id: str) -> Prompt:
-        """Find all that placing a request needs to know: for a dry run, or a WebSocket.
+        """Find all that placing a request needs to know: for a dry run.
 
         Raises:
             RouterError: it is refused.
@@ -149,7 +148,7 @@ class Story:
         if prompt.read.response_id is not None and prompt.owner is None:
             steps.owners.found(prompt.read, placement, answer)
         if prompt.read.is_kept:
-            note_answer(prompt.read, tries, steps.owners.record(prompt.read, placement, answer))
+            steps.owners.record(prompt.read, placement, answer)
         usage: Usage | None = None
         try:
             usage = await steps.relay.pass_on(passage, reply)

@@ -5,9 +5,11 @@
     left       the same, but its client did not wait for that
     answered   it was answered: it is no suspect
 
-A replica that died answers to no probe the moment after, so it is probed at once: the client's own
-retry comes within half a second. What one that hangs has cost is learned from the usual probes.
-Realtime sessions and requests without a body are not watched. See `router.replicas.deaths`.
+A replica that died answers to no probe the moment after, so its watch probes it at once: the
+client's own retry comes within half a second. No request waits for that probe. Until its result is
+known, a request may be sent to one more replica (`sent_twice` in `retry`). What one that hangs has
+cost is learned from the usual probes. Requests without a body are not watched. See
+`router.replicas.deaths`.
 """
 
 from __future__ import annotations
@@ -18,26 +20,12 @@ from time import monotonic
 from typing import Final
 
 from router.api.body_digest import LARGE_BYTES, body_digest
-from router.discovery.engine_api import EngineApi
-from router.errors import (
-    NotAsked,
-    Overdue,
-    RequestKills,
-    RouterError,
-    UpstreamError,
-    UpstreamTimeout,
-)
+from router.errors import Overdue, RequestKills, RouterError, UpstreamTimeout
 from router.records.outcome import Outcome
 from router.replicas.deaths import Body, Deaths
 from router.replicas.fleet import Fleet
-from router.replicas.health import ProbeFailure
 from router.request.plan import Placement
 from router.request.results import Inbound, Prompt, Tries
-from router.upstream import Upstream
-
-_LOOK_S: Final = 1.0  # for an answer to the probe; a replica that is gone refuses at once
-_HEAR_S: Final = 0.2
-"""At a second death, until others that were there have said so, at other routers, too."""
 
 _LATE: Final = frozenset({UpstreamTimeout.code, Overdue.code})
 """Failures of a replica that may hang: its probes say so, one more would wait, too."""
@@ -46,15 +34,9 @@ _LATE: Final = frozenset({UpstreamTimeout.code, Overdue.code})
 class Witness:
     """Tells `Deaths` what happens to requests."""
 
-    def __init__(
-        self, deaths: Deaths, *, fleet: Fleet, engine_api: EngineApi, upstream: Upstream
-    ) -> None:
+    def __init__(self, deaths: Deaths, fleet: Fleet) -> None:
         self._deaths = deaths
         self._fleet = fleet
-        self._engine_api = engine_api
-        self._upstream = upstream
-        self._looking: dict[str, asyncio.Lock] = {}
-        self._looked_s: dict[str, float] = {}  # when a replica was last asked
 
     async def check(self, inbound: Inbound) -> Body | None:
         """Return a request's digest, if any request is suspect.
@@ -74,6 +56,10 @@ class Witness:
         """Return why a request must not be sent once more; None: it may be."""
         return self._refusal(tries.digest) if tries.digest is not None else None
 
+    def may_kill(self, tries: Tries) -> bool:
+        """Return whether two replicas went down with a request, which may be at fault."""
+        return tries.digest is not None and self._deaths.num_deaths(tries.digest) > 1
+
     async def lost(
         self,
         prompt: Prompt,
@@ -83,7 +69,7 @@ class Witness:
         *,
         is_answered: bool = False,
     ) -> None:
-        """Record that a try failed, and learn whether its replica went down.
+        """Record that a try failed, and have its replica probed.
 
         Args:
             prompt: The request.
@@ -95,21 +81,19 @@ class Witness:
         received = prompt.read.received
         if not received.body:
             return
-        replica, begun_s = placement.candidate.replica, placement.lease.begun_s
+        name, begun_s = placement.replica, placement.lease.begun_s
         if tries.digest is None:
             tries.digest = await _digest(received)
         tries.lost_lease = placement.lease.number
         self._deaths.broke(
-            replica.name,
+            name,
             tries.digest,
             is_answered=is_answered,
             begun_s=begun_s,
             now_s=monotonic(),
         )
-        if failure not in _LATE:
-            await self._look(replica.name, replica.url)
-        if self._deaths.num_deaths(tries.digest) > 1:
-            await asyncio.sleep(_HEAR_S)
+        if failure not in _LATE and not self._fleet.is_down(name):
+            self._fleet.signs(name).broke()
 
     def left(self, prompt: Prompt, tries: Tries, placement: Placement) -> None:
         """Note that a client left; a suspect if its replica is down, as one that hangs."""
@@ -142,23 +126,6 @@ class Witness:
             f"{math.ceil(refusal.until_s - now_s)} s. Change the request, or ask the router's "
             "operator to allow it again."
         )
-
-    async def _look(self, name: str, url: str) -> None:
-        """Ask a replica whether it is there, once for all that failed there at a time."""
-        failed_s = monotonic()
-        async with self._looking.setdefault(name, asyncio.Lock()):
-            if self._fleet.is_down(name) or self._looked_s.get(name, 0.0) >= failed_s:
-                return
-            self._looked_s[name] = monotonic()
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self._engine_api.ping(name, url)
-            except (TimeoutError, UpstreamTimeout, NotAsked):
-                return
-            except UpstreamError:
-                # An engine whose core died answers 503 until its process ends.
-                self._fleet.probe_failed(name, ProbeFailure.REFUSED, monotonic())
-                self._upstream.abort(name)
 
 
 async def _digest(inbound: Inbound) -> Body:

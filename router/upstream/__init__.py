@@ -4,7 +4,7 @@
     session    a request on a kept connection, the response's head  `Session`
     answer     the answer, read to its end                          `Answer`
     tap        its bytes as they come; chunks: without a parser where that is sure
-    socket     a WebSocket, to a client or to a replica             `Socket`
+    socket     one end of a WebSocket: its bytes                    `Socket`
     headers    which headers are passed on                          `end_to_end`
     failures   aiohttp's errors as ours
 

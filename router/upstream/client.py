@@ -11,11 +11,9 @@ from typing import Final, Self
 
 import aiohttp
 from multidict import CIMultiDict
-from yarl import URL
 
 from router.config import ForwardConfig
 from router.errors import (
-    HandshakeRefused,
     OutOfConnections,
     Overdue,
     RouterError,
@@ -31,8 +29,7 @@ from router.upstream.answer import Answer
 from router.upstream.connections import Strays
 from router.upstream.connector import Connector
 from router.upstream.failures import upstream_error
-from router.upstream.session import SKIPPED, Response, Session, StrayAnswer
-from router.upstream.socket import CLOSE_S, Socket, UpstreamSocket
+from router.upstream.session import Response, Session, StrayAnswer
 
 _RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
 _STALE_S: Final = 1.0
@@ -118,7 +115,6 @@ class Upstream:
         self._names = names or Names()
         self._kept: Session | None = None
         self._fresh: Session | None = None  # keeps no connection
-        self._sockets: aiohttp.ClientSession | None = None  # of `_fresh`'s connections
         self._waits: dict[str, set[_Wait]] = {}  # by replica
         self._max_connections = config.max_connections or 0
         self._num_open = 0
@@ -136,24 +132,11 @@ class Upstream:
         fresh = Connector(self._names, strays=self._strays, force_close=True, ssl=context)
         self._kept = Session(kept, connect_timeout_s=connect_s)
         self._fresh = Session(fresh, connect_timeout_s=connect_s)
-        redirects = aiohttp.TraceConfig()
-        redirects.on_request_redirect.append(_refuse_redirect)
-        self._sockets = aiohttp.ClientSession(
-            connector=fresh,
-            connector_owner=False,
-            timeout=aiohttp.ClientTimeout(total=None, connect=connect_s, sock_read=None),
-            skip_auto_headers=SKIPPED,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            trace_configs=[redirects],
-        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._kept is not None
         assert self._fresh is not None
-        assert self._sockets is not None
-        await self._sockets.close()
         await self._kept.close()
         await self._fresh.close()
 
@@ -232,43 +215,6 @@ class Upstream:
         wait.ask_after(limit_s, lambda: signs.wait_s(begun_s, limit_s, time.monotonic()))
         return wait
 
-    async def connect(
-        self, replica: str, url: str, *, headers: CIMultiDict[str], max_bytes: int
-    ) -> Socket:
-        """Open a WebSocket, on a connection of its own.
-
-        Args:
-            replica, url, headers: As of `open`.
-            max_bytes: Of a message; a larger one ends it.
-
-        Raises:
-            HandshakeRefused: it was answered otherwise.
-            UpstreamError, OutOfConnections: as `open`.
-        """
-        assert self._sockets is not None
-        self._count_connection()
-        try:
-            async with asyncio.timeout(self._config.first_byte_timeout_s):
-                return UpstreamSocket(
-                    await self._sockets.ws_connect(
-                        URL(url, encoded=True),
-                        headers=headers,
-                        autoclose=False,
-                        compress=0,
-                        max_msg_size=max_bytes + 1,  # the least that is refused
-                        timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
-                    ),
-                    self._closed,
-                )
-        except BaseException as exc:
-            self._closed()
-            if isinstance(exc, aiohttp.WSServerHandshakeError):
-                text = f"replica {replica} answered {exc.status} to a WebSocket"
-                raise HandshakeRefused(replica, text, exc.status) from exc
-            if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
-                raise upstream_error(exc, replica, "before its first byte") from exc
-            raise
-
     async def _send(
         self, replica: str, request: _Request, wait: _Wait, *, may_resend: bool
     ) -> tuple[Response, bytes]:
@@ -335,15 +281,6 @@ def _failure(exc: BaseException, replica: str, wait: _Wait) -> RouterError | Non
     if isinstance(exc, TimeoutError | aiohttp.ClientError | OSError):
         return upstream_error(exc, replica, "before its first byte")
     return None
-
-
-async def _refuse_redirect(
-    _: aiohttp.ClientSession, __: object, params: aiohttp.TraceRequestRedirectParams
-) -> None:
-    """Go nowhere that an engine says: of WebSockets, aiohttp follows redirects without asking."""
-    raise aiohttp.WSServerHandshakeError(
-        params.response.request_info, (), status=params.response.status
-    )
 
 
 def _half_of_descriptors() -> int:

@@ -21,18 +21,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
 
+from router.api.realtime import SWITCHING_PROTOCOLS
 from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Guarded
 from router.upstream.connector import Connector
-
-SKIPPED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-"""Headers that aiohttp would add, and a client of ours did not send."""
 
 _LARGE_BODY: Final = 512 * 1024
 _PIECE: Final = 256 * 1024
 _READ_BYTES: Final = 256 * 1024
 _ORIGINS: Final = 1024
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-_SWITCHING_PROTOCOLS: Final = 101
 _REQUEST_TIMEOUT: Final = 408
 _BEGINNING_BYTES: Final = 256  # of an answer that names its request; vLLM begins with the name
 _URL: Final = re.compile(r"([^:/?#]+://[^/?#]+)([^#]*)")
@@ -135,7 +132,7 @@ class Session:
         lines.extend(headers)
         if body is not None or method not in _BODILESS:
             lines["Content-Length"] = str(len(body or b""))
-        if self.connector.force_close:
+        if self.connector.force_close and "Upgrade" not in lines:
             lines["Connection"] = "close"
         try:
             protocol.set_response_params(
@@ -151,7 +148,7 @@ class Session:
             await writer.write_headers(f"{method} {target} HTTP/1.1", lines)
             await _write(writer, body or b"", protocol)
             message, content = await protocol.read()
-            while message.code < 200 and message.code != _SWITCHING_PROTOCOLS:
+            while message.code < 200 and message.code != SWITCHING_PROTOCOLS:
                 message, content = await protocol.read()
         except HttpProcessingError as exc:
             if protocol.is_http:
@@ -218,7 +215,8 @@ async def _write(writer: StreamWriter, body: bytes, protocol: Guarded) -> None:
 
 def _origin(base: str) -> aiohttp.ClientRequest:
     """Make what aiohttp's connector wants to know of a server: a request to it, never sent."""
-    return aiohttp.ClientRequest("GET", URL(base), skip_auto_headers=SKIPPED)
+    skipped = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+    return aiohttp.ClientRequest("GET", URL(base), skip_auto_headers=skipped)
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -217,7 +217,8 @@ def test_events_that_are_not_wanted_are_noted() -> None:
 
 
 def test_a_replica_that_names_none_of_several_pools_reads_none() -> None:
-    tree = config.load(flags={("mooncake", "pools"): ["a=http://a:1", "b=http://b:1"]})
+    pools = [{"name": name, "master": f"http://{name}:1"} for name in "ab"]
+    tree = config.load(flags={("mooncake", "pools"): pools})
 
     assert [about for _, about, _ in wrong(list(judge(replace(REPLICA, pool=None), tree)))] == [
         "pool"

@@ -347,7 +347,10 @@ async def test_several_pools_are_described_each() -> None:
                 {"url": engine.url, "pool": "here"},
                 {"url": f"http://127.0.0.1:{free_port()}", "pool": "gone"},
             ],
-            mooncake__pools=[f"here={master.url}", f"gone=http://127.0.0.1:{free_port()}"],
+            mooncake__pools=[
+                {"name": "here", "master": master.url},
+                {"name": "gone", "master": f"http://127.0.0.1:{free_port()}"},
+            ],
         )
 
     assert [(pool.name, pool.error is None) for pool in report.pools] == [

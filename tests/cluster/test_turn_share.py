@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import cast
 
+import msgspec
 import pytest
 
 from policies import CandidateId
@@ -268,6 +269,19 @@ def test_a_malformed_note_is_counted(note: Booked | Remembered) -> None:
 
     assert b.count("malformed") == 1
     assert b.ledger.get(SESSION).totals.num_turns == 1  # type: ignore[union-attr]
+
+
+def test_what_earlier_routers_of_the_schema_send_besides_is_ignored() -> None:
+    """Their notes of prompts have two more items; the conversation and its load are known."""
+    a, b = Node("a"), Node("b")
+    book(a, thread(chain_of(1, 3), 11))
+    router, (prompt, *others) = msgspec.msgpack.decode(encode(a.take_notes()))
+    longer = [*prompt, "tiny", [[5, 48, 1]]]
+    b.peers.apply(decode_notes(encode([router, [longer, *others]])), 1.0)
+
+    assert b.count("malformed") == 0
+    assert b.ledger.get(SESSION).totals.num_turns == 1  # type: ignore[union-attr]
+    assert list(b.ledger.threads(SESSION)[0].keys) == chain_of(1, 3)
 
 
 def test_the_oldest_notes_are_dropped_while_nobody_takes_them() -> None:

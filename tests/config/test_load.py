@@ -334,31 +334,28 @@ TWO_POOLS = [("east", "http://a:1,http://b:2"), ("west", "http://c:3")]
 
 
 @pytest.mark.parametrize(
-    "mooncake",
+    "pools",
     [
-        "{master: 'east=http://a:1,http://b:2,west=http://c:3'}",
-        "{master: ['east=http://a:1', 'http://b:2', 'west=http://c:3']}",
-        "{pools: ['east=http://a:1,http://b:2', 'west=http://c:3']}",
-        "{pools: [{name: east, master: ['http://a:1', 'http://b:2']}, 'west=http://c:3']}",
+        "[{name: east, master: 'http://a:1,http://b:2'}, {name: west, master: 'http://c:3'}]",
+        "[{name: east, master: ['http://a:1', 'http://b:2']}, {name: west, master: ['http://c:3']}]",
     ],
 )
-def test_several_pools_have_names(tmp_path: Path, mooncake: str) -> None:
-    """As text everywhere, as mappings in the file; a replica says which one it is in."""
+def test_several_pools_have_names(tmp_path: Path, pools: str) -> None:
+    """As mappings in the file; a replica says which one it is in."""
     replicas = "[{url: 'http://r:1', pool: east}, {url: 'http://r:2', pool: west}]"
-    loaded = load(write(tmp_path, f"mooncake: {mooncake}\nreplicas: {replicas}"))
+    loaded = load(write(tmp_path, f"mooncake: {{pools: {pools}}}\nreplicas: {replicas}"))
 
     assert [(pool.name, pool.master) for pool in loaded.mooncake.each] == TWO_POOLS
     assert [config.pool_of(r, loaded.mooncake.names) for r in loaded.replicas] == ["east", "west"]
-    by_variable = load(environ={"WARMROUTE_MOONCAKE_POOLS": "east=http://a:1,west=http://c:3"})
-    assert by_variable.mooncake.names == ("east", "west")
 
 
 def test_a_pool_that_is_the_only_one_needs_no_name() -> None:
     """All replicas are in it, but those that are not."""
-    for master, name in (("http://a:1", ""), ("east=http://a:1", "east")):
+    named = [{"name": "east", "master": "http://a:1"}]
+    for key, value, name in (("master", "http://a:1", ""), ("pools", named, "east")):
         loaded = load(
             flags={
-                ("mooncake", "master"): master,
+                ("mooncake", key): value,
                 ("replicas",): ["http://r:1", {"url": "http://r:2", "pool": False}],
             }
         )
@@ -366,24 +363,44 @@ def test_a_pool_that_is_the_only_one_needs_no_name() -> None:
         assert [config.pool_of(r, names) for r in loaded.replicas] == [name, None]
 
 
-POOLS = "mooncake: {pools: ['a=http://a', 'b=http://b']}, replicas: "
+A, B = "{name: a, master: 'http://a'}", "{name: b, master: 'http://b'}"
+POOLS = f"mooncake: {{pools: [{A}, {B}]}}, replicas: "
 
 
 @pytest.mark.parametrize(
     ("text", "key", "said"),
     [
         (
-            "mooncake: {master: 'a=http://a,a=http://b'}",
+            f"mooncake: {{pools: [{A}, {{name: a, master: 'http://b'}}]}}",
             "mooncake.pools[1].name",
             "'a' is already mooncake",
         ),
         (
-            "mooncake: {master: 'a=http://a,b=http://a/'}",
+            f"mooncake: {{pools: [{A}, {{name: b, master: 'http://a/'}}]}}",
             "mooncake.pools[1].master",
             "[0].master",
         ),
-        ("mooncake: {master: 'a=http://a,b=b:1'}", "mooncake.pools[1].master", "http://HOST:PORT"),
-        ("mooncake: {pools: ['http://a']}", "mooncake.pools[0]", "is not NAME=URL"),
+        (
+            f"mooncake: {{pools: [{A}, {{name: b, master: 'b:1'}}]}}",
+            "mooncake.pools[1].master",
+            "http://HOST:PORT",
+        ),
+        (
+            f"mooncake: {{pools: [{A}, 'b=http://b']}}",
+            "mooncake.pools[1]",
+            "'b=http://b' must be a mapping; write {name: NAME, master: URL} in mooncake.pools",
+        ),
+        (
+            "mooncake: {master: 'a=http://a,b=http://b'}",
+            "mooncake.master",
+            "has a name; write {name: NAME, master: URL} in mooncake.pools",
+        ),
+        ("mooncake: {master: ['a=http://a']}", "mooncake.master", "has a name; write"),
+        (
+            "mooncake: {pools: [{name: a, master: 'a=http://a'}]}",
+            "mooncake.pools[0].master",
+            "has a name",
+        ),
         (
             "mooncake: {pools: [{name: 'x y', master: 'http://a'}]}",
             "mooncake.pools[0].name",
@@ -394,8 +411,7 @@ POOLS = "mooncake: {pools: ['a=http://a', 'b=http://b']}, replicas: "
             "mooncake.pools[0].url",
             "Allowed: name",
         ),
-        ("mooncake: {pools: [a=http://a], master: 'http://b'}", "mooncake.master", "one of them"),
-        ("mooncake: {pools: [a=http://a], master: 'b=http://b'}", "mooncake.master", "one of them"),
+        (f"mooncake: {{pools: [{A}], master: 'http://b'}}", "mooncake.master", "one of them"),
         (POOLS + "['http://r']", "replicas[0].pool", "several pools; write a, b, or false"),
         (POOLS + "[{url: 'http://r', pool: true}]", "replicas[0].pool", "write a, b, or false"),
         (
@@ -464,6 +480,16 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
             "forward.continue_streams was removed: a broken stream ends with an error event",
         ),
         (
+            ["limits:", "  websocket_message_bytes: 1024"],
+            2,
+            "limits.websocket_message_bytes was removed: messages pass as bytes",
+        ),
+        (
+            ["forward: {diagnostics: always}"],
+            1,
+            "forward.diagnostics was removed: answers are not changed; use `warmroute why`",
+        ),
+        (
             ["mooncake: {pools: [{name: a, master: 'http://a', events: 'tcp://b:1'}]}"],
             1,
             "mooncake.pools[0].events was removed: the router lists and verifies the pool",
@@ -517,15 +543,6 @@ def test_what_is_wrong_in_a_variable_or_a_flag_names_it(tmp_path: Path) -> None:
         load(file, environ={"WARMROUTE_LISTEN_PORT": "99999"})
     with pytest.raises(ConfigError, match=r"^--replica: replicas\[0\]\.url: 'b' is not a base URL"):
         load(file, flags={("replicas",): ["b"]})
-
-
-def test_a_definition_in_a_file_of_its_own_has_its_line(tmp_path: Path) -> None:
-    own, file = tmp_path / "experiment.yaml", tmp_path / "warmroute.yaml"
-    own.write_text("name: a\ndesing: session\n")
-    file.write_text(f"experiment:\n  definitions: [{own}]\n")
-
-    with pytest.raises(ConfigError, match=rf"{own}:2: unknown key 'desing': did you mean"):
-        load(file)
 
 
 # -- variables -----------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_it_accepts_every_file_of_the_documentation(text: str) -> None:
         "queue: {mode: off}",
         "tokens: {hand_over: on}",
         "mooncake: {master: [http://a:1, http://b:1]}",
-        "replicas: [{url: http://h, pool: a}]\nmooncake: {pools: [a=http://a:1]}",
+        "replicas: [{url: http://h, pool: a}]\nmooncake: {pools: [{name: a, master: http://a:1}]}",
         "shadow: {policies: [least_loaded, {name: kv_aware, params: {alpha: 2}}]}",
         "discovery: {kubernetes_credentials: /tmp}",
     ],
@@ -79,6 +79,8 @@ def test_it_accepts_the_short_forms_that_the_loader_reads(text: str, tmp_path: P
         "log: {level: loud}",
         "policy: 3",
         "redis: {password: x}",
+        "mooncake: {pools: [a=http://a:1]}",
+        "experiment: {definitions: [greedy.yaml]}",
     ],
 )
 def test_it_refuses_what_the_loader_refuses(text: str, tmp_path: Path) -> None:

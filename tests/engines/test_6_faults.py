@@ -76,7 +76,7 @@ def test_a_replica_that_is_paused_gets_no_requests(
 
 
 def test_a_model_without_speech_has_no_realtime(router: Router) -> None:
-    """vLLM refuses the WebSocket: the client gets an error that says so, and no upgrade."""
+    """vLLM refuses the WebSocket: the client gets its answer, and no upgrade."""
     handshake = {
         "Connection": "Upgrade",
         "Upgrade": "websocket",
@@ -85,8 +85,7 @@ def test_a_model_without_speech_has_no_realtime(router: Router) -> None:
     }
     answer = httpx.get(f"{router.url}/v1/realtime?model=tiny", headers=handshake, timeout=60)
 
-    assert answer.status_code == 400
-    assert "its engine answered 403" in answer.json()["error"]["message"]
+    assert answer.status_code == 403
 
 
 def test_a_gap_is_replayed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -100,22 +99,20 @@ def test_shares_are_equal_by_default() -> None:
     assert load(design="switchback", slot_s=50).wash_out == 5.0
 
 
-def test_a_definition_may_be_a_file_of_its_own(tmp_path: Path) -> None:
-    """Named by a flag; what is wrong in it is said alike."""
-    file = tmp_path / "alpha.yaml"
-    file.write_text("name: alpha\narms: [{name: a, policy: random}, {name: b, policy: kv_aware}]\n")
-    (found,) = config.load(
-        flags={("experiment", "definitions"): [str(file)]}
-    ).experiment.definitions
-    assert found.name == "alpha"
-    file.write_text("name: alpha\n")
-    with pytest.raises(ConfigError, match="missing required field `arms`"):
-        config.load(environ={"WARMROUTE_EXPERIMENT_DEFINITIONS": str(file)})
-    with pytest.raises(ConfigError, match="No such file"):
-        config.load(flags={("experiment", "definitions"): [str(tmp_path / "nowhere")]})
-    file.write_text("- a\n")
-    with pytest.raises(ConfigError, match="must be a mapping of name, arms, design"):
-        config.load(flags={("experiment", "definitions"): [str(file)]})
+def test_a_file_of_its_own_is_refused_with_what_to_do() -> None:
+    """Where it is named: by a flag, or a variable."""
+    with pytest.raises(ConfigError) as by_flag:
+        config.load(flags={("experiment", "definitions"): ["greedy.yaml"]})
+    with pytest.raises(ConfigError) as by_variable:
+        config.load(environ={"WARMROUTE_EXPERIMENT_DEFINITIONS": "greedy.yaml"})
+
+    for caught, where in (
+        (by_flag, "--experiment: "),
+        (by_variable, "WARMROUTE_EXPERIMENT_DEFINITIONS: "),
+    ):
+        said = caught.value.message
+        assert said.startswith(f"{where}experiment.definitions[0]: 'greedy.yaml' must be a mapping")
+        assert "run `warmroute experiments start FILE`" in said
 
 
 def test_what_has_no_queue_is_written_as_before() -> None:

@@ -19,6 +19,7 @@ from tests.faults.stage import (
     SLOW,
     Engines,
     Json,
+    Reply,
     Stage,
     arm,
     chat,
@@ -31,11 +32,12 @@ from tests.faults.tenants import A, B, tenants_file
 from tests.redis_servers import Start
 
 POISON = f"{SECRET} the poisoned prompt"
+CHAT = "/v1/chat/completions"
 REFUSED = "request_kills_replicas"
 QUICK = {"health__interval_s": 0.05, "health__timeout_s": 0.2}
 
 PATHS = {
-    "/v1/chat/completions": chat(POISON),
+    CHAT: chat(POISON),
     "/v1/completions": {"model": "tiny", "prompt": POISON, "max_tokens": 4},
     "/v1/messages": chat(POISON),
     "/v1/responses": {"model": "tiny", "input": POISON, "store": False},
@@ -55,6 +57,16 @@ def num_dead(engines: Sequence[Emulator]) -> int:
 def sdk(stage: Stage, **options: Any) -> openai.AsyncOpenAI:
     """Return OpenAI's client with its default retries."""
     return openai.AsyncOpenAI(base_url=stage.url + "/v1", api_key=SECRET, **options)
+
+
+async def ask_twice(stage: Stage, body: Json, path: str = CHAT, **options: Any) -> list[Reply]:
+    """Ask until two replicas are dead, and once more when the router has seen that.
+
+    A client that sends its request again does so half a second later, a probe takes a millisecond.
+    """
+    replies = [await stage.ask(body, path, **options)]
+    await stage.until(lambda: len(list(stage.router.deaths.all_lost())) == 2)
+    return [*replies, await stage.ask(body, path, **options)]
 
 
 async def test_a_prompt_that_kills_ends_two_of_six_replicas() -> None:
@@ -85,14 +97,14 @@ async def test_every_api_says_so_in_its_own_shape(path: str) -> None:
     async with Engines(4) as engines, on_stage(*engines) as stage:
         poison(engines)
         body = PATHS[path] | {"stream": True}
-        replies = [await stage.ask(body, path) for _ in range(2)]
+        broken, refused = await ask_twice(stage, body, path)
 
         assert num_dead(engines) == 2
-        for reply in replies:
-            assert reply.status == 422
-            wanted = "invalid_request_error" if path == "/v1/messages" else REFUSED
-            assert reply.error["type"] == wanted
-            assert "went down" in reply.error["message"]
+        assert broken.status == 502
+        assert refused.status == 422
+        wanted = "invalid_request_error" if path == "/v1/messages" else REFUSED
+        assert refused.error["type"] == wanted
+        assert "went down" in refused.error["message"]
 
 
 async def test_innocent_requests_at_the_same_replicas_are_answered() -> None:
@@ -178,6 +190,27 @@ def mortal(kind: str) -> FakeEngine:
     return engine
 
 
+async def test_no_request_waits_for_the_probe_of_a_replica_that_broke_off() -> None:
+    """It is answered elsewhere while the probe hangs."""
+    broken = FakeEngine()
+
+    async def break_off(request: web.Request) -> web.StreamResponse:
+        broken.hangs = True
+        hang_up(request)
+        raise AssertionError
+
+    broken.on_request = break_off
+    settings = {"policy__name": "round_robin", "health__timeout_s": 30.0}
+    async with broken, FakeEngine() as other, on_stage(broken, other, **settings) as stage:
+        while not broken.received:
+            reply = await stage.ask(chat(POISON))
+
+        assert reply.status == 200
+        assert other.received
+        assert not broken.left.is_set()
+        broken.hangs = False
+
+
 KINDS = ["breaks off", "fails", "breaks off inside its answer", "fails inside its answer"]
 
 
@@ -187,9 +220,11 @@ async def test_deaths_of_every_kind_count(kind: str) -> None:
     engines = [mortal(kind) for _ in range(4)]
     async with engines[0], engines[1], engines[2], engines[3], on_stage(*engines) as stage:
         body: Json = {"model": "tiny", "input": POISON, "stream": "inside" in kind}
-        replies = [await stage.ask(body, "/v1/responses") for _ in range(4)]
+        await stage.ask(body, "/v1/responses")
+        await stage.until(lambda: stage.router.deaths.is_watching)
+        _, last = await ask_twice(stage, body, "/v1/responses")
 
-        assert replies[-1].status == 422
+        assert last.status == 422
         assert sum(len(engine.received) for engine in engines) == 2
 
 
@@ -231,8 +266,10 @@ async def test_routers_know_it_from_one_another(start_redis: Start) -> None:
         on_stages(*engines, redis=redis, **QUICK) as (first, second),
     ):
         poison(engines)
-        replies = [await stage.ask(chat(POISON)) for stage in (first, second, second)]
-        assert [reply.status for reply in replies] == [422] * 3
+        replies = await ask_twice(first, chat(POISON))
+        await second.until(lambda: len(list(second.router.deaths.all_lost())) == 2)
+        replies += [await second.ask(chat(POISON)) for _ in range(2)]
+        assert [reply.status for reply in replies] == [502, 422, 422, 422]
         assert num_dead(engines) == 2
         async with on_stage(*engines, ready=False, redis=redis, **QUICK) as third:
             await third.until(lambda: third.router.deaths.is_watching)
@@ -250,7 +287,7 @@ async def test_a_death_at_each_of_two_routers_is_enough(start_redis: Start) -> N
         poison(engines)
         assert (await first.ask(chat(POISON))).status == 502
         await second.until(lambda: second.router.deaths.is_watching)
-        assert (await second.ask(chat(POISON))).status == 422
+        assert (await second.ask(chat(POISON))).status == 502
         await first.until(lambda: len(list(first.router.deaths.all_lost())) == 2)
         assert (await first.ask(chat(POISON))).status == 422
         assert num_dead(engines) == 2
@@ -259,7 +296,8 @@ async def test_a_death_at_each_of_two_routers_is_enough(start_redis: Start) -> N
 async def test_an_operator_sees_it_and_allows_it_again() -> None:
     async with Engines(4) as engines, on_stage(*engines) as stage:
         poison(engines)
-        assert (await stage.ask(chat(POISON))).status == 422
+        _, refused = await ask_twice(stage, chat(POISON))
+        assert refused.status == 422
         (refusal,) = (await stage.admin("/admin/refusals")).json()["refusals"]
         assert len(refusal["replicas"]) == 2
         assert 500 < refusal["left_s"] <= 600
@@ -281,7 +319,7 @@ async def test_a_tenant_suffers_from_no_others_requests(tmp_path: Path) -> None:
     file = tenants_file(tmp_path)
     async with Engines(5) as engines, on_stage(*engines, tenants__file=file) as stage:
         poison(engines)
-        refused = await stage.ask(chat(POISON), headers=A)
+        _, refused = await ask_twice(stage, chat(POISON), headers=A)
         for engine in engines:
             engine.app.clear_faults()
         again = await stage.ask(chat(POISON), headers=A)

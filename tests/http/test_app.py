@@ -446,6 +446,29 @@ async def test_a_stream_arrives_byte_for_byte() -> None:
     assert reply.body == b"".join(pieces)
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_questions_about_the_cache_change_no_answer(path: str, streams: bool) -> None:
+    """Fields that ask for cache diagnostics are the engine's to read, and the answer is its own."""
+    whole = b'{"id": "a_1", "usage": {"input_tokens": 9, "output_tokens": 1}}'
+    stream = b'event: message_start\ndata: {"type":"message_start","message":{"id":"a_1"}}\n\n'
+    stream += b'event: response.completed\ndata: {"type":"x","response":{"id":"a_1"}}\n\n'
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        kind = "text/event-stream" if streams else "application/json"
+        return web.Response(body=stream if streams else whole, headers={"Content-Type": kind})
+
+    asked = b'{"diagnostics": {"previous_message_id": "a_0"}, "stream": %s, "max_tokens": 4, '
+    asked += b'"prompt_cache_options": {"comparison_response_id": "a_0"}, "input": "a", '
+    asked += b'"model": "tiny", "messages": [{"role": "user", "content": "a"}]}'
+    body = asked % (b"true" if streams else b"false")
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        reply = await stage.ask(body, path, headers={"Content-Type": "application/json"})
+
+        assert [received.body for received in engine.received] == [body]
+    assert reply.body == (stream if streams else whole)
+
+
 # -- routes --------------------------------------------------------------------------------------
 
 

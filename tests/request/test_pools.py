@@ -25,9 +25,10 @@ class TwoPools(NamedTuple):
     def settings(self) -> dict[str, Any]:
         names = "abab"
         return {
-            "mooncake__master": ",".join(
-                f"{name}={master.url}" for name, master in zip("ab", self.masters, strict=True)
-            ),
+            "mooncake__pools": [
+                {"name": name, "master": master.url}
+                for name, master in zip("ab", self.masters, strict=True)
+            ],
             "replicas": [
                 {"url": engine.url, "pool": name}
                 for engine, name in zip(self.engines, names, strict=True)

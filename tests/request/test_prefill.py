@@ -308,9 +308,11 @@ async def test_a_prompt_that_ends_prefill_replicas_does_not_get_to_its_decode_re
         for engine in engines.values():
             arm(engine, "kill_before", text="poisoned prompt")
         poisoned = long_chat(1) | chat("poisoned prompt " + words(1, 600))
-        replies = [await stage.ask(poisoned) for _ in range(2)]
+        replies = [await stage.ask(poisoned)]
+        await stage.until(lambda: len(list(stage.router.deaths.all_lost())) == 2)
+        replies.append(await stage.ask(poisoned))
 
-        assert [reply.status for reply in replies] == [422, 422]
+        assert [reply.status for reply in replies] == [502, 422]
         assert sum(engine._keeper.done() for engine in engines.values()) == 2
 
 

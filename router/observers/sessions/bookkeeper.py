@@ -11,13 +11,11 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from policies.view import CandidateId
-from router.api.diagnostics import Comparison
 from router.api.sessions import engine_name
 from router.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.sessions.causes import Fate, Known, causes_of, sharable
-from router.observers.sessions.compare import add_asked, compare
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.ledger import Ledger
 from router.observers.sessions.threads import Match, Thread
@@ -68,68 +66,6 @@ class Bookkeeper(Observer):
         self._findings = findings
         self._metrics = metrics
 
-    def match(self, prompt: Prompt, placement: Placement) -> Match | None:
-        """Find what the conversation of a request had of its prompt. None: it is of none."""
-        if prompt.read.whose.conversation is None or prompt.read.num_prompts > 1:
-            return None
-        return self._match(prompt, _named(prompt, placement, self._caches))
-
-    def _match(self, prompt: Prompt, named: _Named) -> Match:
-        whose, (space, contract, keys) = prompt.read.whose, named
-        if prompt.read.response_id is not None:
-            return Match(is_unknown=True)  # its engine has the conversation's beginning
-        return self.ledger.match(
-            whose.conversation or 0,
-            whose.parent,
-            space=space,
-            keys=keys,
-            contract=contract,
-            num_tokens=prompt.num_tokens,
-            parts=whose.parts,
-            tenant=prompt.read.tenant.name if prompt.read.tenant is not None else None,
-        )
-
-    def compare(self, prompt: Prompt, placement: Placement, before: Thread) -> Comparison:
-        """Compare a prompt with the last one of a thread."""
-        prompt = prompt.original or prompt
-        space, contract, keys = _named(prompt, placement, self._caches)
-        return compare(
-            before,
-            space=space,
-            model=prompt.read.model or "",
-            keys=keys,
-            contract=contract,
-            num_tokens=prompt.num_tokens,
-            parts=prompt.read.whose.parts,
-        )
-
-    def foresee(self, prompt: Prompt, placement: Placement, num_cached: int) -> Computed | None:
-        """Tell the causes of a request that is not booked yet. None: it is of no session."""
-        has_failed_read, prompt = prompt.skips_pool, prompt.original or prompt
-        if prompt.read.whose.conversation is None or prompt.read.num_prompts > 1:
-            return None
-        named = _named(prompt, placement, self._caches)
-        match = self._match(prompt, named)
-        turn = Turn(
-            request_id=prompt.read.request_id,
-            at=0.0,
-            candidate=placement.lease.candidate,
-            model="",
-            outcome="",
-            num_tokens=prompt.num_tokens,
-            num_cached=num_cached,
-        )
-        entry = Entry(
-            prompt=prompt,
-            placement=placement,
-            match=match,
-            thread=self._thread(prompt, placement, match, named, time.monotonic()),
-            turn=turn,
-            has_causes=True,
-            has_failed_read=has_failed_read,
-        )
-        return self._computed(entry)
-
     def ended(self, facts: Facts) -> None:
         """Remember the prompt of a request that was answered, if it is of a session."""
         placement = facts.placement
@@ -144,8 +80,6 @@ class Bookkeeper(Observer):
         turn = turn_of(prompt, tries, placement, facts.outcome, facts.usage, facts.ttft_ms, now_s)
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, named, now_s)
-        if tries.answer is not None:
-            add_asked(thread, match, tries.answer)
         tenant = prompt.read.tenant
         if match.thread is None or not has_failed_read:  # else no cache has its blocks
             self.ledger.remember(
@@ -185,6 +119,21 @@ class Bookkeeper(Observer):
         self.ledger.add(whose.conversation or 0, turn)
         return turn.computed
 
+    def _match(self, prompt: Prompt, named: _Named) -> Match:
+        whose, (space, contract, keys) = prompt.read.whose, named
+        if prompt.read.response_id is not None:
+            return Match(is_unknown=True)  # its engine has the conversation's beginning
+        return self.ledger.match(
+            whose.conversation or 0,
+            whose.parent,
+            space=space,
+            keys=keys,
+            contract=contract,
+            num_tokens=prompt.num_tokens,
+            parts=whose.parts,
+            tenant=prompt.read.tenant.name if prompt.read.tenant is not None else None,
+        )
+
     def _thread(
         self, prompt: Prompt, placement: Placement, match: Match, named: _Named, now_s: float
     ) -> Thread:
@@ -203,7 +152,6 @@ class Bookkeeper(Observer):
             num_pool_tokens=pool.num_tokens if pool is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
-            model=prompt.read.model or "",
         )
 
     def _computed(self, entry: Entry) -> Computed:

@@ -109,7 +109,6 @@ class Ledger:
         self._max_bytes = max_bytes
         self._sessions: OrderedDict[int, Session] = OrderedDict()  # silent for longest first
         self._of_request: OrderedDict[str, int] = OrderedDict()
-        self._of_answer: OrderedDict[int, int] = OrderedDict()
         self._of_opening: OrderedDict[tuple[str | None, int], int] = OrderedDict()
         """Tenant and first message -> the last conversation that began so."""
         self._num_bytes = 0
@@ -135,11 +134,6 @@ class Ledger:
     def of_request(self, request_id: str) -> Session | None:
         """Find the session of a recent request."""
         key = self._of_request.get(request_id)
-        return None if key is None else self._sessions.get(key)
-
-    def of_answer(self, answer: int) -> Session | None:
-        """Find the session of a recent answer, by a digest; see `Asked` in threads."""
-        key = self._of_answer.get(answer)
         return None if key is None else self._sessions.get(key)
 
     # -- before a request is sent ------------------------------------------------------------
@@ -281,8 +275,6 @@ class Ledger:
                 opening = session.tenant, thread.parts.messages[0]
                 _put(self._of_opening, opening, key, self._max_sessions)
             self._grow(session, grown)
-        if thread.asked:
-            _put(self._of_answer, thread.asked[0].answer, key, _MAX_REQUESTS)
         self._keep_bounds()
 
     def _begun(self, key: int, parent: int | None, tenant: str | None) -> Session:

@@ -19,17 +19,6 @@ from router.records.computed import Change, Part
 _LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
 
 
-class Asked(Struct, frozen=True, array_like=True, gc=False):
-    """A request of a thread, whose prompt the thread's last one begins with.
-
-    answer: Digest of the answer's id, and of whose it is.
-    """
-
-    answer: int
-    num_tokens: int
-    num_messages: int
-
-
 class Thread(Struct, kw_only=True):
     """The last prompt of requests that go on from each other.
 
@@ -41,8 +30,6 @@ class Thread(Struct, kw_only=True):
     num_pool_tokens: That the pool had of it.
     change, num_in_row: Where the last turns in a row changed.
     is_compacted: Its agent says so: the next prompt has a shorter history, or asks for a summary.
-    model: As the last request named it.
-    asked: The last requests that a client may ask about, the newest first.
     """
 
     space: int
@@ -58,8 +45,6 @@ class Thread(Struct, kw_only=True):
     change: Part | None = None
     num_in_row: int = 0
     is_compacted: bool = False
-    model: str = ""
-    asked: tuple[Asked, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -163,26 +148,19 @@ def change_of(
     """Find the first difference from a thread's last prompt; None: all of its blocks are there."""
     if num_common >= len(thread.keys):
         return None
-    part, index, digest = difference_of(thread, parts, num_tokens)
+    part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
+    if thread.is_compacted:  # a request for a summary may have other tools
+        part = "compacted"
     num_in_row = thread.num_in_row + 1 if thread.change == part else 1
     return Change(
         part=part, index=index, digest=digest, offset=num_common * size, num_in_row=num_in_row
     )
 
 
-def difference_of(
-    thread: Thread, parts: Parts | None, num_tokens: int
-) -> tuple[Part, int | None, str]:
-    """Find the first part that differs, the message's index, and its digest as it is now."""
-    part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
-    if thread.is_compacted:  # a request for a summary may have other tools
-        part = "compacted"
-    return part, index, digest
-
-
 def _difference(
     before: Parts | None, now: Parts | None, is_shorter: bool
 ) -> tuple[Part, int | None, str]:
+    """Find the first part that differs, the message's index, and its digest as it is now."""
     if before is None or now is None:
         return "text", None, ""
     if before.tools != now.tools:

@@ -28,7 +28,7 @@ from router.messages import (
     unpack_words,
 )
 from router.observers.sessions.ledger import Ledger, Memory
-from router.observers.sessions.threads import Asked, Thread, num_equal, num_shared
+from router.observers.sessions.threads import Thread, num_equal, num_shared
 from router.observers.sessions.turns import Turn, decode_turn, encode_turn
 from router.turn_notes import MAX_TURN_BYTES, Booked, Remembered, Run, SharedParts
 
@@ -88,8 +88,6 @@ def _note_of(memory: Memory, stream_id: StreamId) -> Remembered:
         parts=_shared_parts(thread.parts, before) if thread.parts is not None else None,
         change=thread.change,
         num_in_row=thread.num_in_row,
-        model=thread.model,
-        asked=tuple((each.answer, each.num_tokens, each.num_messages) for each in thread.asked),
     )
 
 
@@ -128,8 +126,6 @@ def _memory_of(
         num_pool_tokens=note.num_pool_tokens,
         change=note.change,
         num_in_row=note.num_in_row,
-        model=note.model,
-        asked=tuple(Asked(*each) for each in note.asked),
     )
     return Memory(
         key=note.conversation,

@@ -97,24 +97,3 @@ async def test_an_older_router_skips_notes_of_sessions_alone(start_redis: Start)
     assert {"prompt", "turn"} in kinds
     assert all(each <= {"prompt", "turn"} or not each & {"prompt", "turn"} for each in kinds)
     assert any("began" in each for each in kinds)
-
-
-async def test_an_answer_of_another_router_may_be_asked_about(start_redis: Start) -> None:
-    """Cache diagnostics, of a conversation that changes routers in each turn."""
-    redis, path = start_redis(), "/v1/messages"
-    asked: dict[str, Any] = {"previous_message_id": None}
-    async with Engines(1) as engines, on_stages(*engines, redis=redis) as stages:
-        first, second = stages
-        one = await first.ask(chat(words(1), diagnostics=asked), path)
-        await same_at(list(stages), 1, SESSION)
-        asked = {"previous_message_id": one.json()["id"]}
-        two = await second.ask(chat(words(1), "yes", words(2), diagnostics=asked), path)
-        await same_at(list(stages), 2, SESSION)
-        for text, why in (("yes", None), ("no", "messages_changed")):
-            asked = {"previous_message_id": two.json()["id"]}
-            history = words(1), text, words(2), "yes", words(3)
-            three = await first.ask(chat(*history, diagnostics=asked), path)
-            found = three.json()["diagnostics"]
-            assert (found and found["cache_miss_reason"]["type"]) == why
-
-    assert two.json()["diagnostics"] is None
