@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
 
-from router.observers.sessions.findings import LEAST_IN_ROW, Finding
 from router.records.computed import Cause, Change, Computed, Move, Part
 
 CAUSE_WORDS: Final[dict[Cause, str]] = {
@@ -58,6 +57,10 @@ _CHANGES: Final[dict[Part, tuple[str, str]]] = {
 }
 
 
+LEAST_IN_ROW: Final = 3
+"""Turns in a row in which a part changes, before that is worth a word."""
+
+
 class Reason(Struct, frozen=True, kw_only=True):
     """Why tokens of several turns were computed.
 
@@ -94,12 +97,12 @@ def advice_in_words(computed: Computed) -> list[str]:
     return list(dict.fromkeys(filter(None, every)))
 
 
-def reasons(every: Iterable[Computed | None], findings: Iterable[Finding]) -> list[Reason]:
+def reasons(every: Iterable[Computed | None], signs: Mapping[Part, str]) -> list[Reason]:
     """Sum the causes of a session's turns, the largest first; `new` and `last_block` are left out.
 
     Args:
         every: What was computed in each turn.
-        findings: Of the session's tenant: they say what changes.
+        signs: What changes in a part in every turn, as far as that was found.
     """
     sums: dict[tuple[Cause, Part | None], tuple[int, int, Computed]] = {}
     in_row: dict[Part, int] = {}
@@ -113,7 +116,6 @@ def reasons(every: Iterable[Computed | None], findings: Iterable[Finding]) -> li
                 key = cause, change.part if change and cause == "changed" else None
                 num_tokens, num_turns, _ = sums.get(key, (0, 0, computed))
                 sums[key] = num_tokens + num, num_turns + 1, computed
-    signs = {found.part: found.what for found in findings}
     said = []
     for (cause, part), (num_tokens, num_turns, last) in sums.items():
         what = CAUSE_WORDS[cause] if part is None else _CHANGES[part][0]

@@ -112,7 +112,7 @@ async def test_an_observer_sees_a_request_in_the_order_of_its_story(streams: boo
 
 async def test_each_lease_begins_and_ends_for_observers() -> None:
     """A request that moves on has two; the failure is told between them."""
-    async with Engines(2) as engines, on_stage(*engines) as stage:
+    async with Engines(2) as engines, on_stage(*engines, policy__name="round_robin") as stage:
         arm(engines[0], "status", status=503, count=1)
         seen = Seen()
         stage.router.story.steps.observers.add(seen)

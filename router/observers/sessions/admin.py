@@ -106,10 +106,11 @@ class SessionPages:
 
     def _whole(self, session: Session) -> dict[str, Any]:
         turns = session.turns
-        own = [found for found in self._findings if found.tenant == session.tenant]
+        own = (found for found in self._findings if found.tenant == session.tenant)
+        signs = {found.part: found.what for found in own}
         return {
             **session_fields(session),
-            "reasons": reasons([turn.computed for turn in turns], own),
+            "reasons": reasons([turn.computed for turn in turns], signs),
             "turns_shown": [turn_fields(turn) for turn in turns],
             "children": [session_fields(each) for each in self._children(session)],
         }

@@ -13,11 +13,10 @@ from msgspec import Struct
 
 from router.api.first_turn import SYSTEM_ROLES
 from router.records.computed import Change, Part
+from router.records.words import LEAST_IN_ROW
 
 logger = logging.getLogger(__name__)
 
-LEAST_IN_ROW: Final = 3
-"""So many turns in a row have to change in the same part."""
 
 _EARLY: Final[tuple[Part, ...]] = ("tools", "tool_order", "system")
 _MAX_FINDINGS: Final = 100

@@ -63,7 +63,7 @@ def test_a_sessions_causes_are_added_up() -> None:
         changed("system"),
         changed("system"),
     ]
-    said = reasons(turns, [])
+    said = reasons(turns, {})
 
     assert [(each.cause, each.part, each.num_tokens, each.num_turns) for each in said] == [
         ("changed", "system", 2000, 2),
@@ -77,8 +77,10 @@ def test_a_sessions_causes_are_added_up() -> None:
 def test_a_finding_says_what_changes_in_every_turn() -> None:
     """Only of sessions that change there in every turn."""
     clock = Finding(tenant=None, part="system", hint="time", offset=16, session="0" * 16)
-    often = reasons([changed("system", num_in_row=n) for n in range(1, 4)], [clock])
-    once = reasons([changed("system")], [clock])
+    often = reasons(
+        [changed("system", num_in_row=n) for n in range(1, 4)], {clock.part: clock.what}
+    )
+    once = reasons([changed("system")], {clock.part: clock.what})
 
     assert "contains a time of day" in often[0].text
     assert "contains a time of day" not in once[0].text
