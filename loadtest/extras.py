@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final
 
-from router.extras import install_hint
+from router.base.extras import install_hint
 
 _EXTRAS: Final = {"matplotlib": "plots"}
 

@@ -43,19 +43,19 @@ from typing import Any, Final
 
 import uvloop
 
-from router import logs
-from router.addresses import bound_url
 from router.assembly import Router, build_listeners
 from router.assembly.reload import Reload
+from router.base import logs
+from router.base.addresses import bound_url
+from router.base.errors import ConfigError
+from router.base.garbage import collect_garbage
+from router.base.supervisor import ignore, keep_running
 from router.config import Config, redis_password
 from router.config.exposure import open_to
 from router.discovery.readiness import Readiness
-from router.errors import ConfigError
-from router.garbage import collect_garbage
 from router.http.admin_token import with_token
 from router.http.sockets import raise_descriptor_limit
 from router.metrics import Metrics
-from router.supervisor import ignore, keep_running
 from router.tenants import Tenants
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from router.contracts import NO_EXTRA, ExtraKeys, HashContract
+from router.base.contracts import NO_EXTRA, ExtraKeys, HashContract
 from router.kv_events.wire import BlockRemoved, BlockStored, EventBatch, KvEvent, WireShape, encode
 
 BLOCK_SIZE = 4

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies import CandidateId, CostModel, Holding, Policy, RequestView, Snapshot
+from router.base.contracts import BlockKey
+from router.base.messages import Notes, decode_notes, encode
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.config import ReplicaConfig
-from router.contracts import BlockKey
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
 from router.kv_events.stream import RankStream
-from router.messages import Notes, decode_notes, encode
 from router.metrics import Metrics
 from router.observers.sessions.ledger import Ledger
 from router.observers.sessions.turn_share import share_turns

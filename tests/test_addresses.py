@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.addresses import base_url, endpoint_place, host_port, own_url_host, place_of
+from router.base.addresses import base_url, endpoint_place, host_port, own_url_host, place_of
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
 from router import config
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 from router.records.record import DecisionRecord
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SLOW, Engines, arm, chat, num_running, on_stage, streamed, words

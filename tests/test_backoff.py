@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from router.backoff import Suspension
+from router.base.backoff import Suspension
 
 
 def test_suspension_doubles_until_it_is_reset() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router import contracts
-from router.contracts import (
+from router.base import contracts
+from router.base.contracts import (
     ALGORITHMS,
     DEFAULT_SEED,
     KEY_MASK,

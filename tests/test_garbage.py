@@ -1,4 +1,4 @@
-"""router.garbage: collections see what is new, and everything now and then; memory goes back."""
+"""router.base.garbage: collections see what is new, and everything at times; memory goes back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from router import garbage
+from router.base import garbage
 
 
 class Node:

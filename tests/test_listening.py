@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from router.listening import listen, why_not
+from router.base.listening import listen, why_not
 
 
 @contextmanager

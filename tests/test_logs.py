@@ -1,4 +1,4 @@
-"""router.logs: a constant message, data in fields."""
+"""router.base.logs: a constant message, data in fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from router import logs
+from router.base import logs
 
 
 def record(message: str, **fields: object) -> logging.LogRecord:

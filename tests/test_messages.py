@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.contracts import HashContract
-from router.messages import (
+from router.base.contracts import HashContract
+from router.base.messages import (
     Began,
     Ended,
     Notes,

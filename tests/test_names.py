@@ -1,4 +1,4 @@
-"""router.names: which addresses a name has; and that every client of the router asks it."""
+"""router.base.names: which addresses a name has; and that every client of the router asks it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from router import names as module
+from router.base import names as module
+from router.base.errors import (
+    HostUnknown,
+    PoolGone,
+    StoreRefused,
+    StoreUnavailable,
+    UpstreamUnreachable,
+)
+from router.base.names import Names
 from router.config import ForwardConfig
 from router.discovery.engine_api import EngineApi
 from router.discovery.kubernetes_api import KubernetesApi
-from router.errors import HostUnknown, PoolGone, StoreRefused, StoreUnavailable, UpstreamUnreachable
 from router.kv_events.subscriber import EngineEvents
-from router.names import Names
 from router.observers.tracing.export import collector_at
 from router.observers.tracing.spans import spans_of
 from router.observers.tracing.trace import Trace

@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
     ("changed", "found"),
     [
         ("router/tokens/encoder.py", ["tests/tokens"]),
-        ("router/backoff.py", ["tests/test_backoff.py"]),
+        ("router/base/backoff.py", ["tests/test_backoff.py"]),
         ("router/upstream/client.py", ["tests/test_upstream.py"]),
         ("policies/ring.py", ["tests/policies"]),
         ("loadtest/emulator/app.py", ["tests/emulator"]),

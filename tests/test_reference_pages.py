@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import click
 
-from router import errors
 from router.api import routes
+from router.base import errors
 from router.cli import main
 from router.cli.group import GROUPS
 from tests.docs_blocks import ROOT

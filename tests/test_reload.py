@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from router.assembly.reload import Reload, apply
+from router.base.errors import ConfigError
 from router.config import PolicyConfig, ReplicaConfig, load
-from router.errors import ConfigError
 from tests.faults.stage import Engines, Stage, chat, on_stage, words
 
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 import pytest
 from multidict import CIMultiDict
 
+from router.base.errors import AnswerUnreadable, PoolError, UpstreamBroken
 from router.config import ForwardConfig
 from router.discovery.engine_api import EngineApi
-from router.errors import AnswerUnreadable, PoolError, UpstreamBroken
 from router.pool.master import MasterApi
 from router.upstream import Answer, Upstream
 from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Strays

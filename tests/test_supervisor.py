@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from router.backoff import Backoff
-from router.supervisor import described, keep_running
+from router.base.backoff import Backoff
+from router.base.supervisor import described, keep_running
 
 NO_PAUSE = Backoff(0.0, 0.0)
 
@@ -117,7 +117,7 @@ def test_a_failure_is_described_by_its_place() -> None:
     except TypeError as exc:
         error = exc
 
-    assert described(error).startswith("TypeError in router/backoff.py:")
+    assert described(error).startswith("TypeError in router/base/backoff.py:")
     assert described(ValueError("secret")) == "ValueError"
 
 

@@ -12,9 +12,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
-from router.config import ForwardConfig
-from router.discovery.engine_api import EngineApi
-from router.errors import (
+from router.base.errors import (
     ConnectTimeout,
     NotAsked,
     OutOfConnections,
@@ -22,6 +20,8 @@ from router.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from router.config import ForwardConfig
+from router.discovery.engine_api import EngineApi
 from router.upstream import Answer, Upstream, end_to_end
 from router.upstream import client as module
 from tests.conftest import Serve

@@ -22,7 +22,7 @@ from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
 from policies.registry import DEFAULT_POLICY, create
 from policies.view import NOTHING_HELD, CandidateId, Holding, RequestView, Snapshot
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView
 from router.records.outcome import Outcome

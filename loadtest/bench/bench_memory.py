@@ -22,7 +22,7 @@ from loadtest.bench.measures import Budget, Line
 from loadtest.bench.setting import Setting
 from policies.view import CandidateId
 from router.api.parts import Parts
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex
 from router.observers.sessions.ledger import Ledger
 from router.observers.sessions.threads import Thread

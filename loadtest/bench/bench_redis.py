@@ -24,10 +24,10 @@ from loadtest.bench.measures import Budget, Line, distribution
 from loadtest.bench.setting import Setting
 from loadtest.engines.ports import free_port
 from loadtest.runner.stack import redis_binary
+from router.base.contracts import KEY_BITS
+from router.base.messages import Delta, StreamId, TierChange, pool_stream
 from router.cluster.redis_store import RedisStore, Written
 from router.config import RedisConfig
-from router.contracts import KEY_BITS
-from router.messages import Delta, StreamId, TierChange, pool_stream
 
 _BLOCKS_A_DELTA: Final = 1_000
 _BLOCK_TOKENS: Final = 16

@@ -19,7 +19,7 @@ from loadtest.agents import Profile, Session, TurnPlan
 from loadtest.bench.client import request_bytes
 from loadtest.bench.fake_engine import BLOCK_SIZE, MODEL
 from router.api.openai import TokenIds, parse_chat
-from router.contracts import BlockKey, HashContract
+from router.base.contracts import BlockKey, HashContract
 from router.kv_events.wire import BlockStored, EventBatch, KvEvent, encode
 from router.tokens import Prompter, Tokens
 

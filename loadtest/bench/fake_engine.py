@@ -26,7 +26,7 @@ import uvloop
 from loadtest.bench.client import header
 from loadtest.bench.setting import TINY_MODEL
 from loadtest.emulator.events import EventPublisher, PublisherOptions
-from router.contracts import HashContract
+from router.base.contracts import HashContract
 from router.kv_events.wire import BlockStored, decode
 
 BLOCK_SIZE: Final = 16

@@ -24,7 +24,7 @@ from loadtest.bench.fake_engine import BLOCK_SIZE
 from loadtest.bench.setting import Setting
 from loadtest.runner.children import running
 from loadtest.runner.stack import child_environment, start_router
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 
 NUM_REPLICAS: Final = 4
 _START_S: Final = 60.0

@@ -22,7 +22,7 @@ from loadtest.emulator.realtime import RealtimeRoute
 from loadtest.emulator.replica import Replica
 from loadtest.emulator.token_routes import TokenRoutes
 from loadtest.emulator.wire import ApiError, parse_body
-from router.errors import ClientError
+from router.base.errors import ClientError
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
 

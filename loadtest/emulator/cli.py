@@ -20,8 +20,8 @@ from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from loadtest.emulator.script import Script
 from loadtest.engine_model.time_model import PRESETS, TimeModel
-from router.contracts import ALGORITHMS
-from router.listening import why_not
+from router.base.contracts import ALGORITHMS
+from router.base.listening import why_not
 
 _DEFAULTS: Final = EmulatorOptions()
 

@@ -14,8 +14,8 @@ from loadtest.emulator.app import App, make_request
 from loadtest.emulator.faults import Fault, hang_up
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.emulator.replica import Replica
-from router.addresses import own_url_host
-from router.listening import BACKLOG, listen
+from router.base.addresses import own_url_host
+from router.base.listening import BACKLOG, listen
 
 PORT_PATIENCE_S = 5.0
 

@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 from msgspec import Struct
 
-from router.addresses import unbracketed
+from router.base.addresses import unbracketed
 from router.kv_events.wire import END_OF_REPLAY, EventBatch, KvEvent, encode
 
 HIGH_WATER_MARK = 100_000

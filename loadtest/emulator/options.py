@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from loadtest.emulator.transfers import Connector
 from loadtest.emulator.wire import VERSION
 from loadtest.engine_model.time_model import PRESETS, TimeModel
-from router.contracts import DEFAULT_SEED, MAX_LOOKAHEAD, Algorithm, HashContract
+from router.base.contracts import DEFAULT_SEED, MAX_LOOKAHEAD, Algorithm, HashContract
 
 TINY_MODEL: Final = Path(__file__).resolve().parent.parent / "tiny_model"
 

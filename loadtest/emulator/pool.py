@@ -13,8 +13,8 @@ import orjson
 from aiohttp import web
 
 from loadtest.engine_model.pool import BlockPool
-from router.addresses import own_url_host
-from router.listening import BACKLOG, listen
+from router.base.addresses import own_url_host
+from router.base.listening import BACKLOG, listen
 
 PoolFault = Literal["none", "hang", "garbage", "error", "half"]
 

@@ -25,7 +25,7 @@ from loadtest.emulator.wire import ApiError, GenerationParams
 from loadtest.engine_model.blocks import Blocks, KvSequence
 from loadtest.engine_model.scheduler import Scheduler
 from loadtest.engine_model.window_blocks import WindowBlocks
-from router.contracts import NO_EXTRA, ExtraKeys
+from router.base.contracts import NO_EXTRA, ExtraKeys
 
 MAX_CHARS_ON_LOOP: Final = 30_000
 """Tokenizing more than this (about 10 ms) leaves the event loop."""

@@ -22,8 +22,8 @@ import msgspec
 import xxhash
 from tokenizers import Tokenizer as Backend
 
-from router.contracts import NO_EXTRA, ExtraKeys, HashContract
-from router.errors import BadRequest, TemplateFailed
+from router.base.contracts import NO_EXTRA, ExtraKeys, HashContract
+from router.base.errors import BadRequest, TemplateFailed
 
 _MAX_KNOWN_TOKENS = 4_000_000  # ids are shared ints: 8 bytes each, 32 MB
 

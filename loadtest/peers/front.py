@@ -17,7 +17,7 @@ from loadtest.engines.ports import free_port
 from loadtest.peers.contestants import Contestant, Place
 from loadtest.runner.children import Child, ChildDied, running
 from loadtest.runner.stack import child_environment
-from router.tls import system_tls
+from router.config.tls import system_tls
 
 _READY_S: Final = 60.0
 _PAUSE_S: Final = 0.1

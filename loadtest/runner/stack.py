@@ -20,7 +20,7 @@ from msgspec import Struct
 
 import loadtest
 from loadtest.runner.children import Child, ChildDied, running
-from router.tls import system_tls
+from router.config.tls import system_tls
 
 _START_TIMEOUT_S: Final = 60.0
 _READY_PAUSE_S: Final = 0.05

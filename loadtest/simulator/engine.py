@@ -23,7 +23,7 @@ from loadtest.engine_model.pool import BlockPool
 from loadtest.engine_model.scheduler import Scheduler, SchedulerStats, Step
 from loadtest.simulator.reads import Reads
 from loadtest.simulator.setup import Setup
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.replicas.fleet import EngineLoad
 
 _MAX_STEPS = 1 << 30

@@ -13,7 +13,7 @@ from policies.policy import Policy
 from policies.view import CandidateId
 from router.api.apis import CHAT
 from router.api.openai import ChatRequest
-from router.contracts import BlockKey, ExtraKeys, HashContract
+from router.base.contracts import BlockKey, ExtraKeys, HashContract
 from router.experiments.runner import ExperimentRunner
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView

@@ -18,7 +18,7 @@ from loadtest.simulator.setup import Setup
 from loadtest.simulator.stream import SimulatedStream
 from policies.policy import Policy
 from policies.view import CandidateId
-from router.contracts import BlockKey, HashContract
+from router.base.contracts import BlockKey, HashContract
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
@@ -36,7 +36,7 @@ _PEERS: Final = "nixl"
 
 
 class Note(Struct, frozen=True, gc=False):
-    """A placement as other routers learn of it: `router.messages.Began`."""
+    """A placement as other routers learn of it: `router.base.messages.Began`."""
 
     keys: Sequence[BlockKey]
     candidate: CandidateId

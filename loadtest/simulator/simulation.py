@@ -30,7 +30,7 @@ from loadtest.workload import Turn, Workload
 from policies.hashing import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
-from router.contracts import KEY_MASK, BlockKey
+from router.base.contracts import KEY_MASK, BlockKey
 from router.replicas.ledger import InFront
 from router.request.plan import Plan
 from router.request.results import Prompt

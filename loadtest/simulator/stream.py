@@ -10,10 +10,10 @@ from collections import deque
 
 from loadtest.engine_model.blocks import Change, Removed, Stored
 from policies.view import CandidateId
-from router.contracts import HashContract
+from router.base.contracts import HashContract
+from router.base.messages import Position
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import CandidateStream, StreamState
-from router.messages import Position
 
 
 class SimulatedStream(CandidateStream):

@@ -25,7 +25,7 @@ from router.api import (
 from router.api.openai import ChatRequest, CompletionRequest, Json
 from router.api.outline import Outline
 from router.api.usage import Usage
-from router.releases import V0_33, Release, is_at_least
+from router.base.releases import V0_33, Release, is_at_least
 
 Request = ChatRequest | CompletionRequest
 """The fields that decide a request's prompt, for any API."""

@@ -20,7 +20,7 @@ import msgspec
 import orjson
 from msgspec import UNSET, Raw, UnsetType
 
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 _SPACE: Final = b" \t\r\n"
 _NOT_SPACE: Final = re.compile(rb"[^ \t\r\n]")

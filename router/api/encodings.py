@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.errors import BadRequest, PayloadTooLarge, UnsupportedEncoding
+from router.base.errors import BadRequest, PayloadTooLarge, UnsupportedEncoding
 
 _WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
 _MAX_RATIO: Final = 200  # JSON of agents: 5 to 20

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from router.errors import (
+from router.base.errors import (
     MethodNotAllowed,
     NoReplicaAvailable,
     Overloaded,

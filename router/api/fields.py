@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 Body = Mapping[str, Any]
 """A decoded JSON object."""

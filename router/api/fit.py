@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from router.api.openai import ChatRequest, CompletionRequest
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 _TRUNCATED = "truncate_prompt_tokens"
 

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from router.api.anthropic_blocks import BILLING_HEADER
 from router.api.engine_tokenize import tokenize_chat
 from router.api.openai import ChatRequest, Json
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 _Message = dict[str, Any]
 

@@ -22,7 +22,7 @@ import orjson
 from msgspec import Struct
 
 from router.api.realtime import PATH as REALTIME
-from router.errors import MethodNotAllowed, UnknownRoute
+from router.base.errors import MethodNotAllowed, UnknownRoute
 
 _POST: Final = frozenset({"POST"})
 _GET: Final = frozenset({"GET", "HEAD"})

@@ -18,7 +18,7 @@ from typing import Any, Final
 from router.api.body_fields import without_fields
 from router.api.forms import Malformed, parts_of_form
 from router.api.outline import EXTRA_ARGS, Outline
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 FIELDS: Final = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority")
 """What `forward.client_fields` may let through."""

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from router.assembly.own_observers import own_observers
+from router.base.errors import ConfigError
 from router.config import Config
-from router.errors import ConfigError
 from router.http.part import Part
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from router.base.errors import ConfigError
+from router.base.supervisor import described
 from router.config.observers import ObserversConfig
-from router.errors import ConfigError
 from router.request.observer import Observer
-from router.supervisor import described
 
 
 def own_observers(config: ObserversConfig) -> Iterator[Observer]:

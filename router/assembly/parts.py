@@ -12,6 +12,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from router.api.withheld import Withheld
+from router.base.errors import ConfigError
+from router.base.names import Names
 from router.cluster import OrderShare, PoolShare, RecordShare, Shares, Sharing
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.death_share import share_deaths
@@ -21,6 +23,7 @@ from router.cluster.redis_store import RedisStore
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
+from router.config.tls import ServerTls, client_tls, server_tls
 from router.discovery.engine_api import EngineApi
 from router.discovery.event_owners import FleetEventOwners
 from router.discovery.find import build_sources
@@ -35,13 +38,11 @@ from router.discovery.sources import Sources
 from router.discovery.status import PoolStatus, Status, Waiting
 from router.discovery.watch import ReplicaWatch, WatchTools
 from router.discovery.watches import Watches
-from router.errors import ConfigError
 from router.experiments.runner import ExperimentRunner
 from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.names import Names
 from router.pool.members import PoolMembers
 from router.pool.pools import build_pools
 from router.pool.readers import PoolReaders
@@ -54,7 +55,6 @@ from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
 from router.request.verify import PoolVerifier
 from router.tenants import Tenants
-from router.tls import ServerTls, client_tls, server_tls
 from router.tokens import Prompters
 from router.tokens.hand_over import HandOver
 from router.upstream import Upstream

@@ -21,9 +21,9 @@ from msgspec.structs import fields, replace
 
 from policies.registry import create
 from router.assembly.router import Router
+from router.base.errors import ConfigError
+from router.base.watched_file import WatchedFile
 from router.config import Config
-from router.errors import ConfigError
-from router.watched_file import WatchedFile
 
 logger = logging.getLogger(__name__)
 

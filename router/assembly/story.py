@@ -9,8 +9,9 @@ from functools import partial
 from policies.policy import Policy
 from policies.registry import create
 from router.assembly.parts import Parts
+from router.base.errors import ConfigError, RouterError
+from router.base.turns import Turns
 from router.config import PolicyConfig
-from router.errors import ConfigError, RouterError
 from router.replicas.fleet import Fleet
 from router.request.ahead import Ahead
 from router.request.audit import TokenAudit
@@ -36,7 +37,6 @@ from router.request.settling import Settling
 from router.request.story import Steps, Story
 from router.request.tokenize import Tokenizer
 from router.request.witness import Witness
-from router.turns import Turns
 
 
 def build_story(parts: Parts) -> Story:

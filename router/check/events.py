@@ -12,23 +12,23 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from policies.view import CandidateId
-from router.addresses import reachable_endpoint
+from router.base.addresses import reachable_endpoint
+from router.base.contracts import DEFAULT_SEED, BlockKey, HashContract
+from router.base.errors import ConfigError
+from router.base.messages import KvGroup
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.reach import CONNECT_S, reach
 from router.check.seen import RankSeen, ReplicaSeen
 from router.cluster.candidate_source import CandidateSource
 from router.config import Config
-from router.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.discovery.engine_facts import EngineFacts
-from router.errors import ConfigError
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import StreamReason
 from router.index.hit_length import is_understood
 from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, EventSource, Received
-from router.messages import KvGroup
 from router.replicas.entry import Entry
 
 EVENTS_PORT: Final = 5557

@@ -14,7 +14,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.addresses import host_port, own_url_host
+from router.base.addresses import host_port, own_url_host
+from router.base.errors import ConfigError
+from router.base.listening import cannot_listen, listen, why_not
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.reach import CONNECT_S, Reach, reach
@@ -23,8 +25,6 @@ from router.check.seen import ReplicaSeen
 from router.config import AdminConfig, Config, ListenConfig, TracingConfig
 from router.config.exposure import open_to
 from router.config.secrets import read_secret
-from router.errors import ConfigError
-from router.listening import cannot_listen, listen, why_not
 
 _ASK_S: Final = 2.0
 _SIGNS: Final = ("warmroute_", '"replicas"', '"findings"', "admin token", "listen.trusted")

@@ -9,11 +9,11 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.base.errors import PoolError
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject, size
 from router.check.seen import ReplicaSeen
 from router.config import MooncakeConfig, PoolConfig
-from router.errors import PoolError
 from router.pool.catalog import PoolCatalog, Unreadable
 from router.pool.keys import names_in_keys
 from router.pool.layouts import Layout

@@ -14,14 +14,8 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.check.deadline import Deadline
-from router.check.finding import Finding, Subject, size
-from router.check.seen import ReplicaSeen
-from router.cluster.redis_connection import RedisConnection
-from router.cluster.redis_snapshot import read_heads
-from router.config import IndexConfig, RedisConfig
-from router.errors import StoreError, StoreRefused
-from router.messages import (
+from router.base.errors import StoreError, StoreRefused
+from router.base.messages import (
     SCHEMA,
     ReplicaRecord,
     StreamId,
@@ -29,6 +23,12 @@ from router.messages import (
     is_pool_stream,
     pool_lister,
 )
+from router.check.deadline import Deadline
+from router.check.finding import Finding, Subject, size
+from router.check.seen import ReplicaSeen
+from router.cluster.redis_connection import RedisConnection
+from router.cluster.redis_snapshot import read_heads
+from router.config import IndexConfig, RedisConfig
 from router.replicas.registry import Registry
 
 _MAX_STREAMS: Final = 10_000

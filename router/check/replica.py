@@ -8,6 +8,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from router.base.errors import (
+    HostUnknown,
+    KeyRefused,
+    TlsRefused,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from router.base.roles import Role
 from router.check import events, tokenizer
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
@@ -16,16 +25,7 @@ from router.check.tokenizer import Tokenizers
 from router.config import Config, bootstrap_of, pool_of
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_facts import EngineFacts
-from router.errors import (
-    HostUnknown,
-    KeyRefused,
-    TlsRefused,
-    UpstreamError,
-    UpstreamTimeout,
-    UpstreamUnreachable,
-)
 from router.replicas.entry import Entry
-from router.roles import Role
 
 _TOOLS_S: Final = 5.0  # to render one short chat
 _INFO_SHARE: Final = 0.6  # of the time that is left: for an engine's page about itself

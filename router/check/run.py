@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
+from router.base.errors import ConfigError
 from router.check import host, mooncake, redis, replica, sources, together
 from router.check.deadline import Deadline
 from router.check.mooncake import PoolSeen
@@ -17,12 +18,11 @@ from router.check.tokenizer import Tokenizers
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
+from router.config.tls import client_tls
 from router.discovery.engine_api import EngineApi
-from router.errors import ConfigError
 from router.replicas.engine_key import EngineKey
 from router.replicas.entry import Entry
 from router.replicas.registry import Registry
-from router.tls import client_tls
 
 _PROGRESS_S: Final = (2.0, 0.25)  # before the first message, and between looks
 

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from router.addresses import place_digest
+from router.base.addresses import place_digest
 from router.check.seen import ReplicaSeen
 
 Kinship = Literal["these", "some", "others"]

@@ -6,14 +6,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+from router.base.messages import StreamStatus
+from router.base.roles import Role
 from router.check.reach import Reach
 from router.discovery.engine_facts import EngineFacts
 from router.discovery.engine_pages import ServerInfo
 from router.kv_events.subscriber import EventSource
-from router.messages import StreamStatus
 from router.replicas.entry import Entry
 from router.replicas.replica import ServedModel
-from router.roles import Role
 from router.tokens.id_probe import Difference
 
 Failure = Literal["api key", "unknown host", "no answer", "other"]

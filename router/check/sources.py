@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
 
+from router.base.errors import DiscoveryError
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.config import DiscoveryConfig
 from router.config.hosts import HostRules
 from router.discovery.find import build_sources
 from router.discovery.sources import Source, why_refused
-from router.errors import DiscoveryError
 from router.replicas.registry import Registry
 
 _DISCOVERY = Subject("discovery")

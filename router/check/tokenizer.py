@@ -9,6 +9,8 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
+from router.base.errors import RouterError
+from router.base.releases import Release, rules_of
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.seen import ModelSeen
@@ -16,8 +18,6 @@ from router.config import TokensConfig
 from router.discovery.engine_api import EngineApi
 from router.discovery.id_comparison import compare
 from router.discovery.prompter_loader import configured_prompter
-from router.errors import RouterError
-from router.releases import Release, rules_of
 from router.replicas.entry import Entry
 from router.replicas.replica import ServedModel
 from router.tokens import NeedsEngine, Prompter

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from router.addresses import bound_url
+from router.base.addresses import bound_url
 from router.cli.terminal import one_line
 from router.config import Config
 from router.config.exposure import open_to

@@ -12,9 +12,9 @@ from urllib.parse import quote
 import click
 
 from router import config as configuration
+from router.base.errors import ConfigError
 from router.cli.admin import Admin, admin_options, echo_json
 from router.cli.terminal import drawing, drawn, refuse
-from router.errors import ConfigError
 from router.experiments.definition import Experiment
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from router import config as configuration
+from router.base.errors import ConfigError
 from router.cli.terminal import one_line, refuse
-from router.errors import ConfigError
 
 if TYPE_CHECKING:
     from router.check import Finding, Report

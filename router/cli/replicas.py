@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import click
 
+from router.base.roles import Role, Transfer
 from router.cli.admin import Admin, admin_options, echo_json
 from router.cli.figures import num
 from router.cli.terminal import drawing, drawn
-from router.roles import Role, Transfer
 
 _POLL_S: Final = 1.0
 _QUESTIONS: Final = ("is_sleeping", "is_paused")

@@ -12,12 +12,12 @@ import click
 
 from policies.registry import POLICIES
 from router import config as configuration
+from router.base.errors import ConfigError
 from router.cli.banner import greeter
 from router.cli.config_options import ConfigCommand, config_options, given_arguments, load
 from router.cli.terminal import drawing, drawn, refuse
 from router.config.schema import json_schema
 from router.config.secrets import read_secret
-from router.errors import ConfigError
 
 _WIDE = 160  # columns, where the width of the screen is not known
 

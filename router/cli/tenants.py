@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from router.base.errors import ConfigError
 from router.cli.terminal import refuse
-from router.errors import ConfigError
 
 
 @click.command("tenant-key")

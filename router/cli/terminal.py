@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console

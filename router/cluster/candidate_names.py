@@ -8,7 +8,7 @@ name, or else its base URL. The rank is always part of it.
 from __future__ import annotations
 
 from policies.view import CandidateId
-from router.messages import StreamId
+from router.base.messages import StreamId
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.replica import candidate_id

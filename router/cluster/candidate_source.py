@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from policies.view import CandidateId
-from router.addresses import reachable_endpoint
-from router.contracts import BlockKey
-from router.errors import ConfigError
+from router.base.addresses import reachable_endpoint
+from router.base.contracts import BlockKey
+from router.base.errors import ConfigError
+from router.base.names import Names
 from router.index.block_index import BlockIndex
 from router.index.counters import StreamCounters
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, EventSource
-from router.names import Names
 
 _DEFAULT_BLOCK_SIZE: Final = 16
 _DEFAULT_CAPACITY: Final = 8192  # blocks guessed for a replica that does not say

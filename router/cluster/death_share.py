@@ -6,11 +6,11 @@ Each router publishes what it notices. It publishes all it knows when another ro
 from __future__ import annotations
 
 from policies.view import CandidateId
+from router.base.messages import Cleared
+from router.base.messages import Lost as LostNote
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
-from router.messages import Cleared
-from router.messages import Lost as LostNote
 from router.replicas.deaths import Body, Deaths, Lost
 
 

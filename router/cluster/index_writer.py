@@ -18,13 +18,8 @@ from contextlib import suppress
 from typing import Final
 
 from policies.view import CandidateId
-from router.cluster.redis_store import RedisStore, Written
-from router.errors import StoreFull
-from router.index.block_index import BlockIndex
-from router.index.cache_view import CacheView
-from router.index.journal import Changes
-from router.kv_events.stream import RankStream
-from router.messages import (
+from router.base.errors import StoreFull
+from router.base.messages import (
     Delta,
     PoolChanged,
     StreamHead,
@@ -32,6 +27,11 @@ from router.messages import (
     StreamStatus,
     TierChange,
 )
+from router.cluster.redis_store import RedisStore, Written
+from router.index.block_index import BlockIndex
+from router.index.cache_view import CacheView
+from router.index.journal import Changes
+from router.kv_events.stream import RankStream
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import Final
 
-from router.errors import StoreError, StoreRefused
+from router.base.errors import StoreError, StoreRefused
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.base.messages import Position, StreamHead, StreamId, StreamStatus
 from router.cluster.redis_snapshot import IndexSnapshot
 from router.cluster.redis_store import RedisStore
 from router.index.staged_blocks import StagedBlocks
-from router.messages import Position, StreamHead, StreamId, StreamStatus
 
 logger = logging.getLogger(__name__)
 

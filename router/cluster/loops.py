@@ -13,12 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from router.base.errors import EMPTIED, StoreFull, StoreUnavailable
+from router.base.messages import Consumed, Notes, PoolChanged, Registered, StreamId
 from router.cluster.index_writer import FLUSH_S, IndexWriter
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
-from router.errors import EMPTIED, StoreFull, StoreUnavailable
-from router.messages import Consumed, Notes, PoolChanged, Registered, StreamId
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from router.base.errors import StoreFull
+from router.base.messages import Registered, ReplicaRecord
 from router.cluster.redis_store import RedisStore
-from router.errors import StoreFull
 from router.experiments.runner import ExperimentRunner
-from router.messages import Registered, ReplicaRecord
 from router.replicas.registry import Registry
 
 _ORDERS_S: Final = 0.1  # how soon an order given here is stored

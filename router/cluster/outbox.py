@@ -24,10 +24,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from router.cluster.candidate_names import CandidateNames
-from router.index.cache_view import CacheView
-from router.index.claims import Claim
-from router.messages import (
+from router.base.messages import (
     Alive,
     Answered,
     Began,
@@ -41,10 +38,13 @@ from router.messages import (
     encode,
     pack_keys,
 )
+from router.base.turn_notes import SessionNote
+from router.cluster.candidate_names import CandidateNames
+from router.index.cache_view import CacheView
+from router.index.claims import Claim
 from router.metrics import Metrics
 from router.replicas.conversations import Conversations
 from router.replicas.ledger import Lease
-from router.turn_notes import SessionNote
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.cluster.candidate_names import CandidateNames
-from router.cluster.lease_tracker import LeaseTracker
-from router.contracts import BlockKey
-from router.index.cache_view import CacheView
-from router.index.claims import Claim
-from router.messages import (
+from router.base.contracts import BlockKey
+from router.base.messages import (
     Alive,
     Answered,
     Began,
@@ -42,11 +38,15 @@ from router.messages import (
     decode_load,
     unpack_keys,
 )
+from router.base.turn_notes import Booked, Over, Remembered
+from router.cluster.candidate_names import CandidateNames
+from router.cluster.lease_tracker import LeaseTracker
+from router.index.cache_view import CacheView
+from router.index.claims import Claim
 from router.metrics import Metrics
 from router.replicas.conversations import Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
-from router.turn_notes import Booked, Over, Remembered
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from router.cluster.redis_store import RedisStore
-from router.messages import (
+from router.base.messages import (
     Delta,
     PoolChanged,
     StreamId,
@@ -23,6 +22,7 @@ from router.messages import (
     pool_lister,
     pool_stream,
 )
+from router.cluster.redis_store import RedisStore
 from router.pool.catalog import PoolCatalog
 from router.pool.directory import PoolDirectory
 from router.pool.follower import PoolFollower

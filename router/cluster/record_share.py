@@ -7,12 +7,12 @@ import time
 from contextlib import suppress
 from typing import Final
 
+from router.base.errors import StoreFull
 from router.cluster.index_writer import FLUSH_S
 from router.cluster.order_share import FULL_S
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
-from router.errors import StoreFull
 from router.replicas.response_owners import ResponseOwners
 
 _SESSIONS_S: Final = 1.0

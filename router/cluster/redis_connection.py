@@ -25,6 +25,8 @@ from redis.asyncio.connection import (
 )
 from redis.crc import key_slot
 
+from router.base.errors import StoreError, StoreRefused, StoreUnavailable
+from router.base.names import Names
 from router.cluster.redis_errors import store_error
 from router.cluster.redis_server import (
     Address,
@@ -37,8 +39,6 @@ from router.cluster.redis_server import (
     parse_url,
 )
 from router.config import RedisConfig
-from router.errors import StoreError, StoreRefused, StoreUnavailable
-from router.names import Names
 
 logger = logging.getLogger(__name__)
 

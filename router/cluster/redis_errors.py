@@ -7,7 +7,7 @@ from typing import Final
 
 from redis import exceptions as errors
 
-from router.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
+from router.base.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
 # Redis says so while it starts, fails over or moves the data: it passes.
 _PASSING: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "BUSY")

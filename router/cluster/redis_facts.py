@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from router.base.errors import StoreRefused
+from router.base.messages import SCHEMA
 from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_server import Mode
-from router.errors import StoreRefused
-from router.messages import SCHEMA
 
 
 class StoreFacts(Struct, frozen=True, kw_only=True):

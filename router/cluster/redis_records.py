@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, TypeVar
 
-from router.cluster import redis_scripts as scripts
-from router.cluster.redis_connection import RedisConnection, Word
-from router.cluster.redis_scripts import Scripts
-from router.experiments.state import State, decode_state, encode_state
-from router.messages import (
+from router.base.messages import (
     MAX_RECORDS,
     ReplicaRecord,
     SessionState,
@@ -17,6 +13,10 @@ from router.messages import (
     decode_session,
     encode,
 )
+from router.cluster import redis_scripts as scripts
+from router.cluster.redis_connection import RedisConnection, Word
+from router.cluster.redis_scripts import Scripts
+from router.experiments.state import State, decode_state, encode_state
 from router.replicas.response_owners import ResponseKey
 
 _SESSIONS_A_CALL: Final = 500

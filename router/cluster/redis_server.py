@@ -8,8 +8,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from msgspec import Struct
 
+from router.base.errors import StoreRefused, StoreUnavailable
 from router.cluster.redis_errors import HINTS
-from router.errors import StoreRefused, StoreUnavailable
 
 Mode = Literal["standalone", "sentinel", "cluster"]
 

@@ -13,11 +13,9 @@ from typing import Any, Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from router.cluster.redis_connection import RedisConnection
-from router.cluster.redis_scripts import BEGIN, SLICE, Scripts
-from router.contracts import BlockKey
-from router.errors import EMPTIED, StoreRefused, StoreUnavailable
-from router.messages import (
+from router.base.contracts import BlockKey
+from router.base.errors import EMPTIED, StoreRefused, StoreUnavailable
+from router.base.messages import (
     SharedTier,
     StreamHead,
     StreamId,
@@ -25,6 +23,8 @@ from router.messages import (
     decode_status,
     unpack_keys,
 )
+from router.cluster.redis_connection import RedisConnection
+from router.cluster.redis_scripts import BEGIN, SLICE, Scripts
 
 Holder = tuple[StreamId, SharedTier]
 Keys = NDArray[np.uint64]

@@ -34,18 +34,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from router.cluster import redis_scripts as scripts
-from router.cluster.redis_connection import RedisConnection, Word
-from router.cluster.redis_errors import is_out_of_memory
-from router.cluster.redis_facts import StoreFacts, memory_of, other_schema
-from router.cluster.redis_records import RedisRecords
-from router.cluster.redis_scripts import Scripts
-from router.cluster.redis_snapshot import IndexSnapshot, begin_snapshot, read_heads
-from router.cluster.redis_sweep import Swept, sweep
-from router.cluster.redis_writes import calls
-from router.config import RedisConfig
-from router.errors import EMPTIED, StoreRefused, StoreUnavailable
-from router.messages import (
+from router.base.errors import EMPTIED, StoreRefused, StoreUnavailable
+from router.base.messages import (
     SCHEMA,
     Delta,
     Note,
@@ -57,7 +47,17 @@ from router.messages import (
     encode,
     is_pool_stream,
 )
-from router.names import Names
+from router.base.names import Names
+from router.cluster import redis_scripts as scripts
+from router.cluster.redis_connection import RedisConnection, Word
+from router.cluster.redis_errors import is_out_of_memory
+from router.cluster.redis_facts import StoreFacts, memory_of, other_schema
+from router.cluster.redis_records import RedisRecords
+from router.cluster.redis_scripts import Scripts
+from router.cluster.redis_snapshot import IndexSnapshot, begin_snapshot, read_heads
+from router.cluster.redis_sweep import Swept, sweep
+from router.cluster.redis_writes import calls
+from router.config import RedisConfig
 
 _NOT_REDIS: Final = "what answers there does not answer as Redis does"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from router.base.messages import Delta, TierChange, encode, pack_keys
 from router.cluster.redis_connection import Word
-from router.messages import Delta, TierChange, encode, pack_keys
 
 MAX_KEYS: Final = 1_000
 """Keys in one call."""

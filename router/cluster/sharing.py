@@ -18,7 +18,10 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from router.backoff import Backoff
+from router.base.backoff import Backoff
+from router.base.errors import StoreError
+from router.base.messages import Left, PoolChanged, StreamId
+from router.base.supervisor import described, ignore
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
 from router.cluster.index_writer import IndexWriter
@@ -32,11 +35,8 @@ from router.cluster.pool_share import PoolShare
 from router.cluster.record_share import RecordShare
 from router.cluster.redis_facts import StoreFacts
 from router.cluster.redis_store import RedisStore
-from router.errors import StoreError
 from router.index.cache_view import CacheView
-from router.messages import Left, PoolChanged, StreamId
 from router.metrics import SharingState
-from router.supervisor import described, ignore
 from router.tenants import Accounts
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,10 @@ from msgspec.structs import fields
 
 from policies.policy import Policy
 from policies.registry import POLICIES, create
-from router.addresses import unbracketed
 from router.api.clients import network
 from router.api.routes import check_pattern
+from router.base.addresses import unbracketed
+from router.base.errors import ConfigError
 from router.config.discovery import check_discovery
 from router.config.hosts import HostRules
 from router.config.prefill import check_roles
@@ -23,7 +24,6 @@ from router.config.replicas import ReplicaConfig, pool_of
 from router.config.routing import PolicyConfig, ShadowConfig
 from router.config.tracing import check_tracing
 from router.config.tree import Config
-from router.errors import ConfigError
 from router.experiments.definition import check_all
 
 _OWN_HOSTS = ("127.0.0.1", "::1", "localhost")

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from router.base.errors import ConfigError
 from router.config.ranges import NEAR_HOSTS, Seconds
-from router.errors import ConfigError
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1123
 _SERVICE: Final = re.compile(rf"(?:{_LABEL}/)?{_LABEL}(?::(?:[0-9]{{1,5}}|{_LABEL}))?")

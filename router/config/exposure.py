@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.addresses import address_of, unbracketed
+from router.base.addresses import address_of, unbracketed
 from router.config.tree import Config
 
 

@@ -24,7 +24,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Final
 from urllib.parse import urlsplit
 
-from router.addresses import address_of
+from router.base.addresses import address_of
 
 _NETWORKS: Final = {
     "loopback": ("127.0.0.0/8", "::1/128"),

@@ -13,12 +13,12 @@ import yaml
 from msgspec import Struct
 
 from policies.naming import split
+from router.base.errors import ConfigError
 from router.config import yaml_file
 from router.config.checks import check
 from router.config.redis import REDIS_PASSWORD
 from router.config.removed import ONLY_MAPPINGS, REMOVED
 from router.config.tree import Config, Option, options
-from router.errors import ConfigError
 from router.experiments.definition import Experiment
 
 SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))

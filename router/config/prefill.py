@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
+from router.base.errors import ConfigError
+from router.base.roles import BOOTSTRAP_PORT, Transfer
 from router.config.ranges import Seconds
 from router.config.replicas import ReplicaConfig, pool_of
-from router.errors import ConfigError
-from router.roles import BOOTSTRAP_PORT, Transfer
 
 
 class PrefillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
+from router.base.errors import ConfigError
 from router.config.ranges import Seconds
-from router.errors import ConfigError
 
 REDIS_PASSWORD = "WARMROUTE_REDIS_PASSWORD"
 """The variable with the password of Redis. No flag, no key: both are read by others."""

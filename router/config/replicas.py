@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
-from router.addresses import base_url, endpoint_place, place_of
 from router.api.withheld import FIELDS
+from router.base.addresses import base_url, endpoint_place, place_of
+from router.base.roles import Role, Transfer
 from router.config.ranges import Seconds
-from router.roles import Role, Transfer
 
 ClientField = Literal["kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority"]
 

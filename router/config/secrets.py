@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 
 def read_secret(file: Path | None, key: str) -> str | None:

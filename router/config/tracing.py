@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 
 class TracingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 MAX_BYTES: Final = 4 * 1024 * 1024
 _MERGE: Final = "tag:yaml.org,2002:merge"

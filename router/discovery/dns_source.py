@@ -26,10 +26,10 @@ import dns.exception
 import dns.resolver
 from dns.rdtypes.IN.SRV import SRV
 
+from router.base.errors import DiscoveryError
 from router.config import ReplicaConfig
 from router.config.discovery import host_and_port
 from router.discovery.sources import Sink
-from router.errors import DiscoveryError
 from router.replicas.entry import Found
 
 _TRY_S: Final = 2.0  # one server, once

@@ -24,10 +24,10 @@ from typing import Final, get_args
 
 from msgspec import Struct, field
 
+from router.base.errors import DiscoveryError
+from router.base.roles import Role
 from router.config import ReplicaConfig
-from router.errors import DiscoveryError
 from router.replicas.entry import Found
-from router.roles import Role
 
 SERVICE_LABEL: Final = "kubernetes.io/service-name"
 ROLE_LABEL: Final = "warmroute.io/role"

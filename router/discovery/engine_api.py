@@ -14,11 +14,7 @@ import orjson
 from msgspec import Struct
 from multidict import CIMultiDict
 
-from router.discovery import engine_pages as pages
-from router.discovery.engine_facts import EngineFacts, RankLoads, read_facts, read_loads
-from router.discovery.engine_metrics import NO_METRICS, Metrics, SleepState
-from router.discovery.engine_pages import ServerInfo
-from router.errors import (
+from router.base.errors import (
     BadRequest,
     KeyRefused,
     NotAsked,
@@ -27,13 +23,17 @@ from router.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from router.base.names import Names
+from router.base.shortage import shortage
+from router.config.tls import refusal as tls_refusal
+from router.config.tls import system_tls
+from router.discovery import engine_pages as pages
+from router.discovery.engine_facts import EngineFacts, RankLoads, read_facts, read_loads
+from router.discovery.engine_metrics import NO_METRICS, Metrics, SleepState
+from router.discovery.engine_pages import ServerInfo
 from router.kv_events.subscriber import EventSource
-from router.names import Names
 from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
-from router.shortage import shortage
-from router.tls import refusal as tls_refusal
-from router.tls import system_tls
 from router.upstream.connections import Strays
 from router.upstream.connector import Connector
 from router.upstream.failures import unreachable

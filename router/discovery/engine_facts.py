@@ -19,16 +19,16 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.base.releases import V0_32, is_at_least
+from router.base.roles import Role
 from router.config import EventsConfig, ReplicaConfig
 from router.discovery import engine_metrics
 from router.discovery.engine_metrics import Metrics, SleepState
 from router.kv_events.subscriber import EventSource
-from router.releases import V0_32, is_at_least
 from router.replicas.candidate_state import EngineLoad
 from router.replicas.event_ports import EventPorts
 from router.replicas.replica import ServedModel
 from router.replicas.signs import Figures
-from router.roles import Role
 
 _POOL_METRIC: Final = "vllm:mooncake_store_"  # of the connector (0.32.0), only if it is on
 _FETCH_METRIC: Final = "vllm:num_requests_kv_fetch_by_stage"  # of what can load KV (0.32.0)

@@ -11,7 +11,7 @@ import math
 import re
 from typing import Final, Literal
 
-from router.contracts import MAX_BLOCK_SIZE
+from router.base.contracts import MAX_BLOCK_SIZE
 
 MAX_RANKS: Final = 256
 """Most ranks of one replica; each costs three sockets, and is a candidate of its own."""

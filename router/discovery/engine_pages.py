@@ -11,11 +11,11 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from router.decoding import decoder
+from router.base.decoding import decoder
+from router.base.roles import ROLE_OF_KIND, TRANSFER_OF_CONNECTOR, Role, Transfer
 from router.discovery.engine_metrics import MAX_COUNT, MAX_RANKS, in_range, rank_of
 from router.kv_events.subscriber import EventSource
 from router.replicas.replica import ServedModel
-from router.roles import ROLE_OF_KIND, TRANSFER_OF_CONNECTOR, Role, Transfer
 
 MAX_MODELS: Final = 1_024
 """Adapters included; of each base model a tokenizer is loaded."""

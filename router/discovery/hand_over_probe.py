@@ -16,9 +16,9 @@ import orjson
 from msgspec import Struct
 
 from router.api.openai import parse_chat
-from router.decoding import decoder
+from router.base.decoding import decoder
+from router.base.errors import UpstreamBroken
 from router.discovery.engine_api import EngineApi
-from router.errors import UpstreamBroken
 from router.tokens import Prompter
 from router.tokens.id_probe import ALL_TEXTS, Difference, of_chat
 

@@ -14,7 +14,7 @@ import orjson
 
 from router.api.engine_tokenize import tokenize_body
 from router.api.openai import parse_chat
-from router.errors import BadRequest, TemplateFailed
+from router.base.errors import BadRequest, TemplateFailed
 from router.tokens import NeedsEngine, Prompter
 from router.tokens.id_probe import ALL_TEXTS, CHATS, TEXTS, Difference, of_chat, of_refused, of_text
 

@@ -21,11 +21,11 @@ import aiohttp
 import msgspec
 from msgspec import Struct, field
 
-from router.decoding import decoder
+from router.base.decoding import decoder
+from router.base.errors import DiscoveryError
+from router.base.names import Names
+from router.config.tls import refusal
 from router.discovery.endpoint_slices import SERVICE_LABEL, Slice
-from router.errors import DiscoveryError
-from router.names import Names
-from router.tls import refusal
 from router.upstream.connector import Connector
 
 _ANSWER_S: Final = 15.0  # a whole LIST, and the first byte of a watch

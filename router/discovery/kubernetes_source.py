@@ -18,11 +18,11 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final
 
-from router.backoff import Backoff
+from router.base.backoff import Backoff
+from router.base.errors import DiscoveryError
 from router.discovery.endpoint_slices import Slice, replicas_in
 from router.discovery.kubernetes_api import Change, Expired, KubernetesApi
 from router.discovery.sources import Sink
-from router.errors import DiscoveryError
 from router.replicas.entry import Found
 
 _WATCH_S: Final = 120.0

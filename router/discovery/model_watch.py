@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from router.base.errors import RouterError, UpstreamError
 from router.config import Config
 from router.discovery.engine_api import EngineApi
 from router.discovery.hand_over_probe import WrongIds, takes_ids
 from router.discovery.id_comparison import compare
 from router.discovery.prompter_loader import PrompterLoader
 from router.discovery.served_models import ServedModels
-from router.errors import RouterError, UpstreamError
 from router.replicas.replica import Replica
 from router.tokens import NeedsEngine, Prompter, Prompters
 from router.tokens.hand_over import HandOver

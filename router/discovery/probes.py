@@ -10,12 +10,18 @@ from contextlib import suppress
 
 from msgspec import Struct
 
+from router.base.errors import (
+    NotAsked,
+    Stalled,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from router.config import HealthConfig
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_facts import EngineFacts, RankLoads
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
-from router.errors import NotAsked, Stalled, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from router.replicas.fleet import Fleet
 from router.replicas.health import ProbeFailure
 from router.replicas.replica import Replica, candidates_of

@@ -15,9 +15,9 @@ from zoneinfo import ZoneInfo
 from msgspec.structs import replace
 
 from router.api.openai import parse_chat
+from router.base.errors import RouterError
+from router.base.releases import Release, rules_of
 from router.config import TokensConfig
-from router.errors import RouterError
-from router.releases import Release, rules_of
 from router.replicas.replica import Replica
 from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter
 from router.tokens.panics import is_failure

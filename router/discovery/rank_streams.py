@@ -9,20 +9,20 @@ from functools import partial
 from typing import Final
 
 from policies.view import CandidateId
+from router.base.errors import ConfigError
+from router.base.names import Names
+from router.base.supervisor import keep_running
 from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource, Publisher
 from router.config import Config, ReplicaConfig
 from router.discovery.engine_facts import EngineFacts
-from router.errors import ConfigError
 from router.index.cache_view import CacheView
 from router.index.last_block import LastBlock
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
-from router.names import Names
 from router.pool.pools import Pool
 from router.replicas.replica import Candidate, Replica, candidates_of
-from router.supervisor import keep_running
 
 logger = logging.getLogger(__name__)
 

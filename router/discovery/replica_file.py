@@ -20,11 +20,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from router.base.errors import ConfigError, DiscoveryError
+from router.base.watched_file import WatchedFile
 from router.config import ReplicaConfig, check_replica_list, explained, yaml_file
 from router.discovery.sources import Sink
-from router.errors import ConfigError, DiscoveryError
 from router.replicas.entry import Found
-from router.watched_file import WatchedFile
 
 _LOOK_S: Final = 1.0
 

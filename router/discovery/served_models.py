@@ -18,8 +18,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final
 
+from router.base.errors import UpstreamError
 from router.discovery.engine_api import EngineApi
-from router.errors import UpstreamError
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Replica, ServedModel
 from router.tokens import Prompters

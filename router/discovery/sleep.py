@@ -30,8 +30,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from router.base.errors import SetAside
 from router.discovery.engine_metrics import SleepState
-from router.errors import SetAside
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
 from router.replicas.fleet import Fleet

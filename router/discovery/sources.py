@@ -20,10 +20,10 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from router.base.errors import ConfigError
 from router.config import check_pool, check_replica
 from router.config.hosts import HostRules
 from router.discovery.status import UNDISCOVERED, Waiting
-from router.errors import ConfigError
 from router.metrics import SourceState
 from router.replicas.entry import Found
 

@@ -9,11 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from policies.view import CandidateId
-from router.addresses import place_digest
+from router.base.addresses import place_digest
+from router.base.messages import Evacuation
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
 from router.index.last_block import LastBlock
-from router.messages import Evacuation
 from router.metrics import PoolState, RankState, SharingState, SourceState
 from router.pool.pools import Pool
 from router.pool.readers import PoolReaders

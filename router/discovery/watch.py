@@ -16,7 +16,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.backoff import Backoff
+from router.base.backoff import Backoff
+from router.base.errors import UpstreamError
 from router.config import Config, ReplicaConfig, bootstrap_of
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_facts import EngineFacts
@@ -24,7 +25,6 @@ from router.discovery.model_watch import ModelWatch
 from router.discovery.probes import Probes
 from router.discovery.rank_streams import RankStreams
 from router.discovery.status import Waiting
-from router.errors import UpstreamError
 from router.pool.members import PoolMembers
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Replica

@@ -21,14 +21,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from router.base.messages import Evacuation, ReplicaRecord
+from router.base.supervisor import keep_running
 from router.config import ReplicaConfig
 from router.discovery.status import UNDISCOVERED, Waiting
-from router.messages import Evacuation, ReplicaRecord
 from router.replicas.entry import Entry, Found
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.replica import candidates_of
-from router.supervisor import keep_running
 from router.upstream import Upstream
 
 logger = logging.getLogger(__name__)

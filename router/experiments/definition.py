@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from policies.policy import Policy
 from policies.registry import create
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 Design = Literal["split", "switchback"]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")]

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from router.errors import ConfigError, ExperimentConflict, UnknownExperiment
+from router.base.errors import ConfigError, ExperimentConflict, UnknownExperiment
 from router.experiments.arm_metrics import ArmMetrics
 from router.experiments.assignment import Assignment
 from router.experiments.definition import Experiment, check, check_shares, conflict

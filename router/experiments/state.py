@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.decoding import decoder
+from router.base.decoding import decoder
 from router.experiments.definition import Experiment
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from router.errors import BadRequest, UnknownModel
+from router.base.errors import BadRequest, UnknownModel
 from router.http.control import Control, Order
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from aiohttp import web
 
 from router.api.routes import shown
-from router.errors import AdminRefused, RouterError
+from router.base.errors import AdminRefused, RouterError
 from router.http.admin_pages import Handler, Pages
 from router.http.answers import error_answer
 from router.http.guard import Guard

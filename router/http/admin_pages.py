@@ -12,14 +12,14 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from router.api.apis import APIS
+from router.base.errors import BadRequest, ConfigError
+from router.base.messages import Evacuation
 from router.config import Config, ReplicaConfig
 from router.discovery.status import Status
 from router.discovery.watches import Watches
-from router.errors import BadRequest, ConfigError
 from router.http.adapters import Adapter, Adapters
 from router.http.answers import metrics_answer
 from router.http.control import Control, Order
-from router.messages import Evacuation
 from router.metrics import Metrics
 from router.replicas.deaths import Body, Deaths
 from router.request.explain import Explainer

@@ -17,8 +17,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from router.base.errors import ConfigError
 from router.config import Config
-from router.errors import ConfigError
 
 _NUM_BYTES: Final = 32
 _KEY: Final = "admin.token_file"

@@ -8,7 +8,7 @@ from types import TracebackType
 from aiohttp import web
 
 from router.api.failures import error_body, error_headers
-from router.errors import RouterError
+from router.base.errors import RouterError
 from router.metrics import Metrics
 
 

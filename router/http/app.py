@@ -16,8 +16,7 @@ from aiohttp import web
 from router.api.apis import REALTIME, api_of
 from router.api.failures import error_event
 from router.api.routes import Route, loggable, shown
-from router.discovery.readiness import Readiness
-from router.errors import (
+from router.base.errors import (
     BadRequest,
     ClientError,
     MethodNotAllowed,
@@ -26,6 +25,7 @@ from router.errors import (
     ShuttingDown,
     UnknownRoute,
 )
+from router.discovery.readiness import Readiness
 from router.http.access import Access
 from router.http.answers import InternalError, error_answer, without_message
 from router.http.draining import Draining

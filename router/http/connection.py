@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, cast
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
-from router.errors import BadRequest, HeadersTooLarge, RouterError
+from router.base.errors import BadRequest, HeadersTooLarge, RouterError
 from router.http.answers import InternalError, error_answer, without_message
 
 # Source: struct tcp_info in linux/tcp.h since 4.1: u64 tcpi_bytes_acked at offset 120.

@@ -20,10 +20,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from router.base.errors import BadRequest, UnknownReplica, UpstreamError
 from router.discovery.engine_api import EngineApi
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
-from router.errors import BadRequest, UnknownReplica, UpstreamError
 from router.replicas.entry import Entry
 from router.replicas.registry import Registry
 

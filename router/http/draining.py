@@ -16,8 +16,8 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from router.base.errors import ShuttingDown
 from router.config import ListenConfig
-from router.errors import ShuttingDown
 from router.http.server import Listener
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from router.api.clients import Client
 from router.api.encodings import is_encoded
 from router.api.failures import engine_error_event, error_event
 from router.api.realtime import RESTARTS, SWITCHING_PROTOCOLS
-from router.errors import ShuttingDown, UpstreamBroken
+from router.base.errors import ShuttingDown, UpstreamBroken
 from router.http.access import Origins
 from router.tenants import Tenant
 from router.upstream.socket import Socket

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from router.addresses import address_of
-from router.errors import AdminRefused
+from router.base.addresses import address_of
+from router.base.errors import AdminRefused
 
 
 class Guard:

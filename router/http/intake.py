@@ -18,8 +18,8 @@ from router.api.encodings import AsSent, decoded, utf8
 from router.api.forms import SMALL_BYTES
 from router.api.routes import Route
 from router.api.withheld import Withheld
+from router.base.errors import BadRequest, Overloaded, PayloadTooLarge
 from router.config import LimitsConfig
-from router.errors import BadRequest, Overloaded, PayloadTooLarge
 from router.metrics import Metrics
 from router.tenants import Tenant
 

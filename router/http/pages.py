@@ -8,8 +8,8 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
+from router.base.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.discovery.readiness import Readiness
-from router.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.http.access import Access
 from router.http.answers import error_answer, metrics_answer
 from router.http.connection import Handler

@@ -27,14 +27,14 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
-from router.addresses import own_url_host
 from router.api.failures import error_body, error_headers
+from router.base.addresses import own_url_host
+from router.base.errors import ConfigError, Overloaded
+from router.base.listening import BACKLOG, cannot_listen, listen, why_not
 from router.config import LimitsConfig
-from router.errors import ConfigError, Overloaded
+from router.config.tls import ServerTls
 from router.http.connection import Connection, Handler, Request
-from router.listening import BACKLOG, cannot_listen, listen, why_not
 from router.metrics import Metrics
-from router.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from itertools import count, repeat
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
+from router.base.messages import TierChange
 from router.index.copies import TIERS, Copies, Tier, drop_oldest, remove, remove_to
 from router.index.eviction import EvictionOrder
 from router.index.group_rules import Chain
@@ -37,7 +38,6 @@ from router.index.prefix import (
 )
 from router.index.recent_keys import RecentKeys
 from router.index.staged_blocks import StagedBlocks
-from router.messages import TierChange
 
 
 class BlockMatch(Struct, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from policies.view import CandidateId
-from router.contracts import BlockKey, ExtraKeys, HashContract
+from router.base.contracts import BlockKey, ExtraKeys, HashContract
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.claims import Audit, Claim

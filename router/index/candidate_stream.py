@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import Literal
 
 from policies.view import CandidateId
-from router.contracts import HashContract
+from router.base.contracts import HashContract
+from router.base.messages import Position
 from router.index.counters import StreamCounters
-from router.messages import Position
 
 StreamState = Literal["exact", "degraded", "blind"]
 """How much is known of a candidate: everything; not all, or an old state; nothing."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex, Speculation
 from router.index.candidate_stream import CandidateStream, StreamReason
 from router.index.eviction import Use

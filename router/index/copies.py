@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Literal, get_args
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 
 Tier = Literal["gpu", "cpu"]
 

@@ -36,7 +36,7 @@ from itertools import chain, islice
 from math import inf
 from typing import Final, NamedTuple, cast
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.prefix import num_leading
 
 _MAX_REPLY: Final = 65_536  # blocks; an engine may say anything

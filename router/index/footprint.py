@@ -22,9 +22,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from router.base.messages import KvGroup
 from router.index.hit_length import MAMBA, SLIDING_WINDOW, KvLayout
 from router.index.last_block import Drop
-from router.messages import KvGroup
 
 
 class _Footprint(NamedTuple):

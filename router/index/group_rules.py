@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 from itertools import compress, islice
 from typing import NamedTuple, overload
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.prefix import Either, PrefixEnd, leading
 
 

@@ -30,10 +30,10 @@ from collections.abc import Collection, Container, Sequence
 from math import lcm
 from typing import Final
 
-from router.contracts import KEY_MASK, BlockKey
+from router.base.contracts import KEY_MASK, BlockKey
+from router.base.messages import KvGroup
 from router.index.group_rules import Chain, Kind, Mamba, Whole, Window
 from router.index.last_block import Drop
-from router.messages import KvGroup
 
 FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 SLIDING_WINDOW: Final = frozenset({"sliding_window", "sliding_window_mla"})

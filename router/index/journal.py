@@ -22,9 +22,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
+from router.base.messages import TierChange, pack_keys, unpack_keys
 from router.index.copies import TIERS, Copies, Tier
-from router.messages import TierChange, pack_keys, unpack_keys
 
 MAX_PENDING: Final = 1 << 18
 """Keys recorded before everything is dropped: 10 MiB at most. 262,144 keys are 50 ms of a replay,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 
 
 class PrefixEnd(NamedTuple):

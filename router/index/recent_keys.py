@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Final, NamedTuple
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 
 MAX_KEYS: Final = 8_192  # in a generation; half a megabyte, or 1.5 of one key a call
 

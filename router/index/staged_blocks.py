@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.copies import TIERS, Copies, Tier
 
 

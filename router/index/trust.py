@@ -20,7 +20,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.messages import MAX_UNKNOWN
+from router.base.messages import MAX_UNKNOWN
 
 TRUST_DECAY: Final = 0.98  # half of the weight lies on the last 35 audits
 MIN_AUDITS: Final = 20  # nothing is concluded from fewer

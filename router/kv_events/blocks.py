@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from policies.view import CandidateId
-from router.contracts import KEY_MASK, BlockKey, HashContract, block_key
+from router.base.contracts import KEY_MASK, BlockKey, HashContract, block_key
+from router.base.messages import KvGroup, StreamStatus
 from router.index.block_index import BlockIndex
 from router.index.copies import Tier
 from router.index.counters import BlockCounters
@@ -36,7 +37,6 @@ from router.kv_events.wire import (
     ExternalHash,
     decode,
 )
-from router.messages import KvGroup, StreamStatus
 
 _UNSEEN: Final = object()
 

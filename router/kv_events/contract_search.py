@@ -20,7 +20,7 @@ from typing import Final
 
 from msgspec import structs
 
-from router.contracts import HashContract
+from router.base.contracts import HashContract
 from router.kv_events.stored_view import StoredView, find_contract, obeys
 
 MAX_MISSES: Final = 3

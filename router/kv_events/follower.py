@@ -7,8 +7,8 @@
 4. Log a change of state.
 
 It never fails a request: an error is counted and logged, the stream's state degrades, and requests
-go on with what is known. An unexpected error ends the run, and router.supervisor starts another,
-which knows nothing yet.
+go on with what is known. An unexpected error ends the run, and `router.base.supervisor` starts
+another, which knows nothing yet.
 
 Health probes take part through the stream: `stream.connected()` if a replica came back or looks
 like another process, `stream.disconnected(now_s)` if it is gone. The next tick acts on it.
@@ -24,8 +24,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.backoff import Backoff
-from router.errors import ConfigError, UpstreamError
+from router.base.backoff import Backoff
+from router.base.errors import ConfigError, UpstreamError
 from router.index.candidate_stream import StreamReason
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EngineEvents, Message

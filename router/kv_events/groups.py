@@ -26,11 +26,11 @@ from __future__ import annotations
 from math import gcd
 from typing import Final
 
-from router.contracts import MAX_BLOCK_SIZE
+from router.base.contracts import MAX_BLOCK_SIZE
+from router.base.messages import MAX_GROUPS, KvGroup
 from router.index.hit_length import FULL_ATTENTION, KvLayout, make_layout, salt_of
 from router.kv_events.stored_view import StoredView
 from router.kv_events.wire import BlockStored
-from router.messages import MAX_GROUPS, KvGroup
 
 _MAX_INDEX: Final = (1 << 16) - 1
 _MAX_KIND_CHARS: Final = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from router.backoff import Backoff
+from router.base.backoff import Backoff
 
 BLIND_AFTER_S: Final = 60.0
 """Without a publisher for so long the candidate's blocks do not count any more."""

@@ -32,8 +32,8 @@ from collections import deque
 from enum import Enum, auto
 from typing import Final
 
+from router.base.messages import Position
 from router.index.counters import HistoryCounters
-from router.messages import Position
 
 MAX_FAILED_REPLAYS: Final = 3
 """Failed in a row before history is accepted as lost; the next connection tries again."""

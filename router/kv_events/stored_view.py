@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from router.contracts import (
+from router.base.contracts import (
     ALGORITHMS,
     DEFAULT_SEED,
     MAX_BLOCK_SIZE,

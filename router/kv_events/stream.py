@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from policies.view import CandidateId
-from router.contracts import DEFAULT_SEED, BlockKey, HashContract
+from router.base.contracts import DEFAULT_SEED, BlockKey, HashContract
+from router.base.messages import Position, StreamStatus
 from router.index.block_index import BlockIndex
 from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.counters import StreamCounters
@@ -22,7 +23,6 @@ from router.kv_events.contract_search import Phase
 from router.kv_events.patience import Presence, Rereading
 from router.kv_events.sequence import BatchAction, History
 from router.kv_events.wire import decode
-from router.messages import Position, StreamStatus
 
 
 class Notice(NamedTuple):

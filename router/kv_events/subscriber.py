@@ -27,12 +27,12 @@ import zmq.asyncio
 from msgspec import Meta, Struct
 from zmq.utils.monitor import parse_monitor_message
 
-from router.addresses import address_of, host_port
-from router.backoff import Backoff
-from router.errors import ConfigError, UpstreamUnreachable
+from router.base.addresses import address_of, host_port
+from router.base.backoff import Backoff
+from router.base.errors import ConfigError, UpstreamUnreachable
+from router.base.names import Names
 from router.index.candidate_stream import StreamReason
 from router.kv_events.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES
-from router.names import Names
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from router.contracts import BlockKey, ExtraKeys, HashContract, block_key
+from router.base.contracts import BlockKey, ExtraKeys, HashContract, block_key
 from router.kv_events.stored_view import StoredView, extra_of
 
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from router.contracts import SALTED, HashContract, adapter_kind
+from router.base.contracts import SALTED, HashContract, adapter_kind
+from router.base.messages import MAX_UNKNOWN
 from router.kv_events.contract_search import MAX_MISSES
 from router.kv_events.stored_view import StoredView, obeys
-from router.messages import MAX_UNKNOWN
 
 _NUM_CHECKS: Final = 8  # of the first events of a kind each; later one in so many
 _CHECK_EVERY: Final = 64

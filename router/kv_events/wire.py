@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 from msgspec.msgpack import Decoder, Encoder
 
-from router.decoding import UNDECODABLE
+from router.base.decoding import UNDECODABLE
 
 MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
 """Of one message: some 1.5 million new tokens of five bytes; real steps have some 10,000."""

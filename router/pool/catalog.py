@@ -20,7 +20,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.hit_length import KvLayout
 from router.pool.directory import PoolDirectory
 from router.pool.groups import hit, least

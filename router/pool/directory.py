@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Final
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
+from router.base.messages import TierChange, pack_keys, unpack_keys
 from router.index.recent_keys import RecentKeys
-from router.messages import TierChange, pack_keys, unpack_keys
 
 _MAX_ON_DISK: Final = 200_000  # remembered blocks: 20 MB
 _MAX_CHANGES: Final = 50_000  # in one TierChange: 400 KB

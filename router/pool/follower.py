@@ -7,7 +7,7 @@
    if there are objects that no event reported (engines' MultiConnector reports none).
 
 It never fails a request. An error is counted and logged once, the pool does not count, and requests
-go on without it. An unexpected error ends the run, and router.supervisor starts another.
+go on without it. An unexpected error ends the run, and router.base.supervisor starts another.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from router.base.errors import PoolError, PoolGone, PoolLate
 from router.config import MooncakeConfig
-from router.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.leader import find_leader

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.group_rules import Chain
 from router.index.hit_length import FULL_ATTENTION, KvLayout
 from router.pool.directory import PoolDirectory

@@ -21,7 +21,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.contracts import KEY_MASK, BlockKey
+from router.base.contracts import KEY_MASK, BlockKey
 from router.replicas.replica import ServedModel
 
 _NUMBERED: Final = re.compile(r"((?:head_or_)?(?:tp|pcp|dcp|pp|ep)(?:_rank)?:?|group:)(\d{1,9})")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from router.errors import PoolError, PoolGone
+from router.base.errors import PoolError, PoolGone
 from router.pool.master import MasterApi
 
 _SERVING: Final = "serving"

@@ -24,9 +24,9 @@ import aiohttp
 from msgspec import Raw, Struct
 from yarl import URL
 
-from router.decoding import decoder
-from router.errors import PoolError, PoolGone, PoolLate
-from router.names import Names
+from router.base.decoding import decoder
+from router.base.errors import PoolError, PoolGone, PoolLate
+from router.base.names import Names
 from router.upstream.connections import Strays
 from router.upstream.connector import Connector
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from router.base.names import Names
 from router.config import MooncakeConfig
 from router.metrics import Metrics
-from router.names import Names
 from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi

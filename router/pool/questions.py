@@ -19,9 +19,9 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from router.backoff import Suspension
-from router.contracts import BlockKey
-from router.errors import PoolError, PoolGone, PoolLate
+from router.base.backoff import Suspension
+from router.base.contracts import BlockKey
+from router.base.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.master import MasterApi, Place

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.backoff import Suspension
+from router.base.backoff import Suspension
 
 _PAUSE_S: Final = (10.0, 300.0)
 _TRY_S: Final = 10.0  # others wait for the outcome of a try at most

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from router.base.messages import Evacuation
 from router.config import ReplicaConfig
-from router.messages import Evacuation
 
 
 class Found(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from router.addresses import endpoint_place
+from router.base.addresses import endpoint_place
 
 
 class EventPorts(Struct, frozen=True):

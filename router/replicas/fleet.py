@@ -14,12 +14,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import NOTHING_HELD, CandidateId, CostModel, Holding, ReplicaView
-from router.errors import NoReplicaAvailable, RouterError
+from router.base.errors import NoReplicaAvailable, RouterError
+from router.base.messages import Evacuation
+from router.base.releases import in_order
 from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
-from router.messages import Evacuation
 from router.records.outcome import Outcome
-from router.releases import in_order
 from router.replicas.candidate_state import (
     CandidateState,
     CandidateStatus,

@@ -25,7 +25,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from router.backoff import Suspension
+from router.base.backoff import Suspension
 from router.records.outcome import Outcome
 
 

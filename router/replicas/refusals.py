@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from router.errors import NoReplicaAvailable, RouterError, UnknownModel
+from router.base.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.replicas.candidate_state import state_of
 from router.replicas.member import Member
 from router.replicas.replica import Replica

@@ -37,11 +37,11 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.addresses import place_of
+from router.base.addresses import place_of
+from router.base.errors import ConfigError, ReplicaConflict, UnknownReplica
+from router.base.messages import Evacuation, ReplicaRecord
 from router.config import AdminConfig, ReplicaConfig, check_pool, check_replica
 from router.config.hosts import HostRules
-from router.errors import ConfigError, ReplicaConflict, UnknownReplica
-from router.messages import Evacuation, ReplicaRecord
 from router.replicas.entry import Entry, Found
 from router.replicas.replica_records import check_hosts, check_places, record_of, replica_of
 

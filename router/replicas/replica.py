@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from policies.view import CandidateId
+from router.base.roles import Role, Transfer
 from router.replicas.event_ports import EventPorts
-from router.roles import Role, Transfer
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):

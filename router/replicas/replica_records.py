@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from router.base.errors import ConfigError, ReplicaConflict
+from router.base.messages import ReplicaRecord
 from router.config import ReplicaConfig
 from router.config.hosts import HostRules
-from router.errors import ConfigError, ReplicaConflict
-from router.messages import ReplicaRecord
 
 _SHARED = ("url", "events", "replay", "role", "transfer", "hardware", "weight", "eagle", "pool",
            "bootstrap")  # fmt: skip

@@ -14,7 +14,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from router.errors import RouterError
+from router.base.errors import RouterError
+from router.base.turns import Turns
 from router.index.cache_view import CacheView
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate
@@ -22,7 +23,6 @@ from router.request.lookup import Lookup
 from router.request.match import same_names
 from router.request.results import Prompt
 from router.tokens import Tokens
-from router.turns import Turns
 
 _HEAVY_TOKENS: Final = 32_768  # hashing them takes 3 ms, and several times that on slow machines
 

@@ -21,7 +21,7 @@ import orjson
 from msgspec import Struct
 
 from router.api.apis import Request
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.request.plan import Placement

@@ -9,8 +9,8 @@ from __future__ import annotations
 from time import monotonic
 from typing import Final
 
+from router.base.errors import UpstreamBroken, UpstreamError
 from router.discovery.engine_api import EngineApi
-from router.errors import UpstreamBroken, UpstreamError
 from router.replicas.replica import Candidate
 
 _KEPT_S: Final = 10.0

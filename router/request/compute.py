@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from router.api.ending import Ending
 from router.api.prefill_body import decode_body, is_capped, transfer_params
-from router.errors import BadRequest, SetAside, UpstreamError, UpstreamUnreachable
+from router.base.errors import BadRequest, SetAside, UpstreamError, UpstreamUnreachable
 from router.records.outcome import Outcome
 from router.request.headers import RequestHeaders
 from router.request.place import Place

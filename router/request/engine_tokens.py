@@ -10,8 +10,8 @@ import orjson
 
 from router.api.engine_tokenize import tokenize_chat
 from router.api.openai import CompletionRequest
+from router.base.errors import BadRequest, RouterError, UpstreamError
 from router.discovery.engine_api import EngineApi
-from router.errors import BadRequest, RouterError, UpstreamError
 from router.request.results import Read
 from router.tokens import NeedsEngine, Prompter
 

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from policies.view import CandidateId
+from router.base.contracts import HashContract
+from router.base.errors import StoreError
+from router.base.messages import StreamId, pack_keys
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.redis_store import RedisStore
-from router.contracts import HashContract
-from router.errors import StoreError
 from router.index.block_index import BlockMatch
 from router.index.cache_view import CacheView
-from router.messages import StreamId, pack_keys
 from router.metrics import Metrics
 from router.replicas.replica import Candidate
 from router.request.results import Prompt

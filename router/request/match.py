@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from policies.view import NOTHING_HELD, CandidateId, Holding, ReplicaView
-from router.contracts import HashContract
+from router.base.contracts import HashContract
 from router.index.block_index import NO_BLOCKS
 from router.index.cache_view import CacheView
 from router.replicas.conversations import Conversation

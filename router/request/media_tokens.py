@@ -17,7 +17,7 @@ from typing import Final
 import orjson
 
 from router.api.openai import ChatRequest
-from router.errors import TemplateFailed
+from router.base.errors import TemplateFailed
 from router.request.engine_tokens import EngineTokenizer
 from router.tokens import NeedsEngine, Prompter
 from router.tokens.media import KnownMedia, MediaBook, media_key

@@ -31,10 +31,10 @@ from msgspec import Struct
 from multidict import CIMultiDict
 
 from router.api.usage import Usage
+from router.base.supervisor import described
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
 from router.request.results import Prompt, Read, Tries
-from router.supervisor import described
 
 if TYPE_CHECKING:
     from router.request.plan import Placement, Plan
@@ -124,7 +124,7 @@ class Observer:
         """Take the failure of a try; `failure` is of a small closed set."""
 
     def refused(self, request_id: str, code: str) -> None:
-        """Take a request that the router answered with an error; `code` is of `router.errors`."""
+        """Take a request that the router answered with an error; `code` as in `errors`."""
 
     def counted(self, read: Read, num_tokens: int) -> None:
         """Take a request that the router answered with the number of its prompt's tokens."""

@@ -18,8 +18,8 @@ from time import monotonic
 from typing import Final
 
 from router.api.response_ids import issued_in
+from router.base.errors import ResponseNotFound, StoreError
 from router.cluster.redis_store import RedisStore
-from router.errors import ResponseNotFound, StoreError
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry

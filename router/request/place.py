@@ -25,8 +25,8 @@ from policies.policy import Policy
 from policies.registry import create
 from policies.view import RequestView, Snapshot
 from router.api.routes import engine_route
+from router.base.errors import NoReplicaAvailable, RouteNotServed, RouterError
 from router.cluster.outbox import Outbox
-from router.errors import NoReplicaAvailable, RouteNotServed, RouterError
 from router.experiments.assignment import Assignment
 from router.experiments.runner import ExperimentRunner
 from router.metrics import Metrics

@@ -10,7 +10,7 @@ from msgspec import Struct
 from policies.cost import costs_of
 from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Decision, Holding, ReplicaView, Snapshot
-from router.contracts import BlockKey, HashContract
+from router.base.contracts import BlockKey, HashContract
 from router.index.block_index import BlockIndex
 from router.index.claims import Claim
 from router.index.hit_length import KvLayout

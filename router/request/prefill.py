@@ -36,8 +36,7 @@ from router.api.prefill_body import (
     mooncake_read,
     prefill_body,
 )
-from router.config import PrefillConfig
-from router.errors import (
+from router.base.errors import (
     BadRequest,
     ConnectTimeout,
     OutOfConnections,
@@ -46,6 +45,7 @@ from router.errors import (
     UpstreamError,
     UpstreamUnreachable,
 )
+from router.config import PrefillConfig
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.records.record import PrefillRecord

@@ -21,8 +21,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.base.errors import DeadlineUnmet, QueueFull, TbtUnmet
+from router.base.turns import TURN_S
 from router.config import QueueConfig
-from router.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.experiments.assignment import Assignment
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
@@ -35,7 +36,6 @@ from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass, class_of
 from router.scheduling.queue import Limit, Outlook, Queue, Verdict
 from router.scheduling.waiting import QueueRules, Waiting
 from router.tenants import Tenant
-from router.turns import TURN_S
 
 LOOK_S: Final = 0.05
 """How often the queue is looked at if nothing else happens: time makes room, too."""

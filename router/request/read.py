@@ -34,8 +34,8 @@ from router.api.response_ids import CREATE, is_kept, named_in
 from router.api.routes import has_side_effects, named_model
 from router.api.sessions import session_hash, session_of
 from router.api.withheld import Withheld
-from router.contracts import NO_EXTRA, ExtraKeys
-from router.errors import BadRequest, PayloadTooLarge
+from router.base.contracts import NO_EXTRA, ExtraKeys
+from router.base.errors import BadRequest, PayloadTooLarge
 from router.replicas.fleet import Fleet
 from router.request import tenancy
 from router.request.results import NO_SESSION, Inbound, Read, Whose

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from multidict import CIMultiDict
 
 from router.api.realtime import FAILED, FAILURES, GOING_AWAY
+from router.base.errors import Overloaded, UnsupportedBody, UpstreamBroken
 from router.config import LimitsConfig
-from router.errors import Overloaded, UnsupportedBody, UpstreamBroken
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.request.reply import Reply

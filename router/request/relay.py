@@ -21,7 +21,7 @@ from router.api.failures import error_event
 from router.api.opening import Begun, opening_of
 from router.api.realtime import SWITCHING_PROTOCOLS
 from router.api.usage import TAIL_BYTES, Usage
-from router.errors import UpstreamError
+from router.base.errors import UpstreamError
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.request.headers import answer_headers

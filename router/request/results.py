@@ -26,7 +26,7 @@ from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
 from router.api.parts import Parts
-from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
+from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.experiments.assignment import Assignment
 from router.index.block_index import BlockMatch
 from router.records.record import PrefillRecord, Try

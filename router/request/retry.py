@@ -24,8 +24,7 @@ from policies.cost import candidate_costs
 from router.api.body_fields import with_fields
 from router.api.ending import Ending
 from router.api.routes import engine_route
-from router.config import ForwardConfig
-from router.errors import (
+from router.base.errors import (
     AnswerUnreadable,
     BadRequest,
     ConnectTimeout,
@@ -37,6 +36,7 @@ from router.errors import (
     Stalled,
     UpstreamUnreachable,
 )
+from router.config import ForwardConfig
 from router.metrics import Metrics
 from router.records.record import Try
 from router.replicas.fleet import Fleet

@@ -20,9 +20,9 @@ from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.opening import Begun, Opening
 from router.api.response_ids import CREATE
 from router.api.routes import engine_route, lacks_route
+from router.base.errors import Overdue, UpstreamError, UpstreamUnreachable
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
-from router.errors import Overdue, UpstreamError, UpstreamUnreachable
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.request.headers import RequestHeaders

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from policies.view import NOTHING_HELD
-from router.messages import Evacuation
+from router.base.messages import Evacuation
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate, candidates_of
 from router.request.match import Matcher

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from router.api.anthropic import counted_body
 from router.api.usage import Usage
-from router.errors import (
+from router.base.errors import (
     ConnectTimeout,
     NoReplicaAvailable,
     OutOfConnections,
@@ -33,6 +33,7 @@ from router.errors import (
     UpstreamError,
     UpstreamUnreachable,
 )
+from router.base.turns import Turns
 from router.records.outcome import Outcome
 from router.records.record import Try
 from router.request import tenancy
@@ -52,7 +53,6 @@ from router.request.results import Inbound, Prompt, Read, Tries
 from router.request.retry import NO_DEATH, NO_ROUTE, NOT_PROCESSED, Retries
 from router.request.send import Sender, Sent
 from router.request.settling import Settling
-from router.turns import Turns
 
 CLIENT_LEFT: Final = 499
 """Status in records for a client that did not wait (nginx's number; no client is sent it)."""

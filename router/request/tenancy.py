@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from router.api.body_fields import with_fields
 from router.api.usage import Usage
-from router.errors import BadRequest, UnknownModel, UnsupportedBody
+from router.base.errors import BadRequest, UnknownModel, UnsupportedBody
 from router.request.plan import Placement, Plan
 from router.request.results import Inbound, Prompt, Tries
 from router.tenants import Charge, Tenant

@@ -23,8 +23,8 @@ from router.api.openai import (
     CompletionRequest,
     TokenIds,
 )
+from router.base.errors import RouterError, TemplateFailed
 from router.config import TokensConfig
-from router.errors import RouterError, TemplateFailed
 from router.metrics import Metrics
 from router.request.engine_tokens import EngineTokenizer
 from router.request.media_tokens import MediaFinder, num_media_chars

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from policies.view import CandidateId
+from router.base.contracts import HashContract
+from router.base.errors import PoolError, PoolLate
 from router.config import MooncakeConfig
-from router.contracts import HashContract
-from router.errors import PoolError, PoolLate
 from router.index.block_index import BlockIndex
 from router.metrics import Metrics
 from router.pool.pools import Pool

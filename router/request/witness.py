@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Final
 
 from router.api.body_digest import LARGE_BYTES, body_digest
-from router.errors import Overdue, RequestKills, RouterError, UpstreamTimeout
+from router.base.errors import Overdue, RequestKills, RouterError, UpstreamTimeout
 from router.records.outcome import Outcome
 from router.replicas.deaths import Body, Deaths
 from router.replicas.fleet import Fleet

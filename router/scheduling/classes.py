@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, Literal, get_args
 
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 ServiceClass = Literal["interactive", "batch"]
 

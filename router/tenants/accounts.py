@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from router.errors import RateLimited
-from router.messages import Consumed, TenantUsage
+from router.base.errors import RateLimited
+from router.base.messages import Consumed, TenantUsage
 from router.tenants.bucket import Bucket
 from router.tenants.file import TenantEntry
 

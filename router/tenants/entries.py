@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 from router.tenants.file import parse, read
 from router.tenants.keys import digest_of, new_key, written
 

@@ -24,8 +24,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct, field
 
+from router.base.errors import ConfigError
 from router.config import explained, yaml_file
-from router.errors import ConfigError
 from router.scheduling.classes import INTERACTIVE, ServiceClass
 from router.tenants.keys import DIGEST
 from router.tenants.salts import FORBIDDEN, MAX_CHARS

@@ -19,7 +19,7 @@ import hashlib
 import hmac
 from typing import Final
 
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 MAX_CHARS: Final = 128
 FORBIDDEN: Final = frozenset("@/\\\0")

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from router.errors import ConfigError, Unauthorized
+from router.base.errors import ConfigError, Unauthorized
+from router.base.watched_file import WatchedFile
 from router.tenants.accounts import Account, Accounts
 from router.tenants.file import OWN, SHARED, TenantEntry, TenantsFile, read
 from router.tenants.keys import DIGEST, digest_of, key_in
 from router.tenants.salts import tenant_salt, user_salt
-from router.watched_file import WatchedFile
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from router.api.openai import ChatRequest, Json
-from router.errors import TemplateFailed
+from router.base.errors import TemplateFailed
 from router.tokens.conversation import build_tools, check_numbers
 from router.tokens.json_memo import JsonMemo
 from router.tokens.needs_engine import NeedsEngine

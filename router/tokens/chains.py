@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from router.api.openai import TokenIds
-from router.contracts import BlockKey, ExtraKeys, HashContract, MediaSpan
+from router.base.contracts import BlockKey, ExtraKeys, HashContract, MediaSpan
 
 if TYPE_CHECKING:
     from router.tokens.incremental import Segment

@@ -15,7 +15,7 @@ from typing import Literal
 
 from jinja2 import nodes
 
-from router.releases import V0_32, V0_33, Release
+from router.base.releases import V0_32, V0_33, Release
 
 ContentFormat = Literal["string", "openai"]
 

@@ -28,7 +28,7 @@ import orjson
 import xxhash
 
 from router.api.openai import ChatRequest
-from router.backoff import Suspension
+from router.base.backoff import Suspension
 from router.tokens.prompters import Prompters
 
 logger = logging.getLogger(__name__)

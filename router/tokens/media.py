@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from router.api.openai import Json, TokenIds
-from router.backoff import Suspension
-from router.releases import V0_32, Release
+from router.base.backoff import Suspension
+from router.base.releases import V0_32, Release
 from router.tokens.media_names import MAX_URL_CHARS, MediaItem, MediaKind
 from router.tokens.needs_engine import NeedsEngine
 

@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from blake3 import blake3
 
-from router.releases import V0_32, V0_33, Release
+from router.base.releases import V0_32, V0_33, Release
 
 MediaKind = Literal["image", "audio", "video"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from msgspec import Struct
 
 from router.api.openai import TokenIds
-from router.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract, MediaSpan
+from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract, MediaSpan
 from router.tokens.chains import Chain
 from router.tokens.incremental import NewSegment, Segment, SegmentTree, Walk
 

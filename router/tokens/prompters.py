@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from router.releases import V0_32, Release
+from router.base.releases import V0_32, Release
 from router.tokens.prompter import Prompter
 
 

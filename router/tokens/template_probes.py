@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec.structs import replace
 
 from router.api.openai import ChatRequest, Json
-from router.errors import TemplateFailed
+from router.base.errors import TemplateFailed
 from router.tokens.needs_engine import NeedsEngine
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import jinja2.meta
 from jinja2 import Template, TemplateError
 
 from router.api.openai import ChatRequest
-from router.errors import TemplateFailed
-from router.releases import V0_32, Release
+from router.base.errors import TemplateFailed
+from router.base.releases import V0_32, Release
 from router.tokens.arguments import continued_and_begun, template_arguments
 from router.tokens.content_format import ContentFormat, detect_content_format
 from router.tokens.conversation import (

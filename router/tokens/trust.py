@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from router.backoff import Suspension
+from router.base.backoff import Suspension
 from router.tokens.id_probe import Difference
 
 _MIN_AGAINST: Final = 2  # replicas, if several serve the model

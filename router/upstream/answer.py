@@ -11,7 +11,7 @@ import aiohttp
 from multidict import CIMultiDictProxy
 
 from router.api.encodings import decoded, is_encoded
-from router.errors import ClientError
+from router.base.errors import ClientError
 from router.replicas.signs import Signs
 from router.upstream.failures import upstream_error
 from router.upstream.session import Response

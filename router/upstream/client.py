@@ -12,8 +12,7 @@ from typing import Final, Self
 import aiohttp
 from multidict import CIMultiDict
 
-from router.config import ForwardConfig
-from router.errors import (
+from router.base.errors import (
     OutOfConnections,
     Overdue,
     RouterError,
@@ -22,9 +21,10 @@ from router.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from router.names import Names
+from router.base.names import Names
+from router.base.shortage import shortage
+from router.config import ForwardConfig
 from router.replicas.signs import Signs
-from router.shortage import shortage
 from router.upstream.answer import Answer
 from router.upstream.connections import Strays
 from router.upstream.connector import Connector

@@ -8,7 +8,7 @@ from typing import Final
 
 import aiohttp
 
-from router.errors import (
+from router.base.errors import (
     AnswerUnreadable,
     ConnectTimeout,
     HostUnknown,
@@ -19,8 +19,8 @@ from router.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from router.shortage import shortage
-from router.tls import refusal as tls_refusal
+from router.base.shortage import shortage
+from router.config.tls import refusal as tls_refusal
 from router.upstream.session import UnreadableHead
 
 _NO_ROUTE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})

@@ -17,7 +17,7 @@ from router.api.anthropic import (
 )
 from router.api.engine_tokenize import tokenize_chat
 from router.api.openai import ChatRequest
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 BILLING = "x-anthropic-billing-header: cch=1;"

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from router.api.body_fields import with_fields, without_fields
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 NAMES = ("cache_salt", "priority")
 

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from router.api.encodings import decoded
-from router.errors import BadRequest, PayloadTooLarge, UnsupportedEncoding
+from router.base.errors import BadRequest, PayloadTooLarge, UnsupportedEncoding
 
 BODY = b'{"messages":[]}' * 100
 ZIPPED = gzip.compress(BODY, mtime=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from router.api.failures import error_body, error_event, error_headers
-from router.errors import BadRequest, NoReplicaAvailable, UpstreamBroken
+from router.base.errors import BadRequest, NoReplicaAvailable, UpstreamBroken
 
 
 def test_openai_routes_answer_as_vllm_does() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from router.api.fit import check_fits, check_text_fits, sizes_of
 from router.api.openai import parse_chat, parse_completion
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 MESSAGE = {"role": "user", "content": "x"}
 TOOL = {"type": "function", "function": {"name": "f"}}

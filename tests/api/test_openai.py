@@ -9,7 +9,7 @@ import pytest
 
 from router.api.engine_tokenize import tokenize_body
 from router.api.openai import parse_chat, parse_completion
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -10,7 +10,7 @@ import pytest
 from router.api.apis import APIS
 from router.api.outline import AT_ONCE_MS, MOST_MS, Outline, costs_ms, make_outline
 from router.api.withheld import FIELDS, Withheld
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 
 def test_short_fields_are_kept() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.api.routes import Route, Routes, check_pattern, loggable
-from router.errors import MethodNotAllowed, UnknownRoute
+from router.base.errors import MethodNotAllowed, UnknownRoute
 
 SERVED = [
     ("POST", "/v1/chat/completions"),

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from router.api.withheld import FIELDS, Withheld
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 FORM = "multipart/form-data; boundary=x"
 

@@ -6,16 +6,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from router.base.contracts import HashContract
+from router.base.messages import StreamId, StreamStatus
 from router.check.finding import Finding, Level
 from router.check.mooncake import PoolModel, PoolSeen
 from router.check.redis import RedisSeen, StreamSeen
 from router.check.seen import ModelSeen, RankSeen, ReplicaSeen
 from router.config import ReplicaConfig
-from router.contracts import HashContract
 from router.discovery.engine_api import EngineFacts
 from router.discovery.engine_pages import ServerInfo
 from router.kv_events.subscriber import EventSource
-from router.messages import StreamId, StreamStatus
 from router.pool.layouts import Layout
 from router.pool.master import MasterFigures
 from router.replicas.entry import Entry

@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from router import config
-from router.addresses import place_digest
+from router.base.addresses import place_digest
 from router.check.deadline import Deadline
 from router.check.finding import Finding
 from router.check.host import (

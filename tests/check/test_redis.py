@@ -7,12 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from router.check.deadline import Deadline
-from router.check.finding import Level
-from router.check.redis import Records, RedisSeen, judge, look
-from router.cluster.redis_store import RedisStore
-from router.config import IndexConfig, RedisConfig
-from router.messages import (
+from router.base.messages import (
     SCHEMA,
     Delta,
     ReplicaRecord,
@@ -21,6 +16,11 @@ from router.messages import (
     TierChange,
     pack_keys,
 )
+from router.check.deadline import Deadline
+from router.check.finding import Level
+from router.check.redis import Records, RedisSeen, judge, look
+from router.cluster.redis_store import RedisStore
+from router.config import IndexConfig, RedisConfig
 from router.replicas.registry import Registry
 from tests.check.samples import REDIS, REPLICA, STREAM, wrong
 from tests.redis_servers import RedisServer, namespace, shared_redis

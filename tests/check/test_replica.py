@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from router import config
+from router.base.messages import KvGroup
 from router.check import together
 from router.check.finding import Finding, Level
 from router.check.replica import judge
@@ -13,7 +14,6 @@ from router.check.seen import ReplicaSeen
 from router.config import EventsConfig
 from router.index.candidate_stream import StreamReason
 from router.kv_events.subscriber import EventSource
-from router.messages import KvGroup
 from router.replicas.replica import ServedModel
 from router.tokens.id_probe import of_chat, of_text
 from tests.check.samples import (

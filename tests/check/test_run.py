@@ -12,9 +12,9 @@ import pytest
 from loadtest.emulator.options import TINY_MODEL
 from loadtest.emulator.pool import PoolMaster
 from router import config
+from router.base.messages import SCHEMA, ReplicaRecord
 from router.check import Report, check
 from router.cluster.redis_store import RedisStore
-from router.messages import SCHEMA, ReplicaRecord
 from tests.check.running import (
     PATIENCE_S,
     checked,

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from router.base.messages import Delta, SharedTier, StreamId, TierChange, pack_keys
 from router.cluster.redis_snapshot import Holder, IndexSnapshot
 from router.cluster.redis_store import RedisStore
 from router.config import RedisConfig
-from router.messages import Delta, SharedTier, StreamId, TierChange, pack_keys
 
 R1, R2 = StreamId("r1#0"), StreamId("http://127.0.0.1:8000#1")
 POOL_STREAM = StreamId("pool/some/model")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from policies import CandidateId
+from router.base.messages import StreamId
 from router.cluster.candidate_names import CandidateNames
 from router.config import ReplicaConfig
-from router.messages import StreamId
 from router.replicas import Fleet
 from router.replicas.registry import Registry
 from tests.replicas.work import replica

@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 
 from policies.view import CandidateId
+from router.base.messages import Delta, StreamHead, StreamId, unpack_keys
 from router.cluster import index_writer
 from router.cluster.index_writer import IndexWriter, StreamWriter
 from router.cluster.redis_store import RedisStore, Written
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
-from router.messages import Delta, StreamHead, StreamId, unpack_keys
 from tests.engine import BLOCK_SIZE, batch, hashes, prompt, removed, stored
 
 R1, STREAM, ME = CandidateId("r1"), StreamId("r1#0"), "me"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from router.base.errors import StoreRefused, StoreUnavailable
 from router.cluster.link import Link
-from router.errors import StoreRefused, StoreUnavailable
 
 GONE = StoreUnavailable("no server there")
 REFUSED = StoreRefused("wrong password")

@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
+from router.base.errors import EMPTIED, StoreUnavailable
+from router.base.messages import Answered, Began, Ended, Note
 from router.cluster import loops
 from router.cluster.index_writer import IndexWriter
 from router.cluster.redis_store import RedisStore
-from router.errors import EMPTIED, StoreUnavailable
-from router.messages import Answered, Began, Ended, Note
 from tests.cluster.redis_stores import opened
 from tests.nodes import Node as Peer
 from tests.redis_servers import Start

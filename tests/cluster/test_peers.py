@@ -7,9 +7,7 @@ import random
 import pytest
 
 from policies import CandidateId, create
-from router.cluster.peers import LEASE_S
-from router.index.cache_view import LINGER_S
-from router.messages import (
+from router.base.messages import (
     Alive,
     Answered,
     Began,
@@ -19,6 +17,8 @@ from router.messages import (
     SessionState,
     StreamId,
 )
+from router.cluster.peers import LEASE_S
+from router.index.cache_view import LINGER_S
 from router.records.outcome import Outcome
 from router.replicas import EngineLoad
 from router.replicas.ledger import Booking
@@ -386,7 +386,7 @@ def test_a_claim_ends_when_its_blocks_are_there() -> None:
 
 
 def encode_keys(chain: object) -> bytes:
-    from router.messages import pack_keys
+    from router.base.messages import pack_keys
 
     return pack_keys(chain)  # type: ignore[arg-type]
 

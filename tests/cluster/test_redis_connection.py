@@ -13,9 +13,9 @@ import redis
 from aiohttp import web
 from redis.asyncio.connection import AbstractConnection
 
+from router.base.errors import StoreError, StoreRefused, StoreUnavailable
 from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_store import RedisStore, Written
-from router.errors import StoreError, StoreRefused, StoreUnavailable
 from tests.cluster.redis_stores import R1, blocks, config, opened, stored
 from tests.conftest import Serve
 from tests.redis_servers import (

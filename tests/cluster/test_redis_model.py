@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.base.messages import Delta, StreamId, TierChange
 from router.cluster.redis_snapshot import Holder
 from router.cluster.redis_store import RedisStore, Written
-from router.messages import Delta, StreamId, TierChange
 from tests.cluster.redis_stores import POOL_STREAM, blocks, opened, pack
 from tests.effort import examples
 from tests.redis_servers import RedisServer

@@ -8,12 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from router.cluster.redis_store import RedisStore, Written
-from router.cluster.redis_sweep import Swept
-from router.contracts import HashContract
-from router.errors import EMPTIED, StoreRefused, StoreUnavailable
-from router.experiments.state import State, Stopped, encode_state
-from router.messages import (
+from router.base.contracts import HashContract
+from router.base.errors import EMPTIED, StoreRefused, StoreUnavailable
+from router.base.messages import (
     SCHEMA,
     Alive,
     Delta,
@@ -27,6 +24,9 @@ from router.messages import (
     TierChange,
     encode,
 )
+from router.cluster.redis_store import RedisStore, Written
+from router.cluster.redis_sweep import Swept
+from router.experiments.state import State, Stopped, encode_state
 from tests.cluster.redis_stores import POOL_STREAM, R1, R2, blocks, opened, pack, removed, stored
 from tests.experiments.samples import NOW_S, experiment
 from tests.redis_servers import RedisServer, Start

@@ -11,13 +11,13 @@ import pytest
 
 from policies import CandidateId
 from router.api.parts import Parts
-from router.contracts import BlockKey, HashContract
-from router.messages import Notes, decode_notes, encode
+from router.base.contracts import BlockKey, HashContract
+from router.base.messages import Notes, decode_notes, encode
+from router.base.turn_notes import Booked, Remembered, Run
 from router.observers.sessions.ledger import Ledger
 from router.observers.sessions.threads import Match, Thread
 from router.observers.sessions.turns import Turn
 from router.records.computed import Change, Computed, Loss, Move
-from router.turn_notes import Booked, Remembered, Run
 from tests.engine import CONTRACT
 from tests.nodes import Node, chain_of
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from msgspec import Struct
 
-from router.tls import system_tls
+from router.config.tls import system_tls
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from router import config
+from router.base.errors import ConfigError
 from router.config import Config, load
-from router.errors import ConfigError
 
 
 def write(tmp_path: Path, text: str) -> Path:

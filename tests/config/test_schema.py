@@ -13,9 +13,9 @@ from jsonschema import Draft202012Validator
 
 from loadtest import docs
 from router import config
+from router.base.errors import ConfigError
 from router.cli import main
 from router.config.schema import json_schema
-from router.errors import ConfigError
 from tests.docs_blocks import ROOT, blocks
 
 FILES = [

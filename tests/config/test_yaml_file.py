@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from router.base.errors import ConfigError
 from router.config import load, yaml_file
-from router.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
+from router.base.errors import ConfigError, DiscoveryError
 from router.config import load
 from router.discovery import dns_source
 from router.discovery.dns_source import DnsSource
-from router.errors import ConfigError, DiscoveryError
 from tests.faults.stage import Engines, chat, on_stage, words
 
 Records = dict[tuple[str, str], list[str]]

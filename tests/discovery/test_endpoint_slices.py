@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from router.base.errors import DiscoveryError
 from router.config.hosts import HostRules
 from router.discovery.endpoint_slices import POOL_LABEL, Slice, replicas_in
 from router.discovery.sources import why_refused
-from router.errors import DiscoveryError
 from tests.discovery.fake_kubernetes import endpoint, slice_of
 
 IPV6: dict[str, Any] = {"name": "vllm-6", "addressType": "IPv6"}

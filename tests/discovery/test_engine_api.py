@@ -10,17 +10,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from router.config.hosts import HostRules
-from router.discovery import engine_api, engine_metrics, engine_pages
-from router.discovery.engine_api import EngineApi
-from router.discovery.engine_pages import EventSource
-from router.errors import (
+from router.base.errors import (
     BadRequest,
     HostUnknown,
     UpstreamBroken,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from router.config.hosts import HostRules
+from router.discovery import engine_api, engine_metrics, engine_pages
+from router.discovery.engine_api import EngineApi
+from router.discovery.engine_pages import EventSource
 from router.replicas import ServedModel
 from router.replicas.engine_key import EngineKey
 from tests.conftest import Serve

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from loadtest.tiny_model import MODEL_DIR
 from router.api.openai import parse_chat
+from router.base.errors import UpstreamBroken
 from router.discovery.engine_api import EngineApi
 from router.discovery.hand_over_probe import WrongIds, takes_ids
-from router.errors import UpstreamBroken
 from router.tokens import Prompter, load_prompter
 from router.tokens.id_probe import ALL_TEXTS
 from tests.faults.fake_engine import FakeEngine

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from router.base.errors import ConfigError, DiscoveryError
 from router.config import load
 from router.discovery import kubernetes_api, kubernetes_source
 from router.discovery.kubernetes_source import KubernetesSource
-from router.errors import ConfigError, DiscoveryError
 from router.replicas.entry import Found
 from tests.discovery.fake_kubernetes import FakeKubernetes, endpoint, kubernetes, slice_of
 from tests.faults.stage import Engines, chat, on_stage, words

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from router.api.openai import parse_chat
+from router.base.releases import V0_32
 from router.config import TokensConfig
 from router.discovery import prompter_loader
 from router.discovery.prompter_loader import PrompterLoader, configured_prompter
-from router.releases import V0_32
 from router.tokens import Prompters
 from tests.tokens.vllm_routes import MODEL
 

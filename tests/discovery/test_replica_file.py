@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from router.base.errors import ConfigError
 from router.config import ReplicaConfig
 from router.discovery.replica_file import parse
-from router.errors import ConfigError
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, Stage, chat, on_stage, words
 from tests.redis_servers import Start

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from loadtest.emulator.emulator import Emulator
+from router.base.messages import ReplicaRecord
 from router.discovery import watches
 from router.discovery.engine_facts import EngineFacts
 from router.discovery.watch import ReplicaWatch
-from router.messages import ReplicaRecord
 from router.replicas.replica import Replica
 from tests.faults.stage import (
     SLOW,

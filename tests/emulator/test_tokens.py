@@ -20,8 +20,8 @@ from loadtest.emulator.tokens import (
     as_template_tool,
     chain,
 )
-from router.contracts import ExtraKeys, HashContract, block_key
-from router.errors import BadRequest, TemplateFailed
+from router.base.contracts import ExtraKeys, HashContract, block_key
+from router.base.errors import BadRequest, TemplateFailed
 from tests.effort import examples
 
 TOKENIZER = ChatTokenizer(TINY_MODEL)

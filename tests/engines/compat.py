@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from loadtest.markdown import table
 from router.api import routes as served
-from router.contracts import ALGORITHMS
+from router.base.contracts import ALGORITHMS
 from router.http import control
 from router.kv_events import wire
 from router.tokens.models import modes

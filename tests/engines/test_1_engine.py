@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 from loadtest.results import Predicted, TurnResult
-from router.contracts import ExtraKeys, HashContract
+from router.base.contracts import ExtraKeys, HashContract
 from tests.engines.harness import BLOCK_SIZE, Engine, EventTap, replay, unpack, wait_until
 from tests.engines.turns import (
     mixed_sessions,

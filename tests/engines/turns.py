@@ -21,7 +21,7 @@ from loadtest.agents import Profile, Session, Turn, make_sessions
 from loadtest.results import TurnResult
 from loadtest.runner.sending import make_client
 from loadtest.runner.sessions import send_turn
-from router.contracts import block_key
+from router.base.contracts import block_key
 from tests.engines.harness import EventTap
 
 SETTLE_S = 0.05

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from router import config
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 from router.experiments.definition import ArmQueue, Experiment, check_all, conflict
 from tests.experiments.samples import experiment
 

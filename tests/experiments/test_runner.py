@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from router.errors import ConfigError, ExperimentConflict, UnknownExperiment
+from router.base.errors import ConfigError, ExperimentConflict, UnknownExperiment
 from router.experiments.assignment import Assignment
 from router.experiments.definition import Arm, ArmQueue, Experiment, Guardrails
 from router.experiments.runner import MAX_EXPERIMENTS, ExperimentRunner, refused

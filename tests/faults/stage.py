@@ -32,8 +32,8 @@ from loadtest.emulator.options import EmulatorOptions
 from loadtest.engine_model.time_model import PRESETS, TimeModel
 from router import config
 from router.assembly import Router
-from router.contracts import BlockKey, block_key
-from router.logs import JsonFormatter, TextFormatter
+from router.base.contracts import BlockKey, block_key
+from router.base.logs import JsonFormatter, TextFormatter
 from router.observers.live.feed import Feed
 from router.observers.sessions.bookkeeper import Bookkeeper
 from router.observers.sessions.ledger import Ledger

@@ -15,8 +15,8 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.engine_model.time_model import TimeModel
+from router.base.messages import Notes
 from router.index.cache_view import LINGER_S
-from router.messages import Notes
 from tests.faults.stage import Engines, Stage, arm, chat, num_running, on_stage, streamed, words
 from tests.nodes import Node
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router import names as module
+from router.base import names as module
 from router.cli.status import degraded
 from tests.faults.stage import Engines, Json, Stage, chat, on_stage, words
 from tests.resolver import AGAIN, NO_NAME, Named, Resolver, resolver

@@ -13,7 +13,7 @@ from msgspec import structs
 from loadtest.emulator import replica
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.events import EventPublisher
-from router.contracts import ExtraKeys
+from router.base.contracts import ExtraKeys
 from router.kv_events.wire import BlockRemoved, BlockStored, KvEvent
 from tests.faults.stage import Engines, Reply, Stage, chat, on_stage, words
 

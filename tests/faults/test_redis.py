@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from loadtest.emulator.emulator import Emulator
-from router.backoff import Backoff
+from router.base.backoff import Backoff
+from router.base.errors import StoreUnavailable
+from router.base.messages import SCHEMA
 from router.cluster import following
 from router.cluster.sharing import Sharing
-from router.errors import StoreUnavailable
-from router.messages import SCHEMA
 from tests.faults.several import exact, has_written, turns
 from tests.faults.stage import (
     PATIENCE_S,

@@ -19,7 +19,7 @@ from router.api.openai import (
 )
 from router.api.outline import Outline, make_outline
 from router.api.responses import parse_responses
-from router.errors import ClientError
+from router.base.errors import ClientError
 from router.tokens import NeedsEngine
 from router.tokens.incremental import NewSegment
 from router.tokens.models.deepseek_v4 import DeepSeekV4Renderer, DeepSeekV41Renderer

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api.body_fields import with_fields, without_fields
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 
 NAMES = ("cache_salt", "priority", "kv_transfer_params")
 TEXTS = st.text(max_size=8) | st.sampled_from((*NAMES, '"priority":1', "\\", '"', "}{,"))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router import config
+from router.base.errors import ConfigError
 from router.config import Config, load
-from router.errors import ConfigError
 from tests.fuzz.damage import FIXED, NASTY, mutated
 
 OPTIONS = list(config.options())

@@ -9,13 +9,13 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
+from router.base.errors import ConfigError, DiscoveryError
 from router.config import DiscoveryConfig, ReplicaConfig
 from router.config.hosts import HostRules
 from router.discovery.endpoint_slices import replicas_in
 from router.discovery.kubernetes_api import Change, Expired, _change
 from router.discovery.replica_file import parse
 from router.discovery.sources import why_refused
-from router.errors import ConfigError, DiscoveryError
 from router.replicas.entry import Found
 from router.replicas.registry import Registry
 from tests.discovery.fake_kubernetes import endpoint, slice_of

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from router.contracts import MAX_BLOCK_SIZE
+from router.base.contracts import MAX_BLOCK_SIZE
+from router.base.errors import BadRequest, UpstreamError
 from router.discovery import engine_metrics
 from router.discovery import engine_pages as pages
 from router.discovery.engine_api import EngineApi
-from router.errors import BadRequest, UpstreamError
 from tests.discovery.pages import METRICS, MODELS, SOURCES
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import json_bytes, mangled

@@ -8,7 +8,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from policies.view import CandidateId
-from router.addresses import reachable_endpoint
+from router.base.addresses import reachable_endpoint
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import parse_reply

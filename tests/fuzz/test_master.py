@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from hypothesis import strategies as st
 
-from router.errors import PoolError
+from router.base.errors import PoolError
 from router.pool import master as mooncake
 from router.pool.catalog import PoolCatalog
 from router.pool.master import MasterApi

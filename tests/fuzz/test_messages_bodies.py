@@ -19,7 +19,7 @@ from router.api.anthropic_blocks import arguments_of
 from router.api.anthropic_types import Unknown
 from router.api.engine_tokenize import tokenize_chat
 from router.api.outline import make_outline
-from router.errors import ClientError
+from router.base.errors import ClientError
 from router.tokens import NeedsEngine
 from tests.fuzz.budget import fuzz
 from tests.fuzz.damage import mutated

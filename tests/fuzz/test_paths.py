@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.api.routes import _KNOWN, Routes
-from router.errors import MethodNotAllowed, UnknownRoute
+from router.base.errors import MethodNotAllowed, UnknownRoute
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import RawClient, on_stage
 

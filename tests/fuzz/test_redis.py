@@ -9,14 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from policies.view import CandidateId
-from router.cluster.redis_snapshot import IndexSnapshot, _named_bits, read_heads
-from router.config import ReplicaConfig
-from router.experiments.runner import ExperimentRunner
-from router.experiments.runner import refused as refused_experiment
-from router.experiments.state import decode_state
-from router.index.block_index import BlockIndex
-from router.kv_events.stream import RankStream
-from router.messages import (
+from router.base.messages import (
     Alive,
     Answered,
     Began,
@@ -41,12 +34,19 @@ from router.messages import (
     encode,
     pack_keys,
 )
+from router.base.turn_notes import Booked, Over, Remembered, Run, SharedParts
+from router.cluster.redis_snapshot import IndexSnapshot, _named_bits, read_heads
+from router.config import ReplicaConfig
+from router.experiments.runner import ExperimentRunner
+from router.experiments.runner import refused as refused_experiment
+from router.experiments.state import decode_state
+from router.index.block_index import BlockIndex
+from router.kv_events.stream import RankStream
 from router.metrics import Metrics
 from router.observers.sessions.describe import session_fields, turn_fields
 from router.observers.sessions.turns import Turn
 from router.records.computed import Change, Computed, Loss, Move
 from router.replicas.registry import Registry
-from router.turn_notes import Booked, Over, Remembered, Run, SharedParts
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, stored
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import mangled, packed

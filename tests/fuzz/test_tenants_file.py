@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 from router.tenants.file import TenantEntry, parse
 
 GOOD = yaml.safe_dump(

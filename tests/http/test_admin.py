@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 from tests.faults.stage import SECRET, SESSION, Engines, chat, on_stage, words
 
 

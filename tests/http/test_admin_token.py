@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from router import config
+from router.base.errors import ConfigError
 from router.cli import main
-from router.errors import ConfigError
 from router.http.admin_token import default_file, with_token
 
 REPLICA = {("replicas",): ["http://127.0.0.1:9"]}

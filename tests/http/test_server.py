@@ -20,7 +20,7 @@ from aiohttp import web
 
 from router import config
 from router.assembly import Router
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 from router.http.connection import Connection
 from router.run import run
 from tests.faults.fake_engine import FakeEngine

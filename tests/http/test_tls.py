@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from router.base.errors import ConfigError
 from router.config import ForwardConfig, ListenConfig
+from router.config.tls import client_tls, server_tls, system_tls
 from router.discovery.engine_api import EngineApi
-from router.errors import ConfigError
 from router.run import reload
-from router.tls import client_tls, server_tls, system_tls
 from tests.faults.fake_engine import MODELS
 from tests.faults.stage import PATIENCE_S, Engines, RawClient, Stage, chat, on_stage, words
 from tests.http.certificates import Authority

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policies.view import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch, Speculation
 from router.index.copies import Tier
 

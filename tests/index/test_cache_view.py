@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from policies.view import CandidateId
-from router.contracts import ExtraKeys
+from router.base.contracts import ExtraKeys
+from router.base.messages import MAX_UNKNOWN, KvGroup
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.cache_view import LINGER_S, CacheView
 from router.index.candidate_stream import StreamReason
@@ -16,7 +17,6 @@ from router.index.hit_length import KvLayout
 from router.index.last_block import LastBlock
 from router.index.trust import MIN_AUDITS, SUSPECT_BELOW
 from router.kv_events.stream import RankStream
-from router.messages import MAX_UNKNOWN, KvGroup
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
 
 R1, R2 = CandidateId("r1"), CandidateId("r2")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.engine_model.blocks import Blocks, KvSequence
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index import eviction
 from router.index.eviction import EvictionOrder, FirstLost, Use
 from router.index.prefix import num_leading

@@ -6,10 +6,10 @@ import pytest
 
 from loadtest.engine_model.blocks import KvSequence
 from loadtest.engine_model.window_blocks import WindowBlocks
+from router.base.messages import KvGroup
 from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
 from router.index.last_block import Drop
-from router.messages import KvGroup
 
 FULL = KvGroup(0, "full_attention", 16)
 WINDOW = KvGroup(1, "sliding_window", 16, 40)  # three blocks

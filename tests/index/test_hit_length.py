@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
+from router.base.messages import KvGroup
 from router.index.group_rules import Chain
 from router.index.hit_length import KvLayout, is_understood, make_layout
 from router.index.last_block import Drop
-from router.messages import KvGroup
 
 RECORDED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "fixtures/kv_groups/coordinator-0.32.0.json").read_text()

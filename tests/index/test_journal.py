@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from policies.view import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
+from router.base.messages import TierChange, pack_keys, unpack_keys
 from router.index.block_index import BlockIndex
 from router.index.copies import Tier
 from router.index.journal import Changes
 from router.index.staged_blocks import StagedBlocks
-from router.messages import TierChange, pack_keys, unpack_keys
 
 A = CandidateId("a")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from policies.view import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
+from router.base.messages import KvGroup
 from router.index.block_index import BlockIndex, BlockMatch
 from router.index.cache_view import CacheView
 from router.index.hit_length import KvLayout
 from router.index.last_block import RUN, Drop, LastBlock
 from router.kv_events.stream import RankStream
-from router.messages import KvGroup
 
 R1 = CandidateId("r1")
 SIZE = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.view import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.staged_blocks import StagedBlocks
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from policies.view import CandidateId
-from router.errors import UpstreamUnreachable
+from router.base.errors import UpstreamUnreachable
 from router.index.block_index import BlockIndex
 from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream

@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 
 from policies.view import CandidateId
-from router.contracts import ExtraKeys, HashContract
-from router.index.block_index import NO_BLOCKS, BlockIndex
-from router.index.candidate_stream import StreamReason
-from router.index.staged_blocks import StagedBlocks
-from router.kv_events.contract_search import VERIFY_EVERY
-from router.kv_events.stream import RankStream
-from router.kv_events.wire import BlockStored, KvEvent
-from router.messages import (
+from router.base.contracts import ExtraKeys, HashContract
+from router.base.messages import (
     MAX_GROUPS,
     KvGroup,
     Position,
@@ -24,6 +18,12 @@ from router.messages import (
     encode,
     unpack_keys,
 )
+from router.index.block_index import NO_BLOCKS, BlockIndex
+from router.index.candidate_stream import StreamReason
+from router.index.staged_blocks import StagedBlocks
+from router.kv_events.contract_search import VERIFY_EVERY
+from router.kv_events.stream import RankStream
+from router.kv_events.wire import BlockStored, KvEvent
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
 
 R1 = CandidateId("r1")

@@ -8,7 +8,8 @@ import pytest
 from msgspec import structs
 
 from policies.view import CandidateId
-from router.contracts import BlockKey, HashContract
+from router.base.contracts import BlockKey, HashContract
+from router.base.messages import Position, StreamStatus
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.index.counters import StreamCounters
@@ -16,7 +17,6 @@ from router.kv_events.patience import BLIND_AFTER_S
 from router.kv_events.sequence import MAX_FAILED_REPLAYS
 from router.kv_events.stream import RankStream
 from router.kv_events.wire import AllBlocksCleared, BlockStored
-from router.messages import Position, StreamStatus
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
 
 R1 = CandidateId("r1")

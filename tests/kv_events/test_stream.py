@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policies.view import CandidateId
-from router.contracts import ExtraKeys, HashContract
+from router.base.contracts import ExtraKeys, HashContract
 from router.index.block_index import BlockIndex
 from router.kv_events.contract_search import MAX_MISSES, VERIFY_EVERY
 from router.kv_events.patience import BLIND_AFTER_S

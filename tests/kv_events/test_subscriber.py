@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from router.addresses import reachable_endpoint
-from router.errors import ConfigError, UpstreamUnreachable
+from router.base.addresses import reachable_endpoint
+from router.base.errors import ConfigError, UpstreamUnreachable
 from router.kv_events import subscriber as engine_events
 from router.kv_events.subscriber import (
     EngineEvents,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.contracts import HashContract
+from router.base.contracts import HashContract
 from router.kv_events.stored_view import StoredView
 from router.kv_events.translation import Translation
 from tests.engine import BLOCK_SIZE, hashes, prompt

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from policies.view import CandidateId
-from router.contracts import ExtraKeys
+from router.base.contracts import ExtraKeys
+from router.base.messages import decode_status, encode
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
-from router.messages import decode_status, encode
 from tests.engine import BLOCK_SIZE, batch, prompt, stored
 
 R1 = CandidateId("r1")

@@ -70,7 +70,7 @@ uvloop.run(main())
 _CONFIGURE: Final = """
 from router import config
 from router.assembly.router import Router
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 flags = {("replicas",): ["http://127.0.0.1:9"], SETTING}
 try:

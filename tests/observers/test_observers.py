@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
 from router.request.observer import Facts, Observer, Observers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router.contracts import BlockKey, block_key
+from router.base.contracts import BlockKey, block_key
 from router.pool.catalog import PoolCatalog
 
 HEAD = "tiny@tp_rank:0@group:0"

@@ -8,7 +8,7 @@ from time import monotonic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.pool.directory import PoolDirectory
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.contracts import block_key
+from router.base.contracts import block_key
 from router.pool.keys import Listing, read_head
 from router.pool.layouts import Layout, find_layout
 

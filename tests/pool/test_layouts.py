@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.contracts import BlockKey, block_key
+from router.base.contracts import BlockKey, block_key
+from router.base.messages import KvGroup
 from router.index.hit_length import KvLayout
-from router.messages import KvGroup
 from router.pool.catalog import PoolCatalog
 from router.pool.keys import Head, read_head
 from router.pool.layouts import Layout, find_layout

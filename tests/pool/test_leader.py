@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
+from router.base.errors import PoolError, PoolGone
 from router.config import MooncakeConfig
-from router.errors import PoolError, PoolGone
 from router.metrics import Metrics
 from router.pool.follower import PoolFollower
 from router.pool.leader import find_leader

@@ -15,7 +15,7 @@ from aiohttp import web
 from yarl import URL
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from router.errors import PoolError, PoolGone, PoolLate
+from router.base.errors import PoolError, PoolGone, PoolLate
 from router.pool.master import MasterApi, MasterFigures, _url
 from tests.conftest import Serve
 from tests.fuzz.samples import DEEP_JSON

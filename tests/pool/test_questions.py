@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from router.contracts import BlockKey
-from router.errors import PoolError, PoolGone, PoolLate
+from router.base.contracts import BlockKey
+from router.base.errors import PoolError, PoolGone, PoolLate
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.master import MasterApi, Place

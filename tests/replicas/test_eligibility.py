@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.errors import NoReplicaAvailable
+from router.base.errors import NoReplicaAvailable
 from router.records.outcome import Outcome
 from router.replicas import Fleet, HealthRules, ProbeFailure
 from tests.replicas.work import fleet_of, send

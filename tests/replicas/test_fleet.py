@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from policies import CandidateId, Holding, ReplicaView, RequestView, Snapshot, create
-from router.errors import NoReplicaAvailable, UnknownModel
+from router.base.errors import NoReplicaAvailable, UnknownModel
+from router.base.messages import KvGroup
+from router.base.roles import Role
 from router.index.hit_length import KvLayout
-from router.messages import KvGroup
 from router.records.outcome import Outcome
 from router.replicas import (
     Booking,
@@ -19,7 +20,6 @@ from router.replicas import (
     Replica,
     ServedModel,
 )
-from router.roles import Role
 from tests.replicas.work import UNIT, fleet_of, replica, send
 
 A = CandidateId("a")

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from policies import CandidateId
-from router.errors import NoReplicaAvailable
+from router.base.errors import NoReplicaAvailable
 from router.replicas import Booking, Fleet, ProbeFailure, Replica, ServedModel
 from tests.replicas.work import fleet_of, replica, send
 

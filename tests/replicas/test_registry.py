@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from router.base.errors import ConfigError, ReplicaConflict, UnknownReplica
+from router.base.messages import Evacuation, ReplicaRecord, decode_record, encode
 from router.config import ReplicaConfig
-from router.errors import ConfigError, ReplicaConflict, UnknownReplica
-from router.messages import Evacuation, ReplicaRecord, decode_record, encode
 from router.replicas.registry import Registry
 
 X, Y, Z = "http://x:1", "http://y:1", "http://z:1"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from router.base.errors import ReplicaConflict
+from router.base.messages import ReplicaRecord
 from router.config import ReplicaConfig
-from router.errors import ReplicaConflict
-from router.messages import ReplicaRecord
 from router.replicas.entry import Found
 from router.replicas.registry import Registry
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from router.messages import pool_lister
+from router.base.messages import pool_lister
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, Json, Reply, Stage, chat, on_stage, streamed, words
 from tests.redis_servers import RedisServer

@@ -20,8 +20,8 @@ from loadtest.engine_model.time_model import TimeModel
 from policies import Decision, Snapshot
 from policies.cost import KvAware
 from policies.view import CandidateId, ReplicaView
+from router.base.errors import NoReplicaAvailable
 from router.config import QueueConfig
-from router.errors import NoReplicaAvailable
 from router.experiments.definition import Arm, ArmQueue, Experiment
 from router.metrics import Metrics
 from router.replicas.cost_fit import PRIOR

@@ -12,8 +12,8 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from loadtest.emulator.emulator import Emulator
+from router.base.messages import Evacuation
 from router.cli import main
-from router.messages import Evacuation
 from router.request.stay import leaves_at
 from tests.faults.stage import (
     SECRET,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from router import turns as module
+from router.base import turns as module
+from router.base.turns import Turns
 from router.request import queue as queue_module
-from router.turns import Turns
 from tests.faults.stage import Engines, Stage, chat, on_stage, words
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 from router.scheduling.classes import (
     CLASS_HEADER,
     CLASSES,

@@ -7,8 +7,8 @@ import random
 import msgspec
 import pytest
 
-from router.errors import RateLimited
-from router.messages import Consumed, TenantUsage
+from router.base.errors import RateLimited
+from router.base.messages import Consumed, TenantUsage
 from router.tenants.accounts import ALIVE_S, Account, Accounts
 from router.tenants.bucket import Bucket
 from router.tenants.file import TenantEntry

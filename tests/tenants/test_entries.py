@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from multidict import CIMultiDict
 
+from router.base.errors import ConfigError
 from router.cli import main
-from router.errors import ConfigError
 from router.tenants import Tenants
 from router.tenants.entries import add, make
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 from router.tenants.file import TenantEntry, parse, read
 
 SECRET = "s" * 32

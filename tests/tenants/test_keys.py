@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict
 
-from router.errors import BadRequest
+from router.base.errors import BadRequest
 from router.tenants.keys import DIGEST, digest_of, key_in, new_key, written
 from router.tenants.salts import FORBIDDEN, MAX_CHARS, tenant_salt, user_salt
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from router.errors import ConfigError, Unauthorized
+from router.base.errors import ConfigError, Unauthorized
 from router.tenants import Tenants
 from router.tenants.keys import digest_of, new_key, written
 from router.tenants.tenants import MAX_LABELS, OTHER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.releases import V0_32, V0_33
+from router.base.releases import V0_32, V0_33
 from router.tokens.content_format import detect_content_format
 from router.tokens.sandbox import stock_template
 

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from router.api.openai import ChatRequest, parse_chat
-from router.errors import TemplateFailed
+from router.base.errors import TemplateFailed
 from router.tokens import NeedsEngine
 from router.tokens.media import mark_media
 from router.tokens.models import harmony_encoder

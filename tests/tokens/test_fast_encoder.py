@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from router.api.openai import TokenIds, parse_completion
-from router.contracts import NO_EXTRA, HashContract
+from router.base.contracts import NO_EXTRA, HashContract
 from router.tokens import NeedsEngine, Prompter, Tokens
 from router.tokens.encoder import TextEncoder
 from router.tokens.fast_encoder import FastEncoder, FastEncoderFailed

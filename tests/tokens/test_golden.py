@@ -15,7 +15,7 @@ from hypothesis import given
 from router.api.anthropic import parse_messages
 from router.api.openai import parse_chat, parse_completion
 from router.api.responses import parse_responses
-from router.errors import ClientError
+from router.base.errors import ClientError
 from router.tokens import EncodePlan, NeedsEngine, Prompter, load_prompter
 from tests.api.samples import bodies
 from tests.tokens.corpus import written

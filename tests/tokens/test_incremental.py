@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from router.contracts import NO_EXTRA, Algorithm, ExtraKeys, HashContract
+from router.base.contracts import NO_EXTRA, Algorithm, ExtraKeys, HashContract
 from router.tokens import incremental
 from router.tokens.chains import MAX_CHAINS
 from router.tokens.incremental import Boundary, Segment, SegmentTree

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.releases import V0_33
+from router.base.releases import V0_33
 from router.tokens.media_names import MAX_URL_CHARS, MediaItem, MediaKind, data_of, name_of
 from tests.vision_model import SAMPLE_RATE, wav
 

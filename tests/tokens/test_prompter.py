@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from router.api.openai import parse_chat, parse_completion
-from router.contracts import ExtraKeys, HashContract
-from router.errors import TemplateFailed
+from router.base.contracts import ExtraKeys, HashContract
+from router.base.errors import TemplateFailed
 from router.tokens import NeedsEngine, Prompter, Tokens, incremental, load_prompter, model_files
 from router.tokens.cuts import ID_STRIDE
 from router.tokens.encoder import TextEncoder

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.api.openai import parse_chat
-from router.errors import TemplateFailed
+from router.base.errors import TemplateFailed
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.templates import ChatRenderer
 

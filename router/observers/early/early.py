@@ -29,9 +29,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import CandidateId
-from router.backoff import Suspension
+from router.base.backoff import Suspension
+from router.base.errors import RouterError
+from router.base.supervisor import described
 from router.config import EarlyConfig
-from router.errors import RouterError
 from router.metrics import Metrics
 from router.observers.early.answer_text import AnswerText
 from router.observers.early.next_prompt import MAX_BODY_BYTES, Beginning, NextPrompts
@@ -43,7 +44,6 @@ from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.relay import Passage
 from router.request.results import Prompt
-from router.supervisor import described
 from router.upstream import Upstream
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import CandidateId
-from router.contracts import BlockKey, HashContract
+from router.base.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.observers.early.answer_text import AnswerText
 from router.observers.early.next_body import next_body

@@ -12,8 +12,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.backoff import Suspension
-from router.contracts import BlockKey
+from router.base.backoff import Suspension
+from router.base.contracts import BlockKey
 from router.observers.early.next_prompt import Beginning
 
 _MOST_SESSIONS: Final = 10_000

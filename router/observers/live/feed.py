@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from router.errors import Overloaded
+from router.base.errors import Overloaded
 from router.records.record import DecisionRecord
 from router.request.observer import Observer
 

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from router.api.sessions import NAME_CHARS, engine_name, session_hash
-from router.errors import BadRequest, UnknownSession
+from router.base.errors import BadRequest, UnknownSession
 from router.http.admin_pages import Handler, json_answer, number_in
 from router.observers.sessions.describe import COLUMNS, as_row, session_fields, turn_fields
 from router.observers.sessions.findings import Findings

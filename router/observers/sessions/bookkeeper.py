@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from policies.view import CandidateId
 from router.api.sessions import engine_name
-from router.contracts import BlockKey, HashContract
+from router.base.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.sessions.causes import Fate, Known, causes_of, sharable

@@ -18,12 +18,12 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from router.errors import BadRequest, PayloadTooLarge
+from router.base.errors import BadRequest, PayloadTooLarge
+from router.base.turn_notes import Hooked
 from router.http.admin_pages import Handler
 from router.metrics import Metrics
 from router.observers.sessions.hooks import Hooks
 from router.tenants import Tenants
-from router.turn_notes import Hooked
 
 _MAX_BYTES: Final = 1 << 19  # summaries and last messages are in it
 _CHUNK_BYTES: Final = 1 << 16

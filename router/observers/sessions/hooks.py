@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from router.api.sessions import engine_name, session_hash
+from router.base.turn_notes import MAX_DIGESTS, Hooked, Over
 from router.observers.sessions.ledger import Ledger, Session
 from router.replicas.fleet import Fleet
-from router.turn_notes import MAX_DIGESTS, Hooked, Over
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from policies.view import CandidateId
 from router.api.parts import Parts
-from router.contracts import BlockKey, HashContract
+from router.base.contracts import BlockKey, HashContract
 from router.observers.sessions.threads import (
     Match,
     Thread,

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from policies.view import CandidateId, CostModel
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.cache_view import CacheView
 from router.observers.sessions.ledger import Ledger, Session
 from router.observers.sessions.threads import Thread

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from policies.view import CandidateId
 from router.api.parts import Parts
-from router.contracts import BlockKey, HashContract
+from router.base.contracts import BlockKey, HashContract
 from router.records.computed import Change, Part
 
 _LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread

@@ -17,20 +17,20 @@ from xxhash import xxh3_64_intdigest
 
 from policies.view import CandidateId
 from router.api.parts import Parts
-from router.cluster.candidate_names import CandidateNames
-from router.cluster.outbox import Outbox
-from router.cluster.peers import Peers
-from router.contracts import BlockKey
-from router.index.block_index import BlockIndex
-from router.messages import (
+from router.base.contracts import BlockKey
+from router.base.messages import (
     StreamId,
     pack_keys,
     unpack_words,
 )
+from router.base.turn_notes import MAX_TURN_BYTES, Booked, Remembered, Run, SharedParts
+from router.cluster.candidate_names import CandidateNames
+from router.cluster.outbox import Outbox
+from router.cluster.peers import Peers
+from router.index.block_index import BlockIndex
 from router.observers.sessions.ledger import Ledger, Memory
 from router.observers.sessions.threads import Thread, num_equal, num_shared
 from router.observers.sessions.turns import Turn, decode_turn, encode_turn
-from router.turn_notes import MAX_TURN_BYTES, Booked, Remembered, Run, SharedParts
 
 _NOTE_BYTES = 200
 

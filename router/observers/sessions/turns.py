@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from policies.view import CandidateId
-from router.decoding import strict
+from router.base.decoding import strict
+from router.base.wire import Count, Seconds
 from router.records.computed import Computed
-from router.wire import Count, Seconds
 
 Milliseconds = Annotated[float, Meta(ge=-1e15, le=1e15)]
 """No NaN is in them."""

@@ -10,7 +10,7 @@ from typing import Final
 from aiohttp import web
 
 from router.api.routes import loggable
-from router.errors import RouterError
+from router.base.errors import RouterError
 from router.http.access import Access
 from router.http.connection import Handler
 from router.http.pages import Pages

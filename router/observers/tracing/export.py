@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from router.errors import ConfigError
-from router.extras import install_hint
+from router.base.errors import ConfigError
+from router.base.extras import install_hint
+from router.base.names import Names
 from router.metrics import Metrics
-from router.names import Names
 from router.observers.tracing.spans import Span, spans_of
 from router.observers.tracing.trace import Trace
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from router.api.openai import ChatRequest, Json
-from router.errors import TemplateFailed
-from router.releases import V0_32, Release
+from router.base.errors import TemplateFailed
+from router.base.releases import V0_32, Release
 from router.tokens.arguments import continued_and_begun, template_arguments
 from router.tokens.content_format import ContentFormat
 from router.tokens.conversation import Conversation, build_conversation

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from router.api.openai import Json
-from router.errors import TemplateFailed
-from router.releases import V0_33
+from router.base.errors import TemplateFailed
+from router.base.releases import V0_33
 from router.tokens.content_format import ContentFormat
 from router.tokens.conversation import Conversation, build_conversation
 from router.tokens.json_memo import JsonMemo

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from router.api.openai import ChatRequest, Json
-from router.errors import TemplateFailed
+from router.base.errors import TemplateFailed
 from router.tokens.arguments import continued_and_begun
 from router.tokens.conversation import (
     build_tools,

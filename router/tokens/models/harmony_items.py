@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from router.api.openai import Json
-from router.errors import TemplateFailed
+from router.base.errors import TemplateFailed
 from router.tokens.needs_engine import NeedsEngine
 
 Piece = tuple[str, tuple[str, ...]]

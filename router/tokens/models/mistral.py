@@ -27,7 +27,7 @@ from mistral_common.protocol.instruct.validator import ValidationMode, get_valid
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from router.api.openai import ChatRequest, Json
-from router.errors import TemplateFailed
+from router.base.errors import TemplateFailed
 from router.tokens.arguments import template_arguments
 from router.tokens.conversation import check_calls, check_message, reasoning_of, text_parts
 from router.tokens.json_memo import JsonMemo

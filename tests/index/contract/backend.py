@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from policies.view import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
+from router.base.messages import StreamId
 from router.index.block_index import BlockIndex, BlockMatch
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
-from router.messages import StreamId
 from tests.engine import BLOCK_SIZE
 from tests.index.contract.engine import PlayedEngine
 

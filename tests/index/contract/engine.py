@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from policies.view import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.copies import TIERS, Tier
 from router.kv_events.wire import AllBlocksCleared, KvEvent
 from tests.engine import CONTRACT, batch, prompt, removed, stored

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from policies.view import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.block_index import BlockMatch
 from router.index.copies import TIERS, Tier
 from tests.index.contract.backend import Backend

@@ -14,6 +14,9 @@ from typing import Any, Final
 import pytest
 
 from policies.view import CandidateId
+from router.base.contracts import BlockKey
+from router.base.errors import EMPTIED, StoreError, StoreUnavailable
+from router.base.messages import Delta
 from router.cluster import Link, loader, redis_snapshot, redis_store, redis_writes
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
@@ -21,10 +24,7 @@ from router.cluster.index_writer import IndexWriter
 from router.cluster.loader import SnapshotLoader
 from router.cluster.redis_store import RedisStore, Written
 from router.config import RedisConfig, ReplicaConfig
-from router.contracts import BlockKey
-from router.errors import EMPTIED, StoreError, StoreUnavailable
 from router.index.block_index import BlockMatch
-from router.messages import Delta
 from router.replicas import Fleet
 from router.replicas.registry import Registry
 from tests.index.contract.backend import Router, stream_id_of

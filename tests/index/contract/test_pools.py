@@ -23,10 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from router.base.contracts import BlockKey, block_key
+from router.base.messages import Delta, PoolChanged, StreamId, pool_stream, unpack_keys
 from router.cluster.pool_share import PoolShare
 from router.config import MooncakeConfig
-from router.contracts import BlockKey, block_key
-from router.messages import Delta, PoolChanged, StreamId, pool_stream, unpack_keys
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower

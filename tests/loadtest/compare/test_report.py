@@ -21,7 +21,7 @@ from loadtest.compare.report import REPORT_SCHEMA, Report, make_report
 from loadtest.compare.store import write_report
 from loadtest.compare.terminal import show
 from loadtest.pages import render
-from router.extras import install_hint
+from router.base.extras import install_hint
 from tests.loadtest.compare.samples import TTFTS, made_run, made_runs, made_setting, made_turns
 
 SETTING = made_setting()

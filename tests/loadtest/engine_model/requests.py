@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from loadtest.emulator.generation import Generation
-from router.contracts import ExtraKeys, HashContract
+from router.base.contracts import ExtraKeys, HashContract
 
 
 def generation(

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from loadtest.emulator.block_events import EventWriter
 from loadtest.emulator.generation import Generation
 from loadtest.engine_model.blocks import Blocks, Cleared, KvSequence, Removed, Stored
-from router.contracts import ExtraKeys, HashContract
+from router.base.contracts import ExtraKeys, HashContract
 from router.kv_events.wire import BlockRemoved, BlockStored, KvEvent
 from tests.effort import examples
 from tests.loadtest.engine_model.requests import generation

@@ -16,7 +16,7 @@ from loadtest.emulator.options import EmulatorOptions
 from loadtest.engine_model.scheduler import Scheduler
 from loadtest.engine_model.window_blocks import WindowBlocks
 from policies.view import CandidateId
-from router.contracts import HashContract
+from router.base.contracts import HashContract
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
 from router.kv_events.wire import BlockStored, EventBatch, KvEvent, decode, encode

@@ -20,7 +20,7 @@ from loadtest.text import Prompts, UnstableTokenizer, Vocabulary, of_range, of_t
 from loadtest.traces.blocks import load_tokenizer
 from loadtest.traces.building import num_common
 from loadtest.workload import Turn
-from router.contracts import HashContract
+from router.base.contracts import HashContract
 
 SOURCES = [path.read_text() for path in sorted(Path(agents.__file__).parent.glob("*.py"))]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.observers.early.next_prompt import Beginning
 from router.observers.early.results import EarlyResults
 

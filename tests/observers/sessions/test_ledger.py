@@ -6,7 +6,7 @@ from array import array
 
 from policies.view import CandidateId
 from router.api.parts import Parts
-from router.contracts import BlockKey, HashContract
+from router.base.contracts import BlockKey, HashContract
 from router.observers.sessions.ledger import Ledger
 from router.observers.sessions.threads import Thread
 

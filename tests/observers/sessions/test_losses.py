@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
 from policies import CandidateId
-from router.contracts import BlockKey
+from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream

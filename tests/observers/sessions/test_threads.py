@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policies.view import CandidateId
 from router.api.parts import Parts
-from router.contracts import BlockKey, HashContract
+from router.base.contracts import BlockKey, HashContract
 from router.observers.sessions.ledger import Ledger, Match
 from router.observers.sessions.threads import Thread, num_equal, num_shared
 from router.observers.sessions.turns import Turn

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from router import config
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 from router.metrics import Metrics
 from router.observers.tracing import export
 from router.observers.tracing.export import MAX_WAITING, Exporter, collector_at

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
+from router.base.errors import ConfigError
 from router.config import ForwardConfig
-from router.errors import ConfigError
 
 _NO_TLS: Final = frozenset(
     {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"}

@@ -19,11 +19,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from policies.view import CandidateId
-from router.contracts import MAX_BLOCK_SIZE, BlockKey, HashContract
-from router.decoding import decoder
-from router.roles import Role, Transfer
-from router.turn_notes import Booked, Over, Remembered
-from router.wire import Count, Keys, Number, Seconds, Text
+from router.base.contracts import MAX_BLOCK_SIZE, BlockKey, HashContract
+from router.base.decoding import decoder
+from router.base.roles import Role, Transfer
+from router.base.turn_notes import Booked, Over, Remembered
+from router.base.wire import Count, Keys, Number, Seconds, Text
 
 MAX_RECORDS = 4_096
 """Replicas, or experiments, that are read of the registry."""

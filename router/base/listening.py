@@ -13,7 +13,7 @@ import errno
 import socket
 from typing import Any, Final
 
-from router.addresses import host_port, unbracketed
+from router.base.addresses import host_port, unbracketed
 
 BACKLOG: Final = 1024
 _LACKS: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})

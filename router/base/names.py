@@ -25,7 +25,7 @@ import time
 from concurrent.futures import Future, wait
 from typing import Final
 
-from router.addresses import address_of
+from router.base.addresses import address_of
 
 logger = logging.getLogger(__name__)
 

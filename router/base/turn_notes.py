@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from router.contracts import HashContract
+from router.base.contracts import HashContract
+from router.base.wire import Count, Keys, Number, Text
 from router.records.computed import Part
-from router.wire import Count, Keys, Number, Text
 
 MAX_TURN_BYTES = 16 * 1024
 

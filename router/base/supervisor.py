@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from router.backoff import Backoff
+from router.base.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 

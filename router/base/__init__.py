@@ -1,0 +1,1 @@
+"""What every room may use: errors, addresses, decoding, back-off, logs, messages."""
