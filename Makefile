@@ -68,7 +68,7 @@ compose-real: $(STAMP)    ## the image and the compose files in containers; star
 	bash tests/containers/daemon.sh run $(BIN)/python -m pytest tests/containers -o timeout=300 $(ARGS)
 
 chaos: $(STAMP)           ## everything breaks at once, under load; ARGS="--minutes 10 --seed 7"
-	$(BIN)/python -m loadtest.chaos $(ARGS)
+	$(BIN)/python -m loadtest.dev.chaos $(ARGS)
 
 SECONDS ?= 60
 fuzz: export WARMROUTE_FUZZ_SECONDS = $(SECONDS)
@@ -86,10 +86,10 @@ compat: $(STAMP)          ## what the newest vLLM changes of what warmroute assu
 	$(BIN)/python -m tests.engines.compat $(ARGS)
 
 bench: $(STAMP)           ## every budget; writes docs/research/benchmarks.md
-	$(BIN)/python -m loadtest.bench $(ARGS)
+	$(BIN)/python -m loadtest.dev.bench $(ARGS)
 
 docs: $(STAMP)            ## regenerate what is made from the code
-	$(BIN)/python -m loadtest.docs
+	$(BIN)/python -m loadtest.dev.docs
 	$(BIN)/python docker/grafana/dashboard.py
 	$(BIN)/python docker/helm/generate.py
 

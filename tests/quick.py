@@ -11,6 +11,7 @@ A file's tests are found by its name:
     router/x.py, loadtest/x.py          test_x.py
     router/metrics/…                    tests/test_docs.py, which has their tables
     router/observers/NAME/…             tests/observers/NAME
+    loadtest/dev/…                      as loadtest/…
     policies/…                          tests/policies
     docker/…                            tests/compose
     *.md                                tests/test_docs.py
@@ -58,6 +59,8 @@ def _tests_of(path: PurePath, root: Path) -> Iterator[PurePath]:
         yield tests / "test_docs.py"
     elif path.parts[:2] == ("router", "observers") and len(path.parts) > 3:
         yield tests / "observers" / path.parts[2]
+    elif path.parts[:2] == ("loadtest", "dev"):
+        yield from _tests_of(PurePath("loadtest", *path.parts[2:]), root)
     elif package in ("router", "loadtest") and len(path.parts) > 2:
         yield tests / path.parts[1]
         yield tests / f"test_{path.parts[1]}.py"

@@ -20,13 +20,13 @@ import yaml
 from hypothesis import given
 
 from docs.site_hooks import PAGES as OUTSIDE
-from loadtest import docs
-from loadtest.chaos.cli import main as chaos
-from loadtest.gpu import run as gpu_run
-from loadtest.gpu.kit import cli as gpu_kit
-from loadtest.gpu.kit import install as gpu_install
-from loadtest.peers import cli as peers
-from loadtest.studies import next_turn, real_grid
+from loadtest.dev import docs
+from loadtest.dev.chaos.cli import main as chaos
+from loadtest.dev.gpu import run as gpu_run
+from loadtest.dev.gpu.kit import cli as gpu_kit
+from loadtest.dev.gpu.kit import install as gpu_install
+from loadtest.dev.peers import cli as peers
+from loadtest.dev.studies import next_turn, real_grid
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
 from router import config

@@ -45,7 +45,7 @@ def root(tmp_path: Path) -> Path:
         ("loadtest/emulator/app.py", ["tests/emulator"]),
         ("loadtest/replay/driver.py", ["tests/loadtest/replay"]),
         ("loadtest/agents.py", ["tests/loadtest/test_agents.py"]),
-        ("loadtest/bench/rig.py", ["tests/loadtest/test_bench.py"]),
+        ("loadtest/dev/bench/rig.py", ["tests/loadtest/test_bench.py"]),
         ("docker/compose.yaml", ["tests/compose"]),
         ("docs/get-started/demo.md", ["tests/test_docs.py"]),
         ("tests/test_upstream.py", ["tests/test_upstream.py"]),

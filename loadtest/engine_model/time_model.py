@@ -88,15 +88,15 @@ PRESETS: Final[dict[str, TimeModel]] = {
     ),
     # Two vLLM 0.32.0 CPU engines with `loadtest.tiny_model`, sharing two cores with their API
     # servers, a router and a client. Measured with prompts of 250 to 12,000 tokens on both at once.
-    # Decodes are fitted to runs of `loadtest.studies.real_grid` without a pool, seed 5. Nearly all
-    # of the time is attention.
+    # Decodes are fitted to runs of `loadtest.dev.studies.real_grid` without a pool, seed 5. Nearly
+    # all of the time is attention.
     "cpu-tiny": TimeModel(
         base_ms=3.2,
         ms_per_prefill_token=0.002,
         ms_per_mtoken2=3.4,
         ms_per_decode=0.8,
     ),
-    # The same with the larger model of `loadtest.studies.pair` (slow prefill).
+    # The same with the larger model of `loadtest.dev.studies.pair` (slow prefill).
     "cpu-slow": TimeModel(
         base_ms=3.2,
         ms_per_prefill_token=0.025,

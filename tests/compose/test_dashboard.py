@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest import docs
+from loadtest.dev import docs
 from tests.compose.queries import DASHBOARD, dashboard, queries
 from tests.compose.stacks import DOCKER, REQUIRED
 

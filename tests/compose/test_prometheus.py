@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest import docs
+from loadtest.dev import docs
 from tests.compose.stacks import ALERTS as RULES
 from tests.compose.stacks import DOCKER, REQUIRED, ROOT
 

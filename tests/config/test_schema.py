@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from loadtest import docs
+from loadtest.dev import docs
 from router import config
 from router.base.errors import ConfigError
 from router.cli import main

@@ -15,7 +15,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from loadtest import docs
+from loadtest.dev import docs
 from tests.docs_blocks import MODEL, ROOT, VLLM_FLAGS, blocks
 from tests.engines.harness import Engine, Router, all_up, engine_python
 from tests.forks import python_command

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from loadtest.agents import make_sessions
+from loadtest.dev.studies.cells import Cell
+from loadtest.dev.studies.draw import Draw, draw
+from loadtest.dev.studies.grid_run import GridRun, run_of
 from loadtest.results import Summary, summarize
 from loadtest.runner.sessions import drive
-from loadtest.studies.cells import Cell
-from loadtest.studies.draw import Draw, draw
-from loadtest.studies.grid_run import GridRun, run_of
 from tests.engines.harness import NUM_BLOCKS, Engine, Router
 from tests.engines.turns import PROFILE
 
@@ -51,7 +51,7 @@ async def test_the_queue_keeps_overrun_caches_warm(
 ) -> None:
     """Two and a half times what fits: waiting saves much of what a hash by session recomputes.
 
-    A cell of `loadtest.studies.real_grid`, for the suite's smaller caches: 25 sessions. These
+    A cell of `loadtest.dev.studies.real_grid`, for the suite's smaller caches: 25 sessions. These
     engines have idle time, which would go into prompts without room (`strict_router`).
     """
     drawn = draw(Cell(working_set=2.5), seed=8, num_blocks=NUM_BLOCKS - 1)

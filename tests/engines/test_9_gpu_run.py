@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.gpu.__main__ import main
-from loadtest.gpu.run import REHEARSAL
-from loadtest.gpu.run_record import Found
-from loadtest.gpu.run_replicas import ReplicaDied, make_replicas
-from loadtest.gpu.run_study import Study
+from loadtest.dev.gpu.__main__ import main
+from loadtest.dev.gpu.run import REHEARSAL
+from loadtest.dev.gpu.run_record import Found
+from loadtest.dev.gpu.run_replicas import ReplicaDied, make_replicas
+from loadtest.dev.gpu.run_study import Study
 from tests.engines.harness import engine_python
 
 SHORT = {

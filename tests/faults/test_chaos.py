@@ -97,7 +97,7 @@ def _receives_it_all(stage: Stage, engines: Sequence[Emulator]) -> None:
 @pytest.mark.timeout(240)
 def test_no_answer_is_lost_whatever_breaks(tmp_path: Path) -> None:
     """Processes this time: two routers, Redis, pool, four replicas (docs/contribute/chaos.md)."""
-    command = [sys.executable, "-m", "loadtest.chaos", "--minutes", "0.2", "--seed", "132"]
+    command = [sys.executable, "-m", "loadtest.dev.chaos", "--minutes", "0.2", "--seed", "132"]
     command += ["--agents", "5", "--every", "0.75", "--out", str(tmp_path / "out")]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=220)
 

@@ -134,6 +134,6 @@ def test_every_promise_names_tests_that_exist() -> None:
         assert named, row
         for name in named:
             is_file = name.startswith("tests/") and (ROOT / name).is_file()
-            module, _, bench = name.partition("loadtest.bench ")
-            is_bench = not module and (ROOT / f"loadtest/bench/bench_{bench}.py").is_file()
+            module, _, bench = name.partition("loadtest.dev.bench ")
+            is_bench = not module and (ROOT / f"loadtest/dev/bench/bench_{bench}.py").is_file()
             assert is_file or is_bench or name in known, name

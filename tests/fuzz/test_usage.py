@@ -6,7 +6,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.chaos.answers import read_stream, read_whole
+from loadtest.dev.chaos.answers import read_stream, read_whole
 from router.api.failures import error_body, error_event
 from router.api.usage import TAIL_BYTES, usage_of_body, usage_of_stream
 from router.base.errors import BadRequest, RouterError, UpstreamBroken

@@ -1,4 +1,4 @@
-"""loadtest.bench: that every benchmark runs, and what is made of its figures."""
+"""loadtest.dev.bench: that every benchmark runs, and what is made of its figures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 from rich.progress import Progress
 
-from loadtest.bench import report
-from loadtest.bench.__main__ import BENCHMARKS, main, run_one
-from loadtest.bench.measures import Budget, Line, distribution
-from loadtest.bench.report import Machine, Report, Section
-from loadtest.bench.setting import Setting
+from loadtest.dev.bench import report
+from loadtest.dev.bench.__main__ import BENCHMARKS, main, run_one
+from loadtest.dev.bench.measures import Budget, Line, distribution
+from loadtest.dev.bench.report import Machine, Report, Section
+from loadtest.dev.bench.setting import Setting
 
 IN_PROCESS = ("decision", "ingest", "redis")
 WITH_PROCESSES = tuple(name for name in BENCHMARKS if name not in IN_PROCESS)
@@ -33,7 +33,7 @@ def report_of(*sections: Section) -> Report:
         date="2026-01-01T00:00Z",
         commit="abc",
         quick=False,
-        command="python -m loadtest.bench",
+        command="python -m loadtest.dev.bench",
         machine=MACHINE,
         sections=list(sections),
     )
@@ -76,7 +76,7 @@ def test_a_benchmark_that_fails_is_a_result(
     def fail(setting: Setting) -> list[Line]:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr("loadtest.bench.bench_decision.run", fail)
+    monkeypatch.setattr("loadtest.dev.bench.bench_decision.run", fail)
     section = run_one("decision", setting)
 
     assert (section.error, section.lines) == ("RuntimeError: no such thing", [])

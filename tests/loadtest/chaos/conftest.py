@@ -1,4 +1,4 @@
-"""These tests run on uvloop, as `python -m loadtest.chaos` does."""
+"""These tests run on uvloop, as `python -m loadtest.dev.chaos` does."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 import pytest
 
-from loadtest.chaos.answers import (
+from loadtest.dev.chaos.answers import (
     Expected,
     Oracle,
     Read,
@@ -18,8 +18,8 @@ from loadtest.chaos.answers import (
     read_stream,
     read_whole,
 )
-from loadtest.chaos.stack import NUM_GPU_BLOCKS, REPLY_SEED
-from loadtest.chaos.strays import STRAYS
+from loadtest.dev.chaos.stack import NUM_GPU_BLOCKS, REPLY_SEED
+from loadtest.dev.chaos.strays import STRAYS
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions

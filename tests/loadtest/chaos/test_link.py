@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from loadtest.chaos import link as link_module
-from loadtest.chaos.link import Link, Mode
+from loadtest.dev.chaos import link as link_module
+from loadtest.dev.chaos.link import Link, Mode
 from tests.ports import free_port
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.chaos.plan import AT_ONCE, KINDS, plan
+from loadtest.dev.chaos.plan import AT_ONCE, KINDS, plan
 
 
 def test_a_seed_is_a_plan() -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from loadtest.chaos import surroundings
+from loadtest.dev.chaos import surroundings
 
 ASKING = """
 import asyncio, socket, sys, time

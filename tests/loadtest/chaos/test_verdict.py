@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.chaos.faults import Done
-from loadtest.chaos.ledger import Ledger, Outcome, Seen
-from loadtest.chaos.plan import KINDS, Fault
-from loadtest.chaos.stack import Life
-from loadtest.chaos.verdict import Evidence, could_be_saved, judge, resent
-from loadtest.chaos.watch import Counts, Sample, read_counts
+from loadtest.dev.chaos.faults import Done
+from loadtest.dev.chaos.ledger import Ledger, Outcome, Seen
+from loadtest.dev.chaos.plan import KINDS, Fault
+from loadtest.dev.chaos.stack import Life
+from loadtest.dev.chaos.verdict import Evidence, could_be_saved, judge, resent
+from loadtest.dev.chaos.watch import Counts, Sample, read_counts
 
 KIND = {kind.name: kind for kind in KINDS}
 GAUGES = {"warmroute_inflight_requests": 0.0}

@@ -1,4 +1,4 @@
-"""`python -m loadtest.gpu kit`: packs and installs for real; a folder is the index."""
+"""`python -m loadtest.dev.gpu kit`: packs and installs for real; a folder is the index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.gpu.__main__ import main
+from loadtest.dev.gpu.__main__ import main
 
 ROOT = Path(__file__).parents[3]
 PYTHON = "{}.{}".format(*sys.version_info)

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from loadtest.gpu.__main__ import main
-from loadtest.gpu.run_machine import (
+from loadtest.dev.gpu.__main__ import main
+from loadtest.dev.gpu.run_machine import (
     Engines,
     Gpu,
     Hardware,
@@ -22,15 +22,15 @@ from loadtest.gpu.run_machine import (
     check_offload,
     last_line,
 )
-from loadtest.gpu.run_models import SHAPES, cache_bytes, model_folder, weight_bytes
-from loadtest.gpu.run_page import common, make_page, markdown, router_share
-from loadtest.gpu.run_record import Fetch, Found, HandOver, Prefill
-from loadtest.gpu.run_replicas import GpuReplica, ReplicaDied, while_alive
-from loadtest.gpu.run_setting import LongCell, Setting
+from loadtest.dev.gpu.run_models import SHAPES, cache_bytes, model_folder, weight_bytes
+from loadtest.dev.gpu.run_page import common, make_page, markdown, router_share
+from loadtest.dev.gpu.run_record import Fetch, Found, HandOver, Prefill
+from loadtest.dev.gpu.run_replicas import GpuReplica, ReplicaDied, while_alive
+from loadtest.dev.gpu.run_setting import LongCell, Setting
+from loadtest.dev.studies.grid_run import GridRun
 from loadtest.machine import this_machine
 from loadtest.pages import render
 from loadtest.results import Predicted, TurnResult
-from loadtest.studies.grid_run import GridRun
 
 GIB = 1 << 30
 H100 = Gpu(name="NVIDIA H100 80GB HBM3", total_bytes=79 * GIB, free_bytes=78 * GIB)
@@ -62,7 +62,7 @@ def found(*runs: GridRun, **fields: Any) -> Found:
     )  # fmt: skip
     return Found(
         date="2026-11-28",
-        command="python -m loadtest.gpu run",
+        command="python -m loadtest.dev.gpu run",
         machine=this_machine(),
         hardware=hardware,
         setting=Setting(),

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec.structs import replace
 
-from loadtest.gpu.run import REHEARSAL
-from loadtest.gpu.run_replicas import GpuReplica, ReplicaDied
-from loadtest.gpu.run_setting import FIRST_SEED, Setting
-from loadtest.gpu.run_study import Study
+from loadtest.dev.gpu.run import REHEARSAL
+from loadtest.dev.gpu.run_replicas import GpuReplica, ReplicaDied
+from loadtest.dev.gpu.run_setting import FIRST_SEED, Setting
+from loadtest.dev.gpu.run_study import Study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # a busy machine starts routers slowly
 SETTING = replace(

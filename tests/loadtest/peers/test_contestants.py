@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.peers.contestants import CONTESTANTS, Contestant, Place
+from loadtest.dev.peers.contestants import CONTESTANTS, Contestant, Place
 
 PLACE = Place(
     port=7,

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from loadtest.dev.peers import cli, cost
+from loadtest.dev.peers.cli import main
+from loadtest.dev.peers.contestants import CONTESTANTS
+from loadtest.dev.peers.page import Comparison, cost_table, grid_tables, read
+from loadtest.dev.studies.cells import Cell
+from loadtest.dev.studies.grid_run import GridFile, GridRun
 from loadtest.machine import this_machine
-from loadtest.peers import cli, cost
-from loadtest.peers.cli import main
-from loadtest.peers.contestants import CONTESTANTS
-from loadtest.peers.page import Comparison, cost_table, grid_tables, read
-from loadtest.studies.cells import Cell
-from loadtest.studies.grid_run import GridFile, GridRun
 from tests.loadtest.studies.samples import run
 
 OURS = CONTESTANTS[0]

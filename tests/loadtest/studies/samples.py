@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadtest.studies.cells import Cell
-from loadtest.studies.grid_run import GridRun
+from loadtest.dev.studies.cells import Cell
+from loadtest.dev.studies.grid_run import GridRun
 
 CELL = Cell(working_set=0.3)
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from loadtest.dev.studies.cells import BLOCK_SIZE, Cell, cells
+from loadtest.dev.studies.draw import draw
 from loadtest.emulator.tokens import ChatTokenizer
-from loadtest.studies.cells import BLOCK_SIZE, Cell, cells
-from loadtest.studies.draw import draw
 from loadtest.tiny_model import MODEL_DIR
 
 SMALL = Cell(working_set=0.3)

@@ -1,4 +1,4 @@
-"""loadtest.studies.next_turn: agents with a person, before emulated engines."""
+"""loadtest.dev.studies.next_turn: agents with a person, before emulated engines."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.studies import next_turn
-from loadtest.studies.next_turn import Cell, on_emulators, order_of, table
+from loadtest.dev.studies import next_turn
+from loadtest.dev.studies.next_turn import Cell, on_emulators, order_of, table
 
 SMALL = Cell(num_engines=1, num_sessions=2, num_rounds=2, num_calls=3, pause_s=1.5, tool_s=0.01)
 

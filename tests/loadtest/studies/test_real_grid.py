@@ -6,12 +6,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from loadtest.engine_model.time_model import PRESETS, StepWork
-from loadtest.engines.vllm import Engine
-from loadtest.machine import this_machine
-from loadtest.results import Predicted, TurnResult
-from loadtest.studies.draw import draw
-from loadtest.studies.grid_run import (
+from loadtest.dev.studies.draw import draw
+from loadtest.dev.studies.grid_run import (
     GridFile,
     num_moved,
     pace_of,
@@ -20,8 +16,12 @@ from loadtest.studies.grid_run import (
     simulated,
     under,
 )
-from loadtest.studies.grid_table import best_table, comparison, ratios, report
-from loadtest.studies.real_grid import arms_of, main
+from loadtest.dev.studies.grid_table import best_table, comparison, ratios, report
+from loadtest.dev.studies.real_grid import arms_of, main
+from loadtest.engine_model.time_model import PRESETS, StepWork
+from loadtest.engines.vllm import Engine
+from loadtest.machine import this_machine
+from loadtest.results import Predicted, TurnResult
 from policies.cost import KvAware
 from router.scheduling.waiting import QueueRules
 from tests.loadtest.studies.samples import CELL, run

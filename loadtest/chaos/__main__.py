@@ -1,5 +1,0 @@
-"""`python -m loadtest.chaos`."""
-
-from loadtest.chaos.cli import main
-
-main()

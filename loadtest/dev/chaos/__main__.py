@@ -1,0 +1,5 @@
+"""`python -m loadtest.dev.chaos`."""
+
+from loadtest.dev.chaos.cli import main
+
+main()

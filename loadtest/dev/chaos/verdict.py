@@ -1,0 +1,406 @@
+"""The promises of a run, and whether they held.
+
+A retry *could have saved* a failed request if all of this holds:
+
+    1  nothing of an answer had reached its client
+    2  its router was not killed, paused or out of descriptors meanwhile
+    3  one replica was undisturbed for this router, from `SETTLED_S` before the request to its end
+    4  it had not been sent to two disturbed replicas; a router tries work only once more
+
+Memory of a router is flat if its *floor* is flat: its minimum in the second half of a life,
+compared with the first half. Memory above the floor follows the requests in flight.
+
+A router's counters are compared with the clients' outcomes at the last look at each of its lives.
+Requests that had ended must be counted. Requests that had not begun must not.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from msgspec import Struct
+
+from loadtest.dev.chaos.faults import Done
+from loadtest.dev.chaos.ledger import FAILED, Ledger, Seen
+from loadtest.dev.chaos.plan import REPLICAS, ROUTERS
+from loadtest.dev.chaos.stack import Life
+from loadtest.dev.chaos.watch import Counts, Sample
+
+NONE_RESENT: Final[Mapping[str, int]] = {}
+SETTLED_S: Final = 5.0  # until routers use a replica again that was disturbed
+_COUNTED_S: Final = 1.0  # between the end of an answer and its being counted, at most
+_WARM_S: Final = 20.0  # of a life
+_LONG_S: Final = 40.0  # shorter records say nothing about growth
+_FULL_S: Final = 75.0  # of a life: what is remembered of prompts has filled
+_FLOOR_S: Final = 60.0  # a router gives back what is free once a minute
+_SWAY_BYTES: Final = 16 * 1024 * 1024  # the least of a minute was 150 to 169 MiB in one life
+_FILL_BYTES: Final = 2 * 1024  # a request: some 20 blocks that are new in the pool's directory
+# The sum of what fills up: 12 MiB for the pool's directory, 23 for its answers, and 5 for 5,000
+# conversations at both routers.
+_FILLED_BYTES: Final = 40 * 1024 * 1024
+_GROWTH_DESCRIPTORS: Final = 40
+_NOT_WORKED_ON: Final = (b'"upstream_unreachable"', b'"status_503"')
+_HALTS: Final = frozenset({"replica pauses by order", "replica sleeps"})
+_SLOW: Final = frozenset(
+    {
+        "replica paused", "replica hangs", "http held", "http slow", "http drips", "all held",
+        "router killed", "router ended", "router paused", "router out of descriptors",
+        "router gets large bodies", "router's names fail",
+    }
+)  # fmt: skip
+_LEFT_S: Final = 5.0  # an answer takes a second, and a router looks at a replica twice a second
+_OF_ROUTERS: Final = frozenset(
+    {"router killed", "router paused", "router out of descriptors", "router ended"}
+)
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """One thing that must hold. `holds` None: the run was too short to say."""
+
+    name: str
+    holds: bool | None
+    figures: str
+    failures: Sequence[str] = ()
+
+
+class Evidence(Struct, kw_only=True):
+    """All that is known of a run when it is over. Seconds of the loop's clock."""
+
+    start_s: float
+    end_s: float
+    ledger: Ledger
+    time_line: list[Done]
+    lives: Mapping[str, list[Life]]
+    counts: Mapping[tuple[str, int], Counts]
+    samples: Mapping[tuple[str, int], list[Sample]]
+    logs: Sequence[Path]
+    engine_lines: Sequence[Mapping[str, Any]]
+    is_partial: bool
+    resent: Mapping[str, int] = {}  # request -> how often its router sent it once more
+    num_strays: int = 0  # answers that nobody asked for, sent on idle connections
+
+
+def judge(evidence: Evidence) -> list[Check]:
+    """Check everything."""
+    return [
+        _ends_clearly(evidence),
+        _is_right(evidence),
+        _none_lost(evidence),
+        _none_twice(evidence),
+        _none_waited(evidence),
+        _counts_agree(evidence),
+        _gauges_are_zero(evidence),
+        _memory_is_flat(evidence),
+        _descriptors_are_flat(evidence),
+        _none_died(evidence),
+        _no_traceback(evidence),
+    ]
+
+
+def could_be_saved(
+    seen: Seen, time_line: Iterable[Done], resent: Mapping[str, int] = NONE_RESENT
+) -> bool:
+    """Return whether a retry could have saved a failed request; see the module."""
+    if seen.has_text or seen.outcome not in FAILED or seen.kind != "agent":
+        return False
+    if resent.get(seen.id, 0) > 0:
+        return False
+    hurt: set[str] = set()
+    for done in time_line:
+        fault = done.fault
+        if fault.kind.group == "router" and fault.target == seen.router:
+            if fault.kind.name in _OF_ROUTERS and done.overlaps(seen.start_s, seen.end_s):
+                return False
+        elif fault.kind.group == "replica" and done.overlaps(seen.start_s - SETTLED_S, seen.end_s):
+            router, _, replica = fault.target.rpartition("-")
+            if router in ("", seen.router):
+                hurt.add(replica)
+    return len(hurt) < len(REPLICAS)
+
+
+def around(seen: Seen, evidence: Evidence) -> str:
+    """Describe a request and the faults about it, so that it can be looked into."""
+    at_s = seen.start_s - evidence.start_s
+    faults = [
+        f"{done.fault.kind.name} {done.fault.target} {done.start_s - evidence.start_s:.1f}-"
+        f"{(done.end_s or evidence.end_s) - evidence.start_s:.1f}"
+        for done in evidence.time_line
+        if done.overlaps(seen.start_s - 2.0, seen.end_s)
+    ]
+    return (
+        f"{at_s:.1f}+{seen.end_s - seen.start_s:.1f} s {seen.id} ({seen.kind}, {seen.api}) at "
+        f"{seen.router}: {seen.outcome}: {seen.detail} | faults: {'; '.join(faults) or 'none'}"
+    )
+
+
+def _failures(evidence: Evidence, found: Iterable[Seen]) -> list[str]:
+    return [around(seen, evidence) for seen in found]
+
+
+def _ends_clearly(evidence: Evidence) -> Check:
+    seen = evidence.ledger.seen
+    found = [one for one in seen if one.outcome == "unclear"]
+    return Check(
+        name="every request ends in an answer or one clear error",
+        holds=not found,
+        figures=f"{len(found)} of {len(seen):,} did not",
+        failures=_failures(evidence, found),
+    )
+
+
+def _is_right(evidence: Evidence) -> Check:
+    found = [one for one in evidence.ledger.seen if one.outcome == "wrong"]
+    return Check(
+        name="every answer is its own request's, and right: text, end, usage once",
+        holds=not found,
+        figures=f"{evidence.ledger.count('right'):,} right, {len(found)} wrong, "
+        f"{evidence.num_strays:,} strays",
+        failures=_failures(evidence, found),
+    )
+
+
+def _none_lost(evidence: Evidence) -> Check:
+    seen = [one for one in evidence.ledger.seen if one.outcome in FAILED and one.kind == "agent"]
+    found = [one for one in seen if could_be_saved(one, evidence.time_line, evidence.resent)]
+    num_begun = sum(one.has_text for one in seen)
+    num_twice = sum(evidence.resent.get(one.id, 0) > 0 for one in seen if not one.has_text)
+    return Check(
+        name="none failed that a retry could have saved",
+        holds=not found,
+        figures=f"{len(found)} of {len(seen)} that failed ({num_begun} in a stream that had begun, "
+        f"{num_twice} at two replicas)",
+        failures=_failures(evidence, found),
+    )
+
+
+def _none_twice(evidence: Evidence) -> Check:
+    """Check that engines computed a request twice only if something broke."""
+    num_whole: Counter[str] = Counter()
+    num_started: Counter[str] = Counter()
+    for line in evidence.engine_lines:
+        name = str(line["request"])
+        if not line["is_end"]:
+            num_started[name] += 1
+        elif line["is_whole"]:
+            num_whole[name] += 1
+    by_id = {one.id: one for one in evidence.ledger.seen}
+    twice = [by_id[name] for name, number in num_whole.items() if number > 1 and name in by_id]
+    found = [
+        one
+        for one in twice
+        if not any(done.overlaps(one.start_s - 1.0, one.end_s) for done in evidence.time_line)
+    ]
+    num_resent = sum(number - 1 for number in num_started.values())
+    return Check(
+        name="none computed twice where nothing broke",
+        holds=not found,
+        figures=f"{num_resent} tries abandoned, {len(twice)} of them computed whole, "
+        f"{len(found)} for no reason",
+        failures=_failures(evidence, found),
+    )
+
+
+def _none_waited(evidence: Evidence) -> Check:
+    """Check that requests leave a replica that is paused or asleep, if nothing else is slow."""
+    looked_at: list[Seen] = []
+    for one in evidence.ledger.seen:
+        around = {
+            done.fault.kind.name
+            for done in evidence.time_line
+            if done.overlaps(one.start_s - SETTLED_S, one.end_s)
+        }
+        if one.outcome == "right" and around & _HALTS and not around & _SLOW:
+            looked_at.append(one)
+    found = [one for one in looked_at if one.end_s - one.start_s > _LEFT_S]
+    longest_s = max((one.end_s - one.start_s for one in looked_at), default=0.0)
+    return Check(
+        name="none waits at a replica that is paused or asleep",
+        holds=not found if looked_at else None,
+        figures=f"{len(found)} of {len(looked_at):,} did, the slowest took {longest_s:.1f} s",
+        failures=_failures(evidence, found),
+    )
+
+
+def _counts_agree(evidence: Evidence) -> Check:
+    failures: list[str] = []
+    num_lives = 0
+    for (router, life), counts in sorted(evidence.counts.items()):
+        mine = [s for s in evidence.ledger.seen if s.router == router and s.life == life]
+        over = [s for s in mine if s.end_s < counts.at_s - _COUNTED_S]
+        begun = [s for s in mine if s.start_s < counts.at_s]
+        num_lives += 1
+        num_ok = counts.requests.get("ok", 0)
+        low, high = _num_ok(over), _num_ok(begun) + _num_open_ended(begun)
+        if not low <= num_ok <= high:
+            failures.append(
+                f"router {router}, life {life}: {num_ok} ok, clients saw {low} to {high}"
+            )
+        others = sum(
+            number
+            for outcome, number in counts.requests.items()
+            if outcome not in ("ok", "client_gone")
+        )
+        low, high = _num_errors(over), _num_errors(begun) + _num_open_ended(begun)
+        if counts.num_refused > high or counts.num_refused + others < low:
+            failures.append(
+                f"router {router}, life {life}: {counts.num_refused} refused and {others} failed, "
+                f"clients saw {low} to {high} errors"
+            )
+    return Check(
+        name="routers' counters agree with what clients saw",
+        holds=not failures if num_lives else None,
+        figures=f"{num_lives} lives of routers",
+        failures=failures,
+    )
+
+
+def _num_ok(seen: Iterable[Seen]) -> int:
+    return sum(one.status == 200 and one.outcome in ("right", "wrong") for one in seen)
+
+
+def _num_errors(seen: Iterable[Seen]) -> int:
+    return sum(one.outcome in ("error", "error event", "refused") for one in seen)
+
+
+def _num_open_ended(seen: Iterable[Seen]) -> int:
+    """Count those of which the router's own outcome is not known to the client."""
+    unknown = ("aborted", "crossed", "left", "router gone", "unclear")
+    return sum(one.outcome in unknown for one in seen)
+
+
+def _gauges_are_zero(evidence: Evidence) -> Check:
+    failures: list[str] = []
+    num_gauges = 0
+    for router in ROUTERS:
+        counts = evidence.counts.get((router, evidence.lives[router][-1].number))
+        if counts is None:
+            failures.append(f"router {router} does not answer in the end")
+            continue
+        num_gauges += len(counts.gauges)
+        failures += [f"router {router}: {k} is {v:g}" for k, v in counts.gauges.items() if v]
+    return Check(
+        name="nothing is in flight in the end",
+        holds=not failures,
+        figures=f"{num_gauges} gauges at zero" if not failures else "",
+        failures=failures,
+    )
+
+
+def _memory_is_flat(evidence: Evidence) -> Check:
+    """Compare the floors of both halves of each long life, once what it remembers has filled."""
+    figures: list[str] = []
+    failures: list[str] = []
+    for (router, life), samples in sorted(evidence.samples.items()):
+        full = _since_ready(evidence, router, life, samples, _FULL_S)
+        if not full or full[-1].at_s - full[0].at_s < 2 * _FLOOR_S:
+            continue
+        middle_s = (full[0].at_s + full[-1].at_s) / 2
+        first, last = (
+            min((s for s in full if (s.at_s > middle_s) is late), key=lambda s: s.rss_bytes)
+            for late in (False, True)
+        )
+        num_requests = sum(
+            first.at_s < seen.end_s <= last.at_s
+            for seen in evidence.ledger.seen
+            if (seen.router, seen.life) == (router, life)
+        )
+        grown = last.rss_bytes - first.rss_bytes
+        line = (
+            f"{router}: {first.rss_bytes / 2**20:.0f} MiB to {last.rss_bytes / 2**20:.0f} MiB "
+            f"over {num_requests:,} requests"
+        )
+        figures.append(line)
+        if grown > _SWAY_BYTES + min(_FILLED_BYTES, _FILL_BYTES * num_requests):
+            failures.append(f"life {life} of router {line}")
+    return _flatness("memory of routers is flat", figures, failures)
+
+
+def _descriptors_are_flat(evidence: Evidence) -> Check:
+    """Compare the medians of the first and the last fifth of each long life, once warm."""
+    figures: list[str] = []
+    failures: list[str] = []
+    for (router, life), samples in sorted(evidence.samples.items()):
+        warm = _since_ready(evidence, router, life, samples, _WARM_S)
+        if not warm or warm[-1].at_s - warm[0].at_s < _LONG_S:
+            continue
+        fifth = len(warm) // 5
+        first = statistics.median(s.num_descriptors for s in warm[:fifth])
+        last = statistics.median(s.num_descriptors for s in warm[-fifth:])
+        line = f"{router}: {first:.0f} to {last:.0f} in {warm[-1].at_s - warm[0].at_s:.0f} s"
+        figures.append(line)
+        if last - first > _GROWTH_DESCRIPTORS:
+            failures.append(f"life {life} of router {line}")
+    return _flatness("descriptors of routers are flat", figures, failures)
+
+
+def _since_ready(
+    evidence: Evidence, router: str, life: int, samples: Sequence[Sample], after_s: float
+) -> list[Sample]:
+    """Leave out what was seen until `after_s` after it was ready; all, if it never was."""
+    ready_s = evidence.lives[router][life].ready_s
+    return [s for s in samples if ready_s is not None and s.at_s > ready_s + after_s]
+
+
+def _flatness(name: str, figures: Sequence[str], failures: Sequence[str]) -> Check:
+    return Check(
+        name=name,
+        holds=None if not figures else not failures,
+        figures="; ".join(figures) or "no life was long enough",
+        failures=failures,
+    )
+
+
+def _none_died(evidence: Evidence) -> Check:
+    failures: list[str] = []
+    num_lives = 0
+    for name, lives in evidence.lives.items():
+        for life in lives:
+            num_lives += 1
+            if life.how == "died":
+                failures.append(f"{name}, life {life.number}: ended with status {life.status}")
+            elif name in ROUTERS and life.how == "ended" and life.status != 0:
+                failures.append(f"{name}, life {life.number}: asked to end, status {life.status}")
+    return Check(
+        name="no process ends unless it is made to",
+        holds=not failures,
+        figures=f"{num_lives} lives of {len(evidence.lives)} servers",
+        failures=failures,
+    )
+
+
+def _no_traceback(evidence: Evidence) -> Check:
+    failures = []
+    for log in evidence.logs:
+        number = log.read_bytes().count(b"Traceback (most recent call last)") if log.exists() else 0
+        if number:
+            failures.append(f"{log}: {number}")
+    return Check(
+        name="no traceback in the logs of routers",
+        holds=not failures,
+        figures=f"{len(evidence.logs)} logs",
+        failures=failures,
+    )
+
+
+def resent(logs: Iterable[Path]) -> Counter[str]:
+    """Count how often routers sent requests once more, though a replica may have worked on them."""
+    found: Counter[str] = Counter()
+    for log in logs:
+        for line in log.read_bytes().split(b"\n"):
+            is_retry = b'"retried on another replica before' in line
+            if is_retry and not any(why in line for why in _NOT_WORKED_ON):
+                found[orjson.loads(line)["request"]] += 1
+    return found
+
+
+def engine_lines(path: Path) -> list[Mapping[str, Any]]:
+    """Read the engines' request log; a last line that a kill cut off is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    return [orjson.loads(line) for line in lines if line.endswith(b"}")]

@@ -1,0 +1,129 @@
+"""The measured comparison: a JSON file, and the tables that `make docs` makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from loadtest.dev.peers.contestants import CONTESTANTS
+from loadtest.dev.peers.cost import IN_FLIGHT, Added, Cost
+from loadtest.dev.peers.picture import draw_comparison, slow_prefill
+from loadtest.dev.studies.cells import Prefill
+from loadtest.dev.studies.grid_run import DEFAULT, WITHOUT_QUEUE, GridRun, read_study
+from loadtest.dev.studies.grid_table import BASELINE, best_table, sum_table
+from loadtest.machine import Machine
+from loadtest.markdown import table
+
+SCHEMA: Final = "warmroute.peers/1"
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """All that was measured; a part that was not is empty. `loads` is the load average before."""
+
+    schema: str = SCHEMA
+    machine: Machine
+    date: str  # of the newest part
+    costs: tuple[Cost, ...] = ()
+    grid: tuple[GridRun, ...] = ()
+    loads: dict[str, float] = {}
+
+
+_ROUTERS: Final = tuple(one.name.replace("`", "") for one in CONTESTANTS)
+_NO_RIVALS: Final = (DEFAULT, WITHOUT_QUEUE)
+_GROUPS: Final[tuple[tuple[str, Prefill, bool], ...]] = (
+    ("Slow prefill", "slow", False),
+    ("Fast prefill", "fast", False),
+    ("Slow prefill, with a Mooncake pool over TCP", "slow", True),
+    ("Fast prefill, with a Mooncake pool over TCP", "fast", True),
+)
+
+
+def with_costs(found: Comparison, costs: Sequence[Cost]) -> Comparison:
+    """Put costs in place of older ones of the same routers."""
+    names = {cost.name for cost in costs}
+    order = [one.name for one in CONTESTANTS]
+    kept = [cost for cost in found.costs if cost.name not in names]
+    ordered = sorted([*kept, *costs], key=lambda cost: order.index(cost.name))
+    return replace(found, costs=tuple(ordered))
+
+
+def read(path: Path) -> Comparison:
+    """Read an earlier comparison.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is not a comparison.
+    """
+    return read_study(path, Comparison, SCHEMA)
+
+
+def write(found: Comparison, path: Path, picture: Path) -> None:
+    """Write the JSON, and the picture of the grid if there are runs for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    if slow_prefill(found.grid):
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(draw_comparison(found.grid, _ROUTERS))
+
+
+def grid_tables(found: Comparison) -> str:
+    """Sum the grid up by the cost of prefill, without a pool and with one; then cell by cell."""
+    runs = found.grid
+    parts = []
+    for title, prefill, has_pool in _GROUPS:
+        of_group = [
+            run for run in runs if run.cell.prefill == prefill and run.cell.has_pool is has_pool
+        ]
+        if of_group:
+            pace = fmean(run.pace for run in of_group)
+            parts += [
+                f"### {title}",
+                f"A prompt took these engines {pace:.1f} times as long as those that the "
+                "simulator's were fitted to.",
+                sum_table(of_group, BASELINE),
+            ]
+    others = [arm for arm in dict.fromkeys(run.arm for run in runs) if arm not in _NO_RIVALS]
+    if others and any(run.arm == DEFAULT for run in runs):
+        parts += [
+            "### Cell by cell",
+            f"The default, `{DEFAULT}`, over the best of all others in each figure of each cell:",
+            best_table(runs, DEFAULT, others),
+        ]
+    return "\n\n".join(parts)
+
+
+def cost_table(found: Comparison) -> str:
+    """Lay out what a request costs, a row for each router."""
+    costs = found.costs
+    sizes = [f"{_kb(added)} KB" for added in costs[0].added]
+    header = (
+        "router", *sizes, f"a turn, {_kb(costs[0].turn)} KB", "CPU of that turn",
+        f"requests/s, {IN_FLIGHT} in flight", "CPU each", "memory",
+    )  # fmt: skip
+    rows = [
+        (
+            cost.name,
+            *[f"{added.p50_ms:.2f} / {added.p99_ms:.2f}" for added in (*cost.added, cost.turn)],
+            f"{cost.turn.cpu_ms:.2f} ms",
+            f"{cost.requests_per_s:,.0f}",
+            f"{cost.loaded_cpu_ms:.2f} ms",
+            f"{cost.rss_mib:,.0f} MiB",
+        )
+        for cost in costs
+    ]
+    direct = ", ".join(
+        f"{min(cost.added[i].direct_p50_ms for cost in costs):.2f}" for i in range(len(sizes))
+    )
+    return (
+        f"{table(header, rows)}\n\nDirect p50: {direct} ms. Load average before: "
+        f"{found.loads.get('cost', 0.0):.2f}."
+    )
+
+
+def _kb(added: Added) -> str:
+    return f"{added.num_bytes / 1000:,.0f}"
