@@ -17,6 +17,13 @@ from router.assembly.observers import FOLDERS
 ROOT: Final = Path(__file__).resolve().parents[2]
 _LOADTEST: Final = ("emulator", "engine_model", "tiny_model", "text")
 
+_ALONE: Final = """
+import sys
+
+# An editable installation would find in the checkout what is not in the copy.
+sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")]
+"""
+
 _SERVE: Final = """
 import asyncio, re
 import aiohttp, uvloop
@@ -102,7 +109,7 @@ def copied(folder: Path, left_out: Iterable[str]) -> Path:
 def ran(folder: Path, script: str) -> str:
     """Run a script with the code in a folder; return what it wrote."""
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", _ALONE + script],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
