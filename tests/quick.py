@@ -8,7 +8,7 @@ A file's tests are found by its name:
     tests/ROOM/x.py, conftest.py        all of that room
     tests/x.py                          every test file that imports it
     router/ROOM/…, loadtest/ROOM/…      tests/ROOM, tests/loadtest/ROOM, test_ROOM.py
-    router/x.py, loadtest/x.py          test_x.py
+    router/x.py, loadtest/x.py          test_x.py, as of router/base/x.py
     router/metrics/…                    tests/test_docs.py, which has their tables
     router/observers/NAME/…             tests/observers/NAME
     loadtest/dev/…                      as loadtest/…
@@ -59,6 +59,8 @@ def _tests_of(path: PurePath, root: Path) -> Iterator[PurePath]:
         yield tests / "test_docs.py"
     elif path.parts[:2] == ("router", "observers") and len(path.parts) > 3:
         yield tests / "observers" / path.parts[2]
+    elif path.parts[:2] == ("router", "base"):
+        yield tests / f"test_{path.name}"
     elif path.parts[:2] == ("loadtest", "dev"):
         yield from _tests_of(PurePath("loadtest", *path.parts[2:]), root)
     elif package in ("router", "loadtest") and len(path.parts) > 2:
