@@ -138,6 +138,7 @@ async def test_an_observer_sees_what_the_router_refuses() -> None:
 async def test_what_observers_raise_fails_no_request() -> None:
     """Whatever the method: it is counted each time and logged once; the next observer is told."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
+        stage.has_failing_observers = True
         for name in _METHODS:
             stage.router.story.steps.observers.add(raising(name))
         seen = Seen()
