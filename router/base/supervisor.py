@@ -25,7 +25,7 @@ STEADY_S: Final = 60.0
 """A run of so long went well: the next failure is logged again, and the pauses start over."""
 
 _PAUSES_S: Final = (0.5, 30.0)
-_ROOT: Final = Path(__file__).parent.parent
+_ROOT: Final = Path(__file__).parent.parent.parent
 
 
 def ignore(_: str) -> None:
