@@ -421,16 +421,23 @@ async def between(server: RedisServer) -> AsyncIterator[tuple[int, list[asyncio.
             while data := await reader.read(1 << 16):
                 writer.write(data)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         clients.append(writer)
+        served.append(asyncio.current_task())
         there, back = await asyncio.open_connection("127.0.0.1", server.port)
         async with asyncio.TaskGroup() as tg:
             tg.create_task(pipe(reader, back))
             tg.create_task(pipe(there, writer))
 
+    served: list[asyncio.Task[None] | None] = []
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as proxy:
         yield proxy.sockets[0].getsockname()[1], clients
+        for client in clients:
+            client.close()
+        await asyncio.gather(*[task for task in served if task is not None])
 
 
 async def test_a_reply_that_no_command_asked_for_ends_its_connection(start_redis: Start) -> None:
