@@ -149,5 +149,7 @@ def test_what_runs_in_the_background_is_reached(
                 60,
                 "the response",
             )
-            assert httpx.get(f"{url}/input_items", timeout=30).json() == {"detail": "Not Found"}
+            lacking = httpx.get(f"{url}/input_items", timeout=30)  # no vLLM 0.32 has it
+            assert lacking.status_code == 404
+            assert lacking.json()["error"]["message"].startswith("No replica serves GET")
         assert len({answer.headers["x-warmroute-replica"] for answer in made}) == 2

@@ -76,7 +76,7 @@ def test_a_replica_that_is_paused_gets_no_requests(
 
 
 def test_a_model_without_speech_has_no_realtime(router: Router) -> None:
-    """vLLM refuses the WebSocket: the client gets its answer, and no upgrade."""
+    """vLLM refuses the WebSocket at each replica: no upgrade, and the router says why."""
     handshake = {
         "Connection": "Upgrade",
         "Upgrade": "websocket",
@@ -85,7 +85,8 @@ def test_a_model_without_speech_has_no_realtime(router: Router) -> None:
     }
     answer = httpx.get(f"{router.url}/v1/realtime?model=tiny", headers=handshake, timeout=60)
 
-    assert answer.status_code == 403
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"].startswith("No replica serves GET /v1/realtime")
 
 
 def test_a_gap_is_replayed(
