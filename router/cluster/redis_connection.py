@@ -55,7 +55,7 @@ class RedisConnection:
         config: Where it is.
         key: Any key of the namespace; in a Cluster its hash slot says where all of them are.
         password: None: none.
-        names: The addresses of hosts; None: nobody else asks for them.
+        names: The addresses of hosts; None: no other client shares them.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class RedisStore:
         config: Where Redis is, and how long to wait.
         router: What this process is called, unique to it.
         password: None: none.
-        names: The addresses of hosts; None: nobody else asks for them.
+        names: The addresses of hosts; None: no other client shares them.
     """
 
     def __init__(

@@ -111,7 +111,7 @@ class EngineEvents:
         topic: Prefix of the topics wanted; empty for all.
         replay_timeout_s: Longest wait for the next replay reply.
         connects: See `EventSource`.
-        names: The addresses of hosts; None: nobody else asks for them.
+        names: The addresses of hosts; None: no other client shares them.
 
     Raises:
         ConfigError: ZeroMQ cannot make sense of the endpoint.

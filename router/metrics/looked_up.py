@@ -44,3 +44,19 @@ class CandidateInstruments:
             result: metrics.audit.labels(name, result)
             for result in ("exact", "over", "under", "evicted", "partial")
         }
+
+
+class CandidateTable:
+    """The instruments of all candidates, each made when it is first asked for."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._by_name: dict[str, CandidateInstruments] = {}
+        metrics.on_dropped.append(lambda name: self._by_name.pop(name, None))
+
+    def of(self, name: str) -> CandidateInstruments:
+        """Return the instruments of a candidate."""
+        found = self._by_name.get(name)
+        if found is None:
+            found = self._by_name[name] = CandidateInstruments(self._metrics, name)
+        return found

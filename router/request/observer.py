@@ -24,7 +24,7 @@ prompt is computed at another replica.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec
 
 from msgspec import Struct
@@ -224,25 +224,32 @@ class Observers:
             except Exception as exc:
                 self._raised(observer.close, exc)
 
-    def listeners(self, passage: Passage) -> Sequence[Callable[[bytes], None]]:
+    def listeners(self, passage: Passage) -> list[Callable[[bytes], None]]:
         """Return what takes the bytes of an answer."""
-        return [self._listener(each, passage) for each in self._listening]
+        found = []
+        for observer in self._listening:
+            try:
+                take = observer.listen(passage)
+            except Exception as exc:
+                self._raised(observer.listen, exc)
+            else:
+                if take is not None:
+                    found.append(self._guarded(observer, take))
+        return found
 
-    def _listener(self, observer: Observer, passage: Passage) -> Callable[[bytes], None]:
-        """Return what takes an answer's bytes for an observer, until it raises."""
-        take: Callable[[bytes], None] | None = None
-        try:
-            take = observer.listen(passage)
-        except Exception as exc:
-            self._raised(observer.listen, exc)
+    def _guarded(
+        self, observer: Observer, take: Callable[[bytes], None]
+    ) -> Callable[[bytes], None]:
+        """Return what takes an answer's bytes until it raises."""
+        has_failed = False
 
         def listen(chunk: bytes) -> None:
-            nonlocal take
-            if take is not None:
+            nonlocal has_failed
+            if not has_failed:
                 try:
                     take(chunk)
                 except Exception as exc:
-                    take = None
+                    has_failed = True
                     self._raised(observer.listen, exc)
 
         return listen

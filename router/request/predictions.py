@@ -7,7 +7,7 @@ from typing import Literal
 
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.metrics.looked_up import CandidateInstruments
+from router.metrics.looked_up import CandidateTable
 from router.request.audit import TokenAudit
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
@@ -35,8 +35,7 @@ class PredictionAudit(Observer):
         self._tokens = tokens
         self._pool = pool
         self._metrics = metrics
-        self._by_candidate: dict[str, CandidateInstruments] = {}
-        metrics.on_dropped.append(lambda candidate: self._by_candidate.pop(candidate, None))
+        self._instruments = CandidateTable(metrics)
 
     def ended(self, facts: Facts) -> None:
         prompt, placement, usage = facts.prompt, facts.placement, facts.usage
@@ -47,7 +46,7 @@ class PredictionAudit(Observer):
         if reported is None or prompt.tokens is None or not _is_here(facts, placement):
             return
         name = placement.lease.candidate
-        metrics = self._of(name)
+        metrics = self._instruments.of(name)
         predicted = placement.predicted.num_cached_tokens
         verdict = self._verdict(prompt, placement, predicted, reported)
         metrics.audit[verdict].inc()
@@ -102,12 +101,6 @@ class PredictionAudit(Observer):
                 "dropped": changed.drop.name.lower(),
             },
         )
-
-    def _of(self, candidate: str) -> CandidateInstruments:
-        metrics = self._by_candidate.get(candidate)
-        if metrics is None:
-            metrics = self._by_candidate[candidate] = CandidateInstruments(self._metrics, candidate)
-        return metrics
 
 
 def _is_here(facts: Facts, placement: Placement) -> bool:

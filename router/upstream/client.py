@@ -96,7 +96,7 @@ class Upstream:
         signs_of: Signs of a replica's work. One that is seen at work may be silent for longer than
             the deadlines say.
         strays: Counts connections on which bytes came that no request had asked for.
-        names: The addresses of their hosts; None: nobody else asks for them.
+        names: The addresses of their hosts; None: no other client shares them.
     """
 
     def __init__(

@@ -120,7 +120,7 @@ class Session:
         Raises:
             aiohttp.ServerDisconnectedError, aiohttp.ClientOSError: the connection broke off before
                 a head came.
-            StrayAnswer: what came is nobody's, or another request's.
+            StrayAnswer: what came belongs to no request, or to another one.
             UnreadableHead: an answer came, but its head cannot be read.
             aiohttp.ClientPayloadError: the connection broke off later, or this was no HTTP.
             ValueError: a header has a control character in it.

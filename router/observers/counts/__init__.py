@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.metrics import Metrics
-from router.metrics.looked_up import CandidateInstruments, StageInstruments
+from router.metrics.looked_up import CandidateTable, StageInstruments
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.results import Read
@@ -15,8 +15,7 @@ class RequestCounts(Observer):
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._stages = StageInstruments(metrics)
-        self._by_candidate: dict[str, CandidateInstruments] = {}
-        metrics.on_dropped.append(lambda candidate: self._by_candidate.pop(candidate, None))
+        self._instruments = CandidateTable(metrics)
 
     def counted(self, read: Read, num_tokens: int) -> None:
         self._metrics.counted.labels("router").inc()
@@ -41,7 +40,7 @@ class RequestCounts(Observer):
     def _count(self, facts: Facts, placement: Placement, waited_s: float) -> None:
         prompt, inbound = facts.prompt, facts.read.inbound
         name, arrived_s = placement.lease.candidate, inbound.arrived_s
-        metrics, stages = self._of(name), self._stages
+        metrics, stages = self._instruments.of(name), self._stages
         if inbound.api.counts:
             self._metrics.counted.labels("engine").inc()
         self._metrics.requests.labels(inbound.api.name, name, facts.outcome.value).inc()
@@ -58,9 +57,3 @@ class RequestCounts(Observer):
         if facts.ttft_ms is not None:
             error_ms = abs(facts.ttft_ms - placement.predicted_ttft_ms)
             metrics.ttft_error.observe(error_ms / 1000)
-
-    def _of(self, candidate: str) -> CandidateInstruments:
-        metrics = self._by_candidate.get(candidate)
-        if metrics is None:
-            metrics = self._by_candidate[candidate] = CandidateInstruments(self._metrics, candidate)
-        return metrics

@@ -44,7 +44,7 @@ def collector_at(endpoint: str, names: Names | None = None) -> Collector:
     """Return the collector of `tracing.endpoint`; nothing is sent yet.
 
     Args:
-        names: The addresses of hosts; None: nobody else asks for them.
+        names: The addresses of hosts; None: no other client shares them.
 
     Raises:
         ConfigError: OpenTelemetry is not installed, or refuses its settings.
