@@ -18,7 +18,7 @@ from loadtest.tiny_model import MODEL_DIR
 from tests.compose.queries import ask
 from tests.compose.stacks import COMPOSE_GPU, ROOT, Session, client, wait_until
 from tests.containers.stack import Containers, build_stand_in
-from tests.containers.traffic import MODEL, drained, metric, wait_for_both
+from tests.containers.traffic import MODEL, drained, metric, wait_for_both, wait_until_pooled
 
 FOLDER = Path(__file__).parent
 ENGINES = (ROOT / ".engines").resolve()
@@ -78,15 +78,14 @@ def test_what_one_has_computed_the_other_fetches(stack: Containers) -> None:
     with client() as http:
         first = session.turn(stack.front, http)
         second = session.turn(stack.front, http)
-        for name in stack.admins:  # each lists the pool some seconds after it has started
-            known = partial(metric, stack.url(name, 8080), "warmroute_pool_blocks{")
-            wait_until(lambda known=known: known() > 0, f"{name} knows the pool", 60)
+        num_tokens = first.num_prompt_tokens // BLOCK_SIZE * BLOCK_SIZE
+        wait_until_pooled(stack, session, num_tokens)
         with drained(stack, second.replica):
             third = session.turn(stack.front, http)
 
     assert second.replica == first.replica != third.replica
     assert third.predicted["pool"] > 0
-    assert third.num_cached_tokens >= first.num_prompt_tokens // BLOCK_SIZE * BLOCK_SIZE
+    assert third.num_cached_tokens >= num_tokens
 
 
 def test_prometheus_sees_all_of_it(stack: Containers) -> None:

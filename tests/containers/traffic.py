@@ -104,6 +104,22 @@ def wait_until_known(stack: Containers, session: Session, replica: str) -> None:
             )
 
 
+def wait_until_pooled(stack: Containers, session: Session, num_tokens: int) -> None:
+    """Return when both routers know that the pool has so many tokens of the session."""
+    with admin(stack) as http:
+        for router, url in stack.admins.items():
+            wait_until(
+                lambda url=url: (
+                    http.post(f"{url}/admin/explain", json=session.body())
+                    .raise_for_status()
+                    .json()["num_pool_tokens"]
+                    >= num_tokens
+                ),
+                f"{router} knows that the pool has the session",
+                60,  # the first listing comes some seconds after a start
+            )
+
+
 def wait_for_both(stack: Containers) -> None:
     """Return once the front sends requests to either router: HAProxy asks each once a second."""
     seen = set()

@@ -102,6 +102,9 @@ async def test_predictions_hold_while_the_pool_evicts(
 async def test_predictions_hold_under_load(start_pooled: PooledRouter) -> None:
     """Among sessions that run at once, the settled requests are predicted."""
     with start_pooled(policy="random") as router:
+        first = make_sessions(replace(PROFILE, num_sessions=1, seed=75))
+        await take_turns(router.url, first, max_rounds=2)
+        wait_until(router.knows_pool, 60, "the pool's layout")
         sessions = mixed_sessions(num_turns=5, num_sessions=5, scale_time=0.1)
         results = await drive(router.url, sessions, concurrency=3)
         chosen = settled(results)
