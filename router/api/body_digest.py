@@ -44,7 +44,7 @@ def body_digest(body: bytes, content_type: str, *, path: str, owner: str) -> byt
     """Digest a request.
 
     Args:
-        owner: Whose it is: another tenant's request of the same body has another digest.
+        owner: Whose it is: another caller's request of the same body has another digest.
     """
     digest = blake2b(f"{owner}\0{path}\0".encode(errors="surrogatepass"), digest_size=_SIZE)
     boundary = _boundary(content_type)

@@ -116,7 +116,7 @@ class RetryLater(ClientError):
 
 
 class RateLimited(RetryLater):
-    """A tenant has used up a limit; `headers` give what is left of each."""
+    """A caller has used up a limit; `headers` give what is left of each."""
 
     code = "rate_limit_exceeded"
 
@@ -143,7 +143,7 @@ class TbtUnmet(RetryLater):
 
 
 class UnsupportedBody(ClientError):
-    """A body that cannot be given the tenant's cache salt."""
+    """A body that cannot be given its caller's cache salt."""
 
     status = 415
     code = "unsupported_media_type"

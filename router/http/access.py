@@ -1,4 +1,4 @@
-"""Who may use the public port, and for what: routes, clients, tenants, and web pages (CORS).
+"""Who may use the public port, and for what: routes, clients, callers, and web pages (CORS).
 
 Web pages are allowed as vLLM allows them by default. Preflights are answered here, before any key
 or replica is asked for: browsers send them without the page's key. Answers of engines keep the
@@ -19,7 +19,8 @@ from multidict import CIMultiDict
 
 from router.api.clients import Client, Clients
 from router.api.routes import Route, Routes
-from router.tenants import Tenant, Tenants
+from router.base.caller import ANYBODY, Caller
+from router.tenants import Tenants
 
 ALLOW: Final = "Access-Control-Allow-Origin"
 _METHODS: Final = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
@@ -95,13 +96,13 @@ class Access(Struct, frozen=True, kw_only=True):
         """Find the client of a request."""
         return self.clients.find(request.remote, request.headers, request.scheme)
 
-    def tenant(self, request: web.BaseRequest) -> Tenant | None:
-        """Find the tenant of a request; None: clients are not told apart.
+    def caller(self, request: web.BaseRequest) -> Caller:
+        """Find who sends a request, by its key.
 
         Raises:
             Unauthorized: its key is missing or unknown.
         """
-        return self.tenants.authenticate(request.headers) if self.tenants is not None else None
+        return self.tenants.authenticate(request.headers) if self.tenants is not None else ANYBODY
 
     def route(self, request: web.BaseRequest) -> Route:
         """Find the route of a request.

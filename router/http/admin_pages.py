@@ -12,6 +12,7 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from router.api.apis import APIS
+from router.base.caller import ANYBODY, Caller
 from router.base.errors import BadRequest, ConfigError
 from router.base.messages import Evacuation
 from router.config import Config, ReplicaConfig
@@ -24,7 +25,7 @@ from router.metrics import Metrics
 from router.replicas.deaths import Body, Deaths
 from router.request.explain import Explainer
 from router.request.results import Inbound
-from router.tenants import Tenant, Tenants
+from router.tenants import Tenants
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _T = TypeVar("_T")
@@ -152,24 +153,24 @@ class ExplainPages:
             headers=request.headers,
             body=body,
             arrived_s=time.monotonic(),
-            tenant=self._tenant(request.query.get("tenant")),
+            caller=self._caller(request.query.get("tenant")),
             needs_json=True,
         )
         explained = await self._explainer.explain(inbound, with_tokens=_is_set(request, "tokens"))
         return json_answer(explained)
 
-    def _tenant(self, name: str | None) -> Tenant | None:
-        """Find the tenant of a dry run; None: it has none.
+    def _caller(self, name: str | None) -> Caller:
+        """Find whose request a dry run is; `name` is a tenant's.
 
         Raises:
             BadRequest: there is none of that name.
         """
         if name is None:
-            return None
-        tenant = self._tenants.named(name) if self._tenants is not None else None
-        if tenant is None:
+            return ANYBODY
+        caller = self._tenants.named(name) if self._tenants is not None else None
+        if caller is None:
             raise BadRequest(f"unknown tenant {name[:64]!r}", param="tenant")
-        return tenant
+        return caller
 
 
 class RouterPages:

@@ -16,6 +16,7 @@ from aiohttp import web
 from router.api.apis import REALTIME, api_of
 from router.api.failures import error_event
 from router.api.routes import Route, loggable, shown
+from router.base.caller import ANYBODY
 from router.base.errors import (
     BadRequest,
     ClientError,
@@ -86,17 +87,17 @@ class DataApp:
                 answer = await self.pages.models(request)  # with a slash at its end
                 answer.headers.update(exchange.own_headers)
                 return answer
-            tenant = exchange.tenant = self._access.tenant(request)
+            caller = exchange.caller = self._access.caller(request)
             serve = self._connect if is_socket else self._answer
-            # The tenant before its body: a client that may not ask costs nothing.
-            if tenant is not None:
-                tenant.account.enter(time.monotonic())
+            # The caller before its body: a client that may not ask costs nothing.
+            if caller.limits is not None:
+                caller.limits.enter(time.monotonic())
             try:
                 with self._intake.hold() as held:
                     await self._draining.until_cut(serve(exchange, route, held))
             finally:
-                if tenant is not None:
-                    tenant.account.leave()
+                if caller.limits is not None:
+                    caller.limits.leave()
         except ShuttingDown as error:
             await exchange.cut(error)
             return self._failed(exchange, error)
@@ -147,7 +148,7 @@ class DataApp:
         """
         request = exchange.request
         is_socket = route.takes == "socket"
-        body, as_sent = await held.receive(request, route, exchange.tenant)
+        body, as_sent = await held.receive(request, route, exchange.caller)
         query = request.raw_path.partition("?")[2]
         inbound = Inbound(
             api=REALTIME if is_socket else api_of(request.method, route.path),
@@ -157,7 +158,7 @@ class DataApp:
             headers=request.headers,
             body=body,
             arrived_s=exchange.arrived_s,
-            tenant=exchange.tenant,
+            caller=exchange.caller,
             needs_json=route.takes == "json",
             needs_model=is_socket or (route.takes != "any" and request.method == "POST"),
             as_sent=as_sent,
@@ -174,18 +175,18 @@ class DataApp:
         """
         if self._draining.reason is not None:
             raise ShuttingDown("the router is shutting down; connect again")
-        if exchange.tenant is None and is_of_another_page(exchange.request):
+        if exchange.caller is ANYBODY and is_of_another_page(exchange.request):
             raise OriginRefused("web pages of other origins may not connect", param="Origin")
-        with self._realtime.open(exchange.tenant):
+        with self._realtime.open(exchange.caller):
             await self._answer(exchange, route, held)
 
     def _failed(self, exchange: Exchange, error: RouterError) -> web.StreamResponse:
         """Answer an error, or cut the connection where an answer has begun."""
-        tenant = exchange.tenant
+        caller = exchange.caller
         self._metrics.refused.labels(error.code).inc()
         self._story.steps.observers.refused(exchange.request_id, error.code)
-        if tenant is not None:
-            self._metrics.tenant_requests.labels(tenant.label, error.code).inc()
+        if caller.label is not None:
+            self._metrics.tenant_requests.labels(caller.label, error.code).inc()
         response = exchange.response
         if response is not None and response.prepared:
             if exchange.is_early:
@@ -201,7 +202,7 @@ class DataApp:
             "refused",
             extra={
                 "request": exchange.request_id,
-                "tenant": tenant.name if tenant is not None else None,
+                "tenant": caller.name,
                 "client": exchange.client.address,
                 "status": error.status,
                 "why": why,

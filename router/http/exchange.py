@@ -17,9 +17,9 @@ from router.api.clients import Client
 from router.api.encodings import is_encoded
 from router.api.failures import engine_error_event, error_event
 from router.api.realtime import RESTARTS, SWITCHING_PROTOCOLS
+from router.base.caller import ANYBODY
 from router.base.errors import ShuttingDown, UpstreamBroken
 from router.http.access import Origins
-from router.tenants import Tenant
 from router.upstream.socket import Socket
 
 _LAST_WORD_S: Final = 0.5
@@ -55,11 +55,11 @@ class Exchange:
         "_transport",
         "_written_s",
         "arrived_s",
+        "caller",
         "client",
         "request",
         "request_id",
         "response",
-        "tenant",
     )
 
     def __init__(
@@ -70,7 +70,7 @@ class Exchange:
         self.request = request
         self.request_id = given if _REQUEST_ID.fullmatch(given) else next(ids)
         self.client = client
-        self.tenant: Tenant | None = None  # None: not known yet, or clients are not told apart
+        self.caller = ANYBODY  # until its key is looked up
         self.response: web.StreamResponse | None = None
         self._origins = origins
         self._is_chunked = False

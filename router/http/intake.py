@@ -18,10 +18,10 @@ from router.api.encodings import AsSent, decoded, utf8
 from router.api.forms import SMALL_BYTES
 from router.api.routes import Route
 from router.api.withheld import Withheld
+from router.base.caller import Caller
 from router.base.errors import BadRequest, Overloaded, PayloadTooLarge
 from router.config import LimitsConfig
 from router.metrics import Metrics
-from router.tenants import Tenant
 
 
 class Intake:
@@ -58,7 +58,7 @@ class HeldBody:
         self._add(-self._num_bytes)
 
     async def receive(
-        self, request: web.BaseRequest, route: Route, tenant: Tenant | None
+        self, request: web.BaseRequest, route: Route, caller: Caller
     ) -> tuple[bytes | None, AsSent | None]:
         """Read the body, and decode it if the router has to look into it.
 
@@ -68,8 +68,7 @@ class HeldBody:
         Raises:
             ClientError, Overloaded: it cannot be read, or is not wanted.
         """
-        own_limit = tenant.body_bytes if tenant is not None else None
-        body = await self._read(request, own_limit)
+        body = await self._read(request, caller.body_bytes)
         if not body or route.takes == "any":
             return body, None
         view = await self._readable(request, route, body)
@@ -99,7 +98,7 @@ class HeldBody:
     async def _read(self, request: web.BaseRequest, own_limit: int | None) -> bytes | None:
         """Read the body once, bounded in size and time; None: there is none.
 
-        `own_limit` is the tenant's, in bytes; None: it has none of its own.
+        `own_limit` is the caller's, in bytes; None: it has none of its own.
 
         Raises:
             PayloadTooLarge, BadRequest: larger than allowed; not sent in time, or broken.

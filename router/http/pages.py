@@ -117,10 +117,8 @@ class Pages:
         Raises:
             Unauthorized, NoReplicaAvailable: its key is not known; no model is.
         """
-        tenant = self._access.tenant(request)
+        caller = self._access.caller(request)
         models: list[dict[str, Any]] = self._fleet.models()
         if not models:
             raise self._fleet.no_replica()
-        if tenant is not None:
-            models = [model for model in models if tenant.may_use(model["id"])]
-        return models
+        return [model for model in models if caller.may_use(model["id"])]

@@ -32,7 +32,7 @@ class Explainer:
         snapshot, decision = plan.snapshot, plan.decision
         explained: dict[str, Any] = {
             "model": prompt.read.model,
-            "tenant": prompt.read.tenant.name if prompt.read.tenant is not None else None,
+            "tenant": prompt.read.inbound.caller.name,
             "num_tokens": prompt.num_tokens,
             "way": prompt.way,
             "policy": plan.policy.name,

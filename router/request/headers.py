@@ -11,11 +11,11 @@ from router.api.apis import REALTIME
 from router.api.clients import FORWARDED
 from router.api.sessions import engine_name
 from router.api.withheld import PREFIX, Withheld
+from router.base.caller import ANYBODY, Caller
 from router.replicas.engine_key import EngineKey
 from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement
 from router.request.results import Prompt, Read, Tries
-from router.tenants import Tenant
 from router.upstream import Answer, end_to_end
 
 _NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"}) | FORWARDED
@@ -26,7 +26,7 @@ class RequestHeaders:
     """Writes the headers for engines.
 
     Args:
-        key: What replicas are sent in place of a tenant's key.
+        key: What replicas are sent in place of a caller's key.
         withheld: What clients may not set.
         observers: May add headers, such as the context of a trace.
     """
@@ -48,7 +48,7 @@ class RequestHeaders:
     ) -> CIMultiDict[str]:
         """Pass the client's headers on, and add those that an engine reads from a router.
 
-        A tenant's key is for the router: the engine gets its own, if there is one.
+        A caller's key is for the router: the engine gets its own, if there is one.
 
         Args:
             prompt: The request.
@@ -58,7 +58,7 @@ class RequestHeaders:
         """
         read = prompt.read
         headers = end_to_end(read.inbound.headers.items(), drop=self._drop, drop_prefix=PREFIX)
-        if read.tenant is not None:
+        if read.inbound.caller is not ANYBODY:
             for name in ("Authorization", "x-api-key"):
                 headers.popall(name, None)
             headers.update(self._key.headers(placement.candidate.replica.url))
@@ -83,7 +83,7 @@ class RequestHeaders:
 def answer_headers(
     prompt: Prompt, tries: Tries, placement: Placement, answer: Answer
 ) -> CIMultiDict[str]:
-    """Pass an engine's headers on, and add the decision and the rest of a tenant's limits."""
+    """Pass an engine's headers on, and add the decision and the rest of its caller's limits."""
     drop = _NOT_RETURNED if answer.is_event_stream else frozenset[str]()
     headers = end_to_end(answer.headers.items(), drop=drop, drop_prefix=PREFIX)
     headers["x-warmroute-request-id"] = prompt.read.request_id
@@ -91,7 +91,7 @@ def answer_headers(
     client = prompt.read.inbound.client
     if answer.status < 400 and client is not None and client.sees_details:
         _explain_in(headers, prompt, tries, placement)
-    _add_limits(headers, prompt.read.inbound.tenant)
+    _add_limits(headers, prompt.read.inbound.caller)
     return headers
 
 
@@ -100,14 +100,14 @@ def counted_headers(read: Read) -> CIMultiDict[str]:
     headers: CIMultiDict[str] = CIMultiDict()
     headers["Content-Type"] = "application/json"
     headers["x-warmroute-request-id"] = read.request_id
-    _add_limits(headers, read.inbound.tenant)
+    _add_limits(headers, read.inbound.caller)
     return headers
 
 
-def _add_limits(headers: CIMultiDict[str], tenant: Tenant | None) -> None:
-    """Add the rest of a tenant's limits to an answer's headers."""
-    if tenant is not None:
-        headers.update(tenant.account.headers(monotonic()))
+def _add_limits(headers: CIMultiDict[str], caller: Caller) -> None:
+    """Add the rest of a caller's limits to an answer's headers."""
+    if caller.limits is not None:
+        headers.update(caller.limits.headers(monotonic()))
 
 
 def _explain_in(

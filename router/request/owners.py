@@ -5,8 +5,8 @@
     found    when an answer has begun to a request that no router knew the replica of
 
 A request about an unknown response is placed like any other, and every replica is asked until one
-has it (router.request.retry). Where there are tenants it is refused, since the response may be
-another tenant's. Redis is asked within a deadline, and only for ids that
+has it (router.request.retry). If callers are told apart it is refused, since the response may be
+another caller's. Redis is asked within a deadline, and only for ids that
 are not known here; without Redis a router knows the responses that passed through itself.
 """
 
@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Final
 
 from router.api.response_ids import issued_in
+from router.base.caller import ANYBODY
 from router.base.errors import ResponseNotFound, StoreError
 from router.cluster.redis_store import RedisStore
 from router.metrics import Metrics
@@ -62,7 +63,7 @@ class Owners:
         """Return the replica that issued the response a request names. None: it may go to any.
 
         Raises:
-            ResponseNotFound: that replica is gone; or the response is not known to be the tenant's.
+            ResponseNotFound: that replica is gone; or the response is not known to be its caller's.
         """
         assert read.response_id is not None
         key = _key(read, read.response_id)
@@ -71,7 +72,7 @@ class Owners:
             identity, where = await self._ask(key), "redis"
         if identity is None:
             self._metrics.responses_found.labels("unknown").inc()
-            if read.tenant is not None:
+            if read.inbound.caller is not ANYBODY:
                 raise ResponseNotFound(read.response_id)
             return None
         entry = self._registry.of_identity(identity)
@@ -112,4 +113,4 @@ class Owners:
 
 
 def _key(read: Read, response_id: str) -> ResponseKey:
-    return response_key(response_id, read.tenant.name if read.tenant is not None else "")
+    return response_key(response_id, read.inbound.caller.name or "")

@@ -36,7 +36,7 @@ from router.replicas.fleet import Fleet
 from router.replicas.halves import choose_halves
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate
-from router.request import tenancy
+from router.request import charging
 from router.request.match import Matcher, with_last_turn
 from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement, Plan, booking_of
@@ -278,12 +278,12 @@ class Place:
         """Put a plan into effect: from here on the request's load and blocks count.
 
         Raises:
-            RateLimited: its tenant has no tokens left this minute.
+            RateLimited: its caller has no tokens left this minute.
         """
         now_s = self._clock()
-        tenant = prompt.read.inbound.tenant
-        if tenant is not None and tries.charge is None:
-            tries.charge = tenancy.charge(tenant, prompt, plan.prefill or plan, now_s)
+        limits = prompt.read.inbound.caller.limits
+        if limits is not None and tries.charge is None:
+            tries.charge = charging.charge(limits, prompt, plan.prefill or plan, now_s)
         prefill = None
         if plan.prefill is not None:
             prefill = self._begin(prompt, plan.prefill, booking_of(prompt, plan.prefill), now_s)
@@ -304,7 +304,7 @@ class Place:
     def commit_prefill_again(self, prompt: Prompt, placement: Placement, plan: Plan) -> None:
         """Have a prompt computed at another prefill replica: the first failed and was ended.
 
-        Its tenant has paid.
+        Its caller has paid.
         """
         assert placement.plan.halves is not None
         halves = replace(placement.plan.halves, choice=plan)

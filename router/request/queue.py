@@ -35,7 +35,6 @@ from router.request.results import Prompt, Read, Tries, Wait
 from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass, class_of, deadline_ms_of
 from router.scheduling.queue import Limit, Outlook, Queue, Verdict
 from router.scheduling.waiting import QueueRules, Waiting
-from router.tenants import Tenant
 
 LOOK_S: Final = 0.05
 """How often the queue is looked at if nothing else happens: time makes room, too."""
@@ -123,8 +122,7 @@ class WaitingRoom:
         if not self.is_on(read, assigned):
             return None, None
         headers, default_s = read.inbound.headers, self._config.deadline_s
-        tenant = read.inbound.tenant
-        service_class = class_of(headers, tenant.service_class if tenant is not None else None)
+        service_class = class_of(headers, is_batch=read.inbound.caller.is_batch)
         deadline_ms = deadline_ms_of(headers)
         if deadline_ms is None and default_s is not None and service_class == INTERACTIVE:
             deadline_ms = 1e3 * default_s
@@ -195,16 +193,13 @@ class WaitingRoom:
 
     def _waiting(self, prompt: Prompt, tries: Tries, now_s: float) -> Waiting:
         """Return a request as one that waits from now on."""
-        tenant = prompt.read.tenant
         return Waiting(
             item=_Seat(prompt, tries, asyncio.get_running_loop().create_future()),
             session=prompt.read.session_hash,
             num_tokens=prompt.num_tokens + prompt.num_more_tokens,
             since_s=now_s,
             is_batch=prompt.service_class == BATCH,
-            tenant=tenant.name if tenant is not None else "",
-            weight=tenant.weight if tenant is not None else 1.0,
-            priority=_priority(tenant),
+            caller=prompt.read.inbound.caller,
             deadline_s=_deadline_s(prompt),
             rules=self._rules_of(prompt),
         )
@@ -354,7 +349,7 @@ class WaitingRoom:
     def _displace(self, prompt: Prompt, now_s: float) -> bool:
         """Refuse a request to make place for one that goes before it. False: none waits."""
         displaced = self._queue.displaced(
-            is_batch=prompt.service_class == BATCH, priority=_priority(prompt.read.tenant)
+            is_batch=prompt.service_class == BATCH, priority=prompt.read.inbound.caller.priority
         )
         if displaced is None:
             return False
@@ -387,10 +382,6 @@ def _fail(seat: _Seat, error: Exception) -> None:
     if isinstance(error, StopIteration):  # cannot be set on a future
         error = RuntimeError(type(error).__name__)
     seat.placed.set_exception(error)
-
-
-def _priority(tenant: Tenant | None) -> int:
-    return tenant.priority if tenant is not None else 0
 
 
 def _deadline_s(prompt: Prompt) -> float | None:

@@ -2,20 +2,21 @@
 
 A body is parsed whole if that is quick, except for messages that an earlier body had, too. Else it
 is only outlined. Its bytes stay as they came, unless a field has to change: a field that only an
-operator may set, or a tenant's salt.
+operator may set, or its caller's salt.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from msgspec.structs import replace
 
 from router.api import forms
 from router.api.apis import APIS, REALTIME, Request
+from router.api.body_fields import with_fields
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import MIN_BYTES, KnownMessages
 from router.api.not_json import why_not_json
@@ -34,13 +35,17 @@ from router.api.response_ids import CREATE, is_kept, named_in
 from router.api.routes import has_side_effects, named_model
 from router.api.sessions import session_hash, session_of
 from router.api.withheld import Withheld
+from router.base.caller import ANYBODY
 from router.base.contracts import NO_EXTRA, ExtraKeys
-from router.base.errors import BadRequest, PayloadTooLarge
+from router.base.errors import BadRequest, PayloadTooLarge, UnsupportedBody
 from router.replicas.fleet import Fleet
-from router.request import tenancy
 from router.request.results import NO_SESSION, Inbound, Read, Whose
 from router.scheduling.classes import keepalive_s_of
 from router.tokens.hand_over import kind_of
+
+_SALT: Final = "cache_salt"
+_NO_CACHE: Final = ("/tokenize", "/detokenize", "/count_tokens")
+"""Ends of routes that compute nothing, so need no salt."""
 
 
 class Reader:
@@ -81,7 +86,7 @@ class Reader:
             BadRequest: the body has to be a JSON object and is none, or is nested too deep; a
                 prompt's body is empty, or a field of it is wrong.
             PayloadTooLarge, Overloaded: as `Outliner.outline`.
-            RouterError: as `tenancy.salted`.
+            RouterError: as `_salted`.
         """
         read, digests = self._parse(inbound)
         form_model = await _form_model(inbound) if read is None else None
@@ -133,9 +138,9 @@ class Reader:
                 reads_query=not inbound.needs_model or inbound.api is REALTIME,
             )
             streams, salt = body is not None and body.get("stream") is True, None
-        if inbound.tenant is not None:
-            inbound, tenant_salt = tenancy.salted(inbound, model, body)
-            salt = tenant_salt or salt
+        if inbound.caller is not ANYBODY:
+            inbound, own_salt = _salted(inbound, model, body)
+            salt = own_salt or salt
         if model is None and inbound.needs_model:
             model = self._model_of(None) or None
         keepalive_s = None
@@ -192,7 +197,7 @@ class Reader:
         session = session_of(inbound.headers, body, self._session_headers, inbound.path)
         if session is None:
             return NO_SESSION
-        owner = f"{inbound.tenant.name}\0" if inbound.tenant is not None else ""
+        owner = f"{inbound.caller.name}\0" if inbound.caller is not ANYBODY else ""
         space, above = f"{owner}{model or ''}", session.parent
         parts = key = None
         if digests is not None and not inbound.api.counts:
@@ -234,6 +239,43 @@ def _request(
     if outline is not None:
         return inbound.api.outlined(outline)
     return inbound.api.parse(_required(body)) if inbound.api.parse is not None else None
+
+
+def _salted(
+    inbound: Inbound, model: str | None, body: Mapping[str, Any] | None
+) -> tuple[Inbound, str | None]:
+    """Hold a request to its caller's models, and put the caller's salt into its body.
+
+    The salt is in our own block hashes, too, so predictions stay exact.
+
+    Args:
+        inbound: The request.
+        model: The model that it names.
+        body: As decoded; None: it is no JSON, or there is none.
+
+    Returns:
+        The request to forward, and the salt. None: it is not changed.
+
+    Raises:
+        UnknownModel, BadRequest: as `Caller.check_model`; what is sent as `cache_salt` is none.
+        UnsupportedBody: the body cannot be salted, so the engine's cache would be everybody's.
+    """
+    caller = inbound.caller
+    if not inbound.body:
+        return inbound, None
+    caller.check_model(model)
+    if inbound.path.endswith(_NO_CACHE):
+        return inbound, None
+    if body is None:
+        if caller.salt is None:
+            return inbound, None
+        raise UnsupportedBody(
+            "the body must be an uncompressed JSON object, because the tenant has its own cache"
+        )
+    salt = caller.salted(body.get(_SALT))
+    if salt is None:
+        return inbound, None
+    return replace(inbound, body=with_fields(inbound.body, {_SALT: salt})), salt
 
 
 def extra_keys(fleet: Fleet, model: str, salt: str | None) -> ExtraKeys:

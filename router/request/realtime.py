@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 from multidict import CIMultiDict
 
 from router.api.realtime import FAILED, FAILURES, GOING_AWAY
+from router.base.caller import Caller
 from router.base.errors import Overloaded, UnsupportedBody, UpstreamBroken
 from router.config import LimitsConfig
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.request.reply import Reply
-from router.tenants import Tenant
 from router.upstream.socket import Socket
 
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ class Realtime:
         self._num_open = 0
 
     @contextmanager
-    def open(self, tenant: Tenant | None) -> Iterator[None]:
+    def open(self, caller: Caller) -> Iterator[None]:
         """Count one WebSocket, from its handshake to its end.
 
         Raises:
             Overloaded: too many are open.
-            UnsupportedBody: its tenant cannot use any.
+            UnsupportedBody: its caller cannot use any.
         """
         if self._num_open >= self._limits.websockets:
             raise Overloaded(f"{self._limits.websockets} WebSockets are open (limits.websockets)")
-        if tenant is not None and (tenant.salt is not None or tenant.models is not None):
+        if caller.salt is not None or caller.models is not None:
             raise UnsupportedBody(
                 "messages are not read, so tenants with their own cache or a list of models cannot "
                 "use WebSockets"

@@ -138,7 +138,7 @@ def record_of(facts: Facts) -> DecisionRecord:
         at=facts.at,
         api=read.inbound.api.name,
         model=read.model or "",
-        tenant=read.tenant.name if read.tenant is not None else None,
+        tenant=read.inbound.caller.name,
         session=engine_name(whose) if (whose := read.whose.conversation) is not None else None,
         policy=plan.policy.name,
         policy_params=params_of(plan.policy),

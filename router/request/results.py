@@ -26,7 +26,9 @@ from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
 from router.api.parts import Parts
+from router.base.caller import ANYBODY, Caller
 from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
+from router.base.limits import Charge
 from router.experiments.assignment import Assignment
 from router.index.block_index import BlockMatch
 from router.records.record import PrefillRecord, Try
@@ -34,7 +36,6 @@ from router.replicas.deaths import Body
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
 from router.scheduling.classes import ServiceClass
-from router.tenants import Charge, Tenant
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind
 
@@ -53,7 +54,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     headers: CIMultiDictProxy[str]
     body: bytes | None
     arrived_s: float
-    tenant: Tenant | None = None  # None: clients are not told apart
+    caller: Caller = ANYBODY
     needs_json: bool = False
     needs_model: bool = False
     as_sent: AsSent | None = None  # None: not compressed. `body` is the decompressed content
@@ -62,8 +63,8 @@ class Inbound(Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """Name the cache that its prompts are remembered with: its tenant's own, or all others'."""
-        return (self.tenant.salt or "") if self.tenant is not None else ""
+        """Name the cache that its prompts are remembered with: its caller's own, or all others'."""
+        return self.caller.salt or ""
 
 
 class Whose(Struct, frozen=True, kw_only=True):
@@ -91,7 +92,7 @@ class Read(Struct, frozen=True, kw_only=True):
     """What a request says.
 
     inbound: The request as it is forwarded: without fields that clients may not set, with the salt
-        of its tenant.
+        of its caller.
     received: The request as it came.
     request: What decides its prompt. None: the route is only passed through.
     outline: Set if the body was not read whole.
@@ -127,11 +128,6 @@ class Read(Struct, frozen=True, kw_only=True):
     def parent_session_hash(self) -> int | None:
         """The session that started it: it is a sub-agent's."""
         return self.whose.parent_session_hash
-
-    @property
-    def tenant(self) -> Tenant | None:
-        """Whose request it is."""
-        return self.inbound.tenant
 
     @property
     def chat(self) -> ChatRequest | None:
@@ -290,7 +286,7 @@ class Tries(Struct, kw_only=True):
     is_excused: The last failure says nothing about its replica.
     digest: Of the body as it came; None: not needed so far.
     lost_lease: Of the last try that failed as it does when a replica dies.
-    charge: For its uncached tokens; None: not placed yet, or no tenant.
+    charge: For its uncached tokens; None: not placed yet, or its caller has no limits.
     prefill: Where its prompt was computed; None: prompts are not computed apart.
     wait: What the queue did with it; a retry does not wait again.
     """

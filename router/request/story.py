@@ -36,7 +36,7 @@ from router.base.errors import (
 from router.base.turns import Turns
 from router.records.outcome import Outcome
 from router.records.record import Try
-from router.request import tenancy
+from router.request import charging
 from router.request.headers import RequestHeaders, counted_headers
 from router.request.observer import Observers
 from router.request.owners import Owners
@@ -286,7 +286,7 @@ class Story:
         if tries.is_excused:
             steps.place.absolve(placement.lease)
         if tries.charge is not None:
-            tenancy.settle(tries.charge, tries, placement, status, usage)
+            charging.settle(tries.charge, tries, placement, status, usage)
         steps.recorder.finished(
             passage.prompt,
             tries,
@@ -300,7 +300,7 @@ class Story:
 
 
 def _refund(tries: Tries) -> None:
-    """Take a tenant's charge back: no replica answered."""
+    """Take a charge back: no replica answered."""
     if tries.charge is not None:
         tries.charge.settle(0, monotonic())
 

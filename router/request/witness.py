@@ -135,6 +135,6 @@ async def _digest(inbound: Inbound) -> Body:
 
 
 def _digest_now(inbound: Inbound) -> Body:
-    owner = inbound.tenant.name if inbound.tenant is not None else ""
+    owner = inbound.caller.name or ""
     content_type = inbound.headers.get("Content-Type", "")
     return Body(body_digest(inbound.body or b"", content_type, path=inbound.path, owner=owner))

@@ -29,25 +29,18 @@ MAX_KEEPALIVE_S: Final = 600
 _NUMBER: Final = re.compile(r"[0-9]{1,7}")
 
 
-def lower(one: ServiceClass, other: ServiceClass) -> ServiceClass:
-    """Return the class of the two that waits for the other."""
-    return BATCH if BATCH in (one, other) else INTERACTIVE
-
-
-def class_of(headers: Mapping[str, str], of_tenant: ServiceClass | None) -> ServiceClass:
-    """Return the class of a request.
+def class_of(headers: Mapping[str, str], *, is_batch: bool) -> ServiceClass:
+    """Return the class of a request; `is_batch`: all that its caller sends is batch.
 
     Raises:
         BadRequest: the header names none.
     """
     given = headers.get(CLASS_HEADER)
-    highest = of_tenant or INTERACTIVE
-    if given is None:
-        return highest
-    for name in CLASSES:
-        if name == given:
-            return lower(name, highest)
-    raise BadRequest(f"`{CLASS_HEADER}` must be one of {', '.join(CLASSES)}", param=CLASS_HEADER)
+    if given is not None and given not in CLASSES:
+        raise BadRequest(
+            f"`{CLASS_HEADER}` must be one of {', '.join(CLASSES)}", param=CLASS_HEADER
+        )
+    return BATCH if is_batch or given == BATCH else INTERACTIVE
 
 
 def deadline_ms_of(headers: Mapping[str, str]) -> float | None:

@@ -1,7 +1,7 @@
 """The order of the requests in the queue. Whether a request may go is decided in `queue`.
 
 A request that has waited for the maximum goes first. Then the order is: interactive before batch,
-the highest priority, tenants that have not used their share, the shortest prompt. Requests that
+the highest priority, callers that have not used their share, the shortest prompt. Requests that
 wait for room in a cache go behind the others, in order of arrival: so none of them starves.
 """
 
@@ -14,11 +14,12 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from policies.view import CandidateId
+from router.base.caller import Caller
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import Place, QueueRules, Waiting
 
 QUANTUM_MS: Final = 5_000.0
-"""Compute after which waiting tenants of weight 1 take turns."""
+"""Compute after which waiting callers of weight 1 take turns."""
 
 
 class LineKey(NamedTuple):
@@ -33,8 +34,8 @@ class LineKey(NamedTuple):
 class Order:
     """The requests in the queue, in one sorted line for each `LineKey`."""
 
-    __slots__ = ("_in_time", "_keys", "_lines", "_num_changes", "_num_there", "_requests", "_rules",
-                 "_shares", "_tenants", "_work_ms")  # fmt: skip
+    __slots__ = ("_callers", "_in_time", "_keys", "_lines", "_num_changes", "_num_there",
+                 "_requests", "_rules", "_shares", "_work_ms")  # fmt: skip
 
     def __init__(self, rules: QueueRules) -> None:
         self._rules = rules
@@ -44,8 +45,8 @@ class Order:
         self._in_time = {is_batch: OrderedDict[int, Waiting]() for is_batch in (False, True)}
         self._work_ms: dict[CandidateId | None, float] = {}  # of all requests for a candidate
         self._num_there: Counter[tuple[CandidateId | None, bool]] = Counter()  # by batch or not
-        self._shares: dict[int, Shares] = {}  # by priority: tenants of one priority take turns
-        self._tenants: dict[int, Counter[str]] = {}  # by priority: waiting requests of each tenant
+        self._shares: dict[int, Shares] = {}  # by priority: callers of one priority take turns
+        self._callers: dict[int, Counter[str | None]] = {}  # by priority: requests of each name
         self._num_changes = 0  # of the shares: the order of the lines has changed
 
     def __len__(self) -> int:
@@ -85,10 +86,10 @@ class Order:
         """Count the requests of class batch."""
         return sum(num for (_, is_batch), num in self._num_there.items() if is_batch)
 
-    def is_spent(self, tenant: str, priority: int) -> bool:
-        """Return whether a tenant has used its share."""
-        shares = self._shares.get(priority)
-        return shares is not None and shares.is_spent(tenant)
+    def is_spent(self, caller: Caller) -> bool:
+        """Return whether a caller has used its share."""
+        shares = self._shares.get(caller.priority)
+        return shares is not None and shares.is_spent(caller.name)
 
     def last(self) -> Waiting | None:
         """Return the request to refuse first: lowest class, priority, and longest; O(n)."""
@@ -98,10 +99,10 @@ class Order:
 
     def add(self, waiting: Waiting, number: int, *, is_home: bool) -> None:
         """Add a request that no candidate was chosen for yet."""
-        is_spent = self.is_spent(waiting.tenant, waiting.priority)
-        waiting.place = Place(True, waiting.level, is_spent, False, 0.0, number)
+        caller = waiting.caller
+        waiting.place = Place(True, waiting.level, self.is_spent(caller), False, 0.0, number)
         self._requests[number] = waiting
-        self._tenants.setdefault(waiting.priority, Counter())[waiting.tenant] += 1
+        self._callers.setdefault(caller.priority, Counter())[caller.name] += 1
         self._in_time[waiting.is_batch][number] = waiting
         self._join(waiting, LineKey(None, waiting.level, is_home))
 
@@ -110,10 +111,10 @@ class Order:
         self._leave(waiting)
         del self._requests[waiting.place.number]
         self._in_time[waiting.is_batch].pop(waiting.place.number, None)
-        tenants = self._tenants[waiting.priority]
-        tenants[waiting.tenant] -= 1
-        if not tenants[waiting.tenant]:
-            del tenants[waiting.tenant]
+        names, name = self._callers[waiting.caller.priority], waiting.caller.name
+        names[name] -= 1
+        if not names[name]:
+            del names[name]
 
     def put(
         self, waiting: Waiting, candidate: CandidateId, compute_ms: float, *, is_home: bool
@@ -140,15 +141,16 @@ class Order:
                 self._replace(waiting, Place(False, 0, False, False, 0.0, number))
 
     def charge(self, waiting: Waiting, compute_ms: float) -> None:
-        """Take a sent request from its tenant's share; O(n) when a tenant's state changes."""
-        shares = self._shares.setdefault(waiting.priority, Shares(QUANTUM_MS))
-        tenants = self._tenants.get(waiting.priority, Counter())
-        if not shares.charge(waiting.tenant, waiting.weight, compute_ms, tenants):
+        """Take a sent request from its caller's share; O(n) when a caller's state changes."""
+        caller = waiting.caller
+        shares = self._shares.setdefault(caller.priority, Shares(QUANTUM_MS))
+        names = self._callers.get(caller.priority, Counter())
+        if not shares.charge(caller.name, caller.weight, compute_ms, names):
             return
         self._num_changes += 1
         for each in self._requests.values():
-            if each.priority == waiting.priority and each.place.is_in_time:
-                is_spent = shares.is_spent(each.tenant)
+            if each.caller.priority == caller.priority and each.place.is_in_time:
+                is_spent = shares.is_spent(each.caller.name)
                 if is_spent is not each.place.is_spent:
                     self._replace(each, each.place._replace(is_spent=is_spent))
 

@@ -377,7 +377,7 @@ class Queue(Generic[C]):
         own_ms = compute_ms(choice, waiting.num_tokens)
         place = waiting.place
         if not place.number:  # not in the queue
-            is_spent = self._order.is_spent(waiting.tenant, waiting.priority)
+            is_spent = self._order.is_spent(waiting.caller)
             place = place._replace(level=waiting.level, is_spent=is_spent, compute_ms=own_ms,
                                    number=self._num_added + 1)  # fmt: skip
         ttft_ms = self._order.ahead_ms(choice.view.id, place) + _ttft_ms(choice)
@@ -410,7 +410,7 @@ class Queue(Generic[C]):
         self._order.put(waiting, choice.view.id, own_ms, is_home=is_home)
 
     def _book(self, waiting: Waiting, choice: C, verdict: Verdict, now_s: float) -> None:
-        """Take what a sent request uses from idle time and from its tenant's share."""
+        """Take what a sent request uses from idle time and from its caller's share."""
         if verdict.price_ms:
             self._candidates.spend_idle_time(choice.view.id, verdict.price_ms, now_s)
         self._order.charge(waiting, compute_ms(choice, waiting.num_tokens))

@@ -1,9 +1,9 @@
-"""Tenants share the compute of the replicas by weight while several of them wait.
+"""Callers share the compute of the replicas by weight while several of them wait.
 
-Each tenant may use its weight times the quantum in a round. Each sent request takes the compute of
-its prompt from that. Cached tokens are free, so caches keep their value. A tenant that has used its
-share goes behind the others. When every waiting tenant has used its share, the next round begins.
-A tenant that used too much gets less of it. A tenant that does not wait saves nothing.
+Each caller may use its weight times the quantum in a round. Each sent request takes the compute of
+its prompt from that. Cached tokens are free, so caches keep their value. A caller that has used its
+share goes behind the others. When every waiting caller has used its share, the next round begins.
+A caller that used too much gets less of it. A caller that does not wait saves nothing.
 
 Source: deficit longest prefix match (DLPM, arXiv 2501.14312), in time instead of tokens.
 """
@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 
 class Shares:
-    """Compute that each tenant has left of a round.
+    """Compute that each caller has left of a round.
 
     Args:
         quantum_ms: Compute of one round for a weight of 1.
@@ -24,41 +24,41 @@ class Shares:
 
     def __init__(self, quantum_ms: float) -> None:
         self._quantum_ms = quantum_ms
-        self._left_ms: dict[str, float] = {}  # only tenants that used a part of their share
-        self._weights: dict[str, float] = {}  # of the same tenants
+        self._left_ms: dict[str | None, float] = {}  # only callers that used a part of their share
+        self._weights: dict[str | None, float] = {}  # of the same callers
 
-    def is_spent(self, tenant: str) -> bool:
-        """Return whether a tenant has used its share of this round."""
-        return self._left_ms.get(tenant, 1.0) <= 0.0
+    def is_spent(self, caller: str | None) -> bool:
+        """Return whether a caller has used its share of this round."""
+        return self._left_ms.get(caller, 1.0) <= 0.0
 
     def charge(
-        self, tenant: str, weight: float, compute_ms: float, waiting: Collection[str]
+        self, caller: str | None, weight: float, compute_ms: float, waiting: Collection[str | None]
     ) -> bool:
-        """Take a sent request from a tenant's share; return whether any tenant's state changed.
+        """Take a sent request from a caller's share; return whether any caller's state changed.
 
         Args:
-            waiting: The tenants that have requests in the queue.
+            waiting: The callers that have requests in the queue.
         """
         spent_before = self._spent()
         share_ms = weight * self._quantum_ms
-        self._weights[tenant] = weight
-        self._left_ms[tenant] = self._left_ms.get(tenant, share_ms) - compute_ms
+        self._weights[caller] = weight
+        self._left_ms[caller] = self._left_ms.get(caller, share_ms) - compute_ms
         if waiting and all(map(self.is_spent, waiting)):
             self._begin_round(waiting)
         return self._spent() != spent_before
 
-    def _spent(self) -> set[str]:
-        return {tenant for tenant, left_ms in self._left_ms.items() if left_ms <= 0.0}
+    def _spent(self) -> set[str | None]:
+        return {caller for caller, left_ms in self._left_ms.items() if left_ms <= 0.0}
 
-    def _begin_round(self, waiting: Collection[str]) -> None:
-        """Begin as many rounds as it takes until one of the waiting tenants has a share left."""
+    def _begin_round(self, waiting: Collection[str | None]) -> None:
+        """Begin as many rounds as it takes until one of the waiting callers has a share left."""
         num_rounds = min(
-            -self._left_ms[tenant] // (self._weights[tenant] * self._quantum_ms) + 1.0
-            for tenant in waiting
+            -self._left_ms[caller] // (self._weights[caller] * self._quantum_ms) + 1.0
+            for caller in waiting
         )
-        for tenant, left_ms in list(self._left_ms.items()):
-            share_ms = self._weights[tenant] * self._quantum_ms
+        for caller, left_ms in list(self._left_ms.items()):
+            share_ms = self._weights[caller] * self._quantum_ms
             if left_ms + num_rounds * share_ms >= share_ms:
-                del self._left_ms[tenant], self._weights[tenant]
+                del self._left_ms[caller], self._weights[caller]
             else:
-                self._left_ms[tenant] = left_ms + num_rounds * share_ms
+                self._left_ms[caller] = left_ms + num_rounds * share_ms

@@ -7,12 +7,13 @@ from typing import Any, Final, NamedTuple, Protocol
 from msgspec import Struct
 
 from policies.view import CandidateCost, CandidateId, ReplicaView
+from router.base.caller import ANYBODY, Caller
 from router.config import QueueConfig
 
 _DEFAULTS: Final = QueueConfig()
 
 MAX_PRIORITY: Final = 1000
-"""Highest priority of a tenant; the lowest is its negative."""
+"""Highest priority of a caller; the lowest is its negative."""
 
 BATCH_WAIT_RATIO: Final = 2.0
 """Maximum wait of a batch request, as a multiple of `QueueRules.max_wait_s`."""
@@ -81,23 +82,21 @@ class Place(NamedTuple):
 
     is_in_time: bool  # False: waited for the maximum, and goes before all others
     level: int  # see `level_of`
-    is_spent: bool  # its tenant has used its share
+    is_spent: bool  # its caller has used its share
     is_held: bool  # waits for room in a cache: in order of arrival, behind those that do not
     compute_ms: float  # predicted time to compute the prompt; 0.0 if it is held
     number: int  # order of arrival
 
 
 class Waiting(Struct):
-    """One request in the queue; `item` belongs to the caller."""
+    """One request in the queue; `item` is for those who use the queue."""
 
     item: Any
     session: int | None
     num_tokens: int
     since_s: float
     is_batch: bool = False
-    tenant: str = ""
-    weight: float = 1.0  # of its tenant
-    priority: int = 0  # of its tenant; a higher one goes first
+    caller: Caller = ANYBODY
     deadline_s: float | None = None  # time by which its first token must come; None: any
     rules: QueueRules | None = None  # of its variant of an experiment; the order has none
     answers_at: CandidateId | None = None  # as last chosen, if another replica computes the prompt
@@ -108,7 +107,7 @@ class Waiting(Struct):
     @property
     def level(self) -> int:
         """Return the strict part of its order."""
-        return level_of(is_batch=self.is_batch, priority=self.priority)
+        return level_of(is_batch=self.is_batch, priority=self.caller.priority)
 
 
 def level_of(*, is_batch: bool, priority: int) -> int:

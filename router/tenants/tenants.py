@@ -11,68 +11,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from router.base.caller import Caller
 from router.base.errors import ConfigError, Unauthorized
+from router.base.salts import cache_salt
 from router.base.watched_file import WatchedFile
-from router.tenants.accounts import Account, Accounts
+from router.scheduling.classes import BATCH
+from router.tenants.accounts import Accounts
 from router.tenants.file import OWN, SHARED, TenantEntry, TenantsFile, read
 from router.tenants.keys import DIGEST, digest_of, key_in
-from router.tenants.salts import tenant_salt, user_salt
 
 logger = logging.getLogger(__name__)
 
 MAX_LABELS: Final = 100
 OTHER: Final = "other"
 """The label of tenants beyond the first `MAX_LABELS` that this process has known."""
-
-
-class Tenant:
-    """One tenant, as requests see it.
-
-    salt: Of its cache; None: it shares its cache with all that send no salt.
-    """
-
-    __slots__ = (
-        "_users_salt",
-        "account",
-        "body_bytes",
-        "label",
-        "models",
-        "name",
-        "priority",
-        "salt",
-        "service_class",
-        "weight",
-    )
-
-    def __init__(
-        self, entry: TenantEntry, label: str, secret: str | None, account: Account
-    ) -> None:
-        salt = _salt(entry, secret)
-        shared = tenant_salt(secret, SHARED) if secret is not None else None
-        self.name = entry.name
-        self.label = label
-        self.models = frozenset(entry.models) if entry.models is not None else None
-        self.salt = salt
-        self._users_salt = salt or shared
-        self.body_bytes = entry.body_bytes
-        self.service_class = entry.service_class
-        self.weight = entry.weight
-        self.priority = entry.priority
-        self.account = account
-
-    def may_use(self, model: str | None) -> bool:
-        """Whether it may use a model; None, a model we cannot see, only if it may use all."""
-        return self.models is None or model in self.models
-
-    def salted(self, sent: object) -> str | None:
-        """Return the salt of a request whose client sent this one; None: it stays as it is.
-
-        Raises:
-            BadRequest: what was sent is not a salt.
-        """
-        if sent is None or self._users_salt is None:
-            return self.salt
-        return user_salt(self._users_salt, sent)
 
 
 class Tenants:
@@ -92,8 +44,8 @@ class Tenants:
         self.accounts = Accounts()
         self._path = path
         self._on_reload = on_reload
-        self._by_digest: dict[bytes, Tenant] = {}
-        self._by_name: dict[str, Tenant] = {}
+        self._by_digest: dict[bytes, Caller] = {}
+        self._by_name: dict[str, Caller] = {}
         self._labels: dict[str, None] = {}  # names that have a label of their own, for good
         self._watched = WatchedFile(path)
         self._apply(read(path), now_s)
@@ -101,7 +53,7 @@ class Tenants:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def authenticate(self, headers: Mapping[str, str]) -> Tenant:
+    def authenticate(self, headers: Mapping[str, str]) -> Caller:
         """Find whose key a request carries.
 
         Raises:
@@ -112,17 +64,17 @@ class Tenants:
             raise Unauthorized(
                 "You didn't provide an API key: send `Authorization: Bearer KEY` or `x-api-key`."
             )
-        tenant = self._by_digest.get(digest_of(key))
-        if tenant is None:
+        caller = self._by_digest.get(digest_of(key))
+        if caller is None:
             raise Unauthorized("Incorrect API key provided.")
-        return tenant
+        return caller
 
     @property
     def names(self) -> tuple[str, ...]:
         """Name all tenants."""
         return tuple(self._by_name)
 
-    def named(self, name: str) -> Tenant | None:
+    def named(self, name: str) -> Caller | None:
         """Find a tenant by its name, for operators."""
         return self._by_name.get(name)
 
@@ -159,13 +111,28 @@ class Tenants:
         self.accounts.follow({entry.name: entry for entry in file.tenants}, now_s)
         self._by_digest, self._by_name = {}, {}
         for entry in file.tenants:
-            label = self._label(entry.name)
-            tenant = Tenant(entry, label, file.secret, self.accounts[entry.name])
-            self._by_name[entry.name] = tenant
+            caller = self._by_name[entry.name] = self._caller(entry, file.secret)
             for digest in entry.keys:
                 found = DIGEST.fullmatch(digest)
                 assert found is not None
-                self._by_digest[bytes.fromhex(found[1])] = tenant
+                self._by_digest[bytes.fromhex(found[1])] = caller
+
+    def _caller(self, entry: TenantEntry, secret: str | None) -> Caller:
+        """Return a tenant as requests see it."""
+        salt = _salt(entry, secret)
+        shared = cache_salt(secret, SHARED) if secret is not None else None
+        return Caller(
+            name=entry.name,
+            label=self._label(entry.name),
+            salt=salt,
+            users_salt=salt or shared,
+            models=frozenset(entry.models) if entry.models is not None else None,
+            body_bytes=entry.body_bytes,
+            is_batch=entry.service_class == BATCH,
+            weight=entry.weight,
+            priority=entry.priority,
+            limits=self.accounts[entry.name],
+        )
 
     def _label(self, name: str) -> str:
         """Label a tenant in metrics: by name, as long as there are few."""
@@ -181,4 +148,4 @@ def _salt(entry: TenantEntry, secret: str | None) -> str | None:
         return None
     assert secret is not None  # the file was checked
     is_own = entry.cache == OWN
-    return tenant_salt(secret, f"tenant/{entry.name}" if is_own else f"group/{entry.cache}")
+    return cache_salt(secret, f"tenant/{entry.name}" if is_own else f"group/{entry.cache}")

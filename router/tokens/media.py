@@ -1,7 +1,7 @@
 """Images and sounds in prompts: the items of a request, and the tokens that stand for each.
 
 The engine's processor turns an item into tokens. An engine is asked once for an item's tokens. They
-are remembered by the item's bytes, for the client's tenant. From then on a prompt with the item is
+are remembered by the item's bytes, for one caller's cache. From then on a prompt with the item is
 made here. Its name in block hashes is computed (`media_names`). The engines' counts prove
 the tokens, or end their use for a while.
 """

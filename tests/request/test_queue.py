@@ -20,6 +20,7 @@ from loadtest.engine_model.time_model import TimeModel
 from policies import Decision, Snapshot
 from policies.cost import KvAware
 from policies.view import CandidateId, ReplicaView
+from router.base.caller import ANYBODY
 from router.base.errors import NoReplicaAvailable
 from router.config import QueueConfig
 from router.experiments.definition import Arm, ArmQueue, Experiment
@@ -704,7 +705,8 @@ def a_prompt(num_waiting: int = 0) -> Any:
     plan = SimpleNamespace(
         view=view, candidate=SimpleNamespace(id=view.id), num_pooled_tokens=None, prefill=None
     )
-    read = SimpleNamespace(session_hash=None, request="any", tenant=None)
+    inbound = SimpleNamespace(caller=ANYBODY)
+    read = SimpleNamespace(session_hash=None, request="any", inbound=inbound)
     return SimpleNamespace(
         read=read,
         num_tokens=10,

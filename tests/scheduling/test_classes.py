@@ -11,37 +11,34 @@ from router.scheduling.classes import (
     CLASS_HEADER,
     CLASSES,
     DEADLINE_HEADER,
-    ServiceClass,
     class_of,
     deadline_ms_of,
 )
 
 
 @pytest.mark.parametrize(
-    ("header", "of_tenant", "is_of"),
+    ("header", "is_batch", "is_of"),
     [
-        (None, None, "interactive"),
-        ("batch", None, "batch"),
-        (None, "batch", "batch"),
-        ("batch", "interactive", "batch"),
-        ("interactive", "batch", "batch"),
-        ("interactive", "interactive", "interactive"),
+        (None, False, "interactive"),
+        (None, True, "batch"),
+        ("batch", False, "batch"),
+        ("batch", True, "batch"),
+        ("interactive", False, "interactive"),
+        ("interactive", True, "batch"),
     ],
 )
-def test_a_header_can_lower_a_class_only(
-    header: str | None, of_tenant: ServiceClass | None, is_of: str
-) -> None:
-    """What the tenants' file says is as good as it gets."""
+def test_a_header_can_lower_a_class_only(header: str | None, is_batch: bool, is_of: str) -> None:
+    """The class of its caller is the highest that a request can have."""
     headers = {} if header is None else {CLASS_HEADER: header}
 
-    assert class_of(headers, of_tenant) == is_of
+    assert class_of(headers, is_batch=is_batch) == is_of
 
 
 @given(st.text(max_size=30).filter(lambda text: text not in CLASSES))
 def test_whatever_is_no_class_is_refused(text: str) -> None:
     """The error names the header and what is allowed, and quotes nothing."""
     with pytest.raises(BadRequest, match="interactive, batch") as caught:
-        class_of({CLASS_HEADER: text}, None)
+        class_of({CLASS_HEADER: text}, is_batch=False)
 
     assert caught.value.param == CLASS_HEADER
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from policies import CandidateId, CostModel, ReplicaView
 from policies.cost import candidate_costs
 from policies.view import CandidateCost, RequestView, Snapshot
+from router.base.caller import Caller
 from router.replicas.conversations import Conversations
 from router.replicas.ledger import NOTHING, InFront
 from router.scheduling import order
@@ -92,10 +93,11 @@ class Stage:
         return waiting
 
     def waiting(self, name: str, num_tokens: int, *, session: int | None, at_s: float,
-                to: CandidateId, cached: int, batch: bool = False, **fields: Any
-                ) -> Waiting:  # fmt: skip
+                to: CandidateId, cached: int, batch: bool = False, caller: str | None = None,
+                weight: float = 1.0, priority: int = 0, **fields: Any) -> Waiting:  # fmt: skip
         self.wants[name], self.cached[name] = to, cached
-        return Waiting(name, session, num_tokens, at_s, is_batch=batch, **fields)
+        sender = Caller(name=caller, weight=weight, priority=priority)
+        return Waiting(name, session, num_tokens, at_s, is_batch=batch, caller=sender, **fields)
 
     def expect(self, name: str, num_tokens: int, within_s: float, *, at_s: float = 0.0,
                **fields: Any) -> Outlook:  # fmt: skip
@@ -416,7 +418,7 @@ def test_prompts_that_wait_for_room_do_not_hold_up_conversations_that_go_on() ->
     assert stage.release(1.0) == ["goes on"]
 
 
-# -- classes, priorities, tenants ------------------------------------------------------------
+# -- classes, priorities, callers ------------------------------------------------------------
 
 
 def test_batch_goes_first_after_twice_the_maximum_wait() -> None:
@@ -460,14 +462,14 @@ def test_prompts_that_wait_for_room_do_not_hold_up_lower_ones_at_another_replica
 
 
 def test_a_higher_priority_goes_first_within_its_class() -> None:
-    """Shares of tenants do not change that, the maximum wait does."""
+    """Shares of callers do not change that, the maximum wait does."""
     stage = Stage(max_wait_s=30.0)
     stage.ask("batch", 100, batch=True, priority=5)
-    stage.ask("low", 100, tenant="low", priority=-1)
+    stage.ask("low", 100, caller="low", priority=-1)
     stage.ask("plain", 100)
     for number in range(3):
-        stage.ask(f"high{number}", 5_000, tenant="high", priority=5, at_s=0.1)
-    stage.ask("later", 6_000, tenant="high", priority=5, at_s=29.0)
+        stage.ask(f"high{number}", 5_000, caller="high", priority=5, at_s=0.1)
+    stage.ask("later", 6_000, caller="high", priority=5, at_s=29.0)
     sent = stage.release_each_s(1, 5) + stage.release_each_s(30, 33)
 
     assert sent == ["high0", "high1", "high2", "later", "low", "plain", "batch"]
@@ -494,17 +496,17 @@ def test_a_full_queue_refuses_the_lowest_request_first() -> None:
 
 
 @pytest.mark.parametrize("num_many", [20, 200])
-def test_a_tenant_with_many_requests_takes_turns_with_one_that_has_few(
+def test_a_caller_with_many_requests_takes_turns_with_one_that_has_few(
     num_many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(order, "QUANTUM_MS", 2_000.0)
     stage = Stage()
-    stage.ask("low", 1_000, tenant="low", priority=-1)  # it has no turn
+    stage.ask("low", 1_000, caller="low", priority=-1)  # it has no turn
     for number in range(num_many):
-        stage.ask(f"many{number}", 1_000, tenant="many")
+        stage.ask(f"many{number}", 1_000, caller="many")
     stage.release_each_s(0, 5)
     for number in range(3):
-        stage.ask(f"few{number}", 1_000, tenant="few", at_s=5.0)
+        stage.ask(f"few{number}", 1_000, caller="few", at_s=5.0)
     after = stage.release_each_s(6, 12)
 
     assert len(after) == 6
@@ -514,20 +516,20 @@ def test_a_tenant_with_many_requests_takes_turns_with_one_that_has_few(
 def test_shares_go_by_weight_and_cached_tokens_are_free() -> None:
     stage = Stage()
     for number in range(60):
-        stage.ask(f"heavy{number}", 1_000, tenant="heavy", weight=2.0)
-        stage.ask(f"light{number}", 5_000, cached=4_000, tenant="light")
+        stage.ask(f"heavy{number}", 1_000, caller="heavy", weight=2.0)
+        stage.ask(f"light{number}", 5_000, cached=4_000, caller="light")
     sent = stage.release_each_s(0, 45)
 
     assert len(sent) == 45
     assert 27 <= sum(name.startswith("heavy") for name in sent) <= 33
 
 
-def test_a_spent_tenant_uses_a_replica_that_no_other_tenant_wants() -> None:
+def test_a_spent_caller_uses_a_replica_that_no_other_caller_wants() -> None:
     stage = Stage()
     stage.num_waiting[A] = 2
-    stage.ask("other", 1_000, tenant="other")
+    stage.ask("other", 1_000, caller="other")
     for number in range(5):
-        stage.ask(f"{number}", 6_000, tenant="one", to=B)
+        stage.ask(f"{number}", 6_000, caller="one", to=B)
     for second in range(5):
         stage.num_waiting[B] = 1
         stage.release(float(second))
@@ -671,7 +673,7 @@ REQUESTS = st.lists(
             "to": st.sampled_from([A, B]),
             "batch": st.booleans(),
             "session": st.none() | st.integers(1, 5),
-            "tenant": st.sampled_from("abc"),
+            "caller": st.sampled_from("abc"),
             "priority": st.sampled_from([-1, 0, 0, 7]),
             "deadline_s": st.none() | st.floats(0.001, 30.0),
         }
@@ -713,7 +715,7 @@ ARRIVALS = st.lists(
         st.integers(100, 6_000),  # tokens
         st.integers(0, 30),  # percent of them that are cached
         st.sampled_from([A, B]),
-        st.sampled_from(["", "x", "y"]),  # tenant
+        st.sampled_from(["", "x", "y"]),  # caller
         st.integers(0, 3_000),  # ms since the one before
         st.booleans(),  # whether replicas have answered meanwhile
     ),
@@ -731,14 +733,14 @@ def test_a_request_that_starts_at_once_goes_as_if_it_had_been_added(
         stage.idle_ms = {A: float(idle_ms), B: float(idle_ms)}
     now_s = 0.0
 
-    for number, (session, num_tokens, percent, to, tenant, ms, answered) in enumerate(arrivals):
+    for number, (session, num_tokens, percent, to, caller, ms, answered) in enumerate(arrivals):
         now_s += ms / 1e3
         for stage in (added, started):
             if answered:
                 stage.num_waiting = {A: 0, B: 0}
                 stage.release(now_s)
             waiting = stage.waiting(str(number), num_tokens, session=session, at_s=now_s, to=to,
-                                    cached=num_tokens * percent // 100, tenant=tenant)  # fmt: skip
+                                    cached=num_tokens * percent // 100, caller=caller)  # fmt: skip
             if stage is started and not stage.queue:
                 stage.sets.expire(now_s)
                 choice = stage.choose(waiting)

@@ -9,10 +9,10 @@ BOTH = ("a", "b")
 
 
 def spent(shares: Shares) -> set[str]:
-    return {tenant for tenant in BOTH if shares.is_spent(tenant)}
+    return {caller for caller in BOTH if shares.is_spent(caller)}
 
 
-def test_a_tenant_that_used_its_share_is_spent_until_the_others_have_used_theirs() -> None:
+def test_a_caller_that_used_its_share_is_spent_until_the_others_have_used_theirs() -> None:
     shares = Shares(100.0)
 
     assert shares.charge("a", 1.0, 150.0, BOTH)
@@ -24,14 +24,14 @@ def test_a_tenant_that_used_its_share_is_spent_until_the_others_have_used_theirs
     assert spent(shares) == {"a"}
 
 
-def test_a_tenant_alone_is_never_spent() -> None:
+def test_a_caller_alone_is_never_spent() -> None:
     shares = Shares(100.0)
 
     assert not any(shares.charge("a", 1.0, 1e6, ("a",)) for _ in range(5))
     assert spent(shares) == set()
 
 
-def test_a_tenant_that_was_away_saved_nothing() -> None:
+def test_a_caller_that_was_away_saved_nothing() -> None:
     shares = Shares(100.0)
     shares.charge("b", 1.0, 10.0, ("a",))
     for _ in range(50):
@@ -45,7 +45,7 @@ def test_a_tenant_that_was_away_saved_nothing() -> None:
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=5),
     sizes=st.lists(st.floats(1.0, 400.0), min_size=5, max_size=5),
 )
-def test_tenants_that_always_wait_compute_by_weight(
+def test_callers_that_always_wait_compute_by_weight(
     weights: list[float], sizes: list[float]
 ) -> None:
     """The length of their prompts changes nothing over many rounds."""

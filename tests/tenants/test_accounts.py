@@ -1,4 +1,4 @@
-"""router.tenants.bucket and accounts: limits held, by one router and by several."""
+"""router.tenants.accounts: limits held, by one router and by several."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from router.base.errors import RateLimited
+from router.base.limits import Limits
 from router.base.messages import Consumed, TenantUsage
-from router.tenants.accounts import ALIVE_S, Account, Accounts
-from router.tenants.bucket import Bucket
+from router.tenants.accounts import ALIVE_S, Accounts
 from router.tenants.file import TenantEntry
 
 TENANT = TenantEntry(name="a", requests_per_minute=60, uncached_tokens_per_minute=60_000)
@@ -22,60 +22,18 @@ def accounts_of(entry: TenantEntry = TENANT) -> Accounts:
     return accounts
 
 
-def ask(account: Account, num_tokens: int, now_s: float) -> bool:
+def ask(limits: Limits, num_tokens: int, now_s: float) -> bool:
     """Let one request through, or not."""
     try:
-        account.enter(now_s)
+        limits.enter(now_s)
     except RateLimited:
         return False
-    account.leave()
+    limits.leave()
     try:
-        account.charge(num_tokens, now_s)
+        limits.charge(num_tokens, now_s)
     except RateLimited:
         return False
     return True
-
-
-# -- bucket --------------------------------------------------------------------------------------
-
-
-def test_a_bucket_fills_evenly_and_holds_a_minute() -> None:
-    """Empty after a minute's worth; a sixtieth a second; never more than full."""
-    bucket = Bucket(60, 0.0)
-    bucket.take(60, 0.0)
-
-    assert bucket.wait_s(1, 0.0) == pytest.approx(1.0)
-    assert bucket.wait_s(1, 1.0) == 0.0
-    assert bucket.level(1000.0) == 60.0
-
-
-def test_more_than_a_minutes_worth_is_paid_back() -> None:
-    """A full bucket lets it through; then nothing until the debt is gone."""
-    bucket = Bucket(100, 0.0)
-
-    assert bucket.wait_s(250, 0.0) == 0.0
-    bucket.take(250, 0.0)
-    assert bucket.wait_s(1, 0.0) == pytest.approx(151 * 60 / 100)
-
-
-def test_time_that_goes_back_fills_nothing() -> None:
-    """And breaks nothing."""
-    bucket = Bucket(60, 100.0)
-    bucket.take(60, 100.0)
-
-    assert bucket.level(50.0) == 0.0
-    assert bucket.level(101.0) == pytest.approx(1.0)
-
-
-def test_a_new_limit_leaves_used_what_is_used() -> None:
-    """No fresh minute's worth at each change of the file."""
-    bucket = Bucket(100, 0.0)
-    bucket.take(90, 0.0)
-    bucket.resize(50, 0.0)
-
-    assert bucket.level(0.0) == -40.0
-    bucket.resize(200, 0.0)
-    assert bucket.level(0.0) == 110.0
 
 
 # -- one router ----------------------------------------------------------------------------------
@@ -83,43 +41,43 @@ def test_a_new_limit_leaves_used_what_is_used() -> None:
 
 def test_requests_a_minute_are_held() -> None:
     """61 at once: the last learns when to come again, and what its limits are."""
-    account = accounts_of()["a"]
+    limits = accounts_of()["a"]
     for _ in range(60):
-        account.enter(0.0)
+        limits.enter(0.0)
 
     with pytest.raises(RateLimited) as refused:
-        account.enter(0.0)
+        limits.enter(0.0)
     assert refused.value.retry_after_s == pytest.approx(1.0)
     assert refused.value.headers["x-ratelimit-limit-requests"] == "60"
     assert refused.value.headers["x-ratelimit-remaining-requests"] == "0"
     assert refused.value.headers["x-ratelimit-reset-requests"] == "60.000s"
-    assert account.num_in_flight == 60
+    assert limits.num_in_flight == 60
 
 
 def test_cached_tokens_cost_nothing_and_predictions_are_corrected() -> None:
     """What the engine found in its cache is given back; what it did not is taken."""
-    account = accounts_of()["a"]
-    assert account.tokens is not None
+    limits = accounts_of()["a"]
+    assert limits.tokens is not None
 
-    charge = account.charge(50_000, 0.0)
+    charge = limits.charge(50_000, 0.0)
     charge.settle(10_000, 0.0)
-    assert account.tokens.level(0.0) == 50_000
+    assert limits.tokens.level(0.0) == 50_000
     charge.settle(60_000, 0.0)
-    assert account.tokens.level(0.0) == 0
+    assert limits.tokens.level(0.0) == 0
     with pytest.raises(RateLimited, match="uncached tokens"):
-        account.charge(1, 0.0)
-    account.charge(0, 0.0)  # all of it is cached
+        limits.charge(1, 0.0)
+    limits.charge(0, 0.0)  # all of it is cached
 
 
 def test_requests_in_flight_are_held() -> None:
     """One more may come when one has ended."""
-    account = accounts_of(TenantEntry(name="a", max_in_flight=1))["a"]
-    account.enter(0.0)
+    limits = accounts_of(TenantEntry(name="a", max_in_flight=1))["a"]
+    limits.enter(0.0)
 
     with pytest.raises(RateLimited, match="at a time"):
-        account.enter(0.0)
-    account.leave()
-    account.enter(0.0)
+        limits.enter(0.0)
+    limits.leave()
+    limits.enter(0.0)
 
 
 def test_a_tenant_without_limits_is_not_limited() -> None:

@@ -65,6 +65,7 @@ def test_salts_keep_tenants_apart(path: Path) -> None:
     a, b, c = (tenants.authenticate(bearer(key)) for key in KEYS.values())
 
     assert a.salted(None) not in (None, b.salted(None))
+    assert a.salted(None) not in repr(a)
     assert a.salted("user 1") not in (a.salted(None), a.salted("user 2"), b.salted("user 1"))
     assert c.salted(None) is None
     assert c.salted(a.salted(None)) not in (None, a.salted(None))

@@ -22,12 +22,13 @@ class RequestCounts(Observer):
 
     def ended(self, facts: Facts) -> None:
         waited_s = facts.tries.wait.waited_ms / 1000
-        if facts.read.tenant is not None:
-            self._count_tenant(facts, facts.read.tenant.label, waited_s)
+        label = facts.read.inbound.caller.label
+        if label is not None:
+            self._count_caller(facts, label, waited_s)
         if facts.placement is not None:
             self._count(facts, facts.placement, waited_s)
 
-    def _count_tenant(self, facts: Facts, label: str, waited_s: float) -> None:
+    def _count_caller(self, facts: Facts, label: str, waited_s: float) -> None:
         metrics, charge = self._metrics, facts.tries.charge
         metrics.tenant_requests.labels(label, facts.outcome.value).inc()
         if facts.placement is not None:

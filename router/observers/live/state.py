@@ -74,7 +74,7 @@ def _waiting_fields(waiting: Waiting, prompt: Prompt, now_s: float) -> dict[str,
     return {
         "request": read.request_id,
         "session": engine_name(whose.conversation) if whose.conversation is not None else None,
-        "tenant": read.tenant.name if read.tenant is not None else None,
+        "tenant": read.inbound.caller.name,
         "model": read.model,
         "class": prompt.service_class,
         "tokens": waiting.num_tokens,

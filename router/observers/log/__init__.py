@@ -33,12 +33,12 @@ class RequestLog(Observer):
 
 
 def _whose(read: Read) -> dict[str, Any]:
-    client, tenant = read.inbound.client, read.tenant
+    client = read.inbound.client
     return {
         "request": read.request_id,
         "client": client.address if client is not None else None,
         "model": read.model,
-        "tenant": tenant.name if tenant is not None else None,
+        "tenant": read.inbound.caller.name,
     }
 
 
@@ -51,7 +51,7 @@ def _routed(facts: Facts, placement: Placement) -> dict[str, Any]:
         "trace": facts.notes.get("trace"),
         "client": client.address if client is not None else None,
         "model": read.model,
-        "tenant": read.tenant.name if read.tenant is not None else None,
+        "tenant": read.inbound.caller.name,
         "replica": placement.lease.candidate,
         "arm": f"{assigned.experiment}/{assigned.arm}" if assigned else None,
         "why": facts.plan.decision.reason,

@@ -80,14 +80,13 @@ class Bookkeeper(Observer):
         turn = turn_of(prompt, tries, placement, facts.outcome, facts.usage, facts.ttft_ms, now_s)
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, named, now_s)
-        tenant = prompt.read.tenant
         if match.thread is None or not has_failed_read:  # else no cache has its blocks
             self.ledger.remember(
                 whose.conversation,
                 whose.parent,
                 thread,
                 num_computed=num_computed,
-                tenant=tenant.name if tenant is not None else None,
+                tenant=prompt.read.inbound.caller.name,
                 routing=whose.session_hash,
                 replaces=match.thread,
             )
@@ -131,7 +130,7 @@ class Bookkeeper(Observer):
             contract=contract,
             num_tokens=prompt.num_tokens,
             parts=whose.parts,
-            tenant=prompt.read.tenant.name if prompt.read.tenant is not None else None,
+            tenant=prompt.read.inbound.caller.name,
         )
 
     def _thread(
@@ -251,11 +250,10 @@ class Bookkeeper(Observer):
             by_cause.labels(cause).inc(num_tokens)
         if computed.change is None:
             return
-        tenant = prompt.read.tenant
         self._findings.note(
             computed.change,
             computed.tokens.get("changed", 0),
-            tenant=tenant.name if tenant is not None else None,
+            tenant=prompt.read.inbound.caller.name,
             session=engine_name(prompt.read.whose.conversation or 0),
             body=prompt.read.inbound.body,
         )

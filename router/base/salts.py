@@ -4,12 +4,12 @@ vLLM mixes a request's `cache_salt` into the hash of its first block, and each b
 next: requests with different salts share no block, on no tier. Salts are secret: a client that
 knows one can ask for what is cached under it.
 
-    tenant   HMAC(secret of the file, name of its cache), or as configured
-    user     HMAC(the tenant's salt, the salt that the client sent); tenants that share one cache
-             have such a salt in common
+    caller   HMAC(secret of the tenants file, name of its cache), or as configured
+    user     HMAC(the caller's salt, the salt that it sent); callers that share one cache have such
+             a salt in common
 
-A client chooses the second message only. Whatever it sends, it gets a salt below its tenant's own,
-so users of one tenant can be kept apart, and no tenant reaches the cache of another.
+A client chooses the second message only. Whatever it sends, it gets a salt below its own, so users
+of one caller can be kept apart, and no caller reaches the cache of another.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FORBIDDEN: Final = frozenset("@/\\\0")
 """What vLLM refuses in a salt. Source: vllm/entrypoints/generate/base/protocol.py at 0.32.0."""
 
 
-def tenant_salt(secret: str, cache: str) -> str:
-    """Derive the salt of a cache, 43 characters; `cache` names a tenant's own, or a group's."""
+def cache_salt(secret: str, cache: str) -> str:
+    """Derive the salt of a cache, 43 characters; `cache` names a caller's own, or a group's."""
     return _hmac(secret.encode(), b"warmroute cache\0" + cache.encode())
 
 
 def user_salt(salt: str, sent: object) -> str:
-    """Combine a tenant's salt with what a client sent as `cache_salt`.
+    """Combine a caller's salt with what was sent as `cache_salt`.
 
     Raises:
         BadRequest: the engine would refuse what was sent; it must not see it to say so.

@@ -1,0 +1,79 @@
+"""Who sends a request, and on which terms: the models, the cache, the share and the limits.
+
+`router.tenants` finds the caller by its key. Without a tenants file all requests are `ANYBODY`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from router.base.errors import BadRequest, UnknownModel
+from router.base.limits import Limits
+from router.base.salts import user_salt
+
+
+class Caller(Struct, frozen=True, kw_only=True):
+    """Who sends a request.
+
+    name: None: clients are not told apart.
+    label: What metrics call it; several callers may share one. None: it is not counted.
+    salt: Of its own cache. None: it shares its cache with all that send no salt.
+    users_salt: What a salt that it sends is combined with. None: that one stays as it is.
+    models: Names of the models that it may use. None: all.
+    body_bytes: Largest body that it may send. None: as large as `limits.body_bytes`.
+    is_batch: All that it sends is of class batch.
+    weight: Its part of the compute while others of its priority wait.
+    priority: Requests of a higher one go first.
+    limits: What it may use a minute and at a time. None: as much as any.
+    """
+
+    name: str | None = None
+    label: str | None = None
+    salt: str | None = None
+    users_salt: str | None = None
+    models: frozenset[str] | None = None
+    body_bytes: int | None = None
+    is_batch: bool = False
+    weight: float = 1.0
+    priority: int = 0
+    limits: Limits | None = None
+
+    def __repr__(self) -> str:  # salts are secret
+        return f"Caller(name={self.name!r})"
+
+    def may_use(self, model: str | None) -> bool:
+        """Return whether it may use a model; None: one we cannot see, only if it may use all."""
+        return self.models is None or model in self.models
+
+    def check_model(self, model: str | None) -> None:
+        """Refuse a model that it may not use.
+
+        Raises:
+            UnknownModel: it may use others only.
+            BadRequest: no model is named.
+        """
+        if self.may_use(model):
+            return
+        allowed = ", ".join(sorted(self.models or ()))
+        if model is None:
+            raise BadRequest(f"name a `model`: {allowed}", param="model")
+        raise UnknownModel(
+            f"The model `{model}` does not exist or you do not have access to it (yours: "
+            f"{allowed}).",
+            param="model",
+        )
+
+    def salted(self, sent: object) -> str | None:
+        """Return the salt of a request that was sent with this one; None: it stays as it is.
+
+        Raises:
+            BadRequest: what was sent is not a salt.
+        """
+        if sent is None or self.users_salt is None:
+            return self.salt
+        return user_salt(self.users_salt, sent)
+
+
+ANYBODY: Final = Caller()
