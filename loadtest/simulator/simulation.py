@@ -175,7 +175,7 @@ class _Simulation:
             if waiting.deadline_s is not None:
                 plan = router.plan(prompt, now_s)
                 waiting.answers_at = plan.candidate.id
-                if router.queue.expect(waiting, plan.prefill or plan, now_s).spare_ms < 0.0:
+                if router.queue.expect(waiting, plan.helper or plan, now_s).spare_ms < 0.0:
                     router.queue.remove(waiting)
                     self._reject(waiting, "deadline", now_s)
                     return
@@ -190,7 +190,7 @@ class _Simulation:
         def look(waiting: Waiting, in_front_ms: InFront) -> Plan:
             plan = waiting.item.plan = router.plan(waiting.item.prompt, now_s, in_front_ms)
             waiting.answers_at = plan.candidate.id
-            return plan.prefill or plan
+            return plan.helper or plan
 
         queue.release(
             now_s,
@@ -215,12 +215,12 @@ class _Simulation:
             placement=router.commit(arrival.prompt, plan, now_s),
             router=router,
         )
-        prefill = ticket.placement.prefill
-        if prefill is not None:
-            prompt = replace(ticket, num_out=1, placement=prefill, elsewhere=[], answer=ticket)
+        helper = ticket.placement.helper
+        if helper is not None:
+            prompt = replace(ticket, num_out=1, placement=helper, elsewhere=[], answer=ticket)
             self._others.began(prompt, now_s)
         self._others.began(ticket, now_s)
-        self._request(ticket if prefill is None else prompt, now_s)
+        self._request(ticket if helper is None else prompt, now_s)
 
     def _request(self, ticket: Ticket, now_s: float) -> None:
         """Send a turn, or its prompt, to its engine."""

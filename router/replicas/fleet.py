@@ -334,6 +334,8 @@ class Fleet:
         `reader`: the replica that will read the prompt's KV. Both need the same transfer, and the
         same pool if it goes through one. None: any.
         """
+        if not self.is_split:
+            return ()
         offered = tuple(
             state.candidate
             for member in self._members.values()

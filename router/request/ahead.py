@@ -77,9 +77,8 @@ class Ahead:
         """
         model, now_s = prompt.read.model, monotonic()
         candidates = self._fleet.candidates(model, now_s)
-        if self._fleet.is_split:
-            candidates = (*candidates, *self._fleet.prefillers(model, None, now_s))
-        return same_names(prompt, candidates)
+        helpers = self._fleet.prefillers(model, None, now_s)
+        return same_names(prompt, (*candidates, *helpers))
 
     async def _hash(self, prompt: Prompt, tokens: Tokens, candidates: Sequence[Candidate]) -> None:
         """Hash a prompt's chain in steps, off the loop where they are long."""

@@ -289,7 +289,7 @@ class _BlockEvidence:
         Returns False if blocks of that replica are not seen here: it publishes no events, or they
         are looked up in Redis.
         """
-        placement = placement.prefill or placement
+        placement = placement.helper or placement
         candidate, claim = placement.lease.candidate, placement.claim
         stream = self._caches.stream(candidate)
         if not placement.candidate.replica.publishes_events:

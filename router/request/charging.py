@@ -40,8 +40,8 @@ def settle(
         charge.settle(0, now_s)
     elif usage is not None:
         num_cached = usage.num_cached_tokens
-        if tries.prefill is not None and tries.prefill.result == "remote":
-            num_cached = tries.prefill.num_reported_cached_tokens or 0  # computed there
+        if tries.helped is not None and tries.helped.result == "remote":
+            num_cached = tries.helped.num_reported_cached_tokens or 0  # computed there
         if num_cached is None:
             num_cached = placement.predicted.num_cached_tokens
         charge.settle(max(usage.prompt_tokens - num_cached, 0), now_s)

@@ -7,8 +7,7 @@ from typing import Any
 from policies.naming import params_of
 from router.index.cache_view import CacheView
 from router.replicas.fleet import Fleet
-from router.replicas.halves import PrefillPlan
-from router.request.plan import Plan
+from router.request.plan import Plan, Split
 from router.request.results import Inbound, Prompt, Tries
 from router.request.story import Story
 
@@ -53,8 +52,8 @@ class Explainer:
         }
         if self._story.steps.queue.takes(prompt, Tries()):
             explained["queue"] = self._queue(prompt, plan)
-        if plan.halves is not None:
-            explained["prefill"] = _prefill(plan, plan.halves)
+        if plan.split is not None:
+            explained["prefill"] = _split(plan.split, plan.helper)
         if with_tokens and prompt.tokens is not None:
             contract = self._caches.contract(decision.candidate)
             keys = prompt.keys(contract) if contract is not None else []
@@ -67,7 +66,7 @@ class Explainer:
         """Return what the queue would do with a request."""
         queue = self._story.steps.queue
         verdict, outlook, tbt_ms = queue.judge(prompt, plan)
-        where = (plan.prefill or plan).candidate.id
+        where = (plan.helper or plan).candidate.id
         conversations = self._fleet.conversations
         return {
             "where": where,
@@ -85,14 +84,13 @@ class Explainer:
         }
 
 
-def _prefill(plan: Plan, halves: PrefillPlan[Plan]) -> dict[str, Any]:
+def _split(split: Split, helper: Plan | None) -> dict[str, Any]:
     """Return where a prompt would be computed that a decode replica answers."""
-    elsewhere = plan.prefill
     return {
-        "where": elsewhere.candidate.id if elsewhere is not None else None,
-        "why": halves.why,
-        "here_ms": halves.here_ms,
-        "there_ms": halves.there_ms,
-        "decision": elsewhere.decision if elsewhere is not None else None,
-        "candidates": elsewhere.snapshot.replicas if elsewhere is not None else (),
+        "where": helper.candidate.id if helper is not None else None,
+        "why": split.why,
+        "here_ms": split.here_ms,
+        "there_ms": split.there_ms,
+        "decision": helper.decision if helper is not None else None,
+        "candidates": helper.snapshot.replicas if helper is not None else (),
     }

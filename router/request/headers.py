@@ -118,9 +118,9 @@ def _explain_in(
     assigned = placement.plan.assignment
     if assigned is not None:
         headers["x-warmroute-arm"] = f"{assigned.experiment}/{assigned.arm}"
-    if tries.prefill is not None:
-        is_remote = tries.prefill.result == "remote"
-        headers["x-warmroute-prefill"] = tries.prefill.where if is_remote else "local"
+    if tries.helped is not None:
+        is_remote = tries.helped.result == "remote"
+        headers["x-warmroute-prefill"] = tries.helped.where if is_remote else "local"
     held = placement.predicted
     if not placement.plan.is_guess:
         headers["x-warmroute-cached"] = (

@@ -1,7 +1,7 @@
 """Place a request: `plan` decides, `commit` puts the decision into effect, `end` takes it back.
 
-This is the only way to place a request: the story, the queue, prefill, overdue requests, `explain`
-and shadow policies use it.
+This is the only way to place a request: the story, the queue, overdue requests, `explain` and
+shadow policies use it.
 
     plan     look up who holds the prompt, freeze all that is known, ask the policy; changes nothing
     commit   count the request's load, claim the blocks it will compute, tell other routers
@@ -18,9 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from time import monotonic, time
+from typing import Final
 
 from msgspec.structs import replace
 
+from policies.decode import DecodeLoad, local_ms, transfer_ms
 from policies.policy import Policy
 from policies.registry import create
 from policies.view import RequestView, Snapshot
@@ -33,18 +35,20 @@ from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.records.record import AssignmentRecord
 from router.replicas.fleet import Fleet
-from router.replicas.halves import choose_halves
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate
 from router.request import charging
 from router.request.match import Matcher, with_last_turn
 from router.request.observer import NO_OBSERVERS, Observers
-from router.request.plan import Placement, Plan, booking_of
+from router.request.plan import Placement, Plan, Split, booking_of
 from router.request.results import Prompt, Read, Tries
 from router.request.split import why_here
 from router.request.stay import Stays
 from router.scheduling.classes import BATCH
 from router.upstream import Answer
+
+DECODE: Final = DecodeLoad()
+"""Chooses among candidates that may have their prompts computed elsewhere."""
 
 
 class Place:
@@ -177,16 +181,36 @@ class Place:
         assignment = None
         if prompt.assigned is not None:
             policy, assignment = prompt.assigned.policy, prompt.assigned.record()
-        if self._fleet.is_split and prompt.read.request is not None:
-            plan, halves = choose_halves(
-                candidates,
-                lambda reader, at_s: self._fleet.prefillers(prompt.read.model, reader, at_s),
-                policy,
-                lambda some, by: self._choose(prompt, some, by, now_s, in_front_ms),
-                lambda plan: why_here(prompt, tries, plan),
-            )
-            return replace(plan, assignment=assignment, halves=halves)
-        return self._choose(prompt, candidates, policy, now_s, in_front_ms, assignment)
+        if not self._fleet.is_split or prompt.read.request is None:
+            return self._choose(prompt, candidates, policy, now_s, in_front_ms, assignment)
+        decodes = any(candidate.replica.role == "decode" for candidate in candidates)
+        by = DECODE if decodes else policy
+        plan = self._choose(prompt, candidates, by, now_s, in_front_ms, assignment)
+        return self.split(prompt, tries, plan, policy, in_front_ms)
+
+    def split(
+        self, prompt: Prompt, tries: Tries, plan: Plan, policy: Policy, in_front_ms: InFront
+    ) -> Plan:
+        """Decide whether another candidate computes a prompt first, and which: by the policy.
+
+        A replica that decodes computes the prompt itself if that costs no more than reading it, or
+        if there is no other place. Both choices are of one moment and change nothing.
+        """
+        reader, snapshot = plan.candidate.replica, plan.snapshot
+        if reader.role != "decode":
+            return plan
+        here_ms, there_ms = local_ms(snapshot, plan.view), transfer_ms(snapshot, plan.view)
+        why, helper = why_here(prompt, tries, plan), None
+        if why is None and here_ms <= there_ms:
+            why = "cheaper"
+        if why is None:
+            others = self._fleet.prefillers(prompt.read.model, reader, snapshot.now_s)
+            others = tuple(each for each in others if each.replica.name != tries.failed_helper)
+            if others:
+                helper = self._choose(prompt, others, policy, snapshot.now_s, in_front_ms)
+                helper, why = replace(helper, helps=True), "chosen"
+        split = Split(why=why or "no_replica", here_ms=here_ms, there_ms=there_ms)
+        return replace(plan, helper=helper, split=split)
 
     def look(self, prompt: Prompt, placement: Placement) -> Plan:
         """Look again at the candidate of a request; the decision stays."""
@@ -200,21 +224,6 @@ class Place:
     def has_room(self, prompt: Prompt, plan: Plan) -> bool:
         """Return whether the engine chosen has blocks for a prompt beside what it has."""
         return self._matcher.has_room(prompt, plan.candidate)
-
-    def plan_prefill_again(
-        self, prompt: Prompt, placement: Placement, failed: Placement
-    ) -> Plan | None:
-        """Plan where a prompt is computed that failed elsewhere. None: there is no other place.
-
-        By the policy that chose the first, among the other replicas.
-        """
-        now_s, reader = self._clock(), placement.candidate.replica
-        others = [
-            candidate
-            for candidate in self._fleet.prefillers(prompt.read.model, reader, now_s)
-            if candidate.replica.name != failed.replica
-        ]
-        return self._choose(prompt, others, failed.plan.policy, now_s) if others else None
 
     def _choose(
         self,
@@ -283,10 +292,10 @@ class Place:
         now_s = self._clock()
         limits = prompt.read.inbound.caller.limits
         if limits is not None and tries.charge is None:
-            tries.charge = charging.charge(limits, prompt, plan.prefill or plan, now_s)
-        prefill = None
-        if plan.prefill is not None:
-            prefill = self._begin(prompt, plan.prefill, booking_of(prompt, plan.prefill), now_s)
+            tries.charge = charging.charge(limits, prompt, plan.helper or plan, now_s)
+        helper = None
+        if plan.helper is not None:
+            helper = self._begin(prompt, plan.helper, booking_of(prompt, plan.helper), now_s)
             booking = Booking(  # until its prompt is computed, it only has its place
                 num_uncached_tokens=0,
                 num_cached_tokens=prompt.num_tokens,
@@ -296,25 +305,15 @@ class Place:
             )
         else:
             booking = booking_of(prompt, plan)
-        placement = self._begin(prompt, plan, booking, now_s, prefill)
+        placement = self._begin(prompt, plan, booking, now_s, helper)
         tries.replicas.add(placement.replica)
         self._num_decisions[prompt.read.model] += 1
         return placement
 
-    def commit_prefill_again(self, prompt: Prompt, placement: Placement, plan: Plan) -> None:
-        """Have a prompt computed at another prefill replica: the first failed and was ended.
-
-        Its caller has paid.
-        """
-        assert placement.plan.halves is not None
-        halves = replace(placement.plan.halves, choice=plan)
-        placement.plan = replace(placement.plan, halves=halves)
-        placement.prefill = self._begin(prompt, plan, booking_of(prompt, plan), self._clock())
-
     def rebook(
         self, prompt: Prompt, placement: Placement, plan: Plan, *, is_sent: bool = False
     ) -> None:
-        """Book a request again where it is: its prompt is computed elsewhere by now, or was not.
+        """Book a request again where it is: its prompt is computed elsewhere by now.
 
         So its time there begins now, and its load is what is known now. `is_sent`: all of its
         prompt comes from the replica that computed it.
@@ -339,7 +338,7 @@ class Place:
         plan: Plan,
         booking: Booking,
         now_s: float,
-        prefill: Placement | None = None,
+        helper: Placement | None = None,
     ) -> Placement:
         """Book a request, or its prompt alone, at a candidate."""
         candidate = plan.candidate
@@ -350,9 +349,9 @@ class Place:
             claim=None,
             state=self._caches.state(candidate.id, prompt.extra),
             placed_s=now_s,
-            prefill=prefill,
+            helper=helper,
         )
-        self._claim(prompt, placement, plan, waits=prefill is not None)
+        self._claim(prompt, placement, plan, waits=helper is not None)
         self._metrics.decisions.labels(plan.policy.name, placement.state).inc()
         self._observers.leased(prompt, placement)
         return placement
@@ -373,12 +372,11 @@ class Place:
                 candidate.id, keys, min(num_held_blocks, len(keys)), prompt.num_tokens
             )
         if self._outbox is not None:
-            is_prefill = candidate.replica.role == "prefill"
             self._outbox.began(
                 placement.lease,
                 claim=placement.claim,
                 num_held_blocks=num_held_blocks,
-                session_hash=None if is_prefill else prompt.read.session_hash,
+                session_hash=None if plan.helps else prompt.read.session_hash,
                 has_named_session=prompt.read.whose.is_named,
             )
         if self.pool is not None and plan.view.num_fetched_tokens and not waits:
@@ -420,9 +418,10 @@ class Place:
             self._caches.release(placement.claim, computed=is_computed, now_s=now_s)
         self._observers.released(placement, outcome)
 
-    def abandon(self, placement: Placement) -> None:
-        """End a placement of which nothing is sent."""
-        for each in (placement, placement.prefill):
+    def abandon(self, tries: Tries, placement: Placement) -> None:
+        """End a placement of which nothing is sent; the request may be placed there again."""
+        tries.replicas.discard(placement.replica)
+        for each in (placement, placement.helper):
             if each is not None:
                 self.end(each, Outcome.CLIENT_GONE)
 

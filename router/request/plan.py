@@ -15,7 +15,6 @@ from router.index.block_index import BlockIndex
 from router.index.claims import Claim
 from router.index.hit_length import KvLayout
 from router.records.record import AssignmentRecord
-from router.replicas.halves import PrefillPlan
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate
 from router.request.results import Prompt
@@ -88,8 +87,21 @@ class Found(Struct, frozen=True, kw_only=True):
     first_blocks_hash: int | None  # None: not known
 
 
+class Split(Struct, frozen=True, kw_only=True):
+    """Whether another replica computes the prompt of one that decodes; times are predictions."""
+
+    why: str
+    here_ms: float  # to compute its KV where it is decoded, the delay of others included
+    there_ms: float  # to compute it elsewhere and read it
+
+
 class Plan(Struct, frozen=True, kw_only=True):
-    """A decision that changed nothing yet."""
+    """A decision that changed nothing yet.
+
+    helper: Where another candidate computes the prompt first. None: this candidate does.
+    split: How that was decided. None: the candidate computes prompts, too.
+    helps: It is such a helper's.
+    """
 
     candidate: Candidate
     view: ReplicaView
@@ -98,7 +110,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     policy: Policy
     pools: Mapping[CandidateId, PoolMatch]  # of candidates in a pool that is counted on
     assignment: AssignmentRecord | None = None
-    halves: PrefillPlan[Plan] | None = None  # None: the candidate computes prompts, too
+    helper: Plan | None = None
+    split: Split | None = None
+    helps: bool = False
     is_guess: bool = False  # what the candidate holds is not known from its blocks
 
     def costs(self) -> tuple[CandidateCost, ...]:
@@ -128,11 +142,6 @@ class Plan(Struct, frozen=True, kw_only=True):
         """Count the leading tokens in the pool, if the candidate reads it. None: no pool."""
         pool = self.pool
         return pool.num_tokens if pool is not None and self.view.reads_pool else None
-
-    @property
-    def prefill(self) -> Plan | None:
-        """The plan for the replica that computes the prompt. None: the candidate does."""
-        return self.halves.choice if self.halves is not None else None
 
     @property
     def num_disk_tokens(self) -> int:
@@ -171,7 +180,7 @@ class Placement(Struct, kw_only=True):
     plan: The decision. What is predicted may be newer: see `Place.rebook`.
     predicted: What the engine is predicted to reuse.
     state: exact | degraded | blind.
-    prefill: Where its prompt is computed, if that is another replica.
+    helper: Where another candidate computes its prompt first.
     slots: Of observers: what each remembers of the lease.
     """
 
@@ -181,7 +190,7 @@ class Placement(Struct, kw_only=True):
     claim: Claim | None
     state: str
     placed_s: float
-    prefill: Placement | None = None
+    helper: Placement | None = None
     slots: dict[object, Any] = {}
     is_ended: bool = False
 
@@ -198,7 +207,7 @@ class Placement(Struct, kw_only=True):
     @property
     def predicted_ttft_ms(self) -> float:
         """Predict the time from here to the first token, its prompt's elsewhere included."""
-        elsewhere = self.prefill.lease.predicted_ms if self.prefill is not None else 0.0
+        elsewhere = self.helper.lease.predicted_ms if self.helper is not None else 0.0
         return elsewhere + self.lease.predicted_ms
 
     @property
@@ -219,13 +228,13 @@ class Placement(Struct, kw_only=True):
 def booking_of(prompt: Prompt, plan: Plan) -> Booking:
     """Return what a request adds to the load of the candidate that computes it."""
     read, held = prompt.read, plan.view
-    is_prompt, is_prefill = read.request is not None, plan.candidate.replica.role == "prefill"
+    is_prompt = read.request is not None
     num_pool, num_cached = held.num_fetched_tokens, held.num_cached_tokens
     num_uncached = 0
     if is_prompt:
         num_uncached = max(prompt.num_tokens - num_cached, 0) + prompt.num_more_tokens
-    # The whole answer of a prefill replica is its first token. A batch's time teaches nothing.
-    has_first_token = is_prefill or (read.streams and is_prompt and read.num_prompts == 1)
+    # The whole answer of a helper is its first token. A batch's time teaches nothing.
+    has_first_token = plan.helps or (read.streams and is_prompt and read.num_prompts == 1)
     return Booking(
         num_uncached_tokens=num_uncached,
         num_cached_tokens=num_cached,
@@ -233,7 +242,7 @@ def booking_of(prompt: Prompt, plan: Plan) -> Booking:
         is_from_pool=num_pool > 0,
         num_disk_tokens=plan.num_disk_tokens if num_pool else 0,
         streams=has_first_token,
-        session_hash=read.session_hash if is_prompt and not is_prefill else None,
+        session_hash=read.session_hash if is_prompt and not plan.helps else None,
         is_batch=prompt.service_class == BATCH,
         num_prompts=read.num_prompts,
     )

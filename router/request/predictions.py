@@ -105,7 +105,7 @@ class PredictionAudit(Observer):
 
 def _is_here(facts: Facts, placement: Placement) -> bool:
     """Return whether the engine that answered looked for the prompt in the cache predicted."""
-    prefill = facts.tries.prefill
-    if prefill is not None and prefill.is_peer_to_peer:
+    helped = facts.tries.helped
+    if helped is not None and helped.is_peer_to_peer:
         return False  # all of it came from elsewhere
     return facts.prompt.is_placed_at(placement.candidate)

@@ -1,9 +1,9 @@
 """Prefill: have a prompt computed elsewhere, then have its answer given where it is decoded.
 
-Only for requests that a replica of role decode answers. If a prefill replica fails, another one is
-asked, once. Whatever goes wrong after that, the decode replica computes the prompt itself: a failed
-prefill is no client's error. Both placements end however the request ends, and a client that leaves
-ends both at once.
+Only for requests that a replica of role decode answers. If a prefill replica fails, the story
+places the request again: with another one, once. Whatever goes wrong after that, the decode replica
+computes the prompt itself: a failed prefill is no client's error. Both placements end however the
+request ends, and a client that leaves ends both at once.
 
     store     the prompt; then, when the pool has it, the request as it came
     nixl      the prompt; the `kv_transfer_params` of its answer go with the request. In push mode
@@ -109,56 +109,56 @@ class Prefill:
         self._bootstraps = bootstraps
         self._metrics = metrics
 
-    async def send(self, prompt: Prompt, tries: Tries, placement: Placement) -> Sent:
-        """Send one try: its prompt where that is planned, and the request itself.
+    async def send(self, prompt: Prompt, tries: Tries, placement: Placement) -> Sent | None:
+        """Send one try: its prompt to the helper, if it has one, and the request itself.
+
+        Returns None if the helper failed, and the request is to be placed again: with another
+        helper, or with none.
 
         Raises:
             OutOfConnections: as `Upstream.open`.
         """
-        record, prefill = _planned(placement), placement.prefill
-        transfer, sent = NO_TRANSFER, None
+        helper, record = placement.helper, _planned(placement)
+        tries.failed_helper = None
+        if helper is None:
+            if tries.helped is None or tries.records:  # else its helper's failure is counted
+                self._record(tries, record)
+            return await self._sender.send(prompt, tries, placement)
         try:
-            if prefill is not None:
-                record, transfer, sent = await self._try(prompt, tries, placement, record)
-                if sent is None and self._retries.witness.refusal(tries) is not None:
-                    return _gone(prefill)
-                if sent is None and self._begin_again(prompt, placement, record):
-                    self._record(tries, record)
-                    prefill, record, before = placement.prefill, _planned(placement), record.why
-                    assert prefill is not None
-                    record, transfer, sent = await self._try(prompt, tries, placement, record)
-                    has_died = self._retries.witness.refusal(tries) is not None
-                    if sent is None and (has_died or before == record.why == UpstreamBroken.code):
-                        return _gone(prefill)
+            record, transfer, sent = await self._try(prompt, tries, placement, helper, record)
+            if sent is None and record.result == "failed":
+                return self._judge(tries, helper, record)
             if sent is None:
                 sent = await self._decode(prompt, tries, placement, record, transfer)
-            if prefill is None or record.transfer == "store":
+            if record.transfer == "store" or not (sent.failure or "").startswith(_UNREAD):
                 return sent
-            if (sent.failure or "").startswith(_UNREAD):
-                sent.close()
-                self._bootstraps.forget(prefill.replica)
-                record = replace(record, result="failed", why=sent.failure or "")
-                sent = await self._decode(prompt, tries, placement, record, NO_TRANSFER)
-            return sent
+            sent.close()
+            self._bootstraps.forget(helper.replica)
+            record = replace(record, result="failed", why=sent.failure or "")
+            return None
         finally:
-            if prefill is None or record.result != "local":  # else its client left before
+            if record.result != "local":  # else its client left before
                 self._record(tries, record)
 
     async def _try(
-        self, prompt: Prompt, tries: Tries, placement: Placement, record: PrefillRecord
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        placement: Placement,
+        helper: Placement,
+        record: PrefillRecord,
     ) -> tuple[PrefillRecord, Transfer, Sent | None]:
         """Have a prompt computed elsewhere.
 
         Returns:
             How that went, what goes with the request, and how that went if it was sent, too.
         """
-        begun_s, prefill = monotonic(), placement.prefill
-        assert prefill is not None
-        done, sent = await self._elsewhere(prompt, tries, placement, prefill)
+        begun_s = monotonic()
+        done, sent = await self._elsewhere(prompt, tries, placement, helper)
         if done.failure:
-            self._bootstraps.forget(prefill.replica)  # the engine there may be another process
+            self._bootstraps.forget(helper.replica)  # the engine there may be another process
             if done.failure == UpstreamBroken.code or done.failure.startswith("status_5"):
-                await self._retries.witness.lost(prompt, tries, prefill, done.failure)
+                await self._retries.witness.lost(prompt, tries, helper, done.failure)
         record = replace(
             record,
             result="failed" if done.failure else "remote",
@@ -168,27 +168,27 @@ class Prefill:
         )
         return record, done.transfer, sent
 
-    def _begin_again(self, prompt: Prompt, placement: Placement, record: PrefillRecord) -> bool:
-        """Place a prompt at another prefill replica than the one that failed. False: none may."""
-        failed, may_help = placement.prefill, record.why in _LEFT
-        assert failed is not None
-        if record.result != "failed" or not (may_help or record.why.startswith("status_5")):
-            return False
-        if not self._retries.may_prefill_again(failed, record.why):
-            return False
-        plan = self._place.plan_prefill_again(prompt, placement, failed)
-        if plan is None:
-            return False
-        self._place.commit_prefill_again(prompt, placement, plan)
-        return True
+    def _judge(self, tries: Tries, helper: Placement, record: PrefillRecord) -> Sent | None:
+        """Decide what follows the failure of a helper. None: the request is placed again."""
+        before = tries.helped
+        if before is not None and before.result != "failed":
+            before = None  # of an earlier try, whose prompt was computed
+        have_died = before is not None and before.why == record.why == UpstreamBroken.code
+        if have_died or self._retries.witness.refusal(tries) is not None:
+            error = UpstreamBroken(helper.replica, f"replica {helper.replica} went down")
+            return Sent(error=error, failure=PREFILL_BROKE)
+        may_help = record.why in _LEFT or record.why.startswith("status_5")
+        if before is None and may_help and self._retries.may_send_again(helper, record.why):
+            tries.failed_helper = helper.replica
+        return None
 
     def _record(self, tries: Tries, record: PrefillRecord) -> None:
         """Record where a prompt was computed; of several tries, the last that went elsewhere."""
         self._metrics.prefills.labels(record.result, record.why).inc()
         if record.ms is not None:
             self._metrics.prefill_seconds.labels(record.candidate).observe(record.ms / 1000.0)
-        if tries.prefill is None or record.candidate is not None:
-            tries.prefill = record
+        if tries.helped is None or record.candidate is not None:
+            tries.helped = record
 
     async def _decode(
         self,
@@ -198,15 +198,20 @@ class Prefill:
         record: PrefillRecord,
         transfer: Transfer,
     ) -> Sent:
-        """Send a request whose prompt is computed, or is to be where it is decoded."""
-        if placement.prefill is not None and not await self._go_on(prompt, placement, record):
+        """Book a request again where it is decoded, now that its prompt is computed; send it."""
+        is_sent = record.transfer != "store"
+        plan = self._place.look(prompt, placement) if self._place.has(placement) else None
+        if plan is not None and not is_sent:
+            plan = await self._stored(prompt, placement, plan)
+        if plan is None or not self._place.has(placement):
             name = placement.replica
             error = UpstreamUnreachable(name, f"replica {name} was removed")
             return Sent(error=error, failure=error.code)
+        self._place.rebook(prompt, placement, plan, is_sent=is_sent)
         return await self._sender.send(prompt, tries, placement, transfer)
 
     async def _elsewhere(
-        self, prompt: Prompt, tries: Tries, placement: Placement, prefill: Placement
+        self, prompt: Prompt, tries: Tries, placement: Placement, helper: Placement
     ) -> tuple[Done, Sent | None]:
         """Have a prompt computed elsewhere, and end that placement.
 
@@ -224,8 +229,8 @@ class Prefill:
             elif how == "mooncake":
                 transfer_id = secrets.token_hex(16)
                 params = mooncake_ask(transfer_id)
-                engine_id = await self._bootstraps.engine_id(prefill.candidate)
-                asked = mooncake_read(prefill.candidate.replica.bootstrap, engine_id, transfer_id)
+                engine_id = await self._bootstraps.engine_id(helper.candidate)
+                asked = mooncake_read(helper.candidate.replica.bootstrap, engine_id, transfer_id)
                 transfer = Transfer(body=decode_body(body, asked))
             own_body = prefill_body(prompt.read.inbound.api.name, body, params)
             is_begun = True
@@ -235,10 +240,10 @@ class Prefill:
             return Done(failure="body"), None
         finally:
             if not is_begun:
-                self._place.end(prefill, Outcome.CLIENT_GONE)
+                self._place.end(helper, Outcome.CLIENT_GONE)
         if how == "mooncake":
-            return await self._at_once(prompt, tries, placement, prefill, own_body, transfer)
-        done = await self._compute.run(prompt, prefill, own_body, transfer)
+            return await self._at_once(prompt, tries, placement, helper, own_body, transfer)
+        done = await self._compute.run(prompt, helper, own_body, transfer)
         if done.failure is not None or how != "nixl":
             return done, None
         return read_from(prompt, done, transfer), None
@@ -248,7 +253,7 @@ class Prefill:
         prompt: Prompt,
         tries: Tries,
         placement: Placement,
-        prefill: Placement,
+        helper: Placement,
         body: bytes,
         transfer: Transfer,
     ) -> tuple[Done, Sent | None]:
@@ -259,7 +264,7 @@ class Prefill:
 
         async def compute() -> None:
             nonlocal done
-            done = await self._compute.run(prompt, prefill, body, NO_TRANSFER)
+            done = await self._compute.run(prompt, helper, body, NO_TRANSFER)
             if done.failure is None and not done.is_capped:
                 done = replace(done, failure="ended")
             if done.failure is not None:
@@ -284,7 +289,7 @@ class Prefill:
             raise
         finally:
             if done is None:  # cut, perhaps before it began
-                self._place.end(prefill, Outcome.CLIENT_GONE)
+                self._place.end(helper, Outcome.CLIENT_GONE)
         if shortage is not None:
             raise shortage
         if done is None:
@@ -293,19 +298,6 @@ class Prefill:
             sent.close()
             sent = None
         return done, sent
-
-    async def _go_on(self, prompt: Prompt, placement: Placement, record: PrefillRecord) -> bool:
-        """Book a request again where it is decoded. False: that replica is gone."""
-        if not self._place.has(placement):
-            return False
-        plan = self._place.look(prompt, placement)
-        if record.result == "remote" and record.transfer == "store":
-            plan = await self._stored(prompt, placement, plan)
-        if not self._place.has(placement):
-            return False
-        is_sent = record.result == "remote" and record.transfer != "store"
-        self._place.rebook(prompt, placement, plan, is_sent=is_sent)
-        return True
 
     async def _stored(self, prompt: Prompt, placement: Placement, plan: Plan) -> Plan:
         """Wait until a prompt that was computed is in the pool, but not for long.
@@ -329,34 +321,29 @@ class Prefill:
         return plan
 
 
-def _gone(prefill: Placement) -> Sent:
-    """Return how a request ends whose prompt has ended a replica, or two may have died of it."""
-    error = UpstreamBroken(prefill.replica, f"replica {prefill.replica} went down")
-    return Sent(error=error, failure=PREFILL_BROKE)
-
-
 def _planned(placement: Placement) -> PrefillRecord:
     """Write down a plan, before anything of it has happened."""
-    plan, prefill = placement.plan.halves, placement.prefill
-    assert plan is not None
+    split, helper = placement.plan.split, placement.helper
+    assert split is not None
     record = PrefillRecord(
         result="local",
-        why=plan.why,
-        here_ms=plan.here_ms,
-        there_ms=plan.there_ms,
+        why=split.why,
+        here_ms=split.here_ms,
+        there_ms=split.there_ms,
         transfer=placement.candidate.replica.transfer,
     )
-    if prefill is None or plan.choice is None:
+    if helper is None:
         return record
-    [cost] = [cost for cost in plan.choice.costs() if cost.id == prefill.lease.candidate]
+    plan = helper.plan
+    [cost] = [cost for cost in plan.costs() if cost.id == plan.candidate.id]
     return replace(
         record,
-        candidate=prefill.lease.candidate,
+        candidate=plan.candidate.id,
         cost=cost,
-        predicted_ms=prefill.lease.predicted_ms,
-        num_predicted_cached_tokens=prefill.predicted.num_cached_tokens,
-        policy=plan.choice.policy.name,
-        policy_params=params_of(plan.choice.policy),
-        snapshot=plan.choice.snapshot,
-        decision=plan.choice.decision,
+        predicted_ms=helper.lease.predicted_ms,
+        num_predicted_cached_tokens=helper.predicted.num_cached_tokens,
+        policy=plan.policy.name,
+        policy_params=params_of(plan.policy),
+        snapshot=plan.snapshot,
+        decision=plan.decision,
     )

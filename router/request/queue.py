@@ -182,7 +182,7 @@ class WaitingRoom:
 
         And its outlook, and its predicted inter-token latency in ms. None: not known.
         """
-        now_s, computing = monotonic(), plan.prefill or plan
+        now_s, computing = monotonic(), plan.helper or plan
         asked = self._waiting(prompt, Tries(), now_s)
         asked.answers_at = plan.candidate.id
         return (
@@ -217,7 +217,7 @@ class WaitingRoom:
         seat: _Seat = waiting.item
         plan = self._place.plan(seat.prompt, seat.tries)
         waiting.answers_at = plan.candidate.id
-        verdict = self._queue.start(waiting, plan.prefill or plan, now_s)
+        verdict = self._queue.start(waiting, plan.helper or plan, now_s)
         if not verdict.goes:
             return None
         return self._commit(waiting, plan, verdict.why, now_s)
@@ -237,7 +237,7 @@ class WaitingRoom:
             released=why,
         )
         if self._rules.tbt_ms is not None:
-            tbt_ms = self._queue.tbt_ms(waiting, plan.prefill or plan, now_s)
+            tbt_ms = self._queue.tbt_ms(waiting, plan.helper or plan, now_s)
             tries.wait = replace(tries.wait, expected_tbt_ms=tbt_ms)
         placement = self._place.commit(seat.prompt, tries, plan)
         self._pace.add(now_s)
@@ -289,7 +289,7 @@ class WaitingRoom:
             _fail(seat, exc)
             return None
         waiting.answers_at = seat.plan.candidate.id
-        return seat.plan.prefill or seat.plan
+        return seat.plan.helper or seat.plan
 
     def _has_blocks(self, waiting: Waiting, plan: Plan) -> bool:
         seat: _Seat = waiting.item
@@ -344,7 +344,7 @@ class WaitingRoom:
         self._queue.remove(waiting)
         placed = waiting.item.placed
         if placed.done() and not placed.cancelled() and placed.exception() is None:
-            self._place.abandon(placed.result())
+            self._place.abandon(waiting.item.tries, placed.result())
 
     def _displace(self, prompt: Prompt, now_s: float) -> bool:
         """Refuse a request to make place for one that goes before it. False: none waits."""

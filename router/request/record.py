@@ -146,7 +146,7 @@ def record_of(facts: Facts) -> DecisionRecord:
         state=facts.state,
         snapshot=plan.snapshot,
         decision=plan.decision,
-        prefill=tries.prefill,
+        prefill=tries.helped,
         tries=tuple(tries.records),
         outcome=facts.outcome.value,
         status=facts.status,

@@ -287,7 +287,8 @@ class Tries(Struct, kw_only=True):
     digest: Of the body as it came; None: not needed so far.
     lost_lease: Of the last try that failed as it does when a replica dies.
     charge: For its uncached tokens; None: not placed yet, or its caller has no limits.
-    prefill: Where its prompt was computed; None: prompts are not computed apart.
+    helped: Where its prompt was computed; None: prompts are not computed apart.
+    failed_helper: The replica that failed to compute it, if another one may be asked.
     wait: What the queue did with it; a retry does not wait again.
     """
 
@@ -299,5 +300,6 @@ class Tries(Struct, kw_only=True):
     digest: Body | None = None
     lost_lease: int | None = None
     charge: Charge | None = None
-    prefill: PrefillRecord | None = None
+    helped: PrefillRecord | None = None
+    failed_helper: str | None = None
     wait: Wait = NO_WAIT

@@ -67,7 +67,7 @@ TOO_MANY: Final = "status_429"
 """A replica that has enough to do."""
 
 PREFILL_BROKE: Final = "prefill_broke"
-"""Two prefill replicas broke off, and the one that decodes was not asked."""
+"""Two helpers broke off, and the replica that decodes was not asked."""
 
 NOT_BLAMED: Final = frozenset({UNLOADED, SET_ASIDE, NO_ROUTE, NO_RESPONSE, TOO_MANY, PREFILL_BROKE})
 """Failures that do not count against their replica."""
@@ -225,16 +225,16 @@ class Retries:
             tries.is_excused = True
             self._metrics.absolved.labels("same_elsewhere" if same else "unproven").inc()
 
-    def may_prefill_again(self, prefill: Placement, failure: str) -> bool:
+    def may_send_again(self, helper: Placement, failure: str) -> bool:
         """Return whether a prompt that failed there may be computed at another replica; count it.
 
-        From the same budget: else a pool of prefill replicas that fail is asked twice for all.
+        From the same budget: else a pool of helpers that fail is asked twice for all.
         """
         if failure in _NOT_SENT:
             return True
-        if not self._budget.can_take(prefill.replica, prefill.lease.begun_s, monotonic()):
+        if not self._budget.can_take(helper.replica, helper.lease.begun_s, monotonic()):
             return False
-        self.take(prefill)
+        self.take(helper)
         return True
 
     def take(self, placement: Placement) -> None:

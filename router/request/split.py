@@ -1,6 +1,6 @@
 """Split: why the prompt of a request is computed where it is answered, whatever that costs.
 
-Where both halves go otherwise is `router.replicas.halves`.
+Where it is computed otherwise says `Place.split`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ def why_here(prompt: Prompt, tries: Tries, plan: Plan) -> str | None:
         return "body"  # too costly to be taken apart
     if prompt.skips_pool:
         return "pool"
-    if tries.prefill is not None and tries.prefill.result == "failed":
-        return "failed"
-    if tries.prefill is not None and plan.candidate.replica.transfer == "store":
+    helped = tries.helped
+    if helped is not None and helped.result == "failed":
+        return "failed" if tries.failed_helper is None else None
+    if helped is not None and plan.candidate.replica.transfer == "store":
         return "done"  # a retry: the pool has it
     return None

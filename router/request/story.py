@@ -185,6 +185,9 @@ class Story:
                 prompt = without_pool
                 continue
             sent, tried = await self._try(prompt, tries, placement), prompt
+            if sent is None:
+                steps.place.abandon(tries, placement)
+                continue
             objection = refused = None
             if sent.failure is None:
                 tries.records.append(Try(candidate=placement.lease.candidate))
@@ -252,17 +255,18 @@ class Story:
         if plan is not None:
             self.steps.recorder.left(prompt, tries, plan, status=CLIENT_LEFT)
 
-    async def _try(self, prompt: Prompt, tries: Tries, placement: Placement) -> Sent:
-        """Send a request once; if it ends here, record that."""
+    async def _try(self, prompt: Prompt, tries: Tries, placement: Placement) -> Sent | None:
+        """Send a request once; if it ends here, record that. None: as `Prefill.send`."""
         steps, witness = self.steps, self.steps.retries.witness
         sent: Sent | None = None
         try:
-            if placement.plan.halves is not None:
+            if placement.plan.split is not None:
                 sent = await steps.prefill.send(prompt, tries, placement)
             else:
                 sent = await steps.sender.send(prompt, tries, placement)
-            if sent.failure is not None and sent.failure not in NOT_PROCESSED | NO_DEATH:
-                await witness.lost(prompt, tries, placement, sent.failure)
+            failure = sent.failure if sent is not None else None
+            if failure is not None and failure not in NOT_PROCESSED | NO_DEATH:
+                await witness.lost(prompt, tries, placement, failure)
             return sent
         except BaseException as exc:  # the client left while we waited, or we can send nothing
             is_ours = isinstance(exc, OutOfConnections)

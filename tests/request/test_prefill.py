@@ -366,10 +366,9 @@ async def test_a_decode_replica_that_fails_is_replaced(kind: str, tmp_path: Path
 async def test_both_halves_fail_at_once() -> None:
     """The prompt is computed by the decode replica that is left."""
     async with split() as it:
-        arm(it.p, "die_before", count=1)
-        explained = (await it.stage.admin("/admin/explain", long_chat(1))).json()
-        first = explained["decision"]["candidate"]
-        arm(it.engines[first], "die_before", count=1)
+        first = (await it.ask(chat(words(1, LONG // 8)))).replica  # has least to read
+        arm(it.p, "die_before", count=2)  # a kept connection that ends is tried once more
+        arm(it.engines[first], "die_before", count=2)
         reply = await it.ask(long_chat(1))
 
         assert reply.status == 200

@@ -679,7 +679,7 @@ class Placing:
     def has_room(self, prompt: Any, plan: Any) -> bool:
         return True
 
-    def abandon(self, placement: str) -> None:
+    def abandon(self, tries: Tries, placement: str) -> None:
         self.released.append(placement)
 
 
@@ -703,7 +703,7 @@ def room_of(placing: Placing) -> WaitingRoom:
 def a_prompt(num_waiting: int = 0) -> Any:
     view = ReplicaView(id=CandidateId("r1"), cost=PRIOR, num_waiting=num_waiting)
     plan = SimpleNamespace(
-        view=view, candidate=SimpleNamespace(id=view.id), num_pooled_tokens=None, prefill=None
+        view=view, candidate=SimpleNamespace(id=view.id), num_pooled_tokens=None, helper=None
     )
     inbound = SimpleNamespace(caller=ANYBODY)
     read = SimpleNamespace(session_hash=None, request="any", inbound=inbound)

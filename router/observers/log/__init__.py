@@ -55,7 +55,7 @@ def _routed(facts: Facts, placement: Placement) -> dict[str, Any]:
         "replica": placement.lease.candidate,
         "arm": f"{assigned.experiment}/{assigned.arm}" if assigned else None,
         "why": facts.plan.decision.reason,
-        "prefill": tries.prefill.where if tries.prefill is not None else None,
+        "prefill": tries.helped.where if tries.helped is not None else None,
         "tokens": prompt.num_tokens,
         "cached": placement.predicted.num_cached_tokens,
         "pool": placement.predicted.num_fetched_tokens,

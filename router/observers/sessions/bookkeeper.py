@@ -97,7 +97,7 @@ class Bookkeeper(Observer):
             thread=thread,
             turn=turn,
             has_causes=turn.num_cached is not None
-            and (tries.prefill is None or not tries.prefill.is_peer_to_peer),
+            and (tries.helped is None or not tries.helped.is_peer_to_peer),
             has_failed_read=has_failed_read,
         )
 

@@ -50,7 +50,7 @@ def turn_of(
         total_ms=total_ms,
         engine_ms=engine_ms,
         saved_ms=max(0.0, cost.prefill_ms(num_tokens, 0) - engine_ms),
-        prefill_at=placement.prefill.lease.candidate if placement.prefill is not None else None,
+        prefill_at=placement.helper.lease.candidate if placement.helper is not None else None,
         waited_for=wait.held_by,
     )
 
