@@ -53,7 +53,7 @@ from router.replicas.entry import Entry
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
-from router.request.verify import PoolVerifier
+from router.request.fetch import Fetches
 from router.tenants import Tenants
 from router.tokens import Prompters
 from router.tokens.hand_over import HandOver
@@ -177,9 +177,9 @@ class Parts:
                 if isinstance(entry.replica.pool, bool)
             }
         )
-        self.verifier: PoolVerifier | None = None
+        self.fetches: Fetches | None = None
         if self.pools:
-            self.verifier = PoolVerifier(
+            self.fetches = Fetches(
                 pools=self.pools, readers=self.readers, config=config, metrics=self.metrics
             )
 

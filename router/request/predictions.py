@@ -9,11 +9,11 @@ from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.metrics.looked_up import CandidateTable
 from router.request.audit import TokenAudit
+from router.request.fetch import Fetches
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.results import Prompt
 from router.request.send import Sent
-from router.request.verify import PoolVerifier
 
 logger = logging.getLogger(__name__)
 
@@ -21,19 +21,19 @@ Verdict = Literal["exact", "over", "under", "evicted", "partial"]
 
 
 class PredictionAudit(Observer):
-    """Compares predictions with usage, and tells the caches and the pool how good they were."""
+    """Compares predictions with usage, and tells those who made them how good they were."""
 
     def __init__(
         self,
         *,
         caches: CacheView,
         tokens: TokenAudit,
-        pool: PoolVerifier | None,
+        fetches: Fetches | None,
         metrics: Metrics,
     ) -> None:
         self._caches = caches
         self._tokens = tokens
-        self._pool = pool
+        self._fetches = fetches
         self._metrics = metrics
         self._instruments = CandidateTable(metrics)
 
@@ -55,8 +55,8 @@ class PredictionAudit(Observer):
             return
         error = predicted - reported
         metrics.audit_error.observe(abs(error))
-        is_pooled = self._pool is not None and self._pool.audit(placement, reported)
-        if verdict != "evicted" and (not is_pooled or error == 0):
+        could_fetch = self._fetches is not None and self._fetches.audit(placement, reported)
+        if verdict != "evicted" and (not could_fetch or error == 0):
             self._record(prompt, placement, reported)
 
     def _verdict(
