@@ -79,7 +79,7 @@ class ExactPool(Fetches):
     """A shared pool whose contents are known exactly, as verification makes them live."""
 
     def __init__(self, pool: BlockPool, metrics: Metrics) -> None:
-        super().__init__(pools={}, readers=PoolReaders(), config=MooncakeConfig(), metrics=metrics)
+        super().__init__({}, PoolReaders(), MooncakeConfig(), metrics)
         self._pool = pool
 
     def look(

@@ -107,7 +107,6 @@ class Fetches(Observer):
 
     def __init__(
         self,
-        *,
         pools: Mapping[str, Pool],
         readers: PoolReaders,
         config: MooncakeConfig,
