@@ -57,7 +57,7 @@ class PredictionAudit(Observer):
         metrics.audit_error.observe(abs(error))
         could_fetch = self._fetches is not None and self._fetches.audit(placement, reported)
         if verdict != "evicted" and (not could_fetch or error == 0):
-            self._record(prompt, placement, reported)
+            self._record(prompt, placement, predicted, reported)
 
     def _verdict(
         self, prompt: Prompt, placement: Placement, predicted: int, reported: int
@@ -68,8 +68,10 @@ class PredictionAudit(Observer):
             return "partial"
         contract = self._caches.contract(name)
         size = contract.block_size if contract is not None else 1
-        if self._tokens.is_partial(prompt, placement, reported, size):
-            return "partial"
+        if prompt.has_media and reported > predicted > prompt.num_head_tokens - size:
+            return (
+                "partial"  # an image or a sound is unknown, or the engine has another name for it
+            )
         if self._caches.is_unknown(name, prompt.extra):
             return "partial"
         if predicted <= reported:
@@ -79,14 +81,14 @@ class PredictionAudit(Observer):
             return "evicted"  # between decision and schedule: no fault of what we know
         return "over"
 
-    def _record(self, prompt: Prompt, placement: Placement, reported: int) -> None:
-        name, predicted = placement.lease.candidate, placement.predicted
+    def _record(self, prompt: Prompt, placement: Placement, predicted: int, reported: int) -> None:
+        name = placement.lease.candidate
         changed = self._caches.audit.record(
             name,
-            predicted.num_cached_tokens,
+            predicted,
             reported,
             placement.claim,
-            num_cpu_tokens=predicted.num_cpu_only_tokens,
+            num_cpu_tokens=placement.predicted.num_cpu_only_tokens,
             kinds=prompt.extra.kinds,
         )
         if changed is None:
