@@ -118,7 +118,9 @@ class Holding(Struct, frozen=True, gc=False):
     @property
     def num_fetched_tokens(self) -> int:
         """Count the tokens that it would fetch from the pool, beyond its own."""
-        return self.num_cached_tokens - max(self.num_gpu_tokens, self.num_cpu_tokens)
+        if self.num_pool_tokens is None or not self.reads_pool:
+            return 0
+        return max(0, self.num_pool_tokens - max(self.num_gpu_tokens, self.num_cpu_tokens))
 
     @property
     def num_cached_tokens(self) -> int:
@@ -130,9 +132,10 @@ class Holding(Struct, frozen=True, gc=False):
 
     def sources(self, num_cached_tokens: int) -> tuple[int, int, int]:
         """Split the tokens that an engine reused by where they were: GPU, CPU memory, pool."""
-        num_pool = min(self.num_fetched_tokens, max(0, num_cached_tokens - self.num_own_tokens))
+        num_gpu, num_own = self.num_gpu_tokens, max(self.num_gpu_tokens, self.num_cpu_tokens)
+        num_pool = min(self.num_fetched_tokens, max(0, num_cached_tokens - num_own))
         num_left = num_cached_tokens - num_pool
-        num_cpu = min(self.num_cpu_only_tokens, max(0, num_left - self.num_gpu_tokens))
+        num_cpu = min(num_own - num_gpu, max(0, num_left - num_gpu))
         return num_left - num_cpu, num_cpu, num_pool
 
 

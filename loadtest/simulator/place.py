@@ -14,15 +14,17 @@ from policies.view import CandidateId
 from router.api.apis import CHAT
 from router.api.openai import ChatRequest
 from router.base.contracts import BlockKey, ExtraKeys, HashContract
+from router.config import MooncakeConfig
 from router.experiments.runner import ExperimentRunner
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
+from router.pool.readers import PoolReaders
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate
+from router.request.fetch import Fetchable, Fetches
 from router.request.match import Matcher
 from router.request.place import Place
-from router.request.plan import Plan, PoolMatch
 from router.request.results import Inbound, Prompt, Read, Whose
 from router.scheduling.classes import BATCH
 from router.tokens import Tokens
@@ -73,43 +75,35 @@ def prompt_of(
     )
 
 
-class ExactPool:
+class ExactPool(Fetches):
     """A shared pool whose contents are known exactly, as verification makes them live."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, metrics: Metrics) -> None:
+        super().__init__({}, PoolReaders(), MooncakeConfig(), metrics)
         self._pool = pool
 
-    def match(
+    def look(
         self,
         prompt: Prompt,
         candidates: Sequence[Candidate],
         contracts: Mapping[HashContract, Sequence[CandidateId]],
         index: BlockIndex,
-    ) -> dict[CandidateId, PoolMatch]:
+    ) -> dict[CandidateId, Fetchable]:
         """Find the blocks of a prompt in the pool, the same for each candidate."""
-        found: dict[CandidateId, PoolMatch] = {}
+        found: dict[CandidateId, Fetchable] = {}
         for contract, ids in contracts.items():
             chain = prompt.keys(contract)[: (prompt.num_tokens - 1) // contract.block_size]
-            match = PoolMatch("pool", "", contract, chain, None, self._pool.match(chain))
-            found |= dict.fromkeys(ids, match)
+            there = Fetchable(
+                pool="pool",
+                directory="",
+                candidates=frozenset(ids),
+                contract=contract,
+                chain=chain,
+                groups=None,
+                num_blocks=self._pool.match(chain),
+            )
+            found |= dict.fromkeys(ids, there)
         return found
-
-    def reads(self, candidate: CandidateId) -> bool:
-        """Return True: every replica reads the pool."""
-        return True
-
-    def begins_fetch(self, candidate: CandidateId) -> None:
-        """Do nothing: no read fails."""
-
-    def fetched(self, candidate: CandidateId, begun_s: float) -> None:
-        """Do nothing: no read fails."""
-
-    async def verified(self, prompt: Prompt, plan: Plan) -> bool:
-        """Return False: there is nothing to ask."""
-        return False
-
-    async def ask_for_all(self, prompt: Prompt, plan: Plan) -> None:
-        """Do nothing: there is nothing to ask."""
 
 
 def make_place(
@@ -126,7 +120,7 @@ def make_place(
         fleet=fleet,
         matcher=Matcher(
             caches,
-            pool=None if pool is None else ExactPool(pool),
+            fetches=None if pool is None else ExactPool(pool, metrics),
             first_blocks_tokens=_FIRST_BLOCKS_TOKENS,
         ),
         experiments=ExperimentRunner(metrics),

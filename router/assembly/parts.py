@@ -35,7 +35,7 @@ from router.discovery.readiness import Readiness
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.discovery.sources import Sources
-from router.discovery.status import PoolStatus, Status, Waiting
+from router.discovery.status import Status, Waiting
 from router.discovery.watch import ReplicaWatch, WatchTools
 from router.discovery.watches import Watches
 from router.experiments.runner import ExperimentRunner
@@ -43,9 +43,8 @@ from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.pool.members import PoolMembers
-from router.pool.pools import build_pools
-from router.pool.readers import PoolReaders
+from router.pool.pools import Pools
+from router.pool.status import PoolStatus
 from router.replicas.conversations import Conversations
 from router.replicas.deaths import Deaths
 from router.replicas.engine_key import EngineKey
@@ -53,7 +52,7 @@ from router.replicas.entry import Entry
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
-from router.request.verify import PoolVerifier
+from router.request.fetch import Fetches
 from router.tenants import Tenants
 from router.tokens import Prompters
 from router.tokens.hand_over import HandOver
@@ -169,19 +168,16 @@ class Parts:
     def _build_pool(self) -> None:
         """Build what knows the shared pools, and what asks their masters."""
         config = self.config.mooncake
-        self.pools = build_pools(config, self.metrics, self.names, self.strays)
-        self.readers = PoolReaders(
-            {
-                entry.name: entry.replica.pool
-                for entry in self.registry.entries
-                if isinstance(entry.replica.pool, bool)
-            }
+        self.pools = Pools(
+            config,
+            self.registry.entries,
+            metrics=self.metrics,
+            names=self.names,
+            strays=self.strays,
         )
-        self.verifier: PoolVerifier | None = None
+        self.fetches: Fetches | None = None
         if self.pools:
-            self.verifier = PoolVerifier(
-                pools=self.pools, readers=self.readers, config=config, metrics=self.metrics
-            )
+            self.fetches = Fetches(self.pools, self.pools.readers, config, self.metrics)
 
     def _build_watches(self) -> None:
         """Build what follows replicas."""
@@ -250,12 +246,12 @@ class Parts:
                 self.config,
                 caches=self.caches,
                 why_foreign=self.event_owners.why_foreign,
-                pools=self.pools,
+                stored_by=self.pools.stored_by,
                 sharing=self.sharing,
                 count_failure=self.count_failure,
                 names=self.names,
             ),
-            members=PoolMembers(self.pools, self.readers),
+            pools=self.pools,
         )
 
     def _build_cluster(self, redis_password: str | None, peer_name: str | None) -> None:
@@ -331,8 +327,7 @@ class Parts:
             fleet=self.fleet,
             caches=self.caches,
             waiting=self.waiting,
-            pools=[PoolStatus(pool, self.readers, self.fleet) for pool in self.pools.values()],
-            readers=self.readers,
+            pools=PoolStatus(self.pools, self.fleet),
             sharing=self.sharing.state if self.sharing is not None else None,
             sources=self.sources.states,
         )

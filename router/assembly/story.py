@@ -54,7 +54,6 @@ def build_story(parts: Parts) -> Story:
         parts.config.forward,
         fleet=parts.fleet,
         place=place,
-        pool=parts.verifier,
         witness=witness,
         metrics=parts.metrics,
     )
@@ -107,11 +106,13 @@ def build_story(parts: Parts) -> Story:
             headers=headers,
         )
     )
+    if parts.fetches is not None:
+        observers.add(parts.fetches)
     observers.add(
         PredictionAudit(
             caches=parts.caches,
             tokens=_token_audit(parts, settling),
-            pool=parts.verifier,
+            fetches=parts.fetches,
             metrics=parts.metrics,
         )
     )
@@ -156,7 +157,7 @@ def _ahead(parts: Parts, turns: Turns) -> Ahead:
 def _place(parts: Parts, observers: Observers) -> Place:
     matcher = Matcher(
         parts.caches,
-        pool=parts.verifier,
+        fetches=parts.fetches,
         first_blocks_tokens=parts.config.policy.first_blocks_tokens,
     )
     return Place(

@@ -19,7 +19,7 @@ from router.pool.keys import names_in_keys
 from router.pool.layouts import Layout
 from router.pool.leader import find_leader
 from router.pool.master import SLICE, MasterApi, MasterFigures, masters
-from router.pool.members import layout_of
+from router.pool.pools import layout_of
 
 CONNECTOR_FLAG: Final = (
     '--kv-transfer-config \'{"kv_connector": "MooncakeStoreConnector", "kv_role": '

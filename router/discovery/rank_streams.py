@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from policies.view import CandidateId
+from router.base.contracts import BlockKey
 from router.base.errors import ConfigError
 from router.base.names import Names
 from router.base.supervisor import keep_running
@@ -21,10 +22,11 @@ from router.index.last_block import LastBlock
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
-from router.pool.pools import Pool
 from router.replicas.replica import Candidate, Replica, candidates_of
 
 logger = logging.getLogger(__name__)
+
+StoredBy = Callable[[Replica], Callable[[Sequence[BlockKey]], None] | None]
 
 _LOOK_S: Final = 1.0  # between two checks whether an endpoint is another replica's
 
@@ -33,6 +35,7 @@ class RankStreams:
     """Creates and follows them.
 
     Args:
+        stored_by: Returns what takes the blocks that a replica shares; None: it shares none.
         why_foreign: Returns why a candidate's events are another replica's; None: they are not.
         sharing: What several routers share; None: there is only this one.
         count_failure: Takes the kind of a follower that failed.
@@ -45,7 +48,7 @@ class RankStreams:
         *,
         caches: CacheView,
         why_foreign: Callable[[CandidateId], str | None],
-        pools: Mapping[str, Pool],
+        stored_by: StoredBy,
         sharing: Sharing | None,
         count_failure: Callable[[str], None],
         names: Names,
@@ -53,7 +56,7 @@ class RankStreams:
         self._config = config
         self._caches = caches
         self._why_foreign = why_foreign
-        self._pools = pools
+        self._stored_by = stored_by
         self._sharing = sharing
         self._count_failure = count_failure
         self._names = names
@@ -126,15 +129,7 @@ class RankStreams:
             capacity_blocks=replica.num_blocks,
             seeds=self._config.hash.seeds,
             lora_paths=lora_paths,
-            pool_stored=(
-                partial(
-                    self._pools[replica.pool].catalog.stored,
-                    replica.base_model,
-                    replica=replica.name,
-                )
-                if replica.pool is not None
-                else None
-            ),
+            pool_stored=self._stored_by(replica),
         )
 
     async def _follow_once(self, source: CandidateSource) -> None:

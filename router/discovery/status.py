@@ -1,12 +1,10 @@
-"""The state of the replicas and of the pool, for /metrics, /readyz and the admin API."""
+"""The state of the replicas, for /metrics, /readyz and the admin API."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
-
-import msgspec
 
 from policies.view import CandidateId
 from router.base.addresses import place_digest
@@ -15,93 +13,17 @@ from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
 from router.index.last_block import LastBlock
 from router.metrics import PoolState, RankState, SharingState, SourceState
-from router.pool.pools import Pool
-from router.pool.readers import PoolReaders
+from router.pool.status import PoolStatus
 from router.replicas.fleet import CandidateStatus, Fleet
 from router.replicas.loss import NO_LOSS, CandidateLoss
 from router.replicas.registry import Registry
-from router.replicas.replica import Replica, candidates_of
+from router.replicas.replica import candidates_of
 
 Waiting = dict[str, str]
 """Replica or source name -> why it is not usable (yet), in the configuration's order."""
 
 UNDISCOVERED: Final = "not discovered yet"
 """The reason until the first attempt to discover it has ended."""
-
-
-class PoolStatus:
-    """Describes a shared pool now."""
-
-    def __init__(self, pool: Pool, readers: PoolReaders, fleet: Fleet) -> None:
-        self._name = pool.name
-        self._pool = pool.catalog
-        self._master = pool.master
-        self._readers = readers
-        self._fleet = fleet
-
-    def state(self, now_s: float) -> PoolState:
-        """Describe it for /metrics."""
-        pool = self._pool
-        bytes_per_token = dict(self._bytes_per_token())
-        return PoolState(
-            name=self._name,
-            is_up=pool.is_up,
-            num_blocks={model: len(found) for model, found in pool.directories.items()},
-            counts=_unprefixed(msgspec.structs.asdict(pool.counters)),
-            listing_age_s=None if pool.listed_s is None else now_s - pool.listed_s,
-            allocated_bytes=pool.figures.allocated_bytes if pool.figures is not None else None,
-            capacity_bytes=pool.figures.capacity_bytes if pool.figures is not None else None,
-            bytes_per_token=bytes_per_token,
-            fetch_bytes_per_s=dict(self._fetch_speeds(bytes_per_token, now_s)),
-        )
-
-    def describe(self, now_s: float) -> dict[str, Any]:
-        """Describe it for people: /admin/pool."""
-        pool, state = self._pool, self.state(now_s)
-        members = {replica.name for replica in self._members()}
-        detached = self._readers.detached()
-        return {
-            "name": self._name,
-            "master": self._master.url,
-            "state": "up" if pool.is_up else "lost",
-            "reason": pool.reason,
-            "models": {
-                model: {
-                    "num_blocks": len(directory),
-                    "key_pattern": layout.text if layout is not None else None,
-                    "num_ranks": layout.num_ranks if layout is not None else None,
-                    "bytes_per_token": state.bytes_per_token.get(model),
-                }
-                for model, directory in pool.directories.items()
-                for layout in (pool.layouts.get(model),)
-            },
-            "replicas": sorted(members),
-            "detached": [each for each in detached if each.partition("#")[0] in members],
-            "listing_age_s": state.listing_age_s,
-            "allocated_bytes": state.allocated_bytes,
-            "capacity_bytes": state.capacity_bytes,
-            "fetch_bytes_per_s": state.fetch_bytes_per_s,
-            "counts": state.counts,
-        }
-
-    def _members(self) -> list[Replica]:
-        return [replica for replica in self._fleet.replicas if replica.pool == self._name]
-
-    def _bytes_per_token(self) -> Iterator[tuple[str, float]]:
-        sizes = {replica.base_model: replica.block_size for replica in self._members()}
-        for model in self._pool.directories:
-            per_block, block_size = self._pool.bytes_per_block(model), sizes.get(model)
-            if per_block is not None and block_size:
-                yield model, per_block / block_size
-
-    def _fetch_speeds(
-        self, bytes_per_token: dict[str, float], now_s: float
-    ) -> Iterator[tuple[str, float]]:
-        models = {replica.name: replica.base_model for replica in self._members()}
-        for status in self._fleet.status(now_s):
-            size = bytes_per_token.get(models.get(status.replica, ""))
-            if size is not None and status.cost.ms_per_fetched_token > 0:
-                yield status.id, size / status.cost.ms_per_fetched_token * 1000
 
 
 class Status:
@@ -114,8 +36,7 @@ class Status:
         fleet: Fleet,
         caches: CacheView,
         waiting: Waiting,
-        pools: Sequence[PoolStatus],
-        readers: PoolReaders,
+        pools: PoolStatus,
         sharing: Callable[[], SharingState] | None,
         sources: Callable[[], Sequence[SourceState]] = tuple,
     ) -> None:
@@ -123,8 +44,7 @@ class Status:
         self._fleet = fleet
         self._caches = caches
         self._waiting = waiting
-        self._pools = pools
-        self._readers = readers
+        self.pools = pools
         self._sharing = sharing
         self._sources = sources
         self.losses: Callable[[], Mapping[CandidateId, CandidateLoss]] = dict
@@ -179,11 +99,7 @@ class Status:
 
     def pool_states(self) -> Sequence[PoolState]:
         """Describe the shared pools, for /metrics."""
-        return [pool.state(time.monotonic()) for pool in self._pools]
-
-    def describe_pools(self) -> list[dict[str, Any]]:
-        """Describe the shared pools, for people."""
-        return [pool.describe(time.monotonic()) for pool in self._pools]
+        return self.pools.states(time.monotonic())
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe every replica, for /admin/replicas; those never reached included."""
@@ -267,13 +183,9 @@ class Status:
             "eagle": _eagle(self._caches.index.last_blocks.get(status.id)),
             "num_sessions": self._fleet.conversations.at(status.id).num_sessions,
             "loss": {"tokens": loss.num_tokens, "seconds": loss.compute_s},
-            "reads_pool": self._reads_pool(status) if self._pools else None,
+            "reads_pool": self.pools.reads(status.id),
             "events": _event_counts(stream) if stream is not None else {},
         }
-
-    def _reads_pool(self, status: CandidateStatus) -> bool:
-        is_member = self._fleet.replica(status.replica).pool is not None
-        return is_member and self._readers.reads(status.id)
 
 
 def _eagle(last_block: LastBlock | None) -> dict[str, bool | int] | None:

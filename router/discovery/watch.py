@@ -25,7 +25,7 @@ from router.discovery.model_watch import ModelWatch
 from router.discovery.probes import Probes
 from router.discovery.rank_streams import RankStreams
 from router.discovery.status import Waiting
-from router.pool.members import PoolMembers
+from router.pool.pools import Pools
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Replica
 
@@ -65,7 +65,7 @@ class ReplicaWatch:
         *,
         is_offered: Callable[[], bool],
         streams: RankStreams,
-        members: PoolMembers,
+        pools: Pools,
     ) -> None:
         self._name = name
         self._replica = replica
@@ -77,7 +77,7 @@ class ReplicaWatch:
         self._is_offered = is_offered
         self._streams = streams
         self._models = tools.models
-        self._members = members
+        self._pools = pools
         self._probes = tools.probes
 
     async def run(self) -> None:
@@ -109,7 +109,7 @@ class ReplicaWatch:
                         follower.cancel()
             finally:
                 self._models.forget(self._name)
-                self._members.detach(replica)
+                self._pools.detach(replica)
                 self._streams.drop(replica)
             logger.warning("replica restarted", extra={"replica": self._name})
             self._fleet.on_restart(self._name, time.monotonic())
@@ -134,7 +134,7 @@ class ReplicaWatch:
 
     async def _key_head(self, facts: EngineFacts) -> str | None:
         """Ask an engine in dev mode how its keys in a pool begin. None: it does not say."""
-        if not facts.shows_pause or self._members.pool_of(self._replica) is None:
+        if not facts.shows_pause or self._pools.of(self._replica) is None:
             return None
         info = await self._engine_api.server_info(self._name, self._url, timeout_s=_INFO_S)
         return info.key_head if info is not None else None
@@ -164,12 +164,12 @@ class ReplicaWatch:
             transfer=transfer,
             bootstrap=bootstrap_of(self._replica) if has_bootstrap else None,
             seems=facts.seems,
-            pool=self._members.pool_of(self._replica),
+            pool=self._pools.of(self._replica),
             event_ports=facts.event_ports(name, self._config.events, self._replica),
         )
         self._fleet.add(replica)
         self._fleet.probe_ok(name, time.monotonic())
-        self._members.attach(replica, self._replica, key_head)
+        self._pools.attach(replica, self._replica, key_head)
         if replica.publishes_events:
             self._waiting[name] = HISTORY
         else:

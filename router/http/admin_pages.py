@@ -70,7 +70,7 @@ class ReplicaPages:
         )
 
     async def _pool(self, _: web.Request) -> web.Response:
-        pools = self._status.describe_pools()
+        pools = self._status.pools.describe(time.monotonic())
         return json_answer({"pool": pools[0] if len(pools) == 1 else None, "pools": pools})
 
     async def _add(self, request: web.Request) -> web.Response:

@@ -102,16 +102,15 @@ class TokenAudit:
         if prompt.is_refused_here:  # but not by the engine: our template is not the engine's
             self._mismatch(prompt, "template", prompter, replica, is_new=not disagreed)
             return
-        if is_match and prompt.read.chat is not None and prompter.trust.reason is None:
-            prompter.trust.proven.add(
-                (prompt.read.inbound.api.name, prompt.read.chat.has_tool_choice)
-            )
+        chat = prompt.read.chat
+        if is_match and chat is not None and prompter.trust.reason is None:
+            prompter.trust.proven.add((prompt.read.inbound.api.name, chat.has_tool_choice))
         if not is_match:
             self._mismatch(prompt, "usage", prompter, replica, is_new=not disagreed)
             if prompter.is_fast and self._may_prove():
                 self._prove(prompt, prompter)  # it may be fastokens' fault
             return
-        shows_blocks = prompt.read.chat is not None and self._blocks.expect(
+        shows_blocks = chat is not None and self._blocks.expect(
             prompt, placement, sent.kind, monotonic()
         )
         if sent.kind is not None and not shows_blocks:
@@ -165,21 +164,6 @@ class TokenAudit:
                 "prompts with media differ from the engine's; tokens after an item are not matched",
                 extra={"model": prompt.read.model, "request": prompt.read.request_id},
             )
-
-    def is_partial(
-        self, prompt: Prompt, placement: Placement, num_reported: int, block_size: int
-    ) -> bool:
-        """Return whether an engine reused more tokens behind an image or a sound than predicted.
-
-        Such an item may be unknown, or its name may differ from the engine's.
-        """
-        num_predicted = placement.predicted.num_cached_tokens
-        return (
-            prompt.has_media
-            and prompt.tokens is not None
-            and num_reported > num_predicted
-            and num_predicted + block_size > prompt.num_head_tokens
-        )
 
     def _sample(self, prompt: Prompt, prompter: Prompter) -> None:
         """Prove one of many prompts."""

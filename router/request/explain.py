@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from policies.naming import params_of
+from policies.view import ReplicaView
 from router.index.cache_view import CacheView
 from router.replicas.fleet import Fleet
 from router.request.plan import Plan, Split
@@ -27,7 +28,8 @@ class Explainer:
             RouterError: as `Story.serve` would.
         """
         prompt = await self._story.prepare(inbound, "explain")
-        plan = await self._story.plan(prompt, Tries())
+        await self._story.verify(prompt, Tries())
+        plan = self._story.steps.place.plan(prompt, Tries())
         snapshot, decision = plan.snapshot, plan.decision
         explained: dict[str, Any] = {
             "model": prompt.read.model,
@@ -44,7 +46,7 @@ class Explainer:
                 {
                     "state": self._caches.state(view.id, prompt.extra),
                     "drops_last_block": self._caches.index.drops_last(view.id),
-                    "pool": pool.pool if (pool := plan.pools.get(view.id)) else None,
+                    "pool": self._pool_of(view),
                     "view": view,
                 }
                 for view in snapshot.replicas
@@ -61,6 +63,11 @@ class Explainer:
             explained["token_ids"] = prompt.tokens.ids()
             explained["keys"] = [f"{key:015x}" for key in keys]
         return explained
+
+    def _pool_of(self, view: ReplicaView) -> str | None:
+        """Name the pool that was looked up for a candidate. None: none was."""
+        name = view.id.partition("#")[0]
+        return None if view.num_pool_tokens is None else self._fleet.replica(name).pool
 
     def _queue(self, prompt: Prompt, plan: Plan) -> dict[str, Any]:
         """Return what the queue would do with a request."""

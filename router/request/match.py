@@ -1,4 +1,4 @@
-"""Match: how much of a prompt each candidate holds, and how much the shared pool."""
+"""Match: how much of a prompt each candidate holds, and how much it can fetch."""
 
 from __future__ import annotations
 
@@ -12,46 +12,49 @@ from router.index.block_index import NO_BLOCKS
 from router.index.cache_view import CacheView
 from router.replicas.conversations import Conversation
 from router.replicas.replica import Candidate
-from router.request.plan import Found, PoolMatch, Pools
+from router.request.fetch import Fetchable, Fetches
+from router.request.plan import Found
 from router.request.results import Prompt
 
 _ByContract = dict[HashContract, list[CandidateId]]
 
 
 class Matcher:
-    """Finds what candidates and the pool have of a prompt.
+    """Finds what candidates have of a prompt, and what they can fetch.
 
     Args:
-        pool: None: there is no shared pool.
+        fetches: None: no caches are shared.
         first_blocks_tokens: The first tokens of a prompt that policies may go by.
     """
 
-    def __init__(self, caches: CacheView, *, pool: Pools | None, first_blocks_tokens: int) -> None:
+    def __init__(
+        self, caches: CacheView, *, fetches: Fetches | None, first_blocks_tokens: int
+    ) -> None:
         self.caches = caches
-        self.pool = pool
+        self.fetches = fetches
         self._first_blocks_tokens = first_blocks_tokens
 
     def match(self, prompt: Prompt, candidates: Sequence[Candidate]) -> Found:
-        """Count the leading prompt tokens that each candidate and the pool can spare an engine.
+        """Count the leading prompt tokens that each candidate has or can fetch.
 
-        None where an engine will not look into its cache, nor into the pool.
+        None where an engine will not look into its cache, nor fetch.
         """
         if prompt.read.request is not None and not prompt.read.request.reads_cache:
             first_blocks = self._first_blocks(prompt, candidates)
-            return Found(held={}, pools={}, first_blocks_hash=first_blocks)
+            return Found(held={}, fetchable={}, first_blocks_hash=first_blocks)
         same = same_names(prompt, candidates)
         contracts = self._by_contract(prompt, same)
         held = self._held(prompt, contracts)
         if prompt.read.inbound.api.ranks_since is not None:
             anywhere = [each for each in candidates if not prompt.is_placed_at(each)]
             held = _of_any_rank(held, anywhere)
-        pools: dict[CandidateId, PoolMatch] = {}
-        if self.pool is not None and contracts:
-            pools = self.pool.match(prompt, same, contracts, self.caches.index)
-            _add_pools(held, pools, self.pool.reads)
+        fetchable: dict[CandidateId, Fetchable] = {}
+        if self.fetches is not None and contracts:
+            fetchable = self.fetches.look(prompt, same, contracts, self.caches.index)
+            _add_fetchable(held, fetchable, self.fetches.reads)
         return Found(
             held=held,
-            pools=pools,
+            fetchable=fetchable,
             first_blocks_hash=self._first_blocks(prompt, candidates),
         )
 
@@ -136,21 +139,21 @@ def same_names(prompt: Prompt, candidates: Sequence[Candidate]) -> Sequence[Cand
     return [each for each in candidates if each.replica.adapter_path(name) == path]
 
 
-def _add_pools(
+def _add_fetchable(
     held: dict[CandidateId, Holding],
-    pools: Mapping[CandidateId, PoolMatch],
+    fetchable: Mapping[CandidateId, Fetchable],
     reads: Callable[[CandidateId], bool],
 ) -> None:
-    """Add what pools have to what candidates hold themselves, and whether they read it."""
-    last: tuple[Holding, PoolMatch, bool] | None = None
+    """Add what candidates can fetch to what they hold themselves, and whether they do fetch."""
+    last: tuple[Holding, Fetchable, bool] | None = None
     holding = NOTHING_HELD
-    for cid, pool in pools.items():
+    for cid, there in fetchable.items():
         own, is_reader = held.get(cid, NOTHING_HELD), reads(cid)
-        if last is None or own is not last[0] or pool is not last[1] or is_reader is not last[2]:
-            last = own, pool, is_reader
+        if last is None or own is not last[0] or there is not last[1] or is_reader is not last[2]:
+            last = own, there, is_reader
             gpu, cpu = own.num_gpu_tokens, own.num_cpu_tokens
-            on_disk = pool.num_disk_tokens(gpu, cpu) if is_reader else 0
-            holding = Holding(gpu, cpu, pool.num_tokens, on_disk, is_reader)
+            on_disk = there.num_disk_tokens(gpu, cpu) if is_reader else 0
+            holding = Holding(gpu, cpu, there.num_tokens, on_disk, is_reader)
         held[cid] = holding  # candidates that have as much have the same one
 
 

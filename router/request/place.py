@@ -79,7 +79,7 @@ class Place:
         self._matcher = matcher
         self._stays = Stays(fleet, matcher)
         self._caches = matcher.caches
-        self.pool = matcher.pool
+        self.fetches = matcher.fetches
         self._experiments = experiments
         self._policy = policy
         self._plain_policy = create("least_loaded", {})  # without a prompt nothing is cached
@@ -276,7 +276,7 @@ class Place:
             decision=decision,
             snapshot=snapshot,
             policy=policy,
-            pools=found.pools,
+            fetchable=found.fetchable.get(decision.candidate),
             assignment=assignment,
             is_guess=is_guess,
         )
@@ -379,8 +379,8 @@ class Place:
                 session_hash=None if plan.helps else prompt.read.session_hash,
                 has_named_session=prompt.read.whose.is_named,
             )
-        if self.pool is not None and plan.view.num_fetched_tokens and not waits:
-            self.pool.begins_fetch(candidate.id)
+        if self.fetches is not None and plan.view.num_fetched_tokens and not waits:
+            self.fetches.began(candidate.id)
 
     # ---------------------------------------------------------------- first token, end
 
@@ -401,8 +401,6 @@ class Place:
         self._fleet.first_token(placement.lease, at_s)
         if self._outbox is not None:
             self._outbox.answered(placement.lease, at_s)
-        if self.pool is not None and placement.predicted.num_fetched_tokens:
-            self.pool.fetched(placement.lease.candidate, placement.lease.begun_s)
         self._observers.first_token(placement, at_s)
 
     def end(self, placement: Placement, outcome: Outcome) -> None:

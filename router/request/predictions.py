@@ -9,11 +9,11 @@ from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.metrics.looked_up import CandidateTable
 from router.request.audit import TokenAudit
+from router.request.fetch import Fetches
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.results import Prompt
 from router.request.send import Sent
-from router.request.verify import PoolVerifier
 
 logger = logging.getLogger(__name__)
 
@@ -21,19 +21,19 @@ Verdict = Literal["exact", "over", "under", "evicted", "partial"]
 
 
 class PredictionAudit(Observer):
-    """Compares predictions with usage, and tells the caches and the pool how good they were."""
+    """Compares predictions with usage, and tells those who made them how good they were."""
 
     def __init__(
         self,
         *,
         caches: CacheView,
         tokens: TokenAudit,
-        pool: PoolVerifier | None,
+        fetches: Fetches | None,
         metrics: Metrics,
     ) -> None:
         self._caches = caches
         self._tokens = tokens
-        self._pool = pool
+        self._fetches = fetches
         self._metrics = metrics
         self._instruments = CandidateTable(metrics)
 
@@ -55,9 +55,9 @@ class PredictionAudit(Observer):
             return
         error = predicted - reported
         metrics.audit_error.observe(abs(error))
-        is_pooled = self._pool is not None and self._pool.audit(placement, reported)
-        if verdict != "evicted" and (not is_pooled or error == 0):
-            self._record(prompt, placement, reported)
+        could_fetch = self._fetches is not None and self._fetches.audit(placement, reported)
+        if verdict != "evicted" and (not could_fetch or error == 0):
+            self._record(prompt, placement, predicted, reported)
 
     def _verdict(
         self, prompt: Prompt, placement: Placement, predicted: int, reported: int
@@ -68,8 +68,10 @@ class PredictionAudit(Observer):
             return "partial"
         contract = self._caches.contract(name)
         size = contract.block_size if contract is not None else 1
-        if self._tokens.is_partial(prompt, placement, reported, size):
-            return "partial"
+        if prompt.has_media and reported > predicted > prompt.num_head_tokens - size:
+            return (
+                "partial"  # an image or a sound is unknown, or the engine has another name for it
+            )
         if self._caches.is_unknown(name, prompt.extra):
             return "partial"
         if predicted <= reported:
@@ -79,14 +81,14 @@ class PredictionAudit(Observer):
             return "evicted"  # between decision and schedule: no fault of what we know
         return "over"
 
-    def _record(self, prompt: Prompt, placement: Placement, reported: int) -> None:
-        name, predicted = placement.lease.candidate, placement.predicted
+    def _record(self, prompt: Prompt, placement: Placement, predicted: int, reported: int) -> None:
+        name = placement.lease.candidate
         changed = self._caches.audit.record(
             name,
-            predicted.num_cached_tokens,
+            predicted,
             reported,
             placement.claim,
-            num_cpu_tokens=predicted.num_cpu_only_tokens,
+            num_cpu_tokens=placement.predicted.num_cpu_only_tokens,
             kinds=prompt.extra.kinds,
         )
         if changed is None:

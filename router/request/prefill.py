@@ -5,7 +5,7 @@ places the request again: with another one, once. Whatever goes wrong after that
 computes the prompt itself: a failed prefill is no client's error. Both placements end however the
 request ends, and a client that leaves ends both at once.
 
-    store     the prompt; then, when the pool has it, the request as it came
+    store     the prompt; then, when it can be fetched, the request as it came
     nixl      the prompt; the `kv_transfer_params` of its answer go with the request. In push mode
               engines match both by request id, so both get an id that no other request has. A
               response, or a request with several answers (n > 1), has no such id and is not sent on
@@ -81,11 +81,7 @@ to compute the prompt."""
 
 
 class Prefill:
-    """Sends requests whose prompt may be computed elsewhere.
-
-    Args:
-        pool: None: nothing is known of the pool, so the prompt is not awaited there.
-    """
+    """Sends requests whose prompt may be computed elsewhere."""
 
     def __init__(
         self,
@@ -300,19 +296,18 @@ class Prefill:
         return done, sent
 
     async def _stored(self, prompt: Prompt, placement: Placement, plan: Plan) -> Plan:
-        """Wait until a prompt that was computed is in the pool, but not for long.
+        """Wait until all of a prompt that was computed can be fetched, but not for long.
 
         An engine answers before it has stored all of it.
         """
-        pool = self._place.pool
-        if pool is None:
-            return plan
+        fetches = self._place.fetches
         until_s = monotonic() + self._config.store_wait_s
         num_looks = 0
-        while plan.pool is not None and plan.pool.num_blocks < len(plan.pool.chain):
+        while fetches is not None and plan.fetchable is not None and not plan.fetchable.is_whole:
             num_looks += 1
-            if num_looks % _ASK_EVERY == 0:
-                await pool.ask_for_all(prompt, plan)
+            due = fetches.due(plan, is_stored=True) if num_looks % _ASK_EVERY == 0 else None
+            if due is not None:
+                await fetches.verify(prompt, due)
             else:
                 await asyncio.sleep(_LOOK_S)
             plan = self._place.look(prompt, placement)

@@ -193,7 +193,8 @@ class Prompt(Tokenized, frozen=True, kw_only=True):
     found: What Redis knows of its blocks, where Redis is asked.
     assigned: Its variant of an experiment. None: it is in none.
     service_class, deadline_ms: None if requests do not wait; the deadline counts from its arrival.
-    original: The same request before a read from the pool failed; this one has a salt of its own.
+    original: The same request before it failed to fetch blocks. This one has a salt of its own, so
+        that no cache has anything of it.
     """
 
     read: Read
@@ -206,11 +207,6 @@ class Prompt(Tokenized, frozen=True, kw_only=True):
     deadline_ms: float | None = None
     original: Prompt | None = None
     tokenized_s: float = 0.0
-
-    @property
-    def skips_pool(self) -> bool:
-        """Whether it has a salt of its own, so that no cache has anything of it."""
-        return self.original is not None
 
     @property
     def is_known(self) -> bool:

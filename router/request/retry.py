@@ -1,8 +1,8 @@
 """Retries: whether a failed or overdue try is followed by another, and whose fault its failure is.
 
 failed     never twice at the same replica, never for the client's own 4xx. At most once more if
-           a replica may have begun to work on it, and once more than that if a read from the
-           pool may have failed. A budget bounds the retries of all requests together
+           a replica may have begun to work on it, and once more than that if it may have failed to
+           fetch blocks. A budget bounds the retries of all requests together
 lacking    a replica that lacks the route, or the response that is named, is left for the others
            until one has it: nothing was done there
 too many   after a 429 once more, at a replica where no request waits
@@ -41,11 +41,10 @@ from router.metrics import Metrics
 from router.records.record import Try
 from router.replicas.fleet import Fleet
 from router.replicas.retry_budget import RetryBudget
+from router.request.fetch import READ_FAILED
 from router.request.place import Place
 from router.request.plan import Placement
-from router.request.read import extra_keys
 from router.request.results import Prompt, Tries
-from router.request.verify import PoolVerifier
 from router.request.witness import Witness
 
 logger = logging.getLogger(__name__)
@@ -82,18 +81,11 @@ NOT_PROCESSED: Final = _NOT_SENT | NOT_BLAMED | {"status_503"}
 """Failures that say that nothing was computed: the request may move on any number of times."""
 
 _LOOK_AGAIN_S: Final = 1.0  # at an overdue request that was not left
-_FETCH_FLOOR_S: Final = 2.0  # no read from the pool is overdue before this time
-
-_POOL_MAY_FAIL: Final = frozenset({"status_500", "event_500"})
-"""What vLLM makes of a read from the pool that failed."""
+_FETCH_FLOOR_S: Final = 2.0  # no fetch is overdue before this time
 
 
 class Retries:
-    """Judges failed and overdue tries.
-
-    Args:
-        pool: None: there is no shared pool, so no failure can be its.
-    """
+    """Judges failed and overdue tries."""
 
     def __init__(
         self,
@@ -101,7 +93,6 @@ class Retries:
         *,
         fleet: Fleet,
         place: Place,
-        pool: PoolVerifier | None,
         witness: Witness,
         metrics: Metrics,
     ) -> None:
@@ -109,7 +100,6 @@ class Retries:
         self._config = config
         self._fleet = fleet
         self._place = place
-        self._pool = pool
         self._metrics = metrics
         self._budget = RetryBudget(config.retry_ratio)
 
@@ -166,24 +156,21 @@ class Retries:
         """Record a failed try, and say whether one more may follow.
 
         Returns:
-            The request as it is sent next, without the pool if that may have failed; and why it
-            may not be sent again. None: it may.
+            The request as it is sent next, under a salt of its own if a fetch may have failed; and
+            why it may not be sent again. None: it may.
         """
         if failure == NO_ROUTE:
             self._lacks_route(prompt, placement)
         objection = self.objection(prompt, tries, placement, failure)
         if failure == TOO_MANY and objection is None:
             tries.only = self._place.idle_others(prompt, tries)
-        if objection is not None and self._can_skip_pool(prompt, tries, placement, failure):
-            without_pool = self._without_pool(prompt, tries)
-            if without_pool is not None:
-                prompt, objection = without_pool, None
+        if objection is not None and self._can_pay(placement, failure):
+            resalted = self.resalted(prompt, tries, failure)
+            if resalted is not None:
+                prompt, objection = resalted, None
         tries.records.append(Try(candidate=placement.lease.candidate, failure=failure))
         tries.failed.append((placement.lease, failure))
         self._excuse(tries, objection)
-        if placement.may_fetch and failure in _POOL_MAY_FAIL | {Overdue.code}:
-            assert self._pool is not None
-            self._pool.fetch_failed(placement.lease.candidate, placement.lease.begun_s)
         return prompt, objection
 
     def _lacks_route(self, prompt: Prompt, placement: Placement) -> None:
@@ -263,7 +250,7 @@ class Retries:
     def overdue_s(self, placement: Placement) -> float | None:
         """Return after how long a first token is overdue. None: never.
 
-        Sooner for a request that reads from the pool: such reads hang, for a minute over TCP.
+        Sooner for a request that fetches blocks: such reads hang, for a minute over TCP.
         """
         config = self._config
         if not config.overdue_ratio:
@@ -305,65 +292,41 @@ class Retries:
         return None
 
     def _suspect_read(self, placement: Placement) -> None:
-        """Suspect a candidate's reads from the pool, so that no other request counts on one.
-
-        Not if an older request waits there: that is a queue.
-        """
-        if self._pool is None or not placement.may_fetch:
+        """Suspect the reads of a candidate, unless an older request waits: that is a queue."""
+        fetches, lease, now_s = self._place.fetches, placement.lease, monotonic()
+        if fetches is None or not placement.may_fetch:
             return
-        lease, now_s = placement.lease, monotonic()
         if self._fleet.longest_wait_s(lease.candidate, now_s) <= now_s - lease.begun_s:
-            self._pool.fetch_failed(lease.candidate, lease.begun_s)
+            fetches.suspect(lease)
 
-    # ---------------------------------------------------------------- without the pool
+    # ---------------------------------------------------------------- a salt of its own
 
-    def without_pool(self, prompt: Prompt, tries: Tries) -> Prompt | None:
-        """Return a request as one without the pool, if that may still answer it.
+    def resalted(self, prompt: Prompt, tries: Tries, failure: str | None = None) -> Prompt | None:
+        """Return a request of which no cache has anything, if a fetch may have failed. Else None.
 
-        For a request that may be sent again, and whose other replicas have gone out meanwhile.
+        For a request that could not be sent again otherwise, or whose other replicas have gone out
+        meanwhile. Until the master drops what a dead engine held (10 s), every replica that looks
+        there finds the objects and fails to read them (`kv_load_failure_policy: fail`). No field
+        forbids a read; under a salt of its own, a prompt's blocks have other names.
         """
-        if not self._pool_may_have_failed(prompt, tries):
-            return None
-        return self._without_pool(prompt, tries)
-
-    def _can_skip_pool(
-        self, prompt: Prompt, tries: Tries, placement: Placement, failure: str
-    ) -> bool:
-        """Return whether a failure may be the pool's, and computing everything may help."""
-        if not self._pool_may_have_failed(prompt, tries, failure):
-            return False
-        if failure in _NOT_SENT:
-            return True  # the failure before it, which may be the pool's, is counted
-        return self._budget.can_take(placement.replica, placement.lease.begun_s, monotonic())
-
-    def _pool_may_have_failed(
-        self, prompt: Prompt, tries: Tries, failure: str | None = None
-    ) -> bool:
-        """Return whether a try, or the last one's `failure`, may be a read that failed."""
-        if self._pool is None or prompt.read.request is None or prompt.skips_pool:
-            return False
         failures = (failure, *(each.failure for each in tries.records))
-        return any(each in _POOL_MAY_FAIL for each in failures)
-
-    def _without_pool(self, prompt: Prompt, tries: Tries) -> Prompt | None:
-        """Return a request of which no cache has anything. None: its body cannot be changed so.
-
-        Until the master drops what a dead engine held (10 s), every replica that looks there finds
-        the objects and fails to read them (`kv_load_failure_policy: fail`). No field forbids a
-        read; under a salt of its own, a prompt's blocks have other names.
-        """
-        salt, read = secrets.token_hex(8), prompt.read
-        try:
-            body = with_fields(read.inbound.body or b"{}", {"cache_salt": salt})
-        except BadRequest:  # it has the field too often
+        if self._place.fetches is None or READ_FAILED.isdisjoint(failures):
             return None
-        read = replace(read, inbound=replace(read.inbound, body=body), salt=salt)
-        extra = extra_keys(self._fleet, prompt.read.model or "", salt)
-        tries.is_excused = True
-        self._metrics.pool_skipped.inc()
-        if not self._has_candidate(prompt, tries):
-            tries.replicas.clear()
-        return replace(prompt, read=read, extra=extra, chains={}, found={}, original=prompt)
+        if prompt.read.request is None or prompt.original is not None:
+            return None
+        resalted = _with_own_salt(prompt)
+        if resalted is not None:
+            tries.is_excused = True
+            self._metrics.pool_skipped.inc()
+            if not self._has_candidate(prompt, tries):
+                tries.replicas.clear()
+        return resalted
+
+    def _can_pay(self, placement: Placement, failure: str) -> bool:
+        """Return whether the budget has one more try; a failure before this one may be counted."""
+        if failure in _NOT_SENT:
+            return True
+        return self._budget.can_take(placement.replica, placement.lease.begun_s, monotonic())
 
     def _has_candidate(self, prompt: Prompt, tries: Tries, *, is_up: bool = False) -> bool:
         """Return whether another replica may get a request; `is_up`: one that is up."""
@@ -373,6 +336,18 @@ class Retries:
         except RouterError:
             return False
         return not is_up or any(self._fleet.is_up(each.replica.name, now_s) for each in found)
+
+
+def _with_own_salt(prompt: Prompt) -> Prompt | None:
+    """Return a request under a salt of its own. None: its body has the field too often."""
+    salt, read = secrets.token_hex(8), prompt.read
+    try:
+        body = with_fields(read.inbound.body or b"{}", {"cache_salt": salt})
+    except BadRequest:
+        return None
+    read = replace(read, inbound=replace(read.inbound, body=body), salt=salt)
+    extra = replace(prompt.extra, cache_salt=salt)
+    return replace(prompt, read=read, extra=extra, chains={}, found={}, original=prompt)
 
 
 def _num_asked(tries: Tries) -> int:

@@ -17,7 +17,7 @@ def why_here(prompt: Prompt, tries: Tries, plan: Plan) -> str | None:
         return "owned"  # only the replica that issued the response before has it
     if prompt.read.outline is not None:
         return "body"  # too costly to be taken apart
-    if prompt.skips_pool:
+    if prompt.original is not None:
         return "pool"
     helped = tries.helped
     if helped is not None and helped.result == "failed":

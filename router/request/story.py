@@ -2,7 +2,8 @@
 
     1 read      bytes -> model, session, what decides the prompt           read.py
     2 prompt    its token ids, computing only new text; its block keys     prompt.py, tokenize.py
-    3 place     plan: look up who holds the prompt, ask the policy          place.py, match.py
+    3 place     verify: ask a pool about the prompt, if that matters        fetch.py
+                plan: look up who holds the prompt, ask the policy          place.py, match.py
                 queue: wait until a replica has room                        queue.py
                 commit: its load and its blocks count from here on
     4 send      bytes through; another replica if one fails in time         send.py, retry.py
@@ -179,10 +180,10 @@ class Story:
             try:
                 placement = await self._placed(prompt, tries)
             except NoReplicaAvailable:
-                without_pool = steps.retries.without_pool(prompt, tries)
-                if without_pool is None:
+                resalted = steps.retries.resalted(prompt, tries)
+                if resalted is None:
                     raise
-                prompt = without_pool
+                prompt = resalted
                 continue
             sent, tried = await self._try(prompt, tries, placement), prompt
             if sent is None:
@@ -222,17 +223,18 @@ class Story:
                 raise last from sent.error
             await steps.retries.move_on(prompt, tries, placement)
 
-    async def plan(self, prompt: Prompt, tries: Tries) -> Plan:
-        """Plan where a request goes; have what it would fetch from the pool verified first.
+    async def verify(self, prompt: Prompt, tries: Tries) -> None:
+        """Have what a request would fetch verified, if that could change where it goes.
 
         Raises:
-            UnknownModel, NoReplicaAvailable: no replica serves the model, or none that does is up.
+            UnknownModel, NoReplicaAvailable: as `Place.plan`.
         """
         place = self.steps.place
-        plan = place.plan(prompt, tries)
-        if place.pool is not None and await place.pool.verified(prompt, plan):
-            return place.plan(prompt, tries)
-        return plan
+        if place.fetches is None:
+            return
+        due = place.fetches.due(place.plan(prompt, tries))
+        if due is not None:
+            await place.fetches.verify(prompt, due)
 
     async def _placed(self, prompt: Prompt, tries: Tries) -> Placement:
         """Place a request: at once, or when a replica has room.
@@ -241,10 +243,9 @@ class Story:
             RouterError: as `Place.plan`, `Place.commit` and `WaitingRoom.place`.
         """
         steps = self.steps
+        await self.verify(prompt, tries)
         if not steps.queue.takes(prompt, tries):
-            return steps.place.commit(prompt, tries, await self.plan(prompt, tries))
-        if steps.place.pool is not None:
-            await steps.place.pool.verified(prompt, steps.place.plan(prompt, tries))
+            return steps.place.commit(prompt, tries, steps.place.plan(prompt, tries))
         return await steps.queue.place(
             prompt, tries, on_left=lambda plan: self._left(prompt, tries, plan)
         )

@@ -298,10 +298,12 @@ class Queue(Generic[C]):
     def _can_begin(self, waiting: Waiting, choice: C, now_s: float) -> bool:
         """Return whether an engine has blocks for a request, or may hold it back itself.
 
-        It may if it is about to idle, or if a pool gives back what is evicted. A request that has
+        It may if it is about to idle, or if what is evicted can be fetched. A request that has
         waited for the maximum goes too: the known state of the blocks can be wrong.
         """
-        if choice.view.queue_ms < IDLE_SOON_MS or choice.num_pooled_tokens is not None:
+        view = choice.view
+        can_fetch = view.num_pool_tokens is not None and view.reads_pool
+        if view.queue_ms < IDLE_SOON_MS or can_fetch:
             return True
         return self._has_waited_out(waiting, now_s) or self._has_blocks(waiting, choice)
 

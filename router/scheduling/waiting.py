@@ -39,11 +39,6 @@ class Choice(Protocol):
     @property
     def view(self) -> ReplicaView: ...
 
-    @property
-    def num_pooled_tokens(self) -> int | None:
-        """Count the leading tokens that the replica would read from a pool; None: no pool."""
-        ...
-
     def costs(self) -> tuple[CandidateCost, ...]:
         """Return the cost of each candidate, without waits in the router."""
         ...
@@ -118,9 +113,9 @@ def level_of(*, is_batch: bool, priority: int) -> int:
 def compute_ms(choice: Choice, num_tokens: int) -> float:
     """Predict how long a prompt occupies an engine; at least 1 ms.
 
-    Reading from a pool does not occupy it: it computes other prompts meanwhile.
+    Fetching blocks does not occupy it: it computes other prompts meanwhile.
     """
     view = choice.view
-    num_held = max(view.num_gpu_tokens, view.num_cpu_tokens, choice.num_pooled_tokens or 0)
+    num_held = view.num_cached_tokens
     cost = view.cost
     return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -31,7 +32,7 @@ async def test_the_other_replica_fetches_what_one_has_computed() -> None:
         assert stage.metric("warmroute_pool_fetch_bytes_per_second", replica="r1") > 0
         assert stage.metric("warmroute_audited_total", result="exact") == 2
         assert explained.json()["num_pool_tokens"] >= second.reported
-        status = stage.router.status.describe_pools()[0]
+        status = stage.router.status.pools.describe(time.monotonic())[0]
         assert status is not None
         assert status["models"]["tiny"]["key_pattern"].startswith("tiny_model@tp_rank:0@")
         assert all(

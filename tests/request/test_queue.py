@@ -702,9 +702,7 @@ def room_of(placing: Placing) -> WaitingRoom:
 
 def a_prompt(num_waiting: int = 0) -> Any:
     view = ReplicaView(id=CandidateId("r1"), cost=PRIOR, num_waiting=num_waiting)
-    plan = SimpleNamespace(
-        view=view, candidate=SimpleNamespace(id=view.id), num_pooled_tokens=None, helper=None
-    )
+    plan = SimpleNamespace(view=view, candidate=SimpleNamespace(id=view.id), helper=None)
     inbound = SimpleNamespace(caller=ANYBODY)
     read = SimpleNamespace(session_hash=None, request="any", inbound=inbound)
     return SimpleNamespace(

@@ -26,7 +26,6 @@ CAPACITY = 10_000
 class Chosen(Struct):
     view: ReplicaView
     num_tokens: int = 1
-    num_pooled_tokens: int | None = None
 
     def costs(self) -> tuple[CandidateCost, ...]:
         return candidate_costs(
@@ -149,8 +148,9 @@ class Stage:
         cached = self.cached[waiting.item]
         view = ReplicaView(id=to, num_gpu_tokens=cached, num_cpu_tokens=cached, cost=COST,
                            num_requests=self.num_requests[to], queue_ms=self.queue_ms[to],
-                           num_waiting=self.num_waiting[to])  # fmt: skip
-        return Chosen(view, waiting.num_tokens, self.pooled.get(waiting.item))
+                           num_waiting=self.num_waiting[to],
+                           num_pool_tokens=self.pooled.get(waiting.item))  # fmt: skip
+        return Chosen(view, waiting.num_tokens)
 
     def send(self, waiting: Waiting, to: CandidateId, why: str, now_s: float) -> None:
         self.why.append(why)

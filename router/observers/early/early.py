@@ -128,7 +128,7 @@ class Early(Observer):
             return None
         if answer.status != 200 or answer.is_encoded or self._fleet.is_split:
             return None
-        if prompt.has_media or not prompt.is_matchable or prompt.skips_pool:
+        if prompt.has_media or not prompt.is_matchable or prompt.original is not None:
             return None
         if len(read.received.body or b"") > MAX_BODY_BYTES:
             return None

@@ -22,10 +22,10 @@ from router.observers.sessions.threads import Match, Thread
 from router.observers.sessions.turn_of import turn_of
 from router.observers.sessions.turns import Turn
 from router.records.computed import Computed, Loss, Move
+from router.request.fetch import Fetches
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.results import Prompt
-from router.request.verify import PoolVerifier
 
 _Named = tuple[int, HashContract | None, Sequence[BlockKey]]
 """What a prompt's blocks are called where it was placed: see `Thread`."""
@@ -36,7 +36,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
     turn: Without its causes.
     has_causes: The engine says how much of the prompt it computed here.
-    has_failed_read: It was sent under a salt of its own, since a read from the pool failed.
+    has_failed_read: It was sent under a salt of its own, since it failed to fetch blocks.
     """
 
     prompt: Prompt
@@ -56,13 +56,13 @@ class Bookkeeper(Observer):
         ledger: Ledger,
         *,
         caches: CacheView,
-        pool: PoolVerifier | None,
+        fetches: Fetches | None,
         findings: Findings,
         metrics: Metrics,
     ) -> None:
         self.ledger = ledger
         self._caches = caches
-        self._pool = pool
+        self._fetches = fetches
         self._findings = findings
         self._metrics = metrics
 
@@ -71,7 +71,8 @@ class Bookkeeper(Observer):
         placement = facts.placement
         if not facts.is_answered or placement is None:
             return
-        has_failed_read, prompt = facts.prompt.skips_pool, facts.prompt.original or facts.prompt
+        prompt = facts.prompt.original or facts.prompt
+        has_failed_read = prompt is not facts.prompt
         tries, whose, now_s = facts.tries, prompt.read.whose, time.monotonic()
         if whose.conversation is None or prompt.read.num_prompts > 1:
             return
@@ -137,7 +138,7 @@ class Bookkeeper(Observer):
         self, prompt: Prompt, placement: Placement, match: Match, named: _Named, now_s: float
     ) -> Thread:
         candidate = placement.lease.candidate
-        pool, change = placement.plan.pool, match.change
+        there, change = placement.plan.fetchable, match.change
         space, contract, keys = named
         return Thread(
             space=space,
@@ -148,7 +149,7 @@ class Bookkeeper(Observer):
             candidate=candidate,
             num_emptied=self._caches.index.num_emptied(candidate),
             at_s=now_s,
-            num_pool_tokens=pool.num_tokens if pool is not None else 0,
+            num_pool_tokens=there.num_tokens if there is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
         )
@@ -233,12 +234,12 @@ class Bookkeeper(Observer):
 
     def _with_pool(self, placement: Placement, known: Known, source: Thread) -> Known:
         """Find what the pool had. What it lost since it was asked is no read that failed."""
-        pool, num_cached = placement.plan.pool, known.num_cached
+        there, num_cached = placement.plan.fetchable, known.num_cached
         pool_until, fetch_until = source.num_pool_tokens, known.fetch_until
-        if pool is not None and pool.num_tokens >= pool_until:
+        if there is not None and there.num_tokens >= pool_until:
             pool_until = 0
-        if pool is not None and self._pool is not None:
-            num_lost = self._pool.num_lost_tokens(pool, num_cached, source.at_s)
+        if there is not None and self._fetches is not None:
+            num_lost = self._fetches.num_lost_tokens(there, num_cached, source.at_s)
             if num_lost:
                 pool_until, fetch_until = max(pool_until, num_cached + num_lost), 0
         return replace(known, pool_until=pool_until, fetch_until=fetch_until)

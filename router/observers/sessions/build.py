@@ -27,7 +27,7 @@ def build(router: Router) -> Part:
     bookkeeper = Bookkeeper(
         ledger,
         caches=router.caches,
-        pool=router.verifier,
+        fetches=router.fetches,
         findings=findings,
         metrics=router.metrics,
     )
@@ -35,8 +35,7 @@ def build(router: Router) -> Part:
         fleet=router.fleet,
         caches=router.caches,
         ledger=ledger,
-        pools=router.pools,
-        readers=router.readers,
+        fetches=router.fetches,
     )
     router.status.losses = losses.by_candidate
     if router.outbox is not None and router.peers is not None:

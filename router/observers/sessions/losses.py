@@ -7,7 +7,7 @@ large fleet a sample is examined, and each replica's own tokens are scaled by wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from heapq import nsmallest
 from itertools import islice
 from typing import Final
@@ -15,15 +15,13 @@ from typing import Final
 from msgspec import Struct
 
 from policies.view import CandidateId, CostModel
-from router.base.contracts import BlockKey
 from router.index.cache_view import CacheView
 from router.observers.sessions.ledger import Ledger, Session
 from router.observers.sessions.threads import Thread
-from router.pool.pools import Pool
-from router.pool.readers import PoolReaders
 from router.replicas.fleet import Fleet
 from router.replicas.loss import CandidateLoss
 from router.replicas.replica import Candidate, Replica, candidates_of
+from router.request.fetch import Fetches
 
 MAX_LOOKS: Final = 2_000
 """Look-ups of a prompt at a candidate; with 64 candidates each takes about 2 µs."""
@@ -66,16 +64,14 @@ class Losses:
         fleet: Fleet,
         caches: CacheView,
         ledger: Ledger,
-        pools: Mapping[str, Pool],
-        readers: PoolReaders,
+        fetches: Fetches | None,
         max_looks: int = MAX_LOOKS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
         self._caches = caches
         self._ledger = ledger
-        self._pools = pools
-        self._readers = readers
+        self._fetches = fetches
         self._max_looks = max_looks
         self._clock = clock
         self._last: tuple[float, Mapping[CandidateId, CandidateLoss]] = float("-inf"), {}
@@ -142,23 +138,12 @@ class Losses:
         if here is None:
             return Alone(live.num_own_tokens, live.num_shared_tokens)
         num_blocks = max([each.num_cpu_blocks for each in matches.values()], default=0)
-        if self._pools:
-            num_blocks = max(num_blocks, self._in_pools([known[each] for each in matches], keys))
+        if self._fetches is not None:
+            others = [known[each] for each in matches]
+            num_there = self._fetches.num_blocks(others, keys, self._caches.index)
+            num_blocks = max(num_blocks, num_there)
         num_before = max(num_blocks * contract.block_size, live.num_shared_tokens)
         return Alone(max(0, here.num_cpu_blocks * contract.block_size - num_before), num_before)
-
-    def _in_pools(self, others: Sequence[Candidate], keys: Sequence[BlockKey]) -> int:
-        """Count the leading blocks of a prompt that some candidate can read from its pool."""
-        found: dict[tuple[str, str], int] = {}
-        for each in others:
-            pool = self._pools.get(each.replica.pool) if each.replica.pool is not None else None
-            if pool is None or not pool.catalog.is_up or not self._readers.reads(each.id):
-                continue
-            directory = pool.catalog.directory_of(each.replica.base_model, each.id)
-            if directory is not None and (pool.name, directory) not in found:
-                groups = self._caches.index.groups_of(each.id)
-                found[pool.name, directory] = pool.catalog.match(directory, keys, groups)
-        return max(found.values(), default=0)
 
 
 def _thread_at(session: Session, candidate: CandidateId | None) -> Thread | None:

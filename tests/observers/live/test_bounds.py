@@ -21,7 +21,6 @@ from router.observers.sessions.losses import Losses
 from router.observers.sessions.rows import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.observers.sessions.threads import Thread
 from router.observers.sessions.turns import Turn
-from router.pool.readers import PoolReaders
 from router.replicas.fleet import Fleet
 from tests.policies.snapshots import replica as view
 from tests.policies.snapshots import snapshot
@@ -42,7 +41,7 @@ def _ledger() -> Ledger:
 
 def losses_of(fleet: Fleet) -> Losses:
     caches = CacheView(BlockIndex())
-    return Losses(fleet=fleet, caches=caches, ledger=Ledger(), pools={}, readers=PoolReaders())
+    return Losses(fleet=fleet, caches=caches, ledger=Ledger(), fetches=None)
 
 
 def _book(ledger: Ledger, number: int, request_id: str) -> None:

@@ -17,7 +17,6 @@ from router.kv_events.stream import RankStream
 from router.observers.sessions.ledger import Ledger
 from router.observers.sessions.losses import Losses
 from router.observers.sessions.threads import Thread
-from router.pool.readers import PoolReaders
 from tests.faults.stage import SECRET, Engines, Reply, Stage, chat, on_stage, streamed, words
 from tests.replicas.work import fleet_of
 from tests.request.pooled import ask, listed, named, pooled
@@ -145,9 +144,7 @@ def test_of_many_conversations_a_sample_is_examined() -> None:
         fleet.conversations.begin(number, home, 10 * BLOCK, 0, time.monotonic())
         thread = replace(THREAD, contract=contract, keys=keys, candidate=home)
         ledger.remember(number, None, thread, routing=number)
-    losses = Losses(
-        fleet=fleet, caches=caches, ledger=ledger, pools={}, readers=PoolReaders(), max_looks=101
-    )
+    losses = Losses(fleet=fleet, caches=caches, ledger=ledger, fetches=None, max_looks=101)
     found = losses.by_candidate()
 
     assert caches.num_matched <= 101
