@@ -6,13 +6,14 @@ was computed for a model's conversations is used, its prompts are not computed e
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from router.base.backoff import Suspension
+from router.base.bounded import Bounded
 from router.base.contracts import BlockKey
 from router.observers.early.next_prompt import Beginning
 
@@ -58,8 +59,8 @@ class EarlyResults:
 
     def __init__(self, count: Callable[[str, float], None]) -> None:
         self._count = count
-        self._made: OrderedDict[int, _Made] = OrderedDict()  # by session
-        self._wrong: OrderedDict[int, None] = OrderedDict()
+        self._made: Bounded[int, _Made] = Bounded(_MOST_SESSIONS)  # by session
+        self._wrong: Bounded[int, None] = Bounded(_MOST_SESSIONS)
         self._models: dict[str, _Model] = {}
 
     def may(self, session: int, model: str, now_s: float) -> bool:
@@ -77,15 +78,15 @@ class EarlyResults:
         positions = range(num_cached_blocks + step - 1, num, step)
         last = num_cached_blocks - 1
         self._discard(session)
-        self._made[session] = _Made(
+        made = _Made(
             model=model,
             num_tokens=(num - num_cached_blocks) * beginning.block_size,
             anchor=(last, keys[last]) if last >= 0 else None,
             samples=[(position, keys[position]) for position in positions],
             at_s=now_s,
         )
-        if len(self._made) > _MOST_SESSIONS:
-            self._discard(next(iter(self._made)))
+        for oldest in self._made.put(session, made):
+            self._count("wasted", oldest.num_tokens)
 
     def came(self, session: int, keys: Sequence[BlockKey], now_s: float) -> None:
         """Judge what was computed for a conversation by its next prompt."""
@@ -98,9 +99,7 @@ class EarlyResults:
         self._count("used", num_used)
         self._count("wasted", made.num_tokens - num_used)
         if share < _LEAST_USED:
-            self._wrong[session] = None
-            if len(self._wrong) > _MOST_SESSIONS:
-                self._wrong.popitem(last=False)
+            self._wrong.put(session, None)
         known = self._models.setdefault(made.model, _Model())
         known.recent.append(share)
         num = len(known.recent)
