@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from router.base.bounded import Bounded, BoundedBytes
+from router.base.bounded import Backlog, Bounded, BoundedBytes
 
 
 class Sized(Struct):
@@ -63,3 +63,24 @@ def test_an_entry_that_is_larger_than_the_bound_is_not_kept() -> None:
 
     assert [each.size_bytes for each in kept.put("b", Sized(101))] == [1, 101]
     assert (len(kept), kept.size_bytes) == (0, 0)
+
+
+def test_a_full_backlog_drops_what_is_offered() -> None:
+    """What waits stays, in its order."""
+    waiting: Backlog[int] = Backlog(3)
+
+    assert [waiting.offer(number) for number in range(5)] == [True, True, True, False, False]
+    assert waiting.num_dropped == 2
+    assert waiting.take(2) == [0, 1]
+    assert waiting.offer(5)
+    assert waiting.take() == [2, 5]
+    assert waiting.take() == []
+
+
+def test_the_oldest_item_makes_room_for_one_that_is_pushed() -> None:
+    waiting: Backlog[int] = Backlog(3)
+    for number in range(5):
+        waiting.push(number)
+
+    assert waiting.num_dropped == 2
+    assert waiting.take() == [2, 3, 4]

@@ -1,13 +1,15 @@
-"""Maps and queues with a bound. What exceeds it is evicted, oldest first, or dropped; both count.
+"""Maps and queues with a bound. What goes beyond it is counted.
 
-Bounded        a map of so many entries
-BoundedBytes   a map whose entries take so many bytes together
-Backlog        a queue of so many items for somebody who may be slow
+    Bounded        a map of so many entries; the oldest one is evicted
+    BoundedBytes   a map whose entries take so many bytes together; the oldest ones are evicted
+    Backlog        a queue for somebody who may be slow; its newest or oldest item is dropped
+
+A map or queue that evicts by another rule (by age, by several bounds) is kept beside that rule.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -21,6 +23,7 @@ class HasSize(Protocol):
         ...
 
 
+Item = TypeVar("Item")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 Weighed = TypeVar("Weighed", bound=HasSize)
@@ -95,3 +98,36 @@ class BoundedBytes(Bounded[Key, Weighed]):
     def clear(self) -> None:
         super().clear()
         self.size_bytes = 0
+
+
+class Backlog(deque[Item]):
+    """A queue for somebody who may be slow.
+
+    Args:
+        most: How many items wait in it.
+    """
+
+    __slots__ = ("num_dropped",)
+
+    def __init__(self, most: int) -> None:
+        super().__init__(maxlen=most)
+        self.num_dropped = 0
+
+    def offer(self, item: Item) -> bool:
+        """Add an item; False: the queue is full, and the item is dropped."""
+        has_room = len(self) != self.maxlen
+        if has_room:
+            self.append(item)
+        else:
+            self.num_dropped += 1
+        return has_room
+
+    def push(self, item: Item) -> None:
+        """Add an item; the oldest one is dropped if the queue is full."""
+        self.num_dropped += len(self) == self.maxlen
+        self.append(item)
+
+    def take(self, most: int | None = None) -> list[Item]:
+        """Take so many items at most, oldest first; None: all. Others may add some meanwhile."""
+        num = len(self) if most is None else min(most, len(self))
+        return [self.popleft() for _ in range(num)]
