@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from policies.view import CandidateId
+from router.base.backoff import Suspects
 from router.base.contracts import HashContract
 from router.base.errors import PoolError, PoolLate
 from router.config import MooncakeConfig
@@ -24,12 +25,16 @@ from router.index.block_index import BlockIndex
 from router.metrics import Metrics
 from router.pool.pools import Pool
 from router.pool.readers import PoolReaders
-from router.pool.suspects import PoolSuspects
 from router.replicas.replica import Candidate
 from router.request.plan import Placement, Plan, PoolMatch
 from router.request.results import Prompt
 
 logger = logging.getLogger(__name__)
+
+SUSPECT_S: Final = (10.0, 300.0)
+"""First and longest pause in which a candidate's fetches do not count, after one hung or failed.
+Over TCP, real Mooncake reads hung for 60 s. Engines look into the pool for each request, so any
+request may be the next try."""
 
 _ROUNDS: Final = 3  # a hole that a sample found may have others before it
 _AHEAD: Final = 4  # blocks behind the boundary that are asked for, too
@@ -48,7 +53,7 @@ class PoolVerifier:
         metrics: Metrics,
     ) -> None:
         self.readers = readers
-        self._suspects = PoolSuspects()
+        self._suspects = Suspects(*SUSPECT_S)
         self._pools = pools
         self._config = config
         self._metrics = metrics

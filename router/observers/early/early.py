@@ -28,8 +28,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import CandidateId
-from router.base.backoff import Suspension
-from router.base.bounded import Bounded, BoundedBytes
+from router.base.backoff import Suspects
+from router.base.bounded import BoundedBytes
 from router.base.errors import RouterError
 from router.base.supervisor import described
 from router.config import EarlyConfig
@@ -114,7 +114,7 @@ class Early(Observer):
         self._results = EarlyResults(lambda kind, num: metrics.early_tokens.labels(kind).inc(num))
         self._waiting: BoundedBytes[int, _Next] = BoundedBytes(_MOST_BYTES)  # by session
         self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}  # by replica
-        self._refused: Bounded[str, Suspension] = Bounded(_MOST_WAITING)  # by replica
+        self._refusing = Suspects(*_REFUSED_S)  # replicas
         self._came = asyncio.Event()
 
     # ---------------------------------------------------------------- as an observer
@@ -220,8 +220,7 @@ class Early(Observer):
             return False
         if not self._fleet.is_up(name, now_s):
             return False
-        refused = self._refused.get(name)
-        return refused is None or not refused.is_on(now_s)
+        return not self._refusing.is_suspect(name, now_s)
 
     async def _compute(self, following: _Next) -> None:
         """Compute the beginning of one next prompt; if that is cut, it waits again."""
@@ -264,11 +263,9 @@ class Early(Observer):
                 "replica refuses to compute early",
                 extra={"replica": following.replica, "status": status},
             )
-            if len(self._refused) > _MOST_WAITING:
-                self._refused.clear()  # of replicas that are gone
-            self._refused.setdefault(following.replica, Suspension(*_REFUSED_S)).begin(monotonic())
+            self._refusing.suspect(following.replica, monotonic(), monotonic())
             return "refused"
-        self._refused.pop(following.replica, None)
+        self._refusing.succeeded(following.replica, monotonic())
         model = following.prompt.read.model or ""
         num_cached = following.num_cached
         self._results.made(following.session, model, beginning, num_cached, monotonic())

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.base.backoff import Suspension
+from router.base.backoff import Suspects
 from router.base.bounded import Bounded
 from router.base.contracts import BlockKey
 from router.observers.early.next_prompt import Beginning
@@ -42,14 +42,6 @@ class _Made(Struct, frozen=True, kw_only=True):
         return sum(_has(keys, sample) for sample in self.samples) / len(self.samples)
 
 
-class _Model:
-    __slots__ = ("pause", "recent")
-
-    def __init__(self) -> None:
-        self.recent: deque[float] = deque(maxlen=_NUM_RECENT)
-        self.pause = Suspension(*_PAUSES_S)
-
-
 class EarlyResults:
     """Judges predictions by the prompts that come.
 
@@ -61,12 +53,12 @@ class EarlyResults:
         self._count = count
         self._made: Bounded[int, _Made] = Bounded(_MOST_SESSIONS)  # by session
         self._wrong: Bounded[int, None] = Bounded(_MOST_SESSIONS)
-        self._models: dict[str, _Model] = {}
+        self._recent: dict[str, deque[float]] = {}  # shares that were used, by model
+        self._paused = Suspects(*_PAUSES_S)  # models
 
     def may(self, session: int, model: str, now_s: float) -> bool:
         """Return whether a conversation's next prompt may be computed early."""
-        known = self._models.get(model)
-        return session not in self._wrong and not (known and known.pause.is_on(now_s))
+        return session not in self._wrong and not self._paused.is_suspect(model, now_s)
 
     def made(
         self, session: int, model: str, beginning: Beginning, num_cached_blocks: int, now_s: float
@@ -100,12 +92,11 @@ class EarlyResults:
         self._count("wasted", made.num_tokens - num_used)
         if share < _LEAST_USED:
             self._wrong.put(session, None)
-        known = self._models.setdefault(made.model, _Model())
-        known.recent.append(share)
-        num = len(known.recent)
-        if num >= _LEAST_RECENT and sum(known.recent) < _LEAST_USED * num:
-            known.recent.clear()
-            known.pause.begin(now_s)
+        recent = self._recent.setdefault(made.model, deque(maxlen=_NUM_RECENT))
+        recent.append(share)
+        if len(recent) >= _LEAST_RECENT and sum(recent) < _LEAST_USED * len(recent):
+            recent.clear()
+            self._paused.suspect(made.model, now_s, now_s)
 
     def _expire(self, now_s: float) -> None:
         while self._made:
