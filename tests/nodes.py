@@ -20,6 +20,7 @@ from router.observers.sessions.ledger import Ledger
 from router.observers.sessions.turn_share import share_turns
 from router.records.outcome import Outcome
 from router.replicas import Booking, Fleet, Lease, Replica, ServedModel
+from router.replicas.conversations import Conversations
 from router.replicas.registry import Registry
 from tests.engine import BLOCK_SIZE
 
@@ -31,12 +32,20 @@ class Node:
     """One router of several. `urls` by local name: two nodes may name their replicas differently.
 
     Args:
+        sessions: Its conversations; None: as many as by default.
         settings: Of `Outbox`.
     """
 
-    def __init__(self, name: str, urls: Sequence[str] = ("x", "y"), **settings: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        urls: Sequence[str] = ("x", "y"),
+        *,
+        sessions: Conversations | None = None,
+        **settings: int,
+    ) -> None:
         self.registry = Registry([ReplicaConfig(url=f"http://{url}") for url in urls])
-        self.fleet = Fleet(prior=UNIT)
+        self.fleet = Fleet(prior=UNIT, conversations=sessions)
         self.caches = CacheView(BlockIndex())
         self.sessions = self.fleet.conversations
         self.metrics = Metrics()

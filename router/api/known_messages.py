@@ -16,7 +16,6 @@ not hold, the body is to be parsed whole.
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -24,6 +23,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from router.api.outline import LARGE_BYTES, costs_ms
 from router.api.parts import MAX_MESSAGES, digest_message
+from router.base.bounded import BoundedBytes
 
 MIN_BYTES: Final = 32 * 1024  # of a body; a smaller one is parsed in 40 us
 _PIECE_BYTES: Final = 16 * 1024  # at least
@@ -78,13 +78,16 @@ class KnownMessages:
     What `parse` returns shares them with other bodies: they are not to be changed.
     """
 
-    __slots__ = ("_mark", "_max_bytes", "_pieces", "size_bytes")
+    __slots__ = ("_mark", "_pieces")
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        self.size_bytes = 0
-        self._max_bytes = max_bytes
-        self._pieces: OrderedDict[int, _Piece] = OrderedDict()
+        self._pieces: BoundedBytes[int, _Piece] = BoundedBytes(max_bytes)
         self._mark = secrets.token_hex(16)  # no client can write it
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimate the memory held."""
+        return self._pieces.size_bytes
 
     def find(self, body: bytes, owner: str = "") -> Known | None:
         """Find how much of a body is known; None: it is not of the kind that is remembered.
@@ -163,13 +166,10 @@ class KnownMessages:
         """Make pieces the most recently used, the first ones most of all; keep the budget."""
         known = self._pieces
         for piece in reversed(pieces):
-            if piece.key not in known:
-                known[piece.key] = piece
-                self.size_bytes += piece.size_bytes
-            known.move_to_end(piece.key)
-        while self.size_bytes > self._max_bytes:
-            _, oldest = known.popitem(last=False)
-            self.size_bytes -= oldest.size_bytes
+            if piece.key in known:
+                known.move_to_end(piece.key)
+            else:
+                known.put(piece.key, piece)
 
 
 def _digests_of(pieces: list[_Piece]) -> list[int]:

@@ -5,11 +5,23 @@ same server do not all ask for it again at the same moment.
 
     Backoff      how long to wait between attempts (a connection, a task that failed)
     Suspension   until when something that was wrong is not relied on (a replica, a tokenizer)
+    Suspects     suspensions by name, where one failure begins the pause and one success ends it
+
+What shows that something is wrong differs: answers, votes of replicas, blocks that do not come. So
+each user of a Suspension counts that itself; docs/contribute/architecture.md has a table of them.
 """
 
 from __future__ import annotations
 
 import random
+from typing import Final
+
+from msgspec import Struct
+
+from router.base.bounded import Bounded
+
+_MOST_SUSPECTS: Final = 1024  # names of replicas that are gone stay until then
+_TRY_S: Final = 10.0  # others wait for the outcome of a try at most
 
 
 class Backoff:
@@ -71,3 +83,54 @@ class Suspension:
     def reset(self) -> None:
         """Make the next pause as short as the first; the current one goes on."""
         self._next_s = self._first_s
+
+
+class _Suspicion(Struct):
+    since_s: float
+    pause: Suspension
+    tried_until_s: float = 0.0
+
+
+class Suspects:
+    """What failed, by name, and until when it is not relied on; times are monotonic seconds.
+
+    An attempt that began before the present suspicion neither extends nor ends it. After a pause
+    one attempt at a time is made: `began` makes others wait for its outcome.
+
+    Args:
+        first_s: The first pause; each further one is twice as long, until an attempt succeeds.
+        longest_s: The longest.
+    """
+
+    __slots__ = ("_pauses_s", "_suspected")
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._pauses_s = first_s, longest_s
+        self._suspected: Bounded[str, _Suspicion] = Bounded(_MOST_SUSPECTS)
+
+    def suspect(self, name: str, begun_s: float, now_s: float) -> bool:
+        """Record an attempt that failed; False if it began before the present suspicion."""
+        known = self._suspected.get(name) or _Suspicion(begun_s, Suspension(*self._pauses_s))
+        if begun_s < known.since_s:
+            return False
+        self._suspected.put(name, known)
+        known.since_s = now_s
+        known.pause.begin(now_s)
+        return True
+
+    def is_suspect(self, name: str, now_s: float) -> bool:
+        """Return whether it is not relied on now."""
+        known = self._suspected.get(name)
+        return known is not None and (known.pause.is_on(now_s) or now_s < known.tried_until_s)
+
+    def began(self, name: str, now_s: float) -> None:
+        """Record an attempt: the first after a pause makes others wait for it."""
+        known = self._suspected.get(name)
+        if known is not None and not known.pause.is_on(now_s):
+            known.tried_until_s = now_s + _TRY_S
+
+    def succeeded(self, name: str, begun_s: float) -> None:
+        """Record an attempt that succeeded; it clears an older suspicion."""
+        known = self._suspected.get(name)
+        if known is not None and begun_s >= known.since_s:
+            del self._suspected[name]

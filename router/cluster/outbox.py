@@ -24,6 +24,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
+from router.base.bounded import Bounded
 from router.base.messages import (
     Alive,
     Answered,
@@ -92,7 +93,8 @@ class Outbox:
         self._num_turn_bytes = 0
         self._max_turn_bytes = max_turn_bytes
         self._is_lost = False
-        self._turned: dict[int, None] = {}  # sessions that had a turn here and are not stored
+        self._turned: Bounded[int, None] = Bounded(sessions.max_sessions)
+        """Sessions that had a turn here and are not stored."""
 
     def began(
         self,
@@ -132,9 +134,7 @@ class Outbox:
         self._last = lease.number
         self._put(note, len(note.claimed) + len(note.held), is_urgent=True)
         if session_hash is not None and (has_named_session or self._sessions.goes_on(session_hash)):
-            self._turned[session_hash] = None
-            if len(self._turned) > self._sessions.max_sessions:  # no one takes them
-                del self._turned[next(iter(self._turned))]
+            self._turned.put(session_hash, None)
 
     def answered(self, lease: Lease, now_s: float) -> None:
         """Note that the first token of one of our requests came now."""

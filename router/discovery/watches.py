@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from router.base.bounded import Bounded
 from router.base.messages import Evacuation, ReplicaRecord
 from router.base.supervisor import keep_running
 from router.config import ReplicaConfig
@@ -71,7 +72,7 @@ class Watches:
         on_gone: Callable[[Sequence[str]], None] = _ignore,
     ) -> None:
         self._on_gone = on_gone
-        self._gone: dict[str, tuple[str, ...]] = {}  # name -> it and its candidates, oldest first
+        self._gone: Bounded[str, tuple[str, ...]] = Bounded(MAX_GONE)  # it and its candidates
         self._registry = registry
         self._fleet = fleet
         self._upstream = upstream
@@ -249,12 +250,10 @@ class Watches:
         """Have series of replicas dropped that went long ago: new pods come for ever."""
         found = (replica for replica in self._fleet.replicas if replica.name == name)
         candidates = [c.id for replica in found for c in candidates_of(replica)]
-        self._gone[name] = tuple(dict.fromkeys((name, *candidates, *self._gone.get(name, ()))))
-        while len(self._gone) > MAX_GONE:
-            oldest = next(iter(self._gone))
-            shown = self._gone.pop(oldest)
-            if self._registry.find(oldest) is None:
-                self._on_gone(shown)
+        series = tuple(dict.fromkeys((name, *candidates, *self._gone.get(name, ()))))
+        for oldest in self._gone.put(name, series):
+            if self._registry.find(oldest[0]) is None:
+                self._on_gone(oldest)
 
 
 def _state(entry: Entry | None) -> str:

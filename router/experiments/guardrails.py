@@ -14,13 +14,14 @@ requests that it served itself.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from math import log
 
 from msgspec import Struct
 
 from policies.hashing import mix
+from router.base.bounded import Bounded
 from router.experiments.definition import Experiment
 from router.experiments.evidence import Evidence
 
@@ -82,7 +83,7 @@ class Guard:
             if guardrail == "ttft_ratio"
         }
         self._needed = log(max(1, len(self._evidence)) / rules.alpha)
-        self._answers: OrderedDict[str, int] = OrderedDict()  # of each unit, so far
+        self._answers: Bounded[str, int] = Bounded(MAX_UNITS)  # of each unit, so far
         self._unit_noun = "slots" if experiment.design == "switchback" else "sessions"
 
     def ended(self, arm: str, is_error: bool) -> Verdict | None:
@@ -118,10 +119,8 @@ class Guard:
 
     def _is_drawn(self, unit: str) -> bool:
         """Count a unit's answer; return whether it is the one that counts."""
-        number = self._answers.pop(unit, 0) + 1
-        self._answers[unit] = number
-        if len(self._answers) > MAX_UNITS:
-            self._answers.popitem(last=False)
+        number = self._answers.get(unit, 0) + 1
+        self._answers.put(unit, number)
         return number == drawn_answer(unit)
 
     def _pair(self, arm: str, own: deque[float], control: deque[float]) -> Verdict | None:

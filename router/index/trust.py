@@ -9,6 +9,9 @@ What must live here: what answers show, and what follows from it. What must not:
     how copies are counted   they are counted the other way (router.index.copies), and history is
                              read again
 
+Pauses are counted in answers, not in seconds as in `router.base.backoff`: if a candidate answers
+nothing, nothing shows that it has become better.
+
 Source of the last: vllm-project/vllm#55092 reports a block's removal with its last copy, vLLM
 0.32.0 reports each copy's.
 """

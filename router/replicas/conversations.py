@@ -20,6 +20,7 @@ from typing import Final
 from msgspec import Struct
 
 from policies.view import CandidateId
+from router.base.bounded import Bounded
 from router.replicas.recent import RecentRate
 
 PATIENCE: Final = 3.0
@@ -87,7 +88,7 @@ class Conversations:
         self.max_sessions = max_sessions
         self._ttl_s = ttl_s
         self._live: OrderedDict[int, Conversation] = OrderedDict()  # silent for longest first
-        self._past: OrderedDict[int, Conversation] = OrderedDict()  # over for longest first
+        self._past: Bounded[int, Conversation] = Bounded(max_sessions)  # over for longest first
         self._sets: dict[CandidateId, WorkingSet] = {}
         self._batch_sets: dict[CandidateId, WorkingSet] = {}  # the part of class batch
         self._pause_s = _FIRST_PAUSE_S
@@ -203,7 +204,7 @@ class Conversations:
     def learn(self, session: int, candidate: CandidateId, num_tokens: int, now_s: float) -> None:
         """Take over what another router knows of a conversation that is new here."""
         if session not in self._live and session not in self._past:
-            self._remember(session, Conversation(candidate, now_s, num_tokens, goes_on=True))
+            self._past.put(session, Conversation(candidate, now_s, num_tokens, goes_on=True))
 
     def expire(self, now_s: float) -> None:
         """Move conversations that are over out of the working sets."""
@@ -229,7 +230,7 @@ class Conversations:
         for session in [s for s, e in self._live.items() if e.candidate == candidate]:
             entry = self._take(session)
             assert entry is not None
-            self._remember(session, entry)
+            self._past.put(session, entry)
 
     # -- questions ---------------------------------------------------------------------------
 
@@ -333,12 +334,7 @@ class Conversations:
         """Remember a conversation that is over, and whether it had a second turn."""
         if not entry.goes_on:
             self._share *= _SHARE_DECAY
-        self._remember(session, entry)
-
-    def _remember(self, session: int, entry: Conversation) -> None:
-        self._past[session] = entry
-        if len(self._past) > self.max_sessions:
-            self._past.popitem(last=False)
+        self._past.put(session, entry)
 
     def _take(self, session: int) -> Conversation | None:
         entry = self._live.pop(session, None)

@@ -58,7 +58,10 @@ class HealthRules(Struct, frozen=True, kw_only=True):
 
 
 class Health:
-    """One replica's health. `jitter` arguments are uniform in [0, 1), drawn by the caller."""
+    """One replica's health. `jitter` arguments are uniform in [0, 1), drawn by the caller.
+
+    More than a `Suspension`: probes and requests both open it, and a failure may be taken back.
+    """
 
     __slots__ = (
         "_by_probe",

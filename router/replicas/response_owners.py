@@ -6,11 +6,12 @@ that engine. A digest of the id and its owner is kept, with the replica's identi
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import islice
 from typing import Final, NewType
+
+from router.base.bounded import Bounded
 
 ResponseKey = NewType("ResponseKey", str)
 
@@ -26,36 +27,27 @@ def response_key(response_id: str, owner: str) -> ResponseKey:
 class ResponseOwners:
     """At most `max_responses`; the least recently used one is dropped."""
 
-    __slots__ = ("_identities", "_max_responses", "_unsaved")
+    __slots__ = ("_identities", "_unsaved")
 
     def __init__(self, *, max_responses: int = 100_000) -> None:
-        self._max_responses = max_responses
-        self._identities: OrderedDict[ResponseKey, str] = OrderedDict()
-        self._unsaved: dict[ResponseKey, str] = {}
+        self._identities: Bounded[ResponseKey, str] = Bounded(max_responses)
+        self._unsaved: Bounded[ResponseKey, str] = Bounded(_MAX_UNSAVED)
 
     def __len__(self) -> int:
         return len(self._identities)
 
     def get(self, key: ResponseKey) -> str | None:
         """Find the identity of the replica that issued a response; None: not known here."""
-        identity = self._identities.get(key)
-        if identity is not None:
-            self._identities.move_to_end(key)
-        return identity
+        return self._identities.use(key)
 
     def note(self, key: ResponseKey, identity: str) -> None:
         """Record a response that was issued now; other routers have to know it."""
         self.learn(key, identity)
-        self._unsaved[key] = identity
-        if len(self._unsaved) > _MAX_UNSAVED:  # they are not taken: drop the oldest
-            del self._unsaved[next(iter(self._unsaved))]
+        self._unsaved.put(key, identity)
 
     def learn(self, key: ResponseKey, identity: str) -> None:
         """Record a response that another router noted."""
-        self._identities[key] = identity
-        self._identities.move_to_end(key)
-        if len(self._identities) > self._max_responses:
-            self._identities.popitem(last=False)
+        self._identities.put(key, identity)
 
     def unsaved(self, max_responses: int = 500) -> dict[ResponseKey, str]:
         """List what other routers do not know yet, oldest first."""

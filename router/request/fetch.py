@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from policies.view import CandidateId
+from router.base.backoff import Suspects
 from router.base.contracts import BlockKey, HashContract
 from router.base.errors import Overdue, PoolError, PoolLate
 from router.config import MooncakeConfig
@@ -32,7 +33,6 @@ from router.index.block_index import BlockIndex
 from router.index.hit_length import KvLayout
 from router.metrics import Metrics
 from router.pool.readers import PoolReaders
-from router.pool.suspects import PoolSuspects
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
 from router.request.observer import Observer
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from router.request.plan import Placement, Plan
 
 logger = logging.getLogger(__name__)
+
+SUSPECT_S: Final = (10.0, 300.0)
+"""First and longest pause in which a candidate's fetches do not count, after one hung or failed.
+Over TCP, real Mooncake reads hung for 60 s. Engines look into the pool for each request, so any
+request may be the next try."""
 
 READ_FAILED: Final = frozenset({"status_500", "event_500"})
 """What vLLM makes of a read from the pool that failed."""
@@ -113,7 +118,7 @@ class Fetches(Observer):
         metrics: Metrics,
     ) -> None:
         self._readers = readers
-        self._suspects = PoolSuspects()
+        self._suspects = Suspects(*SUSPECT_S)
         self._pools = pools
         self._config = config
         self._metrics = metrics

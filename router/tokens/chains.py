@@ -19,6 +19,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from router.api.openai import TokenIds
+from router.base.bounded import Bounded
 from router.base.contracts import BlockKey, ExtraKeys, HashContract, MediaSpan
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class HashChains(ABC):
     __slots__ = ("_chain_ids", "_next_chain_id")
 
     def __init__(self) -> None:
-        self._chain_ids: dict[_ChainName, int] = {}
+        self._chain_ids: Bounded[_ChainName, int] = Bounded(_MAX_CHAIN_IDS)
         self._next_chain_id = 0
 
     @abstractmethod
@@ -152,10 +153,8 @@ class HashChains(ABC):
         known = self._chain_ids.get(name)
         if known is not None:
             return known
-        if len(self._chain_ids) >= _MAX_CHAIN_IDS:
-            self._chain_ids.clear()
         self._next_chain_id += 1
-        self._chain_ids[name] = self._next_chain_id
+        self._chain_ids.put(name, self._next_chain_id)
         return self._next_chain_id
 
     def _chain(

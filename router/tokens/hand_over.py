@@ -29,6 +29,7 @@ import xxhash
 
 from router.api.openai import ChatRequest
 from router.base.backoff import Suspension
+from router.base.bounded import Bounded
 from router.tokens.prompters import Prompters
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class _Model:
     def reset(self) -> None:
         self.num_agreed = 0
         self.num_failed = 0
-        self.kinds: dict[Kind, int] = {}
+        self.kinds: Bounded[Kind, int] = Bounded(_MAX_KINDS)
         self.paths: set[str] = set()  # of requests
 
 
@@ -136,9 +137,7 @@ class HandOver:
         state = self._model(self._prompters.base(model))
         state.num_agreed += 1
         state.paths.add(kind.path)
-        if kind not in state.kinds and len(state.kinds) >= _MAX_KINDS:
-            state.kinds.clear()
-        state.kinds[kind] = state.kinds.get(kind, 0) + 1
+        state.kinds.put(kind, state.kinds.get(kind, 0) + 1)
 
     def observe_attempt(self, model: str, now_s: float, *, failed: bool) -> None:
         """Record whether a replica failed on ids; suspend after several failures in a row."""

@@ -14,7 +14,6 @@ the plan.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -23,6 +22,7 @@ import orjson
 from xxhash import xxh3_128_intdigest
 
 from router.api.openai import TokenIds
+from router.base.bounded import BoundedBytes
 from router.tokens.chains import Chain, HashChains
 
 _SEED_MASK = (1 << 64) - 1
@@ -112,13 +112,11 @@ class SegmentTree(HashChains):
         max_bytes: Budget for segments, tokens and chains together (estimated).
     """
 
-    __slots__ = ("_max_bytes", "_segments", "_size_bytes")
+    __slots__ = ("_segments",)
 
     def __init__(self, max_bytes: int = 512 << 20) -> None:
         super().__init__()
-        self._max_bytes = max_bytes
-        self._size_bytes = 0
-        self._segments: OrderedDict[int, Segment] = OrderedDict()  # least recently used first
+        self._segments: BoundedBytes[int, Segment] = BoundedBytes(max_bytes)
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -126,7 +124,7 @@ class SegmentTree(HashChains):
     @property
     def size_bytes(self) -> int:
         """Estimate the memory held; at most the budget after every `commit`."""
-        return self._size_bytes
+        return self._segments.size_bytes
 
     def walk(self, root: Segment, data: bytes, boundaries: Boundaries) -> Walk:
         """Find how much of `data` is known below `root`, and cut the rest.
@@ -202,16 +200,13 @@ class SegmentTree(HashChains):
 
     def _touch(self, path: list[Segment]) -> None:
         """Make the path the most recently used, its root end most of all; keep the budget."""
-        segments = self._segments
+        move_to_end = self._segments.move_to_end
         for segment in reversed(path[1:]):
             try:
-                segments.move_to_end(segment.key)  # as nearly all can: one look-up
+                move_to_end(segment.key)  # as nearly all can: one look-up
             except KeyError:
-                segments[segment.key] = segment
-                self._size_bytes += segment.size_bytes
-        while self._size_bytes > self._max_bytes:
-            _, oldest = segments.popitem(last=False)
-            self._size_bytes -= oldest.size_bytes
+                self._segments.put(segment.key, segment)
+        self._segments.trim()  # for what grew since
 
     def json(self, path: Sequence[Segment]) -> Generator[None, None, bytes]:
         """Write the path's ids as JSON numbers, separated by commas.
@@ -235,7 +230,7 @@ class SegmentTree(HashChains):
         """Count more memory of a segment; it may have been evicted meanwhile."""
         segment.size_bytes += num_bytes
         if self._segments.get(segment.key) is segment:
-            self._size_bytes += num_bytes
+            self._segments.size_bytes += num_bytes
 
     def make_root(self, name: str, ids: TokenIds | None = None) -> Segment:
         """Create the root of a kind of prompt; `ids` are the first tokens of each."""

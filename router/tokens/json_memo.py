@@ -9,10 +9,10 @@ sandbox is immutable.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from router.base.bounded import BoundedBytes
 from router.tokens.needs_engine import NeedsEngine
 
 Tojson = Callable[..., str]
@@ -32,13 +32,11 @@ class _Entry(NamedTuple):
 class JsonMemo:
     """Values by the text that they were parsed from, and the JSON of these values by identity."""
 
-    __slots__ = ("_entries", "_max_bytes", "_printed", "_size_bytes")
+    __slots__ = ("_entries", "_printed")
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:
-        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._entries: BoundedBytes[_Key, _Entry] = BoundedBytes(max_bytes)
         self._printed: dict[int, str | None] = {}  # by id(); None: not printed yet
-        self._max_bytes = max_bytes
-        self._size_bytes = 0
 
     def arguments(self, text: str) -> dict[str, Any]:
         """Parse a tool call's arguments as the engine does: {} unless they are an object.
@@ -73,15 +71,11 @@ class JsonMemo:
     def put(self, key: _Key, value: Any, printable: Sequence[Any]) -> None:
         """Remember `value` under `key`, and evict the oldest entries above the budget."""
         size_bytes = _size(_text(key))
-        if key in self._entries or size_bytes > self._max_bytes:
+        if key in self._entries or size_bytes > self._entries.most:
             return
-        self._entries[key] = _Entry(value, printable, size_bytes)
         for item in printable:
             self._printed[id(item)] = None
-        self._size_bytes += size_bytes
-        while self._size_bytes > self._max_bytes:
-            _, oldest = self._entries.popitem(last=False)
-            self._size_bytes -= oldest.size_bytes
+        for oldest in self._entries.put(key, _Entry(value, printable, size_bytes)):
             for item in oldest.printable:
                 del self._printed[id(item)]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +17,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from router.api.openai import Json, TokenIds
 from router.base.backoff import Suspension
+from router.base.bounded import Bounded, BoundedBytes
 from router.base.releases import V0_32, Release
 from router.tokens.media_names import MAX_URL_CHARS, MediaItem, MediaKind
 from router.tokens.needs_engine import NeedsEngine
@@ -160,7 +160,6 @@ class MediaBook:
     __slots__ = (
         "_known",
         "_refused",
-        "_size_bytes",
         "_suspension",
         "_tokens",
         "model_id",
@@ -182,9 +181,8 @@ class MediaBook:
         self.release = release
         tokens = (re.escape(each.token) for each in placeholders.values())
         self._tokens = re.compile(f"({'|'.join(tokens)})")
-        self._known: OrderedDict[int, KnownMedia] = OrderedDict()  # least recently used first
-        self._size_bytes = 0
-        self._refused: OrderedDict[int, float] = OrderedDict()  # when to ask again
+        self._known: BoundedBytes[int, KnownMedia] = BoundedBytes(_MAX_BYTES)
+        self._refused: Bounded[int, float] = Bounded(_MAX_REFUSED)  # when to ask again
         self._suspension = Suspension(*_PAUSE_S)
 
     def is_off(self, now_s: float) -> bool:
@@ -203,20 +201,11 @@ class MediaBook:
 
     def get(self, key: int) -> KnownMedia | None:
         """Look an item up by `media_key`; None: it is not known."""
-        known = self._known.get(key)
-        if known is not None:
-            self._known.move_to_end(key)
-        return known
+        return self._known.use(key)
 
     def put(self, key: int, known: KnownMedia) -> None:
         """Remember an item, and forget the least recently used ones above the budget."""
-        before = self._known.pop(key, None)
-        if before is not None:
-            self._size_bytes -= before.size_bytes
-        self._known[key] = known
-        self._size_bytes += known.size_bytes
-        while self._size_bytes > _MAX_BYTES:
-            self._size_bytes -= self._known.popitem(last=False)[1].size_bytes
+        self._known.put(key, known)
 
     def may_ask(self, key: int, now_s: float) -> bool:
         """Return whether to ask an engine about an item: none has refused it recently."""
@@ -224,9 +213,7 @@ class MediaBook:
 
     def refuse(self, key: int, now_s: float) -> None:
         """Record that no engine gave an item's tokens."""
-        self._refused[key] = now_s + _RETRY_S
-        if len(self._refused) > _MAX_REFUSED:
-            self._refused.popitem(last=False)
+        self._refused.put(key, now_s + _RETRY_S)
 
     def observe_count(self, is_same: bool, now_s: float) -> None:
         """Record whether an engine counted a prompt with items as it was counted here."""
@@ -235,7 +222,6 @@ class MediaBook:
             return
         self._suspension.begin(now_s)
         self._known.clear()
-        self._size_bytes = 0
 
 
 def media_key(item: MediaItem, owner: str) -> int:

@@ -43,9 +43,10 @@ class _Evidence:
 class TokenTrust:
     """Counts agreement with the replicas of one model.
 
-    A prompt's tokens must be the engine's, else they match no blocks. A replica that disagrees
-    alone is wrong itself. If several disagree, and more than agree, our tokens are wrong: the
-    engine tokenizes for a pause, which doubles each time. Then our tokens are tried again.
+    A prompt's tokens must be the engine's, else they match no blocks. Answers are votes of
+    replicas, not failures in a row: a replica that disagrees alone is wrong itself. If several
+    disagree, and more than agree, our tokens are wrong: the engine tokenizes for a pause, which
+    doubles each time. Then our tokens are tried again.
 
     Compared ids count more than counts of tokens. A process goes on making the ids that it makes,
     so nothing is tried again while more than half of the processes make other ids.

@@ -21,6 +21,7 @@ from router.cluster.peers import LEASE_S
 from router.index.cache_view import LINGER_S
 from router.records.outcome import Outcome
 from router.replicas import EngineLoad
+from router.replicas.conversations import Conversations
 from router.replicas.ledger import Booking
 from tests.engine import BLOCK_SIZE
 from tests.nodes import Node, chain_of
@@ -492,8 +493,7 @@ def test_a_session_without_a_name_is_stored_from_its_second_turn_on() -> None:
 
 def test_of_sessions_that_no_redis_takes_the_last_are_kept() -> None:
     """As many as are remembered at all; while Redis was away each one stayed, for ever."""
-    a = Node("a")
-    a.sessions.max_sessions = 3
+    a = Node("a", sessions=Conversations(max_sessions=3))
     for number in range(5):
         a.begin("r1", chain_of(number, 2), 0.0, session_hash=number)
 

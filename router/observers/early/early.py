@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from sys import maxsize
@@ -29,7 +28,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import CandidateId
-from router.base.backoff import Suspension
+from router.base.backoff import Suspects
+from router.base.bounded import BoundedBytes
 from router.base.errors import RouterError
 from router.base.supervisor import described
 from router.config import EarlyConfig
@@ -112,10 +112,9 @@ class Early(Observer):
         self._headers = headers
         self._metrics = metrics
         self._results = EarlyResults(lambda kind, num: metrics.early_tokens.labels(kind).inc(num))
-        self._waiting: OrderedDict[int, _Next] = OrderedDict()  # by session
-        self._num_bytes = 0
+        self._waiting: BoundedBytes[int, _Next] = BoundedBytes(_MOST_BYTES)  # by session
         self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}  # by replica
-        self._refused: dict[str, Suspension] = {}  # by replica
+        self._refusing = Suspects(*_REFUSED_S)  # replicas
         self._came = asyncio.Event()
 
     # ---------------------------------------------------------------- as an observer
@@ -147,7 +146,6 @@ class Early(Observer):
         answer.end()
         if facts.outcome is not Outcome.OK or not answer.is_end_of_turn:
             return
-        self._drop(session)
         following = _Next(
             session=session,
             prompt=facts.prompt,
@@ -155,17 +153,16 @@ class Early(Observer):
             answer=answer,
             since_s=monotonic(),
         )
-        self._waiting[session] = following
-        self._num_bytes += following.size_bytes
-        while len(self._waiting) > _MOST_WAITING or self._num_bytes > _MOST_BYTES:
-            self._drop(next(iter(self._waiting)))
+        self._waiting.put(session, following)
+        if len(self._waiting) > _MOST_WAITING:
+            self._waiting.remove(next(iter(self._waiting)))
         self._came.set()
 
     def leased(self, prompt: Prompt, placement: Placement) -> None:
         """Make way for a request that is about to be sent."""
         session = prompt.read.session_hash
         if session is not None and prompt.read.request is not None:
-            self._drop(session)
+            self._waiting.remove(session)
             self._judge(session, prompt, placement)
         self._cut(placement.replica)
         for replica, (other, _) in list(self._running.items()):
@@ -181,11 +178,6 @@ class Early(Observer):
         running = self._running.get(replica)
         if running is not None:
             running[1].cancel()
-
-    def _drop(self, session: int) -> None:
-        old = self._waiting.pop(session, None)
-        if old is not None:
-            self._num_bytes -= old.size_bytes
 
     # ---------------------------------------------------------------- beside requests
 
@@ -207,7 +199,7 @@ class Early(Observer):
         for following in list(self._waiting.values()):
             replica = following.replica
             if now_s - following.since_s > _LONGEST_S:
-                self._drop(following.session)
+                self._waiting.remove(following.session)
             elif replica not in self._running and self._is_idle(following, now_s):
                 task = tg.create_task(self._compute(following), name=f"early {replica}")
                 self._running[replica] = following.session, task
@@ -228,8 +220,7 @@ class Early(Observer):
             return False
         if not self._fleet.is_up(name, now_s):
             return False
-        refused = self._refused.get(name)
-        return refused is None or not refused.is_on(now_s)
+        return not self._refusing.is_suspect(name, now_s)
 
     async def _compute(self, following: _Next) -> None:
         """Compute the beginning of one next prompt; if that is cut, it waits again."""
@@ -245,7 +236,7 @@ class Early(Observer):
         finally:
             self._metrics.early.labels(result).inc()
             if result != "cut" and self._waiting.get(following.session) is following:
-                self._drop(following.session)
+                self._waiting.remove(following.session)
 
     async def _result(self, following: _Next) -> str:
         if following.beginning is None:
@@ -272,11 +263,9 @@ class Early(Observer):
                 "replica refuses to compute early",
                 extra={"replica": following.replica, "status": status},
             )
-            if len(self._refused) > _MOST_WAITING:
-                self._refused.clear()  # of replicas that are gone
-            self._refused.setdefault(following.replica, Suspension(*_REFUSED_S)).begin(monotonic())
+            self._refusing.suspect(following.replica, monotonic(), monotonic())
             return "refused"
-        self._refused.pop(following.replica, None)
+        self._refusing.succeeded(following.replica, monotonic())
         model = following.prompt.read.model or ""
         num_cached = following.num_cached
         self._results.made(following.session, model, beginning, num_cached, monotonic())

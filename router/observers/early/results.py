@@ -6,13 +6,14 @@ was computed for a model's conversations is used, its prompts are not computed e
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from router.base.backoff import Suspension
+from router.base.backoff import Suspects
+from router.base.bounded import Bounded
 from router.base.contracts import BlockKey
 from router.observers.early.next_prompt import Beginning
 
@@ -41,14 +42,6 @@ class _Made(Struct, frozen=True, kw_only=True):
         return sum(_has(keys, sample) for sample in self.samples) / len(self.samples)
 
 
-class _Model:
-    __slots__ = ("pause", "recent")
-
-    def __init__(self) -> None:
-        self.recent: deque[float] = deque(maxlen=_NUM_RECENT)
-        self.pause = Suspension(*_PAUSES_S)
-
-
 class EarlyResults:
     """Judges predictions by the prompts that come.
 
@@ -58,14 +51,14 @@ class EarlyResults:
 
     def __init__(self, count: Callable[[str, float], None]) -> None:
         self._count = count
-        self._made: OrderedDict[int, _Made] = OrderedDict()  # by session
-        self._wrong: OrderedDict[int, None] = OrderedDict()
-        self._models: dict[str, _Model] = {}
+        self._made: Bounded[int, _Made] = Bounded(_MOST_SESSIONS)  # by session
+        self._wrong: Bounded[int, None] = Bounded(_MOST_SESSIONS)
+        self._recent: dict[str, deque[float]] = {}  # shares that were used, by model
+        self._paused = Suspects(*_PAUSES_S)  # models
 
     def may(self, session: int, model: str, now_s: float) -> bool:
         """Return whether a conversation's next prompt may be computed early."""
-        known = self._models.get(model)
-        return session not in self._wrong and not (known and known.pause.is_on(now_s))
+        return session not in self._wrong and not self._paused.is_suspect(model, now_s)
 
     def made(
         self, session: int, model: str, beginning: Beginning, num_cached_blocks: int, now_s: float
@@ -77,15 +70,15 @@ class EarlyResults:
         positions = range(num_cached_blocks + step - 1, num, step)
         last = num_cached_blocks - 1
         self._discard(session)
-        self._made[session] = _Made(
+        made = _Made(
             model=model,
             num_tokens=(num - num_cached_blocks) * beginning.block_size,
             anchor=(last, keys[last]) if last >= 0 else None,
             samples=[(position, keys[position]) for position in positions],
             at_s=now_s,
         )
-        if len(self._made) > _MOST_SESSIONS:
-            self._discard(next(iter(self._made)))
+        for oldest in self._made.put(session, made):
+            self._count("wasted", oldest.num_tokens)
 
     def came(self, session: int, keys: Sequence[BlockKey], now_s: float) -> None:
         """Judge what was computed for a conversation by its next prompt."""
@@ -98,15 +91,12 @@ class EarlyResults:
         self._count("used", num_used)
         self._count("wasted", made.num_tokens - num_used)
         if share < _LEAST_USED:
-            self._wrong[session] = None
-            if len(self._wrong) > _MOST_SESSIONS:
-                self._wrong.popitem(last=False)
-        known = self._models.setdefault(made.model, _Model())
-        known.recent.append(share)
-        num = len(known.recent)
-        if num >= _LEAST_RECENT and sum(known.recent) < _LEAST_USED * num:
-            known.recent.clear()
-            known.pause.begin(now_s)
+            self._wrong.put(session, None)
+        recent = self._recent.setdefault(made.model, deque(maxlen=_NUM_RECENT))
+        recent.append(share)
+        if len(recent) >= _LEAST_RECENT and sum(recent) < _LEAST_USED * len(recent):
+            recent.clear()
+            self._paused.suspect(made.model, now_s, now_s)
 
     def _expire(self, now_s: float) -> None:
         while self._made:

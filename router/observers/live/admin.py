@@ -10,10 +10,12 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from router.base.bounded import Backlog
 from router.http.admin_pages import Handler, number_in
-from router.observers.live.feed import Feed, Listener
+from router.observers.live.feed import Feed
 from router.observers.live.lines import decision_line
 from router.observers.live.state import LiveState
+from router.records.record import DecisionRecord
 
 TICK_S: Final = 0.1
 STATE_S: Final = 1.0
@@ -67,7 +69,7 @@ class LivePages:
 class _Ticks:
     """What one listener is sent at each tick."""
 
-    def __init__(self, state: LiveState, listener: Listener, per_s: int) -> None:
+    def __init__(self, state: LiveState, listener: Backlog[DecisionRecord], per_s: int) -> None:
         self._state = state
         self._listener = listener
         self._per_tick = max(1, round(per_s * TICK_S))
@@ -77,8 +79,8 @@ class _Ticks:
     async def lines(self, now_s: float) -> list[bytes]:
         records = self._listener.take(self._per_tick)
         lines = [msgspec.json.encode(decision_line(record)) for record in records]
-        if self._listener.num_lost != self._num_lost:
-            self._num_lost = self._listener.num_lost
+        if self._listener.num_dropped != self._num_lost:
+            self._num_lost = self._listener.num_dropped
             lines.append(msgspec.json.encode({"kind": "lost", "decisions": self._num_lost}))
         if now_s >= self._state_due_s:
             self._state_due_s = now_s + STATE_S

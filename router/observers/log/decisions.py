@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from router.base.bounded import Backlog
 from router.records.record import DecisionRecord
 from router.request.observer import Observer
 
@@ -27,17 +27,15 @@ class DecisionLog(Observer):
     def __init__(self, path: Path, on_drop: Callable[[], None]) -> None:
         self._path = path
         self._on_drop = on_drop
-        self._waiting: deque[DecisionRecord] = deque()
+        self._waiting: Backlog[DecisionRecord] = Backlog(MAX_WAITING)
         self._lock = threading.Lock()
         self._is_failing = False
         self._encoder = msgspec.json.Encoder()
 
     def recorded(self, record: DecisionRecord) -> None:
         """Queue one record; drop it if the writer is too far behind."""
-        if len(self._waiting) >= MAX_WAITING:
+        if not self._waiting.offer(record):
             self._on_drop()
-        else:
-            self._waiting.append(record)
 
     async def run(self) -> None:
         """Write what was queued, every fifth of a second, and once more at the end."""
@@ -63,7 +61,7 @@ class DecisionLog(Observer):
         and of two at once (the last one, at the end) the second waits.
         """
         with self._lock:
-            records = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            records = self._waiting.take()
             if records:
                 self._append(records)
 

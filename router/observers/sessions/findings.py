@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -12,6 +11,7 @@ import orjson
 from msgspec import Struct
 
 from router.api.first_turn import SYSTEM_ROLES
+from router.base.bounded import Bounded
 from router.records.computed import Change, Part
 from router.records.words import LEAST_IN_ROW
 
@@ -85,7 +85,7 @@ class Findings:
     """What was found, by tenant and part; the oldest goes first."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[tuple[str | None, Part], Finding] = OrderedDict()
+        self._found: Bounded[tuple[str | None, Part], Finding] = Bounded(_MAX_FINDINGS)
 
     def __iter__(self) -> Any:
         """Yield the findings, the newest first."""
@@ -107,15 +107,14 @@ class Findings:
         finding, is_new = self._found.get(key), False
         if finding is None:
             is_new = True
-            finding = self._found[key] = Finding(
+            finding = Finding(
                 tenant=tenant,
                 part=change.part,
                 hint=_hint(change.part, body),
                 offset=change.offset,
                 session=session,
             )
-            if len(self._found) > _MAX_FINDINGS:
-                self._found.popitem(last=False)
+            self._found.put(key, finding)
         elif finding.session != session and change.num_in_row == LEAST_IN_ROW:
             finding.num_sessions += 1
         finding.session = session

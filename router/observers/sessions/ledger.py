@@ -11,16 +11,17 @@ unless it says otherwise.
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from policies.view import CandidateId
 from router.api.parts import Parts
+from router.base.bounded import Bounded
 from router.base.contracts import BlockKey, HashContract
 from router.observers.sessions.threads import (
     Match,
@@ -45,9 +46,6 @@ _MAX_ROUTING: Final = 8
 _MAX_FORKED: Final = 4  # messages behind the common history: an answer, what a tool said, a task
 _TURN_BYTES: Final = 48  # besides its own
 _MAX_REQUESTS: Final = 50_000  # whose session is found by the request's id
-
-
-Name = TypeVar("Name")
 
 
 class Session(Struct, kw_only=True):
@@ -105,14 +103,12 @@ class Ledger:
     """Sessions by digest. Call from one thread."""
 
     def __init__(self, *, max_sessions: int = MAX_SESSIONS, max_bytes: int = MAX_BYTES) -> None:
-        self._max_sessions = max_sessions
         self._max_bytes = max_bytes
-        self._sessions: OrderedDict[int, Session] = OrderedDict()  # silent for longest first
-        self._of_request: OrderedDict[str, int] = OrderedDict()
-        self._of_opening: OrderedDict[tuple[str | None, int], int] = OrderedDict()
+        self._sessions: Bounded[int, Session] = Bounded(max_sessions)  # silent for longest first
+        self._of_request: Bounded[str, int] = Bounded(_MAX_REQUESTS)
+        self._of_opening: Bounded[tuple[str | None, int], int] = Bounded(max_sessions)
         """Tenant and first message -> the last conversation that began so."""
         self._num_bytes = 0
-        self.num_forgotten = 0
         self.num_computed: Counter[CandidateId] = Counter()
         """Tokens that each candidate computed, ever, for any conversation."""
         self.on_remembered: Callable[[Memory], None] | None = None
@@ -126,6 +122,11 @@ class Ledger:
     def __iter__(self) -> Iterator[Session]:
         """Yield the sessions, the last active first."""
         return reversed(self._sessions.values())
+
+    @property
+    def num_forgotten(self) -> int:
+        """Count the sessions that made room for others."""
+        return self._sessions.num_evicted
 
     def get(self, key: int) -> Session | None:
         """Find a session; None: it is not known, or not any more."""
@@ -272,10 +273,10 @@ class Ledger:
             grown -= sum([each.num_bytes for each in session.threads])
             session.threads = [*kept, thread]
             if thread.parts is not None and thread.parts.messages:
-                opening = session.tenant, thread.parts.messages[0]
-                _put(self._of_opening, opening, key, self._max_sessions)
+                self._of_opening.put((session.tenant, thread.parts.messages[0]), key)
             self._grow(session, grown)
-        self._keep_bounds()
+        if self._num_bytes > self._max_bytes:
+            self._make_room()
 
     def _begun(self, key: int, parent: int | None, tenant: str | None) -> Session:
         now = time.time()
@@ -285,7 +286,8 @@ class Ledger:
             above.children[key] = None
             if len(above.children) > MAX_TURNS:
                 del above.children[next(iter(above.children))]
-        self._sessions[key] = session
+        for oldest in self._sessions.put(key, session):
+            self._num_bytes -= oldest.num_bytes
         return session
 
     def add(self, key: int, turn: Turn) -> None:
@@ -309,7 +311,7 @@ class Ledger:
         if len(session.packed) > MAX_TURNS:
             grown -= len(session.packed.popleft()) + _TURN_BYTES
         self._grow(session, grown)
-        _put(self._of_request, turn.request_id, key, _MAX_REQUESTS)
+        self._of_request.put(turn.request_id, key)
         return True
 
     def ended(self, key: int) -> Session | None:
@@ -333,14 +335,6 @@ class Ledger:
         session.num_bytes += num_bytes
         self._num_bytes += num_bytes
 
-    def _keep_bounds(self) -> None:
-        while len(self._sessions) > self._max_sessions:
-            _, oldest = self._sessions.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
-            self.num_forgotten += 1
-        if self._num_bytes > self._max_bytes:
-            self._make_room()
-
     def _make_room(self) -> None:
         """Drop prompts of sessions that ended, then of those silent for longest; O(sessions)."""
         for session in [each for each in self._sessions.values() if each.has_ended]:
@@ -354,14 +348,6 @@ class Ledger:
             session.threads = []
             session.packed.clear()
             self._grow(session, -session.num_bytes)
-
-
-def _put(sessions: OrderedDict[Name, int], name: Name, key: int, most: int) -> None:
-    """Remember whose a name is; the oldest of too many names goes."""
-    sessions[name] = key
-    sessions.move_to_end(name)
-    if len(sessions) > most:
-        sessions.popitem(last=False)
 
 
 def _is_overtaken(thread: Thread, newer: Thread) -> bool:

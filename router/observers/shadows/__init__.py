@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -22,6 +21,7 @@ from policies.hashing import draw
 from policies.naming import label_of
 from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Snapshot
+from router.base.bounded import Backlog
 from router.metrics import Metrics
 from router.records.record import DecisionRecord, ShadowDecision
 from router.request.observer import Observer
@@ -90,8 +90,7 @@ class Shadows(Observer):
         self._bound = int(share * (1 << 64))
         self._metrics = metrics
         self._by_shadow = {label: _ShadowMetrics(metrics, label) for label, _ in self._policies}
-        self._max_waiting = max_waiting
-        self._waiting: deque[tuple[DecisionRecord, Write]] = deque()
+        self._waiting: Backlog[tuple[DecisionRecord, Write]] = Backlog(max_waiting)
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, record: DecisionRecord, write: Write) -> None:
@@ -101,13 +100,11 @@ class Shadows(Observer):
             write(record)
         elif draw(snapshot.seed, snapshot.number, _ROUND) >= self._bound:
             write(record)
-        elif len(self._waiting) >= self._max_waiting:
+        elif not self._waiting.offer((record, write)):
             self._metrics.shadows_dropped.inc()
             write(record)
-        else:
-            self._waiting.append((record, write))
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._slice)
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._slice)
 
     def close(self) -> None:
         """Process all records that wait."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
+from router.base.bounded import Backlog
 from router.base.errors import ConfigError
 from router.base.extras import install_hint
 from router.base.names import Names
@@ -69,7 +69,7 @@ class Exporter:
     def __init__(self, collector: Collector, endpoint: str, metrics: Metrics) -> None:
         self._host = urlsplit(endpoint).netloc.rpartition("@")[2]
         self._collector = collector
-        self._waiting: deque[Trace] = deque()
+        self._waiting: Backlog[Trace] = Backlog(MAX_WAITING)
         self._spans = metrics.spans
         self._stop = threading.Event()
         self._is_failing = False
@@ -81,10 +81,8 @@ class Exporter:
 
     def put(self, trace: Trace) -> None:
         """Queue a request that has ended."""
-        if len(self._waiting) >= MAX_WAITING:
+        if not self._waiting.offer(trace):
             self._spans.labels("dropped").inc(1 + len(trace.attempts))
-        else:
-            self._waiting.append(trace)
 
     def close(self) -> None:
         """Send what waits, if the collector takes it soon."""

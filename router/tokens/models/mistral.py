@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from mistral_common.protocol.instruct.validator import ValidationMode, get_valid
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from router.api.openai import ChatRequest, Json
+from router.base.bounded import Bounded
 from router.base.errors import TemplateFailed
 from router.tokens.arguments import template_arguments
 from router.tokens.conversation import check_calls, check_message, reasoning_of, text_parts
@@ -161,7 +161,7 @@ class _ToolSets:
     __slots__ = ("_checked", "_lock", "_validator")
 
     def __init__(self, validator: Any) -> None:
-        self._checked: OrderedDict[tuple[str, bytes], list[Any]] = OrderedDict()
+        self._checked: Bounded[tuple[str, bytes], list[Any]] = Bounded(_MAX_TOOL_SETS)
         self._lock = threading.Lock()
         self._validator = validator
 
@@ -172,19 +172,16 @@ class _ToolSets:
         """
         key = owner, orjson.dumps(tools)
         with self._lock:
-            known = self._checked.get(key)
-            if known is not None:
-                self._checked.move_to_end(key)
-                return known
+            known = self._checked.use(key)
+        if known is not None:
+            return known
         messages = [{"role": "user", "content": ""}]
         asked = ChatCompletionRequest.from_openai(messages, tools)
         checked: list[Any] = self._validator.validate_request(asked).tools
         if len(key[1]) > _MAX_TOOLS_BYTES:
             return checked
         with self._lock:
-            self._checked[key] = checked
-            if len(self._checked) > _MAX_TOOL_SETS:
-                self._checked.popitem(last=False)
+            self._checked.put(key, checked)
         return checked
 
 
