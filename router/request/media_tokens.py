@@ -46,7 +46,7 @@ class MediaFinder:
     ) -> list[KnownMedia]:
         """List the first items up to one that is not known. Slow, late or refused: unknown."""
         book = prompter.media
-        if book is None or book.is_off(monotonic()) or len(items) > _MAX_ITEMS:
+        if book.is_off(monotonic()) or len(items) > _MAX_ITEMS:
             return []
         keys = await self._keys(items, owner)
         found: list[KnownMedia] = []
@@ -111,7 +111,7 @@ class MediaFinder:
             return None
         try:
             request = ChatRequest(model=model, messages=messages, shows_media=True)
-            placed = prompter.media_ids(request, item.kind, ids)
+            placed = prompter.reference.media_ids(request, item.kind, ids)
         except (NeedsEngine, TemplateFailed):
             return None
         if placed is None:

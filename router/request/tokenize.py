@@ -178,7 +178,7 @@ class Tokenizer:
         longest = self._max_tokens(read.model) if read.model is not None else None
         if longest is None or read.request is None:
             return
-        chars = prompter.max_chars_per_token if prompter is not None else None
+        chars = prompter.encoder.max_chars_per_token if prompter is not None else None
         check_fits(sizes_of(read.request), longest, chars)
 
     async def _locally(self, read: Read, prompter: Prompter) -> Tokens | None:
@@ -187,7 +187,7 @@ class Tokenizer:
         may_refuse = prompter.trust.num_matches > 0 and not is_cut
         if read.chat is not None:
             parts = await self._rendered(read, read.chat, prompter)
-            num_chars, most = sum(map(len, parts)), prompter.max_chars_per_token
+            num_chars, most = sum(map(len, parts)), prompter.encoder.max_chars_per_token
             may_refuse &= prompter.writes_text
             if longest is not None and most is not None and may_refuse:
                 check_text_fits(num_chars, longest, most)
@@ -222,7 +222,7 @@ class Tokenizer:
         Raises:
             NeedsEngine: nothing of it can be made here.
         """
-        if prompter.media is not None:
+        if prompter.media.placeholders:
             try:
                 return await self._with_items(read, prompter, prompter.media)
             except NeedsEngine as exc:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from router.api.openai import TokenIds
@@ -22,7 +21,7 @@ class Roots(NamedTuple):
 
 
 class PromptMemory:
-    """Plans prompts from their known parts, and remembers the new parts.
+    """Plans prompts from their known parts.
 
     Remembered parts make a long prompt 150 ms quicker. Each is remembered for its *owner* alone, so
     that no client can measure the prompts of others. An owner is any text, preferably a secret one.
@@ -81,17 +80,21 @@ class PromptMemory:
             root: One of `roots`.
             data: The prompt.
             cuts: Of `data`.
-            encode_new, is_text: See `EncodePlan`.
+            encode_new: See `EncodePlan`.
+            is_text: False: the prompt is token ids, and there is nothing to encode.
         """
-        walk = self._tree.walk(root, data, cuts)
+        path, new = walk = self._tree.walk(root, data, cuts)
+        num_known_tokens = 0
+        for segment in path:
+            num_known_tokens += len(segment.ids)
         return EncodePlan(
-            tree=self._tree, walk=walk, data=data, encode_new=encode_new, is_text=is_text
+            tree=self._tree,
+            walk=walk,
+            data=data,
+            encode_new=encode_new,
+            num_new_chars=len(data) - new[0].start if new and is_text else 0,
+            num_known_tokens=num_known_tokens,
         )
-
-    def commit(self, plan: EncodePlan, encoded: Sequence[TokenIds]) -> Tokens:
-        """Remember what `plan.encode()` returned, and return the prompt's tokens."""
-        path = plan.tree.commit(plan.walk, encoded)
-        return Tokens(plan.tree, path, len(plan.walk.path))
 
     def has(self, tokens: Tokens) -> bool:
         """Return whether a prompt's tokens are remembered here, and were not cleared."""

@@ -20,25 +20,16 @@ class EncodePlan(Struct, frozen=True, kw_only=True):
 
     data: The prompt's bytes.
     encode_new: Returns the ids of each new segment of `data`; pure and thread-safe.
-    is_text: False: the prompt is token ids, and there is nothing to encode.
+    num_new_chars: UTF-8 bytes of unknown text: the amount of work in `encode`.
+    num_known_tokens: Tokens that need not be encoded.
     """
 
     tree: SegmentTree
     walk: Walk
     data: bytes
     encode_new: EncodeNew
-    is_text: bool = True
-
-    @property
-    def num_new_chars(self) -> int:
-        """Count the UTF-8 bytes of unknown text: the amount of work in `encode`."""
-        new = self.walk.new
-        return len(self.data) - new[0].start if new and self.is_text else 0
-
-    @property
-    def num_known_tokens(self) -> int:
-        """Count the tokens that need not be encoded."""
-        return sum([len(segment.ids) for segment in self.walk.path])
+    num_new_chars: int
+    num_known_tokens: int
 
     def encode(self) -> list[TokenIds]:
         """Encode the new part: pure, thread-safe, without the GIL for most of the time.
@@ -53,12 +44,20 @@ class Tokens:
 
     __slots__ = ("_path", "_tree", "num_new_tokens", "num_tokens")
 
-    def __init__(self, tree: SegmentTree, path: list[Segment], num_known_segments: int) -> None:
+    def __init__(
+        self,
+        tree: SegmentTree,
+        path: list[Segment],
+        num_known_tokens: int,
+        num_known_segments: int,
+    ) -> None:
+        """Take a path whose first segments, with these tokens, were known before."""
         self._tree = tree
         self._path = path
-        counts = [len(segment.ids) for segment in path]
-        self.num_tokens = sum(counts)
-        self.num_new_tokens = sum(counts[num_known_segments:])
+        self.num_new_tokens = 0
+        for segment in path[num_known_segments:]:
+            self.num_new_tokens += len(segment.ids)
+        self.num_tokens = num_known_tokens + self.num_new_tokens
 
     @property
     def num_before_media(self) -> int:
@@ -78,7 +77,8 @@ class Tokens:
 
     def before_tail(self) -> Tokens:
         """Return the tokens that stay the same whatever follows the text."""
-        return Tokens(self._tree, self._path[:-1], len(self._path) - 1)
+        path, num_tokens = self._path[:-1], self.num_tokens - len(self._path[-1].ids)
+        return Tokens(self._tree, path, num_tokens, len(path))
 
     def ids(self) -> list[int]:
         """List the token ids, shape (num_tokens,); O(num_tokens), for proofs and engines."""

@@ -142,7 +142,7 @@ def test_a_body_is_tokens_or_an_error_of_the_clients(body: Any, draw: random.Ran
     for is_chat in (True, False):
         try:
             request = parse_chat(read) if is_chat else parse_completion(read)
-            check_fits(sizes_of(request), 50, PROMPTER.max_chars_per_token)
+            check_fits(sizes_of(request), 50, PROMPTER.encoder.max_chars_per_token)
             if isinstance(request, ChatRequest):
                 plan = PROMPTER.plan_chat(request)
             else:

@@ -41,7 +41,7 @@ from router.tokens.models import missing
 from router.tokens.models.harmony_items import Piece, item_pieces, split_items
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
-from router.tokens.renderer import Renderer
+from router.tokens.renderer import NoRenderer, Renderer
 from router.tokens.templates import ChatRenderer
 
 FIELD: Final = "\x1f"
@@ -57,7 +57,7 @@ def load(files: ModelFiles, max_bytes: int) -> Prompter:
     encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
     lacking = missing("openai_harmony", "harmony")
     if lacking is not None:
-        return Prompter(encoder, None, asks_engine=False, reason=lacking, max_bytes=max_bytes)
+        return Prompter(encoder, NoRenderer(lacking), asks_engine=False, max_bytes=max_bytes)
     from router.tokens.models.harmony_encoder import HarmonyEncoder
 
     unused = ChatRenderer(templates.find, tokenizer.special_tokens_map, release=files.release)
