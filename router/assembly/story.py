@@ -20,6 +20,7 @@ from router.request.engine_tokens import EngineTokenizer
 from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
 from router.request.match import Matcher
+from router.request.media_tokens import MediaFinder, MediaTokenizer
 from router.request.observer import Observers
 from router.request.owners import Owners
 from router.request.place import Place
@@ -37,6 +38,7 @@ from router.request.settling import Settling
 from router.request.story import Steps, Story
 from router.request.tokenize import Tokenizer
 from router.request.witness import Witness
+from router.request.workers import Workers
 
 
 def build_story(parts: Parts) -> Story:
@@ -189,12 +191,13 @@ def _tokenizer(parts: Parts) -> Tokenizer:
         partial(_least_busy, parts.fleet),
         timeout_s=config.engine_timeout_s,
     )
+    workers = Workers(config.inline_chars, parts.threads.encode, parts.threads.heavy)
+    finder = MediaFinder(engine, parts.threads.encode)
     return Tokenizer(
-        config=config,
         prompters=parts.prompters,
-        encoders=parts.threads.encode,
-        heavy=parts.threads.heavy,
+        workers=workers,
         engine=engine,
+        media=MediaTokenizer(finder, workers, parts.metrics),
         max_tokens=parts.fleet.longest,
         metrics=parts.metrics,
     )
@@ -208,7 +211,6 @@ def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sende
         headers=headers,
         retries=retries,
         hand_over=parts.hand_over,
-        max_tokens=parts.fleet.longest,
         metrics=parts.metrics,
     )
 
