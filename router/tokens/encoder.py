@@ -56,7 +56,8 @@ class TextEncoder(PlainEncoder):
     def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
         """See `PlainEncoder.encode`; without the GIL for most of the time."""
         encoded: list[TokenIds] = []
-        for batch in _batches(new):
+        is_small = not new or new[-1].end - new[0].start <= _BATCH_BYTES
+        for batch in (new,) if is_small else _batches(new):
             encoded += self._encode([data[each.start : each.end].decode() for each in batch])
         if suffix:
             encoded[-1] = encoded[-1] + suffix

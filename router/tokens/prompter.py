@@ -21,7 +21,7 @@ from router.tokens.media import KnownMedia, MediaBook
 from router.tokens.media_text import MediaEncoder, MediaText
 from router.tokens.memory import PromptMemory
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.plan import EncodeNew, EncodePlan, Tokens
+from router.tokens.plan import EncodePlan, Tokens
 from router.tokens.reference import Reference
 from router.tokens.renderer import NoRenderer, Renderer
 from router.tokens.trust import TokenTrust
@@ -149,7 +149,8 @@ class Prompter:
         if self.writes_text:
             return self._plan_text(data, request.add_special_tokens, owner)
         root = self.memory.roots(owner).marked
-        return self.memory.plan(root, data, encoder.cuts(data), _encoding(encoder))
+        encode = partial(encoder.encode, suffix=_NO_IDS)
+        return self.memory.plan(root, data, encoder.cuts(data), encode)
 
     def plan_media(
         self,
@@ -178,7 +179,8 @@ class Prompter:
             raise NeedsEngine("surrogate") from exc
         pieces = MediaEncoder(text, encoder)
         root = roots.special if request.add_special_tokens else roots.bare
-        return self.memory.plan(root, text.data, pieces.cuts(text.data), _encoding(pieces))
+        encode = partial(pieces.encode, suffix=_NO_IDS)
+        return self.memory.plan(root, text.data, pieces.cuts(text.data), encode)
 
     def plan_completion(
         self, request: CompletionRequest, index: int = 0, *, owner: str = ""
@@ -224,13 +226,14 @@ class Prompter:
     def _plan_text(self, data: bytes, add_special_tokens: bool, owner: str) -> EncodePlan:
         self._check_trusted()
         encoder, roots = self.encoder, self.memory.roots(owner)
-        if not add_special_tokens:
-            return self.memory.plan(roots.bare, data, encoder.cuts(data), _encoding(encoder))
-        if encoder.suffix is None:  # special tokens that depend on the text: it is encoded whole
-            encode: EncodeNew = partial(_encode_whole, encoder)
-            return self.memory.plan(roots.special, data, IdCuts(0), encode)
-        encode = _encoding(encoder, encoder.suffix)
-        return self.memory.plan(roots.special, data, encoder.cuts(data), encode)
+        root, suffix = roots.bare, _NO_IDS
+        if add_special_tokens:
+            root = roots.special
+            if encoder.suffix is None:  # they depend on the text: it is encoded whole
+                return self.memory.plan(root, data, IdCuts(0), partial(_encode_whole, encoder))
+            suffix = encoder.suffix
+        encode = partial(encoder.encode, suffix=suffix)
+        return self.memory.plan(root, data, encoder.cuts(data), encode)
 
     # ---------------------------------------------------------------- proofs
 
@@ -264,10 +267,6 @@ class Prompter:
     def _check_trusted(self) -> None:
         if self.trust.reason is not None:
             raise NeedsEngine("distrusted", self.trust.reason)
-
-
-def _encoding(encoder: ChatEncoder | MediaEncoder, suffix: TokenIds = _NO_IDS) -> EncodeNew:
-    return partial(encoder.encode, suffix=suffix)
 
 
 def _encode_whole(encoder: PlainEncoder, data: bytes, new: object) -> list[TokenIds]:
