@@ -70,7 +70,7 @@ def build_story(parts: Parts) -> Story:
             reader=reader,
             prompts=Prompts(
                 fleet=parts.fleet,
-                models=parts.served_models,
+                models=parts.discovery.served_models,
                 owners=owners,
                 tokenizer=tokenizer,
                 ahead=_ahead(parts, turns),
@@ -167,7 +167,7 @@ def _place(parts: Parts, observers: Observers) -> Place:
         experiments=parts.experiments,
         policy=_policy(parts.config.policy),
         seed=random.SystemRandom().getrandbits(63),
-        outbox=parts.outbox,
+        outbox=parts.cluster.outbox,
         metrics=parts.metrics,
         observers=observers,
     )
@@ -206,8 +206,8 @@ def _tokenizer(parts: Parts) -> Tokenizer:
 def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sender:
     return Sender(
         parts.upstream,
-        models=parts.served_models,
-        sleepers=parts.sleepers,
+        models=parts.discovery.served_models,
+        sleepers=parts.discovery.sleepers,
         headers=headers,
         retries=retries,
         hand_over=parts.hand_over,
@@ -223,12 +223,12 @@ def _policy(config: PolicyConfig) -> Policy:
 
 
 def _owners(parts: Parts) -> Owners:
-    link = parts.sharing.link if parts.sharing is not None else None
+    link = parts.cluster.sharing.link if parts.cluster.sharing is not None else None
     return Owners(
         parts.responses,
         registry=parts.registry,
         fleet=parts.fleet,
-        store=parts.store,
+        store=parts.cluster.store,
         is_up=lambda: link is not None and link.is_up,
         metrics=parts.metrics,
     )
@@ -238,12 +238,12 @@ def _lookup(parts: Parts) -> Lookup | None:
     """Build what asks Redis itself for matches; None: the local copy is asked."""
     if parts.config.index.mode != "redis":
         return None
-    assert parts.store is not None  # the configuration was checked
-    assert parts.sharing is not None
-    link = parts.sharing.link
+    assert parts.cluster.store is not None  # the configuration was checked
+    assert parts.cluster.sharing is not None
+    link = parts.cluster.sharing.link
     return Lookup(
-        parts.store,
-        names=parts.candidate_names,
+        parts.cluster.store,
+        names=parts.cluster.names,
         caches=parts.caches,
         is_up=lambda: link.is_up,
         metrics=parts.metrics,
