@@ -80,9 +80,10 @@ class TokenAudit:
             return
         if prompter is None or not (prompt.is_refused_here or prompt.way == "local"):
             return
-        failure = prompter.encoder.take_failure()
-        if failure is not None:
-            self._note_fallback(prompt, "failed", failure)
+        encoder = prompter.encoder
+        if encoder.failure is not None:
+            self._note_fallback(prompt, "failed", encoder.failure)
+            encoder.failure = None
         replica = placement.replica
         if sent.has_ids:  # the engine counted our ids
             if num_engine_tokens != prompt.num_tokens:

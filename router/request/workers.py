@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from router.api.openai import ChatRequest, TokenIds
 from router.tokens import NeedsEngine, Prompter
-from router.tokens.plan import EncodePlan
+from router.tokens.memory import EncodePlan
 
 _HEAVY_BYTES: Final = 1 << 20  # of a body or of new text: not in the way of others' prompts
 _HEAVY_ITEMS: Final = 1_000  # that a template goes through: some 6 µs each, a tool 30

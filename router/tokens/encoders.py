@@ -72,7 +72,7 @@ class PlainEncoder(ABC):
         vocabulary is not known here.
     prefix, suffix: Tokens that `add_special_tokens` puts around a text. None: it does more than
         that, and such texts are not cut.
-    failure: Why fastokens was given up while it worked; None: it was not.
+    failure: Why fastokens was given up while it worked. None: it was not, or that was reported.
     """
 
     __slots__ = ("failure", "max_chars_per_token", "prefix", "suffix")
@@ -109,11 +109,6 @@ class PlainEncoder(ABC):
     def is_fast(self) -> bool:
         """Return whether segments are encoded by fastokens."""
         return False
-
-    def take_failure(self) -> str | None:
-        """Return why fastokens failed, the first time that it is asked for; else None."""
-        failure, self.failure = self.failure, None
-        return failure
 
     def quicken(self) -> str | None:
         """Load fastokens and prove it; blocking, up to seconds: off the loop.

@@ -19,9 +19,8 @@ from router.tokens.cuts import IdCuts, slice_ids
 from router.tokens.encoders import ChatEncoder, NoEncoder, PlainEncoder
 from router.tokens.media import KnownMedia, MediaBook
 from router.tokens.media_text import MediaEncoder, MediaText
-from router.tokens.memory import PromptMemory
+from router.tokens.memory import EncodePlan, PromptMemory, Tokens
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.plan import EncodePlan, Tokens
 from router.tokens.reference import Reference
 from router.tokens.renderer import NoRenderer, Renderer
 from router.tokens.trust import TokenTrust
