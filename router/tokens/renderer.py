@@ -52,17 +52,18 @@ class Renderer(ABC):
         self.defaults: Json | None = None
 
     @abstractmethod
-    def render(
+    def render_parts(
         self,
         request: ChatRequest,
         *,
         by_the_book: bool = False,
         apart: bool = False,
         owner: str = "",
-    ) -> str:
-        """Render the prompt's text.
+    ) -> Sequence[str]:
+        """Render the prompt's text, in parts to join.
 
-        Threads other than the loop's must set `by_the_book` or `apart`.
+        One wide character makes all of a text wide, and ten times slower to encode. Most parts
+        have none. Threads other than the loop's must set `by_the_book` or `apart`.
 
         Args:
             by_the_book: Render without shortcuts, to compare.
@@ -75,20 +76,17 @@ class Renderer(ABC):
                 answer 400.
         """
 
-    def render_parts(
+    def render(
         self,
         request: ChatRequest,
         *,
         by_the_book: bool = False,
         apart: bool = False,
         owner: str = "",
-    ) -> Sequence[str]:
-        """Render as `render`, in parts to join.
-
-        One wide character makes all of a text wide, and ten times slower to encode. Most parts
-        have none.
-        """
-        return [self.render(request, by_the_book=by_the_book, apart=apart, owner=owner)]
+    ) -> str:
+        """Render the prompt's text; see `render_parts`."""
+        parts = self.render_parts(request, by_the_book=by_the_book, apart=apart, owner=owner)
+        return "".join(parts)
 
     def adapted(self, request: ChatRequest) -> ChatRequest:
         """Change the fields that depend on the template, and set the engine's defaults.
@@ -152,14 +150,14 @@ class NoRenderer(Renderer):
         super().__init__()
         self.reason = reason
 
-    def render(
+    def render_parts(
         self,
         request: ChatRequest,
         *,
         by_the_book: bool = False,
         apart: bool = False,
         owner: str = "",
-    ) -> str:
+    ) -> Sequence[str]:
         raise NeedsEngine("model", self.reason)
 
     def adapted(self, request: ChatRequest) -> ChatRequest:

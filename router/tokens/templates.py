@@ -132,17 +132,6 @@ class ChatRenderer(Renderer):
         self._templates[with_tools] = found
         return found
 
-    def render(
-        self,
-        request: ChatRequest,
-        *,
-        by_the_book: bool = False,
-        apart: bool = False,
-        owner: str = "",
-    ) -> str:
-        parts = self.render_parts(request, by_the_book=by_the_book, apart=apart, owner=owner)
-        return "".join(parts)
-
     def render_parts(
         self,
         request: ChatRequest,

@@ -86,15 +86,15 @@ class HarmonyRenderer(Renderer):
         super().__init__()
         self._wants_system_first = wants_system_first
 
-    def render(
+    def render_parts(
         self,
         request: ChatRequest,
         *,
         by_the_book: bool = False,
         apart: bool = False,
         owner: str = "",
-    ) -> str:
-        """Render the prompt's marked text; see `Renderer.render`."""
+    ) -> Sequence[str]:
+        """Render the prompt's marked text; see `Renderer.render_parts`."""
         memo = self._memo_of(owner, is_alone=by_the_book or apart)
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
@@ -113,7 +113,7 @@ class HarmonyRenderer(Renderer):
             pieces.append(_developer(instructions, tools or None))
         pieces += _current(conversation)
         pieces.append(("g", ()))
-        return "".join(map(_written, pieces))
+        return list(map(_written, pieces))
 
     def wants_system_first(self) -> bool:
         return self._wants_system_first()
