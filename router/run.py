@@ -153,7 +153,7 @@ async def run(
         admin_url = admin.bind(config.admin.host, config.admin.port)
         stack.callback(admin.close)
         async with asyncio.TaskGroup() as tg:
-            router.watches.start(tg)
+            router.discovery.watches.start(tg)
             loops = _loops(router, config_reload, owns_process=owns_process)
             tasks = [tg.create_task(loop, name=name) for name, loop in loops]
             await admin.start(tg)
@@ -166,7 +166,7 @@ async def run(
             await router.draining.run(public)
             for each in router.listeners:
                 await each.end()
-            router.watches.stop()
+            router.discovery.watches.stop()
             for task in tasks:
                 task.cancel()
 
@@ -198,15 +198,15 @@ def _loops(
     for part in router.observers.values():
         for name, run_part in part.loops.items():
             yield name, kept(name, run_part)
-    if router.sharing is not None:
-        yield "redis", kept("redis", router.sharing.run)
+    if router.cluster.sharing is not None:
+        yield "redis", kept("redis", router.cluster.sharing.run)
     for pool in router.pools.values():
         name = f"pool {pool.name}".strip()
         yield name, kept("pool", pool.follower.run, pool.catalog.lost)
         yield f"{name} questions", kept("pool_questions", pool.questions.run)
-    for source in router.replica_sources:
-        failed = partial(router.sources.failed, source.name)
-        run_source = partial(source.run, router.sources)
+    for source in router.discovery.replica_sources:
+        failed = partial(router.discovery.sources.failed, source.name)
+        run_source = partial(source.run, router.discovery.sources)
         yield f"discovery {source.name}", kept("discovery", run_source, failed)
     if router.tenants is not None:
         follow = partial(_follow_tenants, router.tenants, router.threads.files)
@@ -225,11 +225,11 @@ async def _sweep(router: Router) -> None:
         router.caches.expire_claims(time.monotonic())
         router.story.steps.settling.sweep(time.monotonic())
         router.caches.index.sweep()
-        router.sources.sweep()
+        router.discovery.sources.sweep()
         for part in router.observers.values():
             if part.sweep is not None:
                 part.sweep(time.monotonic())
-        router.watches.sweep()
+        router.discovery.watches.sweep()
 
 
 async def _follow_tenants(tenants: Tenants, files: Executor) -> None:

@@ -1,6 +1,8 @@
 """Builds a router's parts, by subject; router.run runs them.
 
-parts      what is known, what connects to others, what is shared   `Parts`
+parts      what is known, what connects to others                   `Parts`
+discovery  what finds replicas and follows them                     `Discovery`
+cluster    what is shared with other routers                        `Cluster`
 story      the steps of a request                                   `build_story`
 ports      the public port and the admin port                       `build_listeners`
 router     all of it                                                `Router`

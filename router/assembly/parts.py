@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,32 +9,17 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from router.api.withheld import Withheld
+from router.assembly.cluster import Cluster
+from router.assembly.discovery import Discovery
 from router.base.errors import ConfigError
 from router.base.names import Names
-from router.cluster import OrderShare, PoolShare, RecordShare, Shares, Sharing
-from router.cluster.candidate_names import CandidateNames
-from router.cluster.death_share import share_deaths
-from router.cluster.outbox import Outbox
-from router.cluster.peers import Peers
-from router.cluster.redis_store import RedisStore
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
 from router.config.tls import ServerTls, client_tls, server_tls
 from router.discovery.engine_api import EngineApi
-from router.discovery.event_owners import FleetEventOwners
-from router.discovery.find import build_sources
-from router.discovery.model_watch import ModelWatch
-from router.discovery.probes import Probes
-from router.discovery.prompter_loader import PrompterLoader
-from router.discovery.rank_streams import RankStreams
 from router.discovery.readiness import Readiness
-from router.discovery.served_models import ServedModels
-from router.discovery.sleep import Sleepers
-from router.discovery.sources import Sources
-from router.discovery.status import Status, Waiting
-from router.discovery.watch import ReplicaWatch, WatchTools
-from router.discovery.watches import Watches
+from router.discovery.status import Status
 from router.experiments.runner import ExperimentRunner
 from router.http.draining import Draining
 from router.index.block_index import BlockIndex
@@ -48,7 +30,6 @@ from router.pool.status import PoolStatus
 from router.replicas.conversations import Conversations
 from router.replicas.deaths import Deaths
 from router.replicas.engine_key import EngineKey
-from router.replicas.entry import Entry
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.response_owners import ResponseOwners
@@ -96,9 +77,8 @@ class Parts:
         self._build_tenants()
         self._build_upstream()
         self._build_pool()
-        self._build_watches()
-        self._build_sources()
-        self._build_cluster(redis_password, peer_name)
+        self.discovery = Discovery(self)
+        self.cluster = Cluster(self, redis_password=redis_password, peer_name=peer_name)
         self._build_status()
 
     def _build_state(self) -> None:
@@ -118,7 +98,6 @@ class Parts:
         self.deaths = Deaths()
         self.fleet.on_down, self.fleet.on_restart = self.deaths.went_down, self.deaths.restarted
         self.caches = CacheView(BlockIndex())
-        self.event_owners = FleetEventOwners(self.fleet)
         self.fleet.layout_of = self.caches.index.groups_of
         self.responses = ResponseOwners(max_responses=config.session.max_sessions)
         self.prompters = Prompters()
@@ -179,157 +158,19 @@ class Parts:
         if self.pools:
             self.fetches = Fetches(self.pools, self.pools.readers, config, self.metrics)
 
-    def _build_watches(self) -> None:
-        """Build what follows replicas."""
-        self.served_models = ServedModels(
-            self.engine_api, fleet=self.fleet, prompters=self.prompters
-        )
-        self.waiting: Waiting = {}
-        self.sleepers = Sleepers(self.fleet, self.caches, self.upstream)
-        self.probes = Probes(
-            self.config.health,
-            engine_api=self.engine_api,
-            fleet=self.fleet,
-            upstream=self.upstream,
-            served_models=self.served_models,
-            sleepers=self.sleepers,
-        )
-        self.model_watch = ModelWatch(
-            self.config,
-            engine_api=self.engine_api,
-            prompters=self.prompters,
-            loader=PrompterLoader(self.prompters, self.config.tokens, self.threads.load),
-            hand_over=self.hand_over,
-            served_models=self.served_models,
-            count_other_ids=lambda model: self.metrics.token_mismatches.labels(model, "ids").inc(),
-        )
-        self.watches = Watches(
-            self.registry,
-            fleet=self.fleet,
-            upstream=self.upstream,
-            waiting=self.waiting,
-            watch=self._watch,
-            count_failure=self.count_failure,
-            on_gone=self.metrics.drop_replica,
-        )
-
-    def _build_sources(self) -> None:
-        """Build what finds replicas besides those configured."""
-        config = self.config.discovery
-        self.replica_sources = build_sources(config, self.threads.files)
-        self.sources = Sources(
-            [source.name for source in self.replica_sources],
-            hosts=HostRules(config.hosts),
-            pools=self.config.mooncake.names,
-            empty_s=config.empty_s,
-            follow=self.watches.follow,
-            waiting=self.waiting,
-            count=lambda source, result: self.metrics.discovery.labels(source, result).inc(),
-        )
-        if self.replica_sources:
-            self.metrics.watch_sources(self.sources.states)
-
-    def _watch(self, entry: Entry) -> ReplicaWatch:
-        return ReplicaWatch(
-            entry.name,
-            entry.replica,
-            WatchTools(
-                config=self.config,
-                engine_api=self.engine_api,
-                fleet=self.fleet,
-                waiting=self.waiting,
-                models=self.model_watch,
-                probes=self.probes,
-            ),
-            is_offered=lambda: self.watches.is_offered(entry.name),
-            streams=RankStreams(
-                self.config,
-                caches=self.caches,
-                why_foreign=self.event_owners.why_foreign,
-                stored_by=self.pools.stored_by,
-                sharing=self.sharing,
-                count_failure=self.count_failure,
-                names=self.names,
-            ),
-            pools=self.pools,
-        )
-
-    def _build_cluster(self, redis_password: str | None, peer_name: str | None) -> None:
-        """Build what is shared with other routers."""
-        config = self.config
-        self.candidate_names = CandidateNames(self.registry, self.fleet)
-        self.peers: Peers | None = None
-        self.outbox: Outbox | None = None
-        self.store: RedisStore | None = None
-        self.sharing: Sharing | None = None
-        if not config.redis.is_configured and peer_name is None:
-            return
-        name = peer_name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self.peers = Peers(
-            name,
-            fleet=self.fleet,
-            caches=self.caches,
-            sessions=self.sessions,
-            names=self.candidate_names,
-            metrics=self.metrics,
-            lease_s=config.redis.lease_s,
-        )
-        self.outbox = Outbox(
-            caches=self.caches,
-            sessions=self.sessions,
-            names=self.candidate_names,
-            metrics=self.metrics,
-        )
-        share_deaths(self.deaths, names=self.candidate_names, outbox=self.outbox, peers=self.peers)
-        if config.redis.is_configured:
-            self.store = RedisStore(
-                config.redis, router=name, password=redis_password, names=self.names
-            )
-            self.sharing = Sharing(
-                self.store,
-                self._shares(self.store, self.peers, self.outbox),
-                caches=self.caches,
-                names=self.candidate_names,
-                lease_s=config.redis.lease_s,
-                count_failure=self.count_failure,
-            )
-            self.metrics.watch_sharing(self.sharing.state)
-
-    def _shares(self, store: RedisStore, peers: Peers, outbox: Outbox) -> Shares:
-        return Shares(
-            peers=peers,
-            outbox=outbox,
-            orders=OrderShare(
-                store,
-                registry=self.registry,
-                experiments=self.experiments,
-                apply_records=self.watches.apply,
-            ),
-            records=RecordShare(
-                store,
-                peers=peers,
-                outbox=outbox,
-                responses=self.responses,
-                ttl_s=self.config.session.ttl_s,
-            ),
-            pools=[
-                PoolShare(pool.catalog, pool.follower, pool.name) for pool in self.pools.values()
-            ],
-            accounts=self.tenants.accounts if self.tenants is not None else None,
-        )
-
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""
-        self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=self.waiting)
+        waiting, sharing = self.discovery.waiting, self.cluster.sharing
+        self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=waiting)
         self.fleet.absent = self.readiness.absent
         self.status = Status(
             self.registry,
             fleet=self.fleet,
             caches=self.caches,
-            waiting=self.waiting,
+            waiting=waiting,
             pools=PoolStatus(self.pools, self.fleet),
-            sharing=self.sharing.state if self.sharing is not None else None,
-            sources=self.sources.states,
+            sharing=sharing.state if sharing is not None else None,
+            sources=self.discovery.sources.states,
         )
         self.metrics.watch(self.status)
         self.metrics.watch_places(self.status.places)

@@ -100,11 +100,16 @@ def _data_app(router: Router, access: Access) -> DataApp:
 
 
 def _admin_app(router: Router) -> AdminApp:
-    control = Control(router.engine_api, router.registry, router.served_models, router.sleepers)
+    control = Control(
+        router.engine_api,
+        router.registry,
+        router.discovery.served_models,
+        router.discovery.sleepers,
+    )
     parts = router.observers.values()
     return AdminApp(
         [
-            ReplicaPages(router.watches, router.status),
+            ReplicaPages(router.discovery.watches, router.status),
             EnginePages(control, Adapters(control, router.registry, router.fleet)),
             ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
             RouterPages(router.metrics, router.deaths, lambda: router.config),

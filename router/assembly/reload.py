@@ -100,7 +100,7 @@ def apply(router: Router, config: Config) -> list[str]:
     except ValueError as exc:
         raise ConfigError(f"policy: {exc}", param="policy.name") from exc
     if "replicas" in changed:
-        router.watches.configure(config.replicas)
+        router.discovery.watches.configure(config.replicas)
         router.engine_key.configure(config)
     if "policy.name" in changed or "policy.params" in changed:
         router.story.steps.place.use(policy)

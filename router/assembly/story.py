@@ -20,6 +20,7 @@ from router.request.engine_tokens import EngineTokenizer
 from router.request.headers import RequestHeaders
 from router.request.lookup import Lookup
 from router.request.match import Matcher
+from router.request.media_tokens import MediaFinder, MediaTokenizer
 from router.request.observer import Observers
 from router.request.owners import Owners
 from router.request.place import Place
@@ -37,6 +38,7 @@ from router.request.settling import Settling
 from router.request.story import Steps, Story
 from router.request.tokenize import Tokenizer
 from router.request.witness import Witness
+from router.request.workers import Workers
 
 
 def build_story(parts: Parts) -> Story:
@@ -67,7 +69,7 @@ def build_story(parts: Parts) -> Story:
             reader=reader,
             prompts=Prompts(
                 fleet=parts.fleet,
-                models=parts.served_models,
+                models=parts.discovery.served_models,
                 owners=owners,
                 tokenizer=tokenizer,
                 ahead=_ahead(parts, turns),
@@ -166,7 +168,7 @@ def _place(parts: Parts, observers: Observers) -> Place:
         experiments=parts.experiments,
         policy=_policy(parts.config.policy),
         seed=random.SystemRandom().getrandbits(63),
-        outbox=parts.outbox,
+        outbox=parts.cluster.outbox,
         metrics=parts.metrics,
         observers=observers,
     )
@@ -190,12 +192,13 @@ def _tokenizer(parts: Parts) -> Tokenizer:
         partial(_least_busy, parts.fleet),
         timeout_s=config.engine_timeout_s,
     )
+    workers = Workers(config.inline_chars, parts.threads.encode, parts.threads.heavy)
+    finder = MediaFinder(engine, parts.threads.encode)
     return Tokenizer(
-        config=config,
         prompters=parts.prompters,
-        encoders=parts.threads.encode,
-        heavy=parts.threads.heavy,
+        workers=workers,
         engine=engine,
+        media=MediaTokenizer(finder, workers, parts.metrics),
         max_tokens=parts.fleet.longest,
         metrics=parts.metrics,
     )
@@ -204,12 +207,11 @@ def _tokenizer(parts: Parts) -> Tokenizer:
 def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sender:
     return Sender(
         parts.upstream,
-        models=parts.served_models,
-        sleepers=parts.sleepers,
+        models=parts.discovery.served_models,
+        sleepers=parts.discovery.sleepers,
         headers=headers,
         retries=retries,
         hand_over=parts.hand_over,
-        max_tokens=parts.fleet.longest,
         metrics=parts.metrics,
     )
 
@@ -222,12 +224,12 @@ def _policy(config: PolicyConfig) -> Policy:
 
 
 def _owners(parts: Parts) -> Owners:
-    link = parts.sharing.link if parts.sharing is not None else None
+    link = parts.cluster.sharing.link if parts.cluster.sharing is not None else None
     return Owners(
         parts.responses,
         registry=parts.registry,
         fleet=parts.fleet,
-        store=parts.store,
+        store=parts.cluster.store,
         is_up=lambda: link is not None and link.is_up,
         metrics=parts.metrics,
     )
@@ -237,12 +239,12 @@ def _lookup(parts: Parts) -> Lookup | None:
     """Build what asks Redis itself for matches; None: the local copy is asked."""
     if parts.config.index.mode != "redis":
         return None
-    assert parts.store is not None  # the configuration was checked
-    assert parts.sharing is not None
-    link = parts.sharing.link
+    assert parts.cluster.store is not None  # the configuration was checked
+    assert parts.cluster.sharing is not None
+    link = parts.cluster.sharing.link
     return Lookup(
-        parts.store,
-        names=parts.candidate_names,
+        parts.cluster.store,
+        names=parts.cluster.names,
         caches=parts.caches,
         is_up=lambda: link.is_up,
         metrics=parts.metrics,

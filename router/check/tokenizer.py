@@ -85,7 +85,7 @@ def _in_thread(load: Callable[[], Prompter]) -> asyncio.Future[Prompter]:
         try:
             prompter = load()
         except Exception as exc:
-            prompter = Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
+            prompter = Prompter.missing(f"{type(exc).__name__}: {exc}")
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(finish, prompter)
 

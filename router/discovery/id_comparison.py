@@ -53,11 +53,12 @@ async def _texts(ask: Ask, prompter: Prompter, model: str) -> Difference | None:
 async def _text(
     ask: Ask, prompter: Prompter, model: str, kind: str, text: str
 ) -> Difference | None:
-    ours = prompter.text_ids(text)
+    ours = prompter.reference.text_ids(text)
     theirs = await ask(orjson.dumps({"model": model, "prompt": text}))
     if theirs == ours:
         return None
-    return of_text(kind, text, prompter.shown(theirs, text), prompter.shown(ours, text))
+    shown = prompter.reference.shown
+    return of_text(kind, text, shown(theirs, text), shown(ours, text))
 
 
 async def _chat(ask: Ask, prompter: Prompter, body: dict[str, Any]) -> Difference | None:
@@ -65,7 +66,7 @@ async def _chat(ask: Ask, prompter: Prompter, body: dict[str, Any]) -> Differenc
     request, ours = parse_chat(body), None
     try:
         with suppress(TemplateFailed):  # it takes no system message, no tools
-            ours = prompter.chat_ids(request)
+            ours = prompter.reference.chat_ids(request)
         theirs = await ask(orjson.dumps(tokenize_body(body)))
     except (BadRequest, NeedsEngine):
         return None

@@ -79,8 +79,9 @@ class PrompterLoader:
         if self._config.encoder == "tokenizers":
             logger.info("tokenizers stays", extra={"model": model, "reason": "tokens.encoder"})
             return
+        quicken = prompter.encoder.quicken
         try:
-            proving = asyncio.get_running_loop().run_in_executor(self._loaders, prompter.quicken)
+            proving = asyncio.get_running_loop().run_in_executor(self._loaders, quicken)
         except RuntimeError:  # it was loaded as the router ended, and the threads are gone
             return
         proving.add_done_callback(partial(self._quickened, model, time.monotonic()))
@@ -113,7 +114,7 @@ def _warm_prompter(
     except BaseException as exc:
         if not is_failure(exc):
             raise
-        return Prompter(None, None, reason=f"{type(exc).__name__}: {exc}")
+        return Prompter.missing(f"{type(exc).__name__}: {exc}")
     return prompter
 
 
@@ -129,12 +130,13 @@ def configured_prompter(
         cache_tokens=config.cache_tokens,
         release=release,
     )
-    prompter.map_efforts(config.reasoning_effort_maps.get(model, {}))
-    prompter.set_defaults(config.chat_template_kwargs.get(model))
+    renderer = prompter.renderer
+    renderer.efforts = config.reasoning_effort_maps.get(model, {})
+    renderer.defaults = config.chat_template_kwargs.get(model) or None
     content_format = config.content_formats.get(model, "auto")
     if content_format != "auto":
-        prompter.set_content_format(content_format)
-    prompter.set_clock(_clock(model, config))
+        renderer.use_format(content_format)
+    renderer.today = _clock(model, config)
     return prompter
 
 

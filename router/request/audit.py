@@ -80,9 +80,10 @@ class TokenAudit:
             return
         if prompter is None or not (prompt.is_refused_here or prompt.way == "local"):
             return
-        failure = prompter.failure()
-        if failure is not None:
-            self._note_fallback(prompt, "failed", failure)
+        encoder = prompter.encoder
+        if encoder.failure is not None:
+            self._note_fallback(prompt, "failed", encoder.failure)
+            encoder.failure = None
         replica = placement.replica
         if sent.has_ids:  # the engine counted our ids
             if num_engine_tokens != prompt.num_tokens:
@@ -107,7 +108,7 @@ class TokenAudit:
             prompter.trust.proven.add((prompt.read.inbound.api.name, chat.has_tool_choice))
         if not is_match:
             self._mismatch(prompt, "usage", prompter, replica, is_new=not disagreed)
-            if prompter.is_fast and self._may_prove():
+            if prompter.encoder.is_fast and self._may_prove():
                 self._prove(prompt, prompter)  # it may be fastokens' fault
             return
         shows_blocks = chat is not None and self._blocks.expect(
@@ -155,7 +156,7 @@ class TokenAudit:
         Not where a client named items: it may give two the same name, and the engine has one.
         """
         is_same = num_engine_tokens == prompt.num_tokens
-        if prompter.media is not None and not prompt.has_named_media:
+        if not prompt.has_named_media:
             prompter.media.observe_count(is_same, monotonic())
         if not is_same:
             self._metrics.token_mismatches.labels(prompt.read.model or "", "media").inc()
@@ -193,7 +194,8 @@ class TokenAudit:
         self._proof_runs = True
         read = partial(_read_again, prompt.read.inbound)
         tokens, is_chat = prompt.tokens, prompt.read.chat is not None
-        proof = loop.run_in_executor(self._encoders, lambda: prompter.prove(read(), tokens))
+        proves = prompter.reference.proves
+        proof = loop.run_in_executor(self._encoders, lambda: proves(read(), tokens))
 
         def note(done: asyncio.Future[bool]) -> None:
             self._proof_runs = False

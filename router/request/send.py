@@ -37,7 +37,6 @@ from router.request.retry import (
     UNLOADED,
     Retries,
 )
-from router.request.tokenize import MaxTokens
 from router.tokens.hand_over import HandOver, Kind
 from router.upstream import Answer, Upstream
 
@@ -116,9 +115,6 @@ class Sender:
     The ids stand in `kv_transfer_params.prompt_token_ids`, behind all other fields. The engine
     ignores them where `echo` is asked for or messages have media. Parsers, logprobs and salts work
     as ever. Source: vLLM 0.32.0, renderers/online_renderer.py.
-
-    Args:
-        max_tokens: A longer prompt goes as text: the engine has other words for it.
     """
 
     def __init__(
@@ -130,7 +126,6 @@ class Sender:
         headers: RequestHeaders,
         retries: Retries,
         hand_over: HandOver,
-        max_tokens: MaxTokens,
         metrics: Metrics,
     ) -> None:
         self._upstream = upstream
@@ -139,7 +134,6 @@ class Sender:
         self._headers = headers
         self._retries = retries
         self._hand_over = hand_over
-        self._max_tokens = max_tokens
         self._metrics = metrics
         self._compress: set[str] = set()  # replicas that answered compressed
 
@@ -253,9 +247,6 @@ class Sender:
         kind, tokens, model = prompt.read.kind, prompt.tokens, prompt.read.model or ""
         if kind is None or prompt.way != "local" or tokens is None or tries.records:
             return None  # after a failure it goes as it came
-        longest = self._max_tokens(model)
-        if longest is not None and prompt.num_tokens > longest:
-            return None
         if not self._hand_over.is_due(
             model, kind, placement.replica, prompt.num_tokens, monotonic()
         ):

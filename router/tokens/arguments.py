@@ -6,6 +6,7 @@ renderers/params.py (merge_kwargs).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from router.api.openai import ChatRequest, Json
@@ -34,19 +35,21 @@ def template_arguments(request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
     steering = _STEERING & (given.keys() | defaults.keys())
     if steering:
         raise NeedsEngine("field", f"chat_template_kwargs.{min(steering)}")
-    check_numbers(given)
+    if given:
+        check_numbers(given)
     own = {
         "add_generation_prompt": request.add_generation_prompt,
         "continue_final_message": request.continue_final_message,
-        "documents": _documents(request),
+        "documents": _documents(request.documents) if request.documents is not None else None,
         "reasoning_effort": request.reasoning_effort,
     }
     if request.reasoning_effort is not None and "enable_thinking" not in given:
         own["enable_thinking"] = request.reasoning_effort != "none"
-    tools, merged = {"tools": build_tools(request.tools, memo)}, _merged(given, own)
+    merged = _merged(given, own)
     if request.renders_as == "responses":  # it merges them itself, and passes them as defaults
         defaults = _merged(defaults, merged) if defaults else merged
-    return {"tools": None, **_merged(_merged(defaults, tools), merged)}
+    tools = build_tools(request.tools, memo) if request.tools is not None else None
+    return _merged({**defaults, "tools": tools}, merged)
 
 
 def continued_and_begun() -> TemplateFailed:
@@ -58,13 +61,11 @@ def continued_and_begun() -> TemplateFailed:
     )
 
 
-def _documents(request: ChatRequest) -> list[Json] | None:
-    if request.documents is None:
-        return None
-    for document in request.documents:
+def _documents(documents: Sequence[Json]) -> list[Json]:
+    for document in documents:
         if not all(isinstance(value, str) for value in document.values()):
             raise NeedsEngine("field", "documents")
-    return list(request.documents)
+    return list(documents)
 
 
 def _merged(defaults: Json, overrides: Json) -> dict[str, Any]:

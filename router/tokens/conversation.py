@@ -31,6 +31,7 @@ _USUAL_KEYS = {
     "assistant": frozenset({"role", "content", "tool_calls", "reasoning", "reasoning_content"}),
     "tool": frozenset({"role", "content", "tool_call_id"}),
 }
+_PLAIN_ROLES = frozenset({"user", "assistant"})
 _CUSTOM_ROLE_KEYS = frozenset({"role", "content", "name"})
 # Keys that make the engine read a message as something else, unless they are null.
 _HAZARDOUS_KEYS = ("audio", "function_call", "tools")
@@ -62,7 +63,14 @@ def build_conversation(
     """
     as_parts = content_format == "openai"
     shows_media = shows_media and as_parts
-    conversation = [_message(message, as_parts, memo, shows_media) for message in messages]
+    conversation: Conversation = []
+    for message in messages:
+        role, content = message["role"], message.get("content")
+        if len(message) == 2 and type(content) is str and role in _PLAIN_ROLES:  # as most are
+            plain = [{"type": "text", "text": content}] if as_parts else content
+            conversation.append({"role": role, "content": plain})
+        else:
+            conversation.append(_message(message, as_parts, memo, shows_media))
     if name_first:
         for message in conversation:
             for call in message.get("tool_calls", ()):
@@ -276,7 +284,10 @@ def without_developer(conversation: Conversation) -> Conversation:
 
     For templates that do not know the role. Without a developer message, nothing changes.
     """
-    if "developer" not in [message["role"] for message in conversation]:
+    for message in conversation:
+        if message["role"] == "developer":
+            break
+    else:
         return conversation
     converted = [
         {key: value for key, value in message.items() if key != "tools"} | {"role": "system"}

@@ -27,15 +27,17 @@ class TextEncoder(PlainEncoder):
     Args:
         tokenizer: The backend; its truncation and padding are switched off.
         hints: Text that contains useful boundary tokens: the chat template.
+
+    fast: Encodes segments, once it is proven. None: it is not in use.
     """
 
-    __slots__ = ("_apart", "_fast", "_needles", "_tokenizer")
+    __slots__ = ("_apart", "_needles", "_tokenizer", "fast")
 
     def __init__(self, tokenizer: Tokenizer, hints: str = "") -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._fast: FastEncoder | None = None
+        self.fast: FastEncoder | None = None
         found: Boundaries = find_boundaries(json.loads(tokenizer.to_str()), hints)
         self._needles = found.needles
         self._apart = found.apart
@@ -54,20 +56,21 @@ class TextEncoder(PlainEncoder):
     def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
         """See `PlainEncoder.encode`; without the GIL for most of the time."""
         encoded: list[TokenIds] = []
-        for batch in _batches(new):
+        is_small = not new or new[-1].end - new[0].start <= _BATCH_BYTES
+        for batch in (new,) if is_small else _batches(new):
             encoded += self._encode([data[each.start : each.end].decode() for each in batch])
         if suffix:
             encoded[-1] = encoded[-1] + suffix
         return encoded
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
-        fast = self._fast
+        fast = self.fast
         if fast is not None:
             try:
                 return fast.encode(texts)
             except FastEncoderFailed as exc:
                 self.failure = str(exc)
-                self._fast = None
+                self.fast = None
         return encode_plainly(self._tokenizer, texts)
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
@@ -78,7 +81,7 @@ class TextEncoder(PlainEncoder):
 
     @property
     def is_fast(self) -> bool:
-        return self._fast is not None
+        return self.fast is not None
 
     def quicken(self) -> str | None:
         try:
@@ -87,12 +90,12 @@ class TextEncoder(PlainEncoder):
         except FastEncoderFailed as exc:
             return str(exc)
         if difference is None:
-            self._fast = fast
+            self.fast = fast
         return difference
 
     def slow_down(self) -> bool:
-        was_fast = self._fast is not None
-        self._fast = None
+        was_fast = self.fast is not None
+        self.fast = None
         return was_fast
 
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from router.tokens.boundaries import Needle
 from router.tokens.cuts import TextCuts
 from router.tokens.incremental import Boundaries, NewSegment
 from router.tokens.marked_text import MARK
+from router.tokens.needs_engine import NeedsEngine
 
 _NEEDLES = (Needle(MARK, MARK.encode(), 0, MARK.encode()),)
 
@@ -66,16 +68,17 @@ class MarkedEncoder(ABC):
 class PlainEncoder(ABC):
     """Makes token ids of text; by default not by fastokens.
 
-    max_chars_per_token: Of the longest token in the vocabulary, as vLLM counts it.
+    max_chars_per_token: Of the longest token in the vocabulary, as vLLM counts it. None: the
+        vocabulary is not known here.
     prefix, suffix: Tokens that `add_special_tokens` puts around a text. None: it does more than
         that, and such texts are not cut.
-    failure: Why fastokens was given up while it worked; None: it was not.
+    failure: Why fastokens was given up while it worked. None: it was not, or that was reported.
     """
 
     __slots__ = ("failure", "max_chars_per_token", "prefix", "suffix")
 
     def __init__(
-        self, max_chars_per_token: int, prefix: TokenIds | None, suffix: TokenIds | None
+        self, max_chars_per_token: int | None, prefix: TokenIds | None, suffix: TokenIds | None
     ) -> None:
         self.max_chars_per_token = max_chars_per_token
         self.prefix = prefix
@@ -117,3 +120,32 @@ class PlainEncoder(ABC):
     def slow_down(self) -> bool:
         """Encode without fastokens from now on; return whether it was in use."""
         return False
+
+
+class NoEncoder(PlainEncoder):
+    """Stands for a tokenizer that cannot be used here: the engine has to encode.
+
+    Args:
+        reason: Why.
+    """
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(None, None, array("I"))
+        self.reason = reason
+
+    def cuts(self, data: bytes) -> Boundaries:
+        raise NeedsEngine("model", self.reason)
+
+    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
+        raise NeedsEngine("model", self.reason)
+
+    def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+        raise NeedsEngine("model", self.reason)
+
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
+        raise NeedsEngine("model", self.reason)
+
+    def quicken(self) -> str | None:
+        return self.reason

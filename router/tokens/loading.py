@@ -69,7 +69,7 @@ def load_prompter(
             return models.load(family, files, max_bytes)
         tokenizer = files.tokenizer()
     except NeedsEngine as exc:
-        return Prompter(None, None, reason=exc.detail, max_bytes=max_bytes)
+        return Prompter.missing(exc.detail, max_bytes=max_bytes)
     templates = files.templates(tokenizer)
     encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
     return Prompter(

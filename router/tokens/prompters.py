@@ -58,4 +58,4 @@ class Prompters:
 
     def get(self, model: str) -> Prompter | None:
         """Return the prompter of a model or adapter; None: not loaded (yet)."""
-        return self._by_model.get(self.base(model))
+        return self._by_model.get(self._bases.get(model, model))

@@ -13,19 +13,15 @@ _detect_merge_inline_system, _probe_disabled_thinking_effort).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from msgspec.structs import replace
 
 from router.api.openai import ChatRequest, Json
 from router.base.errors import TemplateFailed
 from router.tokens.needs_engine import NeedsEngine
-
-if TYPE_CHECKING:
-    from router.tokens.renderer import Renderer
 
 _CONVERSATION: Final = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
 _EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
@@ -49,62 +45,29 @@ def wants_system_first(source: str) -> bool:
     return False
 
 
-class TemplateProbes:
-    """The results for one model's renderer, each tried out once.
+def disabled_effort(
+    render: Callable[[ChatRequest], str], efforts: Mapping[str, str], defaults: Json | None
+) -> str:
+    """Return the effort for disabled thinking: `low` if `none` changes nothing.
 
-    efforts: The engine's `--reasoning-effort-map`.
-    defaults: The engine's `--default-chat-template-kwargs`.
+    Args:
+        render: Renders a chat with the template.
+        efforts, defaults: See `Renderer`.
+
+    Raises:
+        NeedsEngine: the template cannot be tried out here.
     """
 
-    __slots__ = ("_effort", "_probed", "_wants_system_first", "defaults", "efforts")
-
-    def __init__(self, probed: Renderer) -> None:
-        self._probed = probed
-        self._wants_system_first: bool | None = None  # None: not tried yet
-        self._effort: str | None = None
-        self.efforts: Mapping[str, str] = {}
-        self.defaults: Json | None = None
-
-    def adapted(self, request: ChatRequest) -> ChatRequest:
-        """Change the fields that depend on the template, and set the engine's defaults.
-
-        Raises:
-            NeedsEngine: the template cannot be tried out here.
-        """
-        if request.has_inline_system:
-            if self._wants_system_first is None:
-                self._wants_system_first = self._probed.wants_system_first()
-            if self._wants_system_first:
-                messages = _with_system_first(request.messages)
-                request = replace(request, messages=messages, has_inline_system=False)
-        if request.is_thinking_disabled:
-            if self._effort is None:
-                self._effort = self._disabled_effort()
-            request = replace(request, reasoning_effort=self._effort, is_thinking_disabled=False)
-        if self.defaults is not None:
-            request = replace(request, template_defaults=self.defaults)
-        effort = request.reasoning_effort
-        if effort is not None and effort in self.efforts:
-            request = replace(request, reasoning_effort=self.efforts[effort])
-        return request
-
-    def _disabled_effort(self) -> str:
-        """Return the effort for disabled thinking: `low` if `none` changes nothing."""
-        without = self._prompt("none")
-        if without is None or any(self._prompt(effort) == without for effort in _EFFORTS):
-            return "low"
-        return "none"
-
-    def _prompt(self, effort: str) -> str | None:
-        effort = self.efforts.get(effort, effort)
-        request = ChatRequest(
-            model=None,
-            messages=_HI,
-            reasoning_effort=effort,
-            template_defaults=self.defaults,
-        )
+    def prompt(effort: str) -> str | None:
         try:
-            return self._probed.render(request, apart=True)
+            return render(
+                ChatRequest(
+                    model=None,
+                    messages=_HI,
+                    reasoning_effort=efforts.get(effort, effort),
+                    template_defaults=defaults,
+                )
+            )
         except TemplateFailed:
             return None
         except NeedsEngine as exc:
@@ -112,8 +75,13 @@ class TemplateProbes:
                 raise
             return None
 
+    without = prompt("none")
+    if without is None or any(prompt(effort) == without for effort in _EFFORTS):
+        return "low"
+    return "none"
 
-def _with_system_first(messages: Sequence[Json]) -> list[Json]:
+
+def with_system_first(messages: Sequence[Json]) -> list[Json]:
     """Join all system messages in front; their contents are strings."""
     texts: list[Any] = [each["content"] for each in messages if each["role"] == "system"]
     others = [each for each in messages if each["role"] != "system"]

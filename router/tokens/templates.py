@@ -132,23 +132,13 @@ class ChatRenderer(Renderer):
         self._templates[with_tools] = found
         return found
 
-    def render(
+    def render_parts(
         self,
         request: ChatRequest,
         *,
         by_the_book: bool = False,
         apart: bool = False,
         owner: str = "",
-    ) -> str:
-        return "".join(self._render(request, by_the_book=by_the_book, apart=apart, owner=owner))
-
-    def render_parts(
-        self, request: ChatRequest, *, apart: bool = False, owner: str = ""
-    ) -> Sequence[str]:
-        return self._render(request, by_the_book=False, apart=apart, owner=owner)
-
-    def _render(
-        self, request: ChatRequest, *, by_the_book: bool, apart: bool, owner: str
     ) -> Sequence[str]:
         memo = self._memo_of(owner, is_alone=by_the_book or apart)
         conversation, arguments, template = self._prepare(request, memo)

@@ -53,6 +53,7 @@ class TokenTrust:
 
     proven: Requests that engines accepted and counted as we do, since the model was last suspect:
         pairs of an API's name and whether the request had a tool choice.
+    reason: Why the engine tokenizes; None: it need not.
     """
 
     __slots__ = (
@@ -64,23 +65,19 @@ class TokenTrust:
         "num_matches",
         "num_proofs",
         "proven",
+        "reason",
     )
 
     def __init__(self) -> None:
         self.num_matches = 0
         self.num_proofs = 0
         self.proven: set[tuple[str, bool]] = set()
+        self.reason: str | None = None
         self._reason: str | None = None
         self._replicas: dict[str, _Evidence] = {}
         self._num_serving = 0
         self._num_in_a_row = 0
         self._suspension = Suspension(*_PAUSE_S)
-
-    @property
-    def reason(self) -> str | None:
-        """Why the engine tokenizes; None: it need not."""
-        found = [each.difference for each in self._replicas.values() if each.difference is not None]
-        return found[-1].what if 2 * len(found) > self._num_serving else self._reason
 
     def disagrees(self, replica: str) -> bool:
         """Return whether the replica's last answer had other tokens, or it makes other ids."""
@@ -108,6 +105,7 @@ class TokenTrust:
         known = self._evidence(replica)
         known.is_compared, known.difference = True, difference
         self._num_serving = max(num_serving, self._num_compared())
+        self._decide()
         if difference is not None:
             self.proven.clear()
 
@@ -150,6 +148,7 @@ class TokenTrust:
         known = self._replicas.pop(replica, None)
         if known is not None and known.is_compared:
             self._num_serving = self._num_compared()
+            self._decide()
 
     def observe_proof(self, is_proven: bool, *, now_s: float) -> bool:
         """Record the result of a full encode of a prompt that was encoded in pieces."""
@@ -166,12 +165,19 @@ class TokenTrust:
         self._reason = None
         for known in self._replicas.values():
             known.clear_answers()
+        self._decide()
         return self.reason is None
 
     def start_again(self) -> None:
         """Drop all evidence: tokens are made in another way from now on."""
         self._reason = None
         self._replicas.clear()
+        self._decide()
+
+    def _decide(self) -> None:
+        """Set `reason` by all evidence: after each change of it, as each prompt reads it."""
+        found = [each.difference for each in self._replicas.values() if each.difference is not None]
+        self.reason = found[-1].what if 2 * len(found) > self._num_serving else self._reason
 
     def _evidence(self, replica: str) -> _Evidence:
         known = self._replicas.get(replica)
@@ -206,5 +212,6 @@ class TokenTrust:
     def _end(self, reason: str, now_s: float) -> None:
         if self._reason is None:  # earlier requests may still come to the same end
             self._reason = reason
+            self._decide()
             self.proven.clear()
             self._suspension.begin(now_s)

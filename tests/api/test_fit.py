@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.api.fit import check_fits, check_text_fits, sizes_of
+from router.api.fit import Limit, is_cut
 from router.api.openai import parse_chat, parse_completion
 from router.base.errors import BadRequest
 
@@ -34,7 +34,8 @@ FITS: list[dict[str, Any]] = [
 def check(body: dict[str, Any]) -> None:
     """Hold a body against a model of 10 tokens, of at most 4 characters each."""
     request = parse_chat(body) if "messages" in body else parse_completion(body)
-    check_fits(sizes_of(request), 10, 4)
+    limit = Limit(max_tokens=10, max_chars_per_token=4, is_cut=is_cut(request))
+    limit.check(request)
 
 
 @pytest.mark.parametrize(("body", "param"), TOO_LONG)
@@ -54,5 +55,37 @@ def test_what_may_fit_fits(body: dict[str, Any]) -> None:
 
 def test_without_a_vocabulary_texts_are_not_judged() -> None:
     """Without a vocabulary it is not known how many characters a token has at most."""
-    check_fits(sizes_of(parse_completion({"prompt": "x" * 1000})), 10, None)
-    check_text_fits(40, 10, 4)
+    limit = Limit(max_tokens=10, is_proven=True)
+    limit.check(parse_completion({"prompt": "x" * 1000}))
+
+    assert limit.takes_text(41)
+
+
+@pytest.mark.parametrize(
+    ("limit", "takes"),
+    [
+        (Limit(max_tokens=10, max_chars_per_token=4), True),
+        (Limit(max_tokens=10, max_chars_per_token=4, is_proven=True), None),
+        (Limit(max_tokens=5, max_chars_per_token=4), False),
+        (Limit(), True),
+    ],
+)
+def test_a_text_is_refused_only_where_our_tokens_are_the_engines(
+    limit: Limit, takes: bool | None
+) -> None:
+    """Another text that is far too long, 8 characters a token, is not tokenized."""
+    if takes is None:
+        with pytest.raises(BadRequest, match="41 characters"):
+            limit.takes_text(41)
+    else:
+        assert limit.takes_text(41) == takes
+
+
+def test_tokens() -> None:
+    """Those of a prompt that is cut are worth knowing up to one token less."""
+    assert Limit(max_tokens=10).takes_tokens(10)
+    assert not Limit(max_tokens=10).takes_tokens(11)
+    assert not Limit(max_tokens=10, is_cut=True).takes_tokens(10)
+    assert not Limit().takes_tokens(1_000_001)
+    with pytest.raises(BadRequest, match="11 input tokens"):
+        Limit(max_tokens=10, is_proven=True).takes_tokens(11)

@@ -210,7 +210,9 @@ async def test_what_is_gone_beside_the_replicas_is_degraded(tmp_path: Path) -> N
         ) as stage:
             await stage.until(lambda: stage.router.fleet.replicas)
             source.write_text("- [")
-            await stage.until(lambda: any(each.reason for each in stage.router.sources.states()))
+            await stage.until(
+                lambda: any(each.reason for each in stage.router.discovery.sources.states())
+            )
             raw = await status(stage, "--json")
 
     found = json.loads(raw.stdout)["degraded"]

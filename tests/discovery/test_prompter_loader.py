@@ -56,7 +56,7 @@ def test_prompts_contain_the_engines_date(
     prompter = configured_prompter("m", str(MODEL), str(MODEL), config, V0_32)
 
     request = parse_chat({"messages": [{"role": "user", "content": "hi"}]})
-    assert prompter.render(request) == shown
+    assert "".join(prompter.render_parts(request)) == shown
 
 
 class NewYearsEve(datetime):

@@ -155,9 +155,9 @@ async def test_routers_that_see_a_change_at_different_times_undo_nothing(
 
             put(files[1], a.url, b.url)
             await late.until(lambda: urls(late) == {a.url, b.url})
-            assert not late.router.watches.is_offered(name)
+            assert not late.router.discovery.watches.is_offered(name)
             await late.admin(f"/admin/replicas/{name}/drain", {"draining": False})
-            await early.until(lambda: early.router.watches.is_offered(name))
+            await early.until(lambda: early.router.discovery.watches.is_offered(name))
 
             put(files[0], a.url)
             await early.until(lambda: urls(early) == {a.url})

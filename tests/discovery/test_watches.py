@@ -48,7 +48,7 @@ def nothing_of(stage: Stage, name: str) -> bool:
         and router.registry.find(name) is None
         and router.caches.stream(name) is None  # type: ignore[arg-type]
         and not router.caches.index._holdings.get(name)  # type: ignore[call-overload]
-        and name not in router.waiting
+        and name not in router.discovery.waiting
         and not any(task.get_name().endswith(f" {name}") for task in asyncio.all_tasks())
     )
 
@@ -86,7 +86,7 @@ async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) 
         await stage.ready()
 
         assert (await stage.ask(chat(words(1)))).status == 200
-        assert "r1" not in stage.router.waiting
+        assert "r1" not in stage.router.discovery.waiting
         assert "task failed: it is restarted follower=replica replica=r1" in stage.log
 
 
@@ -156,7 +156,7 @@ async def test_adding_back_stops_the_leaving() -> None:
         async with stage.asking(body) as answer:
             await remove(stage, "r1")
             assert await add(stage, engine) == "r1"
-            assert stage.router.watches.is_offered("r1")
+            assert stage.router.discovery.watches.is_offered("r1")
             assert b"[DONE]" in await answer.content.read()
 
         assert (await stage.ask(chat(words(1), max_tokens=1))).status == 200
@@ -174,7 +174,7 @@ async def test_a_replica_not_discovered_yet_can_be_removed() -> None:
 
 async def test_removed_before_it_was_ever_watched() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
-        watches = stage.router.watches
+        watches = stage.router.discovery.watches
         for _ in range(3):
             watches.apply({"east": ReplicaRecord(url="http://127.0.0.1:9")})
             watches.apply({"east": ReplicaRecord(url="http://127.0.0.1:9", removed=True)})
@@ -197,26 +197,26 @@ async def test_an_order_reaches_all_routers() -> None:
         on_stage(engine) as a,
         on_stage("http://127.0.0.1:9", engine, ready=False) as b,
     ):
-        b.router.watches.apply(a.router.registry.records)
+        b.router.discovery.watches.apply(a.router.registry.records)
         await a.ready()
         await add(a, added, name="east")
         await a.admin("/admin/replicas/r1/drain", {"draining": True})
         for _ in range(2):
-            b.router.watches.apply(a.router.registry.records)
+            b.router.discovery.watches.apply(a.router.registry.records)
         await b.until(lambda: any(r.name == "east" for r in b.router.fleet.replicas))
         await b.ready()
-        assert not b.router.watches.is_offered("r2")  # r1 there is r2 here
+        assert not b.router.discovery.watches.is_offered("r2")  # r1 there is r2 here
         assert (await b.ask(chat(words(1)))).replica == "east"
 
         await remove(a, "east")
-        b.router.watches.apply(a.router.registry.records)
+        b.router.discovery.watches.apply(a.router.registry.records)
         await b.until(lambda: nothing_of(b, "east"))
         assert "replica ordered elsewhere" in b.log
 
 
 async def test_a_replica_that_moves_is_found_at_its_new_address() -> None:
     async with Engines(2) as (old, new), on_stage(**EMPTY) as stage:
-        watches = stage.router.watches
+        watches = stage.router.discovery.watches
         watches.apply({"east": ReplicaRecord(url=old.url)})
         await stage.ready()
         await stage.ask(chat(words(1)))
@@ -232,7 +232,7 @@ async def test_a_replica_that_moves_is_found_at_its_new_address() -> None:
 async def test_records_of_no_replica_are_logged_once() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
         for _ in range(2):
-            stage.router.watches.apply({"a b": ReplicaRecord(url="http://127.0.0.1:9")})
+            stage.router.discovery.watches.apply({"a b": ReplicaRecord(url="http://127.0.0.1:9")})
 
         assert stage.log.count("record of a replica is ignored") == 2  # in two log forms
         assert len(stage.router.registry.entries) == 1

@@ -42,9 +42,9 @@ def exact(replies: Sequence[Reply]) -> bool:
 
 def has_written(stage: Stage) -> bool:
     """Return whether Redis has all that this router writes, and the position of it."""
-    assert stage.router.sharing is not None
+    assert stage.router.cluster.sharing is not None
     index = stage.router.caches.index
-    writers = stage.router.sharing.writer.streams
+    writers = stage.router.cluster.sharing.writer.streams
     return all(
         each._base is not None and each.pending is None and not index.num_pending(each.candidate)
         for each in writers
@@ -52,6 +52,6 @@ def has_written(stage: Stage) -> bool:
 
 
 def others_requests(stage: Stage) -> int:
-    peers = stage.router.peers
+    peers = stage.router.cluster.peers
     assert isinstance(peers, Peers)
     return sum(len(peer.work.open) for peer in peers._peers.values())

@@ -254,8 +254,8 @@ class Stage:
         for candidate, holdings in router.caches.index._holdings.items():
             if holdings.computing:
                 left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
-        if router.outbox is not None and router.outbox._open:
-            left.append(f"published as open: {len(router.outbox._open)} leases")
+        if router.cluster.outbox is not None and router.cluster.outbox._open:
+            left.append(f"published as open: {len(router.cluster.outbox._open)} leases")
         session = router.upstream._kept
         if session is not None:
             acquired = session.connector._acquired
@@ -282,8 +282,8 @@ class Stage:
 
     def roles(self) -> dict[str, str]:
         """Return how this router follows each candidate."""
-        assert self.router.sharing is not None
-        return self.router.sharing.state().roles
+        assert self.router.cluster.sharing is not None
+        return self.router.cluster.sharing.state().roles
 
     # -- waiting -----------------------------------------------------------------------------
 

@@ -83,8 +83,8 @@ async def test_nothing_is_left_of_a_storm() -> None:
 def _receives_it_all(stage: Stage, engines: Sequence[Emulator]) -> None:
     """Send another router the notes of every request: nothing is left there, either."""
     other = Node("b", [engine.url.removeprefix("http://") for engine in engines])
-    assert stage.router.outbox is not None
-    notes = stage.router.outbox.take()
+    assert stage.router.cluster.outbox is not None
+    notes = stage.router.cluster.outbox.take()
     for number, note in enumerate(notes):
         other.peers.apply(Notes("a", (note,)), number / 100)
     other.caches.expire_claims(len(notes) + LINGER_S)

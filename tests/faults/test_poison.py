@@ -91,9 +91,9 @@ async def test_the_next_router_survives_it_too(start_redis: Start) -> None:
                                 stage.state(candidate) != "blind"
                             )
                         )
-            assert first.router.sharing is not None
+            assert first.router.cluster.sharing is not None
             # Its leases run out; at its next beat it finds out that the other router has gone.
-            first.router.sharing.keeper._beat_s = 10.0
+            first.router.cluster.sharing.keeper._beat_s = 10.0
             await second.until(lambda: set(second.roles().values()) == {"leading"})
             replies = [await second.ask(chat(words(number))) for number in range(4)]
 

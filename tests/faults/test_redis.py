@@ -81,7 +81,7 @@ def outages(stage: Stage) -> float:
 
 async def attempts(stage: Stage, number: int) -> None:
     """Wait until Redis was tried so often."""
-    sharing = stage.router.sharing
+    sharing = stage.router.cluster.sharing
     assert sharing is not None
     await stage.until(lambda: sharing.num_attempts >= number)
 
@@ -93,7 +93,7 @@ async def both(stages: Sequence[Stage], is_so: Callable[[Stage], object]) -> Non
 
 def is_on(stage: Stage, redis: RedisServer) -> bool:
     """Return whether a router shares through what Redis holds now, not through what it held."""
-    sharing = stage.router.sharing
+    sharing = stage.router.cluster.sharing
     assert sharing is not None
     stored = redis.client.hget(BASE + "meta", "incarnation")
     return sharing.facts is not None and sharing.facts.incarnation.encode() == stored
@@ -180,7 +180,7 @@ async def test_a_router_that_ends_while_redis_hangs_leaves_nothing_open(
         async with on_stage(engine, redis=redis, redis__timeout_s=60.0) as stage:
             await together([stage], engine)
             redis.pause()
-        store = stage.router.store
+        store = stage.router.cluster.store
         assert store is not None
         assert store._connection._pool is None
 

@@ -206,7 +206,7 @@ async def test_a_router_that_ends_gives_its_leases_back(start_redis: Start) -> N
             await other.until(lambda: list(other.roles().values()) == ["direct", "direct"])
             await stack.aclose()
             leases = redis.client.mget(redis.client.keys("*:lease:*"))
-            assert leader.router.peers.name.encode() not in leases  # type: ignore[union-attr]
+            assert leader.router.cluster.peers.name.encode() not in leases  # type: ignore[union-attr]
             await other.until(lambda: set(other.roles().values()) == {"leading"})
             await other.ask(chat(words(1)))
             await other.knows(*engines)

@@ -161,14 +161,14 @@ async def test_fastokens_is_used_once_it_is_proven() -> None:
     async with Engines(1) as engines, on_stage(*engines, **settings) as stage:
         prompter = stage.router.prompters.get("tiny")
         assert prompter is not None
-        await stage.until(lambda: prompter.is_fast)
+        await stage.until(lambda: prompter.encoder.is_fast)
         first = await stage.ask(chat(words(1, 2000)))
         await stage.settled(*engines)
         second = await stage.ask(chat(words(1, 2000), first.text, words(2)))
         await stage.until(lambda: prompter.trust.num_proofs > 0)
 
         assert second.predicted == second.reported > 0
-        assert prompter.is_fast
+        assert prompter.encoder.is_fast
         assert "fastokens proven" in stage.log
 
 
@@ -178,11 +178,11 @@ async def test_fastokens_is_given_up_at_the_first_difference(is_counted_alike: b
     async with Engines(1) as engines, on_stage(*engines, tokens__prove_ratio=1.0) as stage:
         prompter = stage.router.prompters.get("tiny")
         assert prompter is not None
-        encoder = prompter._encoder
-        assert encoder is not None
-        encoder._fast = _Reversed(encoder) if is_counted_alike else _Liar()  # type: ignore[assignment]
+        encoder = prompter.encoder
+        assert isinstance(encoder, TextEncoder)
+        encoder.fast = _Reversed(encoder) if is_counted_alike else _Liar()  # type: ignore[assignment]
         await stage.ask(chat(words(1)))
-        await stage.until(lambda: not prompter.is_fast)
+        await stage.until(lambda: not prompter.encoder.is_fast)
         await stage.settled(*engines)
         second = await stage.ask(chat(words(1)))
 
@@ -213,8 +213,8 @@ async def test_fastokens_that_breaks_down_fails_no_request() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
         prompter = stage.router.prompters.get("tiny")
         assert prompter is not None
-        assert prompter._encoder is not None
-        prompter._encoder._fast = Broken()  # type: ignore[assignment]
+        assert isinstance(prompter.encoder, TextEncoder)
+        prompter.encoder.fast = Broken()  # type: ignore[assignment]
         replies = [await stage.ask(chat(words(1))) for _ in range(3)]
 
         assert [reply.status for reply in replies] == [200, 200, 200]

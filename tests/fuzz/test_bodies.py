@@ -11,7 +11,7 @@ import orjson
 from hypothesis import strategies as st
 
 from router.api.apis import CHAT, COMPLETIONS
-from router.api.fit import check_fits, sizes_of
+from router.api.fit import Limit
 from router.api.openai import (
     ChatRequest,
     parse_chat,
@@ -30,6 +30,7 @@ from tests.faults.stage import Engines, on_stage
 from tests.fuzz.budget import fuzz
 from tests.fuzz.values import NAMES, PROMPTER, TEXTS, VALUES
 
+LIMIT = Limit(max_tokens=50, max_chars_per_token=PROMPTER.encoder.max_chars_per_token)
 RENDERERS = [
     DeepSeekV32Renderer(),
     DeepSeekV4Renderer(),
@@ -142,7 +143,7 @@ def test_a_body_is_tokens_or_an_error_of_the_clients(body: Any, draw: random.Ran
     for is_chat in (True, False):
         try:
             request = parse_chat(read) if is_chat else parse_completion(read)
-            check_fits(sizes_of(request), 50, PROMPTER.max_chars_per_token)
+            LIMIT.check(request)
             if isinstance(request, ChatRequest):
                 plan = PROMPTER.plan_chat(request)
             else:

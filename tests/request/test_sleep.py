@@ -192,7 +192,7 @@ async def test_a_replica_found_paused_gets_no_requests() -> None:
 async def test_what_was_read_before_an_order_does_not_undo_it() -> None:
     """A page that was asked for before a pause is older than the pause."""
     async with Engines(1) as engines, on_stage(*engines, health__load_interval_s=3600.0) as stage:
-        sleepers, now_s = stage.router.sleepers, monotonic()
+        sleepers, now_s = stage.router.discovery.sleepers, monotonic()
         sleepers.ordered("r1", "paused", now_s)
         sleepers.note("r1", "awake", now_s - 1.0)
         assert is_paused(stage)
@@ -251,7 +251,7 @@ async def test_requests_leave_a_replica_that_stops_to_compute(way: str) -> None:
         unaware() as (stage, engines),
         waiting(stage, engines, way) as asked,
     ):
-        stage.router.sleepers.look("r1")
+        stage.router.discovery.sleepers.look("r1")
         replies = [await each for each in asked]
 
         assert [(reply.status, reply.replica) for reply in replies] == [(200, "r2")] * len(BODIES)
@@ -287,7 +287,7 @@ async def test_requests_with_nowhere_to_go_wait_until_the_replica_goes_on() -> N
         async with asyncio.TaskGroup() as tg:
             asked = tg.create_task(stage.ask(chat(words(1))))
             await stage.until(lambda: stage.router.fleet.num_sent("r1"))
-            stage.router.sleepers.look("r1")
+            stage.router.discovery.sleepers.look("r1")
             await stage.until(lambda: is_paused(stage))
             await order(f"{engine.url}/resume")
             assert (await asked).status == 200
@@ -302,7 +302,7 @@ async def test_requests_leave_when_another_replica_is_back() -> None:
         async with asyncio.TaskGroup() as tg:
             asked = tg.create_task(stage.ask(chat(words(1))))
             await stage.until(lambda: stage.router.fleet.num_sent("r1"))
-            stage.router.sleepers.look("r1")
+            stage.router.discovery.sleepers.look("r1")
             await stage.until(lambda: is_asleep(stage))
             await stage.admin("/admin/replicas/r2/drain", {"draining": False})
             assert (await asked).replica == "r2"
@@ -341,7 +341,7 @@ async def test_what_a_paused_replica_still_computes_is_awaited() -> None:
         asked = [tg.create_task(stage.ask(body)) for body in bodies]
         await stage.until(lambda: all(map(num_running, engines)))
         await order(f"{at_r1(stage, engines).url}/pause?mode=wait")
-        stage.router.sleepers.look("r1")
+        stage.router.discovery.sleepers.look("r1")
         await stage.until(lambda: is_paused(stage))
         replies = [await each for each in asked]
 

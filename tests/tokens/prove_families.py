@@ -77,7 +77,7 @@ def load(name: str, release: Release = V0_32) -> Prompter:
             release=release,
         )
     if shown.is_harmony:
-        prompter.set_clock(lambda: DATE)
+        prompter.renderer.today = lambda: DATE
     return prompter
 
 

@@ -43,10 +43,10 @@ def _prompter(case: Case, release: Release) -> Prompter:
         local_files_only=True,
         release=release,
     )
-    prompter.map_efforts(case.efforts if release >= V0_33 else {})
-    prompter.set_defaults(dict(case.defaults))
+    prompter.renderer.efforts = case.efforts if release >= V0_33 else {}
+    prompter.renderer.defaults = dict(case.defaults) or None
     if case.content_format != "auto":
-        prompter.set_content_format(case.content_format)
+        prompter.renderer.use_format(case.content_format)
     return prompter
 
 

@@ -111,7 +111,7 @@ def test_turns_cost_what_they_add(name: str) -> None:
         num_known += plan.num_known_tokens
         num_tokens += tokens.num_tokens
 
-        assert prompter.prove(request, tokens)
+        assert prompter.reference.proves(request, tokens)
 
     assert num_known > 0.2 * num_tokens or _moves_tools(name)
 
@@ -164,11 +164,11 @@ def test_a_proof_after_midnight() -> None:
     plan = prompter.plan_chat(request)
     tokens = prompter.commit(plan, plan.encode())
 
-    prompter.set_clock(lambda: DATE + datetime.timedelta(days=1))
-    assert prompter.prove(request, tokens)
+    prompter.renderer.today = lambda: DATE + datetime.timedelta(days=1)
+    assert prompter.reference.proves(request, tokens)
 
-    prompter.set_clock(lambda: DATE + datetime.timedelta(days=2))
-    assert not prompter.prove(request, tokens)
+    prompter.renderer.today = lambda: DATE + datetime.timedelta(days=2)
+    assert not prompter.reference.proves(request, tokens)
 
 
 def test_the_page_names_every_family() -> None:
@@ -182,7 +182,7 @@ def test_the_page_names_every_family() -> None:
 
 
 def _render(name: str, body: dict[str, object]) -> str:
-    return _loaded(name).render(parse_chat(body))
+    return _loaded(name).renderer.render(parse_chat(body))
 
 
 def _moves_tools(name: str) -> bool:

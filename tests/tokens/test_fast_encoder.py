@@ -19,6 +19,7 @@ from router.tokens import NeedsEngine, Prompter, Tokens
 from router.tokens.encoder import TextEncoder
 from router.tokens.fast_encoder import FastEncoder, FastEncoderFailed
 from router.tokens.proof import encode_plainly, find_difference
+from router.tokens.renderer import NoRenderer
 from tests.effort import examples
 from tests.tokens.corpus import text
 from tests.tokens.vllm_routes import MODEL
@@ -35,8 +36,8 @@ def _tokenizer() -> Tokenizer:
 def _prompter(fast: Any = None) -> Prompter:
     """A prompter of the tiny tokenizer, with `fast` instead of what it would load."""
     encoder = TextEncoder(_tokenizer())
-    encoder._fast = fast
-    return Prompter(encoder, None)
+    encoder.fast = fast
+    return Prompter(encoder, NoRenderer())
 
 
 def _tokens(prompter: Prompter, prompt: str) -> Tokens:
@@ -150,14 +151,14 @@ def _loaded(tokenizer: Tokenizer) -> FastEncoder | None:
 
 
 def test_one_that_breaks_down_is_given_up() -> None:
-    """`tokenizers` encodes this text and all that follow; the failure is reported once."""
+    """`tokenizers` encodes this text and all that follow; the failure is to be reported."""
     prompter = _prompter(Broken())
 
     tokens = _tokens(prompter, "some words")
 
     assert tokens.ids() == encode_plainly(_tokenizer(), ["some words"])[0].tolist()
-    assert not prompter.is_fast
-    assert (prompter.failure(), prompter.failure()) == ("PanicException", None)
+    assert not prompter.encoder.is_fast
+    assert prompter.encoder.failure == "PanicException"
 
 
 def _panic() -> BaseException:
@@ -202,12 +203,12 @@ def test_other_ids_for_a_prompt() -> None:
     with pytest.raises(NeedsEngine):
         prompter.plan_completion(request)
 
-    assert not prompter.prove(request, wrong)
+    assert not prompter.reference.proves(request, wrong)
     assert prompter.observe_proof(wrong, is_chat=False, is_same=False, now_s=0.0) == "fast"
     prompter.commit(in_flight, in_flight.encode())  # ends in what is forgotten
     right = _tokens(prompter, prompt)
 
-    assert prompter.prove(request, right)
+    assert prompter.reference.proves(request, right)
     assert prompter.observe_proof(right, is_chat=False, is_same=True, now_s=0.0) == "same"
     assert prompter.observe_proof(wrong, is_chat=False, is_same=False, now_s=0.0) == "outdated"
     assert list(right.keys(CONTRACT)) == list(CONTRACT.extend(None, right.ids(), NO_EXTRA)[0])

@@ -149,9 +149,9 @@ def test_tools_in_order(model: Path) -> None:
         '"type": "function"}]'
     )
 
-    assert prompter.render(request) == printed
-    assert prompter.render(request) == printed
-    assert prompter.render(request, by_the_book=True) == printed
+    assert prompter.renderer.render(request) == printed
+    assert prompter.renderer.render(request) == printed
+    assert prompter.renderer.render(request, by_the_book=True) == printed
 
 
 def test_defaults_of_the_code(tmp_path: Path) -> None:
@@ -159,9 +159,9 @@ def test_defaults_of_the_code(tmp_path: Path) -> None:
     template = "{{ thinking }} {{ preserve_thinking }} {{ tools_ts_str is defined }}"
     prompter = _load(build_model("kimi-k2.5-tools", tmp_path), template)
 
-    assert prompter.render(parse_chat({"messages": [USER]})) == "True False False"
+    assert prompter.renderer.render(parse_chat({"messages": [USER]})) == "True False False"
     asked = {"messages": [USER], "chat_template_kwargs": {"thinking": False}}
-    assert prompter.render(parse_chat(asked)) == "False False False"
+    assert prompter.renderer.render(parse_chat(asked)) == "False False False"
 
 
 def test_tools_in_typescript() -> None:

@@ -78,7 +78,7 @@ def test_gpt_oss(model: Path) -> None:
     prompter = load_prompter(str(model))
 
     assert prompter.engine_only is None
-    assert prompter.is_dated
+    assert prompter.renderer.is_dated
     assert not prompter.asks_engine
 
 
@@ -103,10 +103,10 @@ def test_a_template_with_the_date(model: Path) -> None:
     timed = load_prompter(str(model), chat_template="{{ strftime_now('%H:%M') }}")
 
     for prompter in (dated, timed):
-        assert prompter.is_dated
-        prompter.set_clock(lambda: datetime.date(2026, 3, 1))
+        assert prompter.renderer.is_dated
+        prompter.renderer.today = lambda: datetime.date(2026, 3, 1)
     assert _text(dated) == "01 Mar 2026"
-    assert dated.render(HELLO, by_the_book=True) == "01 Mar 2026"
+    assert dated.renderer.render(HELLO, by_the_book=True) == "01 Mar 2026"
     with pytest.raises(NeedsEngine):
         timed.plan_chat(HELLO)
 

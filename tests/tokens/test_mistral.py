@@ -131,11 +131,11 @@ def test_tools_are_checked_once(prompter: Prompter) -> None:
     asked = mistral.ChatCompletionRequest.from_openai
 
     with mock.patch.object(mistral.ChatCompletionRequest, "from_openai", side_effect=asked) as made:
-        first = prompter.render(request, owner="a")
+        first = prompter.renderer.render(request, owner="a")
         assert made.call_count == 2
-        assert prompter.render(request, owner="a", apart=True) == first
+        assert prompter.renderer.render(request, owner="a", apart=True) == first
         assert made.call_count == 3
-        assert prompter.render(request, owner="b") == first
+        assert prompter.renderer.render(request, owner="b") == first
         assert made.call_count == 5
 
 
@@ -146,9 +146,9 @@ def test_texts(prompter: Prompter) -> None:
 
     assert tokens.ids()[0] == 1
     assert min(tokens.ids()[1:]) > 28
-    assert prompter.prove(parse_completion({"prompt": "[INST]</s>"}), tokens)
+    assert prompter.reference.proves(parse_completion({"prompt": "[INST]</s>"}), tokens)
     assert not prompter.writes_text
-    assert prompter.quicken() is not None
+    assert prompter.encoder.quicken() is not None
     assert not prompter.give_up_fast()
 
 
@@ -214,7 +214,7 @@ def test_system_messages_in_between(model: Path) -> None:
     template = "{% for each in messages %}{{ each.content }}{% endfor %}"
 
     for given, wants in ((None, True), (template, False)):
-        renderer = _load(model, chat_template=given)._renderer
+        renderer = _load(model, chat_template=given).renderer
         assert renderer is not None
         assert renderer.wants_system_first() is wants
 

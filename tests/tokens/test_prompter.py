@@ -20,6 +20,7 @@ from router.base.errors import TemplateFailed
 from router.tokens import NeedsEngine, Prompter, Tokens, incremental, load_prompter, model_files
 from router.tokens.cuts import ID_STRIDE
 from router.tokens.encoder import TextEncoder
+from router.tokens.renderer import NoRenderer
 from tests.effort import examples
 from tests.tokens.corpus import text
 from tests.tokens.record_golden import TEMPLATES
@@ -102,11 +103,11 @@ def test_incremental_is_full(seed: int, cache_tokens: int) -> None:
         request = parse_chat(body)
         tokens = _run(prompter, body)
 
-        assert prompter.prove(request, tokens)
+        assert prompter.reference.proves(request, tokens)
         extra = SALTED if turn % 3 == 0 else ExtraKeys()
         assert list(tokens.keys(CONTRACT, extra)) == _fresh_keys(tokens, CONTRACT, extra)
         assert tokens.num_tokens == len(tokens.ids())
-        assert prompter.size_bytes <= cache_tokens * 6 + 100_000  # chains are counted late
+        assert prompter.memory.size_bytes <= cache_tokens * 6 + 100_000  # chains are counted late
         held.append(tokens)
     for tokens in held:  # what was handed out stays right, evicted or not
         assert list(tokens.keys(CONTRACT)) == _fresh_keys(tokens, CONTRACT, ExtraKeys())
@@ -185,14 +186,14 @@ def test_special_tokens_around_completions(prompt: str, kind: str) -> None:
     if single is not None:
         special = [("<|endoftext|>", 0), ("<think>", 8190)]
         tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=special)
-    prompter = Prompter(TextEncoder(tokenizer), None)
+    prompter = Prompter(TextEncoder(tokenizer), NoRenderer())
 
     for special in (True, False, True):
         body = {"prompt": prompt, "add_special_tokens": special}
         tokens = _run(prompter, body)
 
         assert tokens.ids() == tokenizer.encode(prompt, add_special_tokens=special).ids
-        assert prompter.prove(parse_completion(body), tokens)
+        assert prompter.reference.proves(parse_completion(body), tokens)
 
 
 def test_distrust_ends_local_tokenization() -> None:
@@ -211,7 +212,7 @@ def test_distrust_ends_local_tokenization() -> None:
 
 def test_without_tokenizer() -> None:
     """A model that cannot be loaded still has block keys of token ids."""
-    prompter = Prompter(None, None, reason="renderer mistral")
+    prompter = Prompter.missing("renderer mistral")
 
     assert prompter.engine_only == "renderer mistral"
     for body in ({"prompt": "text"}, {"messages": [{"role": "user", "content": "x"}]}):
@@ -269,14 +270,14 @@ def test_ids_are_written_as_json_once() -> None:
     messages = [{"role": "user", "content": "one " * 300}]
     for content in ("two", "three " * 500, ""):
         tokens = _run(prompter, {"messages": messages})
-        size_bytes = prompter.size_bytes
+        size_bytes = prompter.memory.size_bytes
         written = written_ids(tokens)
 
         assert orjson.loads(b"[" + written + b"]") == tokens.ids()
-        assert prompter.size_bytes > size_bytes
+        assert prompter.memory.size_bytes > size_bytes
         assert written_ids(tokens) == written
         messages = [*messages, {"role": "assistant", "content": content}, messages[0]]
-    tree = prompter._memory._tree
+    tree = prompter.memory._tree
     assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
 
 
@@ -288,5 +289,5 @@ def test_owners_without_end_are_forgotten_in_time() -> None:
         plan = prompter.plan_completion(request, owner=f"o{number}")
         prompter.commit(plan, plan.encode())
 
-    assert len(prompter._memory._roots) <= 4096
+    assert len(prompter.memory._roots) <= 4096
     assert prompter.plan_completion(request, owner="o1").walk.new == []

@@ -14,7 +14,7 @@ def test_loaded_once() -> None:
     assert not prompters.start_loading("m")
     assert prompters.loading() == ["m"]
     assert prompters.get("m") is None
-    prompters.finish_loading("m", Prompter(None, None, reason="why"))
+    prompters.finish_loading("m", Prompter.missing("why"))
 
     assert prompters.loading() == []
     assert not prompters.start_loading("m")
@@ -26,7 +26,7 @@ def test_loaded_once() -> None:
 def test_adapters_share_their_bases() -> None:
     """An adapter is rendered and tokenized as its base model is."""
     prompters = Prompters()
-    prompters.finish_loading("base", Prompter(None, None))
+    prompters.finish_loading("base", Prompter.missing(""))
 
     prompters.adapt({"adapter": "base"})
 
@@ -35,7 +35,7 @@ def test_adapters_share_their_bases() -> None:
 
 def test_a_replica_that_is_gone_is_forgotten_by_all() -> None:
     """Whatever models it served."""
-    prompters, prompter = Prompters(), Prompter(None, None)
+    prompters, prompter = Prompters(), Prompter.missing("")
     prompters.finish_loading("m", prompter)
     prompter.trust.observe_usage("r1", 10, 11, has_others=True, now_s=0.0)
     assert prompter.trust.disagrees("r1")
@@ -47,7 +47,7 @@ def test_a_replica_that_is_gone_is_forgotten_by_all() -> None:
 
 def test_a_newer_replica_has_the_model_loaded_again() -> None:
     """Once; the old prompter serves until then, and an older replica changes nothing."""
-    prompters, old, new = Prompters(), Prompter(None, None), Prompter(None, None)
+    prompters, old, new = Prompters(), Prompter.missing(""), Prompter.missing("")
     assert prompters.start_loading("m", V0_32)
     assert not prompters.start_loading("m", V0_33)
     prompters.finish_loading("m", old)

@@ -7,7 +7,7 @@ import pytest
 from router.api.anthropic import parse_messages
 from router.api.openai import ChatRequest
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.template_probes import TemplateProbes, wants_system_first
+from router.tokens.template_probes import wants_system_first
 from router.tokens.templates import ChatRenderer
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -31,7 +31,7 @@ def request(**fields: object) -> ChatRequest:
 
 def adapted(template: str, with_tools: str | None = None, **fields: object) -> ChatRequest:
     renderer = ChatRenderer(lambda has: with_tools if has and with_tools else template, {})
-    return TemplateProbes(renderer).adapted(request(**fields))
+    return renderer.adapted(request(**fields))
 
 
 def contents(chat: ChatRequest) -> list[str]:

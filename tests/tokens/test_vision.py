@@ -59,9 +59,8 @@ class FakeEngine:
             return None
         request = replace(parse_chat(orjson.loads(body)), shows_media=True)
         [item] = media_items(request.messages)
-        assert self._prompter.media is not None
         assert item.url is not None
-        before, behind = self._prompter.render(request).split("<image>")
+        before, behind = self._prompter.renderer.render(request).split("<image>")
         return [*self.encoded(before), *self.images[item.url], *self.encoded(behind)]
 
     def encoded(self, text: str) -> list[int]:
@@ -81,7 +80,6 @@ class Setup:
 
     @property
     def book(self) -> MediaBook:
-        assert self.prompter.media is not None
         return self.prompter.media
 
     async def find(self, items: list[MediaItem], owner: str = "") -> list[Any]:
@@ -97,7 +95,7 @@ class Setup:
 
     def texts(self, body: dict[str, Any]) -> tuple[ChatRequest, list[str]]:
         request = replace(parse_chat(body), shows_media=True)
-        return request, self.prompter.render(request).split("<image>")
+        return request, self.prompter.renderer.render(request).split("<image>")
 
 
 @pytest.fixture(name="setup")
@@ -134,7 +132,7 @@ async def test_prompts_of_responses_are_vllms(setup: Setup) -> None:
         chat = replace(parse_responses(as_responses(body)), shows_media=True)
         items = media_items(chat.messages)
         known = await setup.find_all(items)
-        texts = setup.prompter.render(chat).split("<image>")
+        texts = setup.prompter.renderer.render(chat).split("<image>")
         plan = setup.prompter.plan_media(chat, texts, known)
 
         tokens = setup.prompter.commit(plan, plan.encode())
@@ -272,12 +270,12 @@ def test_images_render_only_where_they_are_understood(setup: Setup) -> None:
     asked = replace(parse_chat({"messages": [{"role": "user", "content": [image]}]}))
 
     with pytest.raises(NeedsEngine):
-        setup.prompter.render(asked)
-    assert "<image>" in setup.prompter.render(replace(asked, shows_media=True))
+        setup.prompter.renderer.render(asked)
+    assert "<image>" in setup.prompter.renderer.render(replace(asked, shows_media=True))
     for role, part in (("system", image), ("assistant", image), ("user", {**image, "text": "t"})):
         body = {"messages": [{"role": role, "content": [part]}]}
         with pytest.raises(NeedsEngine):
-            setup.prompter.render(replace(parse_chat(body), shows_media=True))
+            setup.prompter.renderer.render(replace(parse_chat(body), shows_media=True))
 
 
 def test_models_without_a_token_for_images_have_no_book(tmp_path: Path) -> None:
@@ -287,7 +285,7 @@ def test_models_without_a_token_for_images_have_no_book(tmp_path: Path) -> None:
 
     for token_id in (None, "8192", 5, 1 << 40, -1):
         (directory / "config.json").write_text(json.dumps({**config, "image_token_id": token_id}))
-        assert load_prompter(str(directory)).media is None
+        assert not load_prompter(str(directory)).media.placeholders
 
 
 def test_keys_differ_where_items_do() -> None:

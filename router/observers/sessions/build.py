@@ -38,14 +38,14 @@ def build(router: Router) -> Part:
         fetches=router.fetches,
     )
     router.status.losses = losses.by_candidate
-    if router.outbox is not None and router.peers is not None:
-        hooks.tell, router.peers.on_over = router.outbox.tell_turn, hooks.receive
+    if router.cluster.outbox is not None and router.cluster.peers is not None:
+        hooks.tell, router.cluster.peers.on_over = router.cluster.outbox.tell_turn, hooks.receive
         share_turns(
             ledger,
             index=router.caches.index,
-            names=router.candidate_names,
-            outbox=router.outbox,
-            peers=router.peers,
+            names=router.cluster.names,
+            outbox=router.cluster.outbox,
+            peers=router.cluster.peers,
         )
     return Part(
         observers=[bookkeeper],

@@ -68,14 +68,14 @@ class DeepSeekRenderer(Renderer):
         self._printers = Printers(_tool, arguments)
         self._remembering = Printers(self._memo.wrap(_tool), self._memo.wrap(arguments))
 
-    def render(
+    def render_parts(
         self,
         request: ChatRequest,
         *,
         by_the_book: bool = False,
         apart: bool = False,
         owner: str = "",
-    ) -> str:
+    ) -> Sequence[str]:
         is_alone = by_the_book or apart
         memo = self._memo_of(owner, is_alone=is_alone)
         if request.engine_only is not None:
@@ -93,7 +93,7 @@ class DeepSeekRenderer(Renderer):
         conversation = self.read(request.messages, memo)
         printers = self._printers if is_alone else self._remembering
         try:
-            return self.encode(conversation, tools or None, arguments, printers)
+            return [self.encode(conversation, tools or None, arguments, printers)]
         except RecursionError as exc:
             raise NeedsEngine("arguments", "too deep") from exc
 

@@ -41,7 +41,7 @@ from router.tokens.models import missing
 from router.tokens.models.harmony_items import Piece, item_pieces, split_items
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
-from router.tokens.renderer import Renderer
+from router.tokens.renderer import NoRenderer, Renderer
 from router.tokens.templates import ChatRenderer
 
 FIELD: Final = "\x1f"
@@ -57,7 +57,7 @@ def load(files: ModelFiles, max_bytes: int) -> Prompter:
     encoder = TextEncoder(tokenizer.backend_tokenizer, templates.hints())
     lacking = missing("openai_harmony", "harmony")
     if lacking is not None:
-        return Prompter(encoder, None, asks_engine=False, reason=lacking, max_bytes=max_bytes)
+        return Prompter(encoder, NoRenderer(lacking), asks_engine=False, max_bytes=max_bytes)
     from router.tokens.models.harmony_encoder import HarmonyEncoder
 
     unused = ChatRenderer(templates.find, tokenizer.special_tokens_map, release=files.release)
@@ -86,15 +86,15 @@ class HarmonyRenderer(Renderer):
         super().__init__()
         self._wants_system_first = wants_system_first
 
-    def render(
+    def render_parts(
         self,
         request: ChatRequest,
         *,
         by_the_book: bool = False,
         apart: bool = False,
         owner: str = "",
-    ) -> str:
-        """Render the prompt's marked text; see `Renderer.render`."""
+    ) -> Sequence[str]:
+        """Render the prompt's marked text; see `Renderer.render_parts`."""
         memo = self._memo_of(owner, is_alone=by_the_book or apart)
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
@@ -113,7 +113,7 @@ class HarmonyRenderer(Renderer):
             pieces.append(_developer(instructions, tools or None))
         pieces += _current(conversation)
         pieces.append(("g", ()))
-        return "".join(map(_written, pieces))
+        return list(map(_written, pieces))
 
     def wants_system_first(self) -> bool:
         return self._wants_system_first()

@@ -83,15 +83,15 @@ class MistralRenderer(Renderer):
         self._validator = get_validator(version, mode=ValidationMode.test)
         self._tools = _ToolSets(self._validator)
 
-    def render(
+    def render_parts(
         self,
         request: ChatRequest,
         *,
         by_the_book: bool = False,
         apart: bool = False,
         owner: str = "",
-    ) -> str:
-        """Render the prompt's marked text; see `Renderer.render`.
+    ) -> Sequence[str]:
+        """Render the prompt's marked text; see `Renderer.render_parts`.
 
         Tools are also remembered in other threads: the library takes 40 ms to check a set.
         """
@@ -109,14 +109,14 @@ class MistralRenderer(Renderer):
                 asked = ChatCompletionRequest.from_openai(
                     messages, tools, continue_final_message=continues, **options
                 )
-                return _written(self._tokenizer.encode_chat_completion(asked).tokens, ())
+                return [_written(self._tokenizer.encode_chat_completion(asked).tokens, ())]
             checked = self._tools.find(owner, tools) if tools is not None else None
             asked = ChatCompletionRequest.from_openai(
                 messages, continue_final_message=continues, **options
             )
             self._validator.validate_request(asked)
             asked.tools = checked
-            return self._written(self._normalizer.from_chat_completion_request(asked))
+            return [self._written(self._normalizer.from_chat_completion_request(asked))]
         except RecursionError as exc:
             raise NeedsEngine("arguments", "too deep") from exc
         except Exception as exc:  # whatever the library refuses

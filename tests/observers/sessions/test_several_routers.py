@@ -71,7 +71,11 @@ async def test_a_router_that_starts_knows_sessions_from_then_on(start_redis: Sta
         await first.ask(streamed(chat(words(1))))
         await first.knows(*engines)
         async with on_stage(*engines, redis=redis) as late:
-            await first.until(lambda: first.router.peers is not None and first.router.peers.routers)
+            await first.until(
+                lambda: (
+                    first.router.cluster.peers is not None and first.router.cluster.peers.routers
+                )
+            )
             assert len(late.ledger) == 0
             await late.ask(streamed(chat(words(1), "yes", words(2))))
             key = next(iter(first.ledger)).key
@@ -89,7 +93,7 @@ async def test_an_older_router_skips_notes_of_sessions_alone(start_redis: Start)
         first, _ = stages
         await first.ask(streamed(chat(words(1))))
         await same_at(list(stages), 1, SESSION)
-        sharing = first.router.sharing
+        sharing = first.router.cluster.sharing
         assert sharing is not None
         entries, _ = await sharing._store.read_notes("0-0", block_s=0.1)
 

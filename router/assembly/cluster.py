@@ -1,0 +1,91 @@
+"""Builds what is shared with other routers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+from router.cluster import OrderShare, PoolShare, RecordShare, Shares, Sharing
+from router.cluster.candidate_names import CandidateNames
+from router.cluster.death_share import share_deaths
+from router.cluster.outbox import Outbox
+from router.cluster.peers import Peers
+from router.cluster.redis_store import RedisStore
+
+if TYPE_CHECKING:
+    from router.assembly.parts import Parts
+
+
+class Cluster:
+    """The other routers; None of all but `names` if there are none.
+
+    Args: see `Router`.
+
+    names: Candidates by the names that all routers know.
+    peers, outbox: What other routers say, and what is said to them.
+    store, sharing: Redis, and what goes through it. None: no Redis is configured.
+    """
+
+    def __init__(self, parts: Parts, *, redis_password: str | None, peer_name: str | None) -> None:
+        config = parts.config
+        self.names = CandidateNames(parts.registry, parts.fleet)
+        self.peers: Peers | None = None
+        self.outbox: Outbox | None = None
+        self.store: RedisStore | None = None
+        self.sharing: Sharing | None = None
+        if not config.redis.is_configured and peer_name is None:
+            return
+        name = peer_name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.peers = Peers(
+            name,
+            fleet=parts.fleet,
+            caches=parts.caches,
+            sessions=parts.sessions,
+            names=self.names,
+            metrics=parts.metrics,
+            lease_s=config.redis.lease_s,
+        )
+        self.outbox = Outbox(
+            caches=parts.caches,
+            sessions=parts.sessions,
+            names=self.names,
+            metrics=parts.metrics,
+        )
+        share_deaths(parts.deaths, names=self.names, outbox=self.outbox, peers=self.peers)
+        if config.redis.is_configured:
+            self.store = RedisStore(
+                config.redis, router=name, password=redis_password, names=parts.names
+            )
+            self.sharing = Sharing(
+                self.store,
+                _shares(parts, self.store, self.peers, self.outbox),
+                caches=parts.caches,
+                names=self.names,
+                lease_s=config.redis.lease_s,
+                count_failure=parts.count_failure,
+            )
+            parts.metrics.watch_sharing(self.sharing.state)
+
+
+def _shares(parts: Parts, store: RedisStore, peers: Peers, outbox: Outbox) -> Shares:
+    return Shares(
+        peers=peers,
+        outbox=outbox,
+        orders=OrderShare(
+            store,
+            registry=parts.registry,
+            experiments=parts.experiments,
+            apply_records=parts.discovery.watches.apply,
+        ),
+        records=RecordShare(
+            store,
+            peers=peers,
+            outbox=outbox,
+            responses=parts.responses,
+            ttl_s=parts.config.session.ttl_s,
+        ),
+        pools=[PoolShare(pool.catalog, pool.follower, pool.name) for pool in parts.pools.values()],
+        accounts=parts.tenants.accounts if parts.tenants is not None else None,
+    )

@@ -1,0 +1,103 @@
+"""Builds what finds replicas, and what follows each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.config.hosts import HostRules
+from router.discovery.event_owners import FleetEventOwners
+from router.discovery.find import build_sources
+from router.discovery.model_watch import ModelWatch
+from router.discovery.probes import Probes
+from router.discovery.prompter_loader import PrompterLoader
+from router.discovery.rank_streams import RankStreams
+from router.discovery.served_models import ServedModels
+from router.discovery.sleep import Sleepers
+from router.discovery.sources import Sources
+from router.discovery.status import Waiting
+from router.discovery.watch import ReplicaWatch, WatchTools
+from router.discovery.watches import Watches
+from router.replicas.entry import Entry
+
+if TYPE_CHECKING:
+    from router.assembly.parts import Parts
+
+
+class Discovery:
+    """Follows the configured replicas, and those that `replica_sources` find."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        config, fleet, metrics = parts.config, parts.fleet, parts.metrics
+        self._event_owners = FleetEventOwners(fleet)
+        self.waiting: Waiting = {}
+        self.served_models = ServedModels(parts.engine_api, fleet=fleet, prompters=parts.prompters)
+        self.sleepers = Sleepers(fleet, parts.caches, parts.upstream)
+        self._tools = WatchTools(
+            config=config,
+            engine_api=parts.engine_api,
+            fleet=fleet,
+            waiting=self.waiting,
+            models=self._model_watch(),
+            probes=Probes(
+                config.health,
+                engine_api=parts.engine_api,
+                fleet=fleet,
+                upstream=parts.upstream,
+                served_models=self.served_models,
+                sleepers=self.sleepers,
+            ),
+        )
+        self.watches = Watches(
+            parts.registry,
+            fleet=fleet,
+            upstream=parts.upstream,
+            waiting=self.waiting,
+            watch=self._watch,
+            count_failure=parts.count_failure,
+            on_gone=metrics.drop_replica,
+        )
+        self.replica_sources = build_sources(config.discovery, parts.threads.files)
+        self.sources = Sources(
+            [source.name for source in self.replica_sources],
+            hosts=HostRules(config.discovery.hosts),
+            pools=config.mooncake.names,
+            empty_s=config.discovery.empty_s,
+            follow=self.watches.follow,
+            waiting=self.waiting,
+            count=lambda source, result: metrics.discovery.labels(source, result).inc(),
+        )
+        if self.replica_sources:
+            metrics.watch_sources(self.sources.states)
+
+    def _model_watch(self) -> ModelWatch:
+        parts = self._parts
+        mismatches = parts.metrics.token_mismatches
+        return ModelWatch(
+            parts.config,
+            engine_api=parts.engine_api,
+            prompters=parts.prompters,
+            loader=PrompterLoader(parts.prompters, parts.config.tokens, parts.threads.load),
+            hand_over=parts.hand_over,
+            served_models=self.served_models,
+            count_other_ids=lambda model: mismatches.labels(model, "ids").inc(),
+        )
+
+    def _watch(self, entry: Entry) -> ReplicaWatch:
+        parts = self._parts
+        return ReplicaWatch(
+            entry.name,
+            entry.replica,
+            self._tools,
+            is_offered=lambda: self.watches.is_offered(entry.name),
+            streams=RankStreams(
+                parts.config,
+                caches=parts.caches,
+                why_foreign=self._event_owners.why_foreign,
+                stored_by=parts.pools.stored_by,
+                sharing=parts.cluster.sharing,
+                count_failure=parts.count_failure,
+                names=parts.names,
+            ),
+            pools=parts.pools,
+        )
