@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from router.request import verify
+from router.request import fetch
 from tests.faults.pooled import Pooled, pooled
 from tests.faults.stage import (
     SLOW,
@@ -134,7 +134,7 @@ async def test_a_pool_read_that_hangs_is_left_and_not_counted_on() -> None:
 
 async def test_a_read_that_succeeds_is_counted_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine reads what was not counted on, and says so: the next reads are."""
-    monkeypatch.setattr(verify, "SUSPECT_S", (1000.0, 1000.0))
+    monkeypatch.setattr(fetch, "SUSPECT_S", (1000.0, 1000.0))
     once = {"forward__overdue_floor_s": 1000.0, "forward__max_tries": 1}
     async with pooled(**SOON | once) as it:
         await learned(it.stage)
