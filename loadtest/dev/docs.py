@@ -42,7 +42,7 @@ from policies.registry import POLICIES
 from router.cli import main as warmroute
 from router.cli.group import GROUPS
 from router.config import Option, ReplicaConfig, options
-from router.experiments.definition import Arm, ArmQueue, Experiment, Guardrails, Step
+from router.config.experiments import Arm, ArmQueue, Experiment, Guardrails, Step
 from router.metrics.families import FAMILIES
 from router.metrics.instruments import INSTRUMENTS
 

@@ -25,8 +25,8 @@ from router.base.roles import Role, Transfer
 from router.base.turn_notes import Booked, Over, Remembered
 from router.base.wire import Count, Keys, Number, Seconds, Text
 
-MAX_RECORDS = 4_096
-"""Replicas, or experiments, that are read of the registry."""
+MAX_ORDERS = 4_096
+"""Orders of one kind that are read."""
 
 MAX_GROUPS = 256
 """KV groups of a model; real ones have ten at most."""

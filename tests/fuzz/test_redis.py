@@ -37,12 +37,12 @@ from router.base.messages import (
 from router.base.turn_notes import Booked, Over, Remembered, Run, SharedParts
 from router.cluster.redis_snapshot import IndexSnapshot, _named_bits, read_heads
 from router.config import ReplicaConfig
-from router.experiments.runner import ExperimentRunner
-from router.experiments.runner import refused as refused_experiment
-from router.experiments.state import decode_state
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
 from router.metrics import Metrics
+from router.observers.experiments.runner import ExperimentRunner
+from router.observers.experiments.runner import refused as refused_experiment
+from router.observers.experiments.state import decode_state
 from router.observers.sessions.describe import session_fields, turn_fields
 from router.observers.sessions.turns import Turn
 from router.records.computed import Change, Computed, Loss, Move

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from router.experiments.definition import Arm, Experiment
-from router.experiments.runner import ExperimentRunner
+from router.config.experiments import Arm, Experiment
 from router.metrics import Metrics
+from router.observers.experiments.runner import ExperimentRunner
 from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Scene, observed, records
 
