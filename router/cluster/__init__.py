@@ -5,6 +5,7 @@
     loader        those blocks, in the background
     index_writer  what this router writes to Redis, of the streams whose lease it holds
     loops         read and publish notes, hold leases: one loop each
+    notes         the kinds of notes, and who receives each
     outbox        our requests, as notes for the others
     peers         what the others' notes change here
     pool_share    who lists the shared pool, and what was learned of it

@@ -283,8 +283,8 @@ async def test_notes_come_in_order_and_wake_the_reader(
         await store.publish([Alive((1, 2))])
         second, end = await store.read_notes(after, block_s=1)
 
-    assert first == [Notes("router-2", (Ended(3, True),))]
-    assert second == [Notes("router-1", (Alive((1, 2)),))]
+    assert first == [encode(Notes("router-2", (Ended(3, True),)))]
+    assert second == [encode(Notes("router-1", (Alive((1, 2)),)))]
     assert await store.last_note() == end
 
 
