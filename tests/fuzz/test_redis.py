@@ -37,7 +37,7 @@ from router.cluster.redis_snapshot import IndexSnapshot, _named_bits, read_heads
 from router.config import ReplicaConfig
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
-from router.metrics import Metrics
+from router.observers.experiments.metrics import ExperimentMetrics
 from router.observers.experiments.runner import ExperimentRunner
 from router.observers.experiments.runner import refused as refused_experiment
 from router.observers.experiments.state import decode_state
@@ -203,7 +203,7 @@ def test_records(some: list[tuple[str, bytes]]) -> None:
 @fuzz(st.lists(packed(st.just(EXPERIMENT)), max_size=3))
 def test_experiments(some: list[bytes]) -> None:
     """Experiments in the store: followed or refused with a reason."""
-    experiments = ExperimentRunner(Metrics())
+    experiments = ExperimentRunner(ExperimentMetrics())
     for state in some:
         with suppress(ValueError):
             found = decode_state(state)

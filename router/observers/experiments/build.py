@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from router.cluster import Orders
 from router.http.part import Part
+from router.metrics.families import Families
 from router.observers.experiments import Experiments
 from router.observers.experiments.admin import ExperimentPages
+from router.observers.experiments.metrics import EXPERIMENT, ExperimentMetrics
 from router.observers.experiments.rows import experiment_fields
 from router.observers.experiments.runner import ExperimentRunner
 from router.observers.experiments.state import decode_state
@@ -24,10 +26,11 @@ def build(router: Router) -> Part:
         ConfigError: a definition is wrong.
         ExperimentConflict: two definitions claim the same traffic.
     """
-    runner = ExperimentRunner(router.metrics)
+    registry = router.metrics.registry
+    runner = ExperimentRunner(ExperimentMetrics(registry))
     for definition in router.config.experiment.definitions:
         runner.start(definition, time.time(), configured=True)
-    router.metrics.watch_experiments(lambda: runner.metric_states(time.time()))
+    registry.register(Families(EXPERIMENT, lambda: runner.metric_states(time.time())))
     if router.cluster.orders is not None:
         router.cluster.orders.add(
             Orders(

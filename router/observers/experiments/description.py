@@ -7,8 +7,8 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from router.metrics import ExperimentState
 from router.observers.experiments.draw import slot_of
+from router.observers.experiments.metrics import ExperimentState
 from router.observers.experiments.state import State
 from router.observers.experiments.trial import Trial
 

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from router.base.errors import ConfigError, ExperimentConflict, UnknownExperiment
 from router.config.experiments import Experiment, check, check_shares, conflict
-from router.metrics import ExperimentState, Metrics
 from router.observers.experiments.arm_metrics import ArmMetrics
 from router.observers.experiments.description import description_of, metric_state_of, status_of
 from router.observers.experiments.guardrails import Verdict
+from router.observers.experiments.metrics import ExperimentMetrics, ExperimentState
 from router.observers.experiments.state import Change, State, Stopped, merged
 from router.observers.experiments.trial import Trial
 from router.records.outcome import Outcome
@@ -47,7 +47,7 @@ class ExperimentRunner:
     is_empty: No experiment claims traffic.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: ExperimentMetrics) -> None:
         self.is_empty = True
         self.unsaved: dict[str, State] = {}  # by name: not yet stored
         self._trials: dict[str, Trial] = {}
@@ -302,7 +302,7 @@ class ExperimentRunner:
         """Remove an experiment's labels from /metrics."""
         for key in [key for key in self._by_arm if key[0] == name]:
             del self._by_arm[key]
-        self._metrics.forget_experiment(name)
+        self._metrics.drop("experiment", name)
 
 
 def refused(name: str, state: State) -> str | None:

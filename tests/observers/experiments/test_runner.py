@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from router.base.errors import ConfigError, ExperimentConflict, UnknownExperiment
 from router.base.messages import encode
 from router.config.experiments import Arm, ArmQueue, Experiment, Guardrails
-from router.metrics import Metrics
+from router.observers.experiments.metrics import ExperimentMetrics
 from router.observers.experiments.runner import MAX_EXPERIMENTS, ExperimentRunner, refused
 from router.observers.experiments.state import State, decode_state
 from router.observers.experiments.trial import Trial
@@ -22,7 +22,7 @@ DIGESTS = [random.Random(number).getrandbits(63) for number in range(4000)]
 
 
 def runner() -> ExperimentRunner:
-    return ExperimentRunner(Metrics())
+    return ExperimentRunner(ExperimentMetrics())
 
 
 def started(definition: Experiment | None = None, at_s: float = NOW_S) -> ExperimentRunner:
