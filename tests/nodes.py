@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from policies import CandidateId, CostModel, Holding, Policy, RequestView, Snapshot
 from router.base.contracts import BlockKey
-from router.base.messages import Notes, decode_notes, encode
+from router.base.messages import Notes, encode
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
@@ -176,8 +176,8 @@ class Node:
 
     def take_notes(self) -> Notes:
         """Take the notes that are due, over the wire."""
-        notes = (*self.outbox.take(), *self.outbox.take_turns())
-        return decode_notes(encode(Notes(self.peers.name, notes)))
+        notes = (*self.outbox.take(), *self.outbox.take_later())
+        return self.peers.notes.decode(encode(Notes(self.peers.name, notes)))
 
     def receive(self, *others: Node, now_s: float) -> None:
         """Receive at once the notes of others."""

@@ -8,12 +8,8 @@ from hypothesis import strategies as st
 
 from router.base.contracts import HashContract
 from router.base.messages import (
-    Began,
-    Ended,
-    Notes,
     StreamId,
     StreamStatus,
-    decode_notes,
     decode_status,
     encode,
     pack_keys,
@@ -44,14 +40,7 @@ def test_a_status_comes_back() -> None:
     assert decode_status(encode(STATUS)) == STATUS
 
 
-def test_notes_come_back_by_their_tags() -> None:
-    """Each kind of note is distinguished from the others."""
-    notes = Notes("router-1", (Began(1, X, 10, 90, 0, True, b"", 3, 5), Ended(1, True)))
-
-    assert decode_notes(encode(notes)) == notes
-
-
 def test_garbage_is_refused() -> None:
     """Bytes that are something else raise what the reader counts."""
     with pytest.raises(ValueError, match="not decodable"):
-        decode_notes(b"\xc1garbage")
+        decode_status(b"\xc1garbage")

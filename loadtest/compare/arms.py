@@ -13,7 +13,7 @@ from policies import Policy, create
 from policies.naming import split, split_list
 from policies.registry import POLICIES
 from router.config import QueueConfig
-from router.experiments.definition import ArmQueue
+from router.config.experiments import ArmQueue
 from router.scheduling.waiting import QueueRules
 
 _QUEUE = "queue."

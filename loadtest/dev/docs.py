@@ -42,9 +42,12 @@ from policies.registry import POLICIES
 from router.cli import main as warmroute
 from router.cli.group import GROUPS
 from router.config import Option, ReplicaConfig, options
-from router.experiments.definition import Arm, ArmQueue, Experiment, Guardrails, Step
+from router.config.experiments import Arm, ArmQueue, Experiment, Guardrails, Step
 from router.metrics.families import FAMILIES
-from router.metrics.instruments import INSTRUMENTS
+from router.metrics.instruments import Metrics
+from router.observers.early.metrics import EarlyMetrics
+from router.observers.experiments.metrics import EXPERIMENT, ExperimentMetrics
+from router.observers.shadows.metrics import ShadowMetrics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -241,16 +244,18 @@ _METRIC_SECTIONS: Final = {
 
 def metric_tables() -> str:
     """Describe every metric under the name that a scrape shows, in sections."""
-    rows: dict[str, list[tuple[str, ...]]] = {section: [] for section in _METRIC_SECTIONS}
-    pushed = [(kind.__name__.lower(), *spec[:3]) for _, kind, spec in INSTRUMENTS]
-    pulled = [(each.kind, each.name, each.labels, each.text) for each in FAMILIES]
+    found: dict[str, list[tuple[str, ...]]] = {section: [] for section in _METRIC_SECTIONS}
+    tables = (Metrics, EarlyMetrics, ShadowMetrics, ExperimentMetrics)
+    instruments = [row for table in tables for row in table.rows]
+    pushed = [(kind.__name__.lower(), *spec[:3]) for _, kind, spec in instruments]
+    pulled = [(each.kind, each.name, each.labels, each.text) for each in (*FAMILIES, *EXPERIMENT)]
     for kind, plain, labels, text in (*pushed, *pulled):
         name = f"{plain.removesuffix('_total')}_total" if kind == "counter" else plain
         mark = " (histogram)" if kind == "histogram" else ""
         named = ", ".join(f"`{label}`" for label in labels.split()) or "-"
-        rows[_section_of(name)].append((f"`{name}`{mark}", named, text))
+        found[_section_of(name)].append((f"`{name}`{mark}", named, text))
     header = ("metric", "labels", "what it is")
-    return "\n\n".join(f"### {name}\n\n{table(header, rows[name])}" for name in rows)
+    return "\n\n".join(f"### {name}\n\n{table(header, found[name])}" for name in found)
 
 
 def _section_of(metric: str) -> str:

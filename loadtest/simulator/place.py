@@ -15,7 +15,6 @@ from router.api.apis import CHAT
 from router.api.openai import ChatRequest
 from router.base.contracts import BlockKey, ExtraKeys, HashContract
 from router.config import MooncakeConfig
-from router.experiments.runner import ExperimentRunner
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
@@ -123,7 +122,6 @@ def make_place(
             fetches=None if pool is None else ExactPool(pool, metrics),
             first_blocks_tokens=_FIRST_BLOCKS_TOKENS,
         ),
-        experiments=ExperimentRunner(metrics),
         policy=policy,
         seed=setup.seed,
         outbox=None,

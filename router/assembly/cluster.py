@@ -7,7 +7,8 @@ import secrets
 import socket
 from typing import TYPE_CHECKING
 
-from router.cluster import OrderShare, PoolShare, RecordShare, Shares, Sharing
+from router.base.messages import decode_record
+from router.cluster import Orders, OrderShare, PoolShare, RecordShare, Shares, Sharing
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.death_share import share_deaths
 from router.cluster.outbox import Outbox
@@ -25,7 +26,7 @@ class Cluster:
 
     names: Candidates by the names that all routers know.
     peers, outbox: What other routers say, and what is said to them.
-    store, sharing: Redis, and what goes through it. None: no Redis is configured.
+    store, orders, sharing: Redis, and what goes through it. None: no Redis is configured.
     """
 
     def __init__(self, parts: Parts, *, redis_password: str | None, peer_name: str | None) -> None:
@@ -34,6 +35,7 @@ class Cluster:
         self.peers: Peers | None = None
         self.outbox: Outbox | None = None
         self.store: RedisStore | None = None
+        self.orders: OrderShare | None = None
         self.sharing: Sharing | None = None
         if not config.redis.is_configured and peer_name is None:
             return
@@ -58,9 +60,10 @@ class Cluster:
             self.store = RedisStore(
                 config.redis, router=name, password=redis_password, names=parts.names
             )
+            self.orders = _orders(parts, self.store)
             self.sharing = Sharing(
                 self.store,
-                _shares(parts, self.store, self.peers, self.outbox),
+                _shares(parts, self.store, self.peers, self.outbox, self.orders),
                 caches=parts.caches,
                 names=self.names,
                 lease_s=config.redis.lease_s,
@@ -69,16 +72,29 @@ class Cluster:
             parts.metrics.watch_sharing(self.sharing.state)
 
 
-def _shares(parts: Parts, store: RedisStore, peers: Peers, outbox: Outbox) -> Shares:
+def _orders(parts: Parts, store: RedisStore) -> OrderShare:
+    """Share the registry's orders; observers add theirs."""
+    registry, orders = parts.registry, OrderShare(store)
+    orders.add(
+        Orders(
+            key="replicas",
+            decode=decode_record,
+            known=lambda: registry.records,
+            unsaved=registry.unsaved,
+            saved=registry.saved,
+            apply=parts.discovery.watches.apply,
+        )
+    )
+    return orders
+
+
+def _shares(
+    parts: Parts, store: RedisStore, peers: Peers, outbox: Outbox, orders: OrderShare
+) -> Shares:
     return Shares(
         peers=peers,
         outbox=outbox,
-        orders=OrderShare(
-            store,
-            registry=parts.registry,
-            experiments=parts.experiments,
-            apply_records=parts.discovery.watches.apply,
-        ),
+        orders=orders,
         records=RecordShare(
             store,
             peers=peers,

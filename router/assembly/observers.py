@@ -34,15 +34,17 @@ def add_observers(router: Router) -> None:
     Raises:
         ConfigError: a section is set whose folder is not there, or one of its values is wrong.
     """
-    observers = router.story.steps.observers
+    steps = router.story.steps
     for name, part in _built(router):
         router.observers[name] = part
         for observer in part.observers:
-            observers.add(observer)
+            steps.observers.add(observer)
+        if part.choose is not None:
+            steps.prompts.choose = part.choose
         if part.wrap_record is not None:
-            router.story.steps.recorder.wrap = part.wrap_record
+            steps.recorder.wrap = part.wrap_record
     for observer in own_observers(router.config.observers):
-        observers.add(observer)
+        steps.observers.add(observer)
 
 
 def _built(router: Router) -> Iterator[tuple[str, Part]]:

@@ -20,7 +20,6 @@ from router.config.tls import ServerTls, client_tls, server_tls
 from router.discovery.engine_api import EngineApi
 from router.discovery.readiness import Readiness
 from router.discovery.status import Status
-from router.experiments.runner import ExperimentRunner
 from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
@@ -73,7 +72,6 @@ class Parts:
         self.certificates = dict(_certificates(config))
         self.withheld = Withheld(config.forward.client_fields)
         self._build_state()
-        self._build_experiments()
         self._build_tenants()
         self._build_upstream()
         self._build_pool()
@@ -108,14 +106,6 @@ class Parts:
                 model, reason
             ).inc(),
         )
-
-    def _build_experiments(self) -> None:
-        """Build what compares policies, and what records decisions."""
-        config = self.config
-        self.experiments = ExperimentRunner(self.metrics)
-        for definition in config.experiment.definitions:
-            self.experiments.start(definition, time.time(), configured=True)
-        self.metrics.watch_experiments(lambda: self.experiments.metric_states(time.time()))
 
     def _build_tenants(self) -> None:
         self.tenants: Tenants | None = None

@@ -73,7 +73,6 @@ def build_story(parts: Parts) -> Story:
                 owners=owners,
                 tokenizer=tokenizer,
                 ahead=_ahead(parts, turns),
-                place=place,
                 queue=queue,
             ),
             place=place,
@@ -165,7 +164,6 @@ def _place(parts: Parts, observers: Observers) -> Place:
     return Place(
         fleet=parts.fleet,
         matcher=matcher,
-        experiments=parts.experiments,
         policy=_policy(parts.config.policy),
         seed=random.SystemRandom().getrandbits(63),
         outbox=parts.cluster.outbox,

@@ -22,11 +22,10 @@ from policies.view import CandidateId
 from router.base.contracts import MAX_BLOCK_SIZE, BlockKey, HashContract
 from router.base.decoding import decoder
 from router.base.roles import Role, Transfer
-from router.base.turn_notes import Booked, Over, Remembered
 from router.base.wire import Count, Keys, Number, Seconds, Text
 
-MAX_RECORDS = 4_096
-"""Replicas, or experiments, that are read of the registry."""
+MAX_ORDERS = 4_096
+"""Orders of one kind that are read."""
 
 MAX_GROUPS = 256
 """KV groups of a model; real ones have ten at most."""
@@ -41,7 +40,8 @@ StreamId = NewType("StreamId", str)
 """What routers call a candidate's stream among themselves: its replica's name or else its base URL,
 and `#rank`. Two routers may number their replicas differently."""
 
-_StreamId = Annotated[StreamId, Meta(max_length=2_048)]
+SharedId = Annotated[StreamId, Meta(max_length=2_048)]
+"""A stream's name as other routers send it."""
 
 POOL = CandidateId("pool")
 """Stands for the pool where a candidate is asked for; no replica may have this name."""
@@ -189,7 +189,7 @@ class Began(Struct, frozen=True, array_like=True, tag="began"):
     """
 
     number: Number  # of the lease, unique in its router's life
-    stream_id: _StreamId
+    stream_id: SharedId
     num_uncached_tokens: Count
     num_cached_tokens: Count  # the fetched ones included
     num_fetched_tokens: Count
@@ -252,46 +252,15 @@ class Left(Struct, frozen=True, array_like=True, tag="left"):
     """The router has ended, its requests before it. The last thing that it says."""
 
 
-Digest = Annotated[bytes, Meta(min_length=1, max_length=32)]
-
-
-class Lost(Struct, frozen=True, array_like=True, tag="lost"):
-    """A request was at a replica that was found down `age_s` ago; see router.replicas.deaths."""
-
-    stream_id: _StreamId
-    body: Digest
-    is_answered: bool
-    age_s: Seconds
-
-
-class Cleared(Struct, frozen=True, array_like=True, tag="cleared"):
-    """A request that was lost has been answered, or an operator allows it."""
-
-    body: Digest
-
-
 class PoolChanged(Struct, frozen=True, array_like=True, tag="pool"):
     """The router learned what became of blocks in a shared pool."""
 
-    stream_id: _StreamId
+    stream_id: SharedId
     change: TierChange
 
 
-Note = (
-    Began
-    | Answered
-    | Ended
-    | Alive
-    | Registered
-    | Consumed
-    | Left
-    | Lost
-    | Cleared
-    | PoolChanged
-    | Remembered
-    | Booked
-    | Over
-)
+Note = Struct
+"""A note of any kind: one of those here, or what its owner registers (router.cluster.notes)."""
 
 
 class Notes(Struct, frozen=True, array_like=True):
@@ -319,7 +288,7 @@ class Load(Struct, frozen=True, array_like=True):
 class SessionState(Struct, frozen=True, array_like=True):
     """A session's last turn, as routers share it."""
 
-    stream_id: _StreamId
+    stream_id: SharedId
     unused_turns: Count = 1  # routers of version 0.2 and before read both
     unused_gap_s: Seconds | None = None
     num_tokens: Count = 0  # of its last prompt
@@ -354,7 +323,6 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 encode = msgspec.msgpack.Encoder().encode
 decode_position = decoder(Position, "msgpack")
 decode_status = decoder(StreamStatus, "msgpack")
-decode_notes = decoder(Notes, "msgpack")
 decode_load = decoder(Load, "msgpack")
 decode_session = decoder(SessionState, "msgpack")
 decode_record = decoder(ReplicaRecord, "msgpack")

@@ -15,7 +15,7 @@ from router import config as configuration
 from router.base.errors import ConfigError
 from router.cli.admin import Admin, admin_options, echo_json
 from router.cli.terminal import drawing, drawn, refuse
-from router.experiments.definition import Experiment
+from router.config.experiments import Experiment
 
 
 @click.group()

@@ -5,10 +5,11 @@
     loader        those blocks, in the background
     index_writer  what this router writes to Redis, of the streams whose lease it holds
     loops         read and publish notes, hold leases: one loop each
+    notes         the kinds of notes, and who receives each
     outbox        our requests, as notes for the others
     peers         what the others' notes change here
     pool_share    who lists the shared pool, and what was learned of it
-    order_share   what operators ordered: replicas, experiments
+    order_share   what operators ordered, by kind
     record_share  which replica had a session's last turn, and which one issued a response
 
 `Sharing` puts them together; the replicas' watches follow candidates by its `following`.
@@ -17,9 +18,9 @@ once, and every router goes on with its own view.
 """
 
 from router.cluster.link import Link
-from router.cluster.order_share import OrderShare
+from router.cluster.order_share import Orders, OrderShare
 from router.cluster.pool_share import PoolShare
 from router.cluster.record_share import RecordShare
 from router.cluster.sharing import Shares, Sharing
 
-__all__ = ["Link", "OrderShare", "PoolShare", "RecordShare", "Shares", "Sharing"]
+__all__ = ["Link", "OrderShare", "Orders", "PoolShare", "RecordShare", "Shares", "Sharing"]

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from router.base.errors import EMPTIED, StoreFull, StoreUnavailable
-from router.base.messages import Consumed, Notes, PoolChanged, Registered, StreamId
+from router.base.messages import Consumed, StreamId
 from router.cluster.index_writer import FLUSH_S, IndexWriter
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
@@ -32,47 +32,17 @@ _FULL_PAUSE_S: Final = 1.0  # a full Redis is not asked more often
 _HURRY_S: Final = 0.05  # how soon the lease of a new stream is asked for
 
 
-class NoteReader:
-    """Reads the notes of other routers, and our own about pools: their order counts."""
+async def read_notes(store: RedisStore, peers: Peers, after: str) -> None:
+    """Apply the notes behind an id, for ever.
 
-    def __init__(
-        self,
-        store: RedisStore,
-        peers: Peers,
-        *,
-        on_registered: Callable[[], None],
-        on_pool: Callable[[PoolChanged], None],
-        on_consumed: Callable[[str, Consumed, float], None] = lambda *_: None,
-    ) -> None:
-        self._store = store
-        self._peers = peers
-        self._on_registered = on_registered
-        self._on_pool = on_pool
-        self._on_consumed = on_consumed
-
-    async def run(self, after: str) -> None:
-        """Apply the notes behind an id, for ever.
-
-        Raises:
-            StoreError: Redis is gone or cannot be used.
-        """
-        while True:
-            found, after = await self._store.read_notes(after, block_s=_READ_S)
-            for notes in found:
-                self._apply(notes)
-            await asyncio.sleep(0)
-
-    def _apply(self, notes: Notes) -> None:
-        self._peers.apply(notes, time.monotonic())
-        is_own = notes.router == self._peers.name
-        for note in notes.notes:
-            match note:
-                case PoolChanged():
-                    self._on_pool(note)
-                case Registered() if not is_own:
-                    self._on_registered()
-                case Consumed() if not is_own:
-                    self._on_consumed(notes.router, note, time.monotonic())
+    Raises:
+        StoreError: Redis is gone or cannot be used.
+    """
+    while True:
+        found, after = await store.read_notes(after, block_s=_READ_S)
+        for packed in found:
+            peers.receive(packed, time.monotonic())
+        await asyncio.sleep(0)
 
 
 class NotePublisher:
@@ -103,9 +73,9 @@ class NotePublisher:
     async def _publish(self) -> None:
         self._cancel_timer()
         self._is_due.clear()
-        notes, turns = self._outbox.take(), self._outbox.take_turns()
+        notes, later = self._outbox.take(), self._outbox.take_later()
         try:
-            for entry in filter(None, (notes, turns)):
+            for entry in filter(None, (notes, later)):
                 await self._store.publish(entry)
         except StoreFull as exc:
             logger.debug("notes not published", extra={"reason": exc.message})

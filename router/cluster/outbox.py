@@ -8,7 +8,7 @@ are dropped, and the next ones list every open lease, with a heartbeat that ends
 does the same if notes may not have arrived. Others then miss first-token times and sessions of
 requests that are over.
 
-Notes of sessions are apart: `take_turns`. Beyond `max_turn_bytes` the oldest of them are dropped.
+Notes that may wait are apart: `take_later`. Beyond `max_later_bytes` the oldest are dropped.
 
 A request takes three notes of about 60 bytes, and 8 bytes for each block that it will compute. A
 turn with 2,000 new tokens takes 1 kB, a cold prompt of 100,000 tokens 50 kB. For BLIND candidates
@@ -29,17 +29,14 @@ from router.base.messages import (
     Alive,
     Answered,
     Began,
-    Cleared,
     Ended,
     Load,
-    Lost,
     Note,
     OpenLease,
     SessionState,
     encode,
     pack_keys,
 )
-from router.base.turn_notes import SessionNote
 from router.cluster.candidate_names import CandidateNames
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
@@ -74,7 +71,7 @@ class Outbox:
         metrics: Metrics,
         max_notes: int = 20_000,
         max_bytes: int = 16 * 1024 * 1024,
-        max_turn_bytes: int = 4 * 1024 * 1024,
+        max_later_bytes: int = 4 * 1024 * 1024,
     ) -> None:
         self.on_note: Callable[[bool], None] = _ignore
         """Called when there is a note to take, with whether it is urgent."""
@@ -87,11 +84,11 @@ class Outbox:
         self._open: dict[int, _Own] = {}
         self._last = 0
         self._notes: list[Note] = []
-        self._told: deque[Lost | Cleared] = deque(maxlen=max_notes)
+        self._told: deque[Note] = deque(maxlen=max_notes)
         self._num_bytes = 0
-        self._turns: deque[tuple[SessionNote, int]] = deque()  # with their sizes
-        self._num_turn_bytes = 0
-        self._max_turn_bytes = max_turn_bytes
+        self._later: deque[tuple[Note, int]] = deque()  # with their sizes
+        self._num_later_bytes = 0
+        self._max_later_bytes = max_later_bytes
         self._is_lost = False
         self._turned: Bounded[int, None] = Bounded(sessions.max_sessions)
         """Sessions that had a turn here and are not stored."""
@@ -149,25 +146,28 @@ class Outbox:
         if self._open.pop(lease.number, None) is not None:
             self._put(Ended(lease.number, computed))
 
-    def tell(self, note: Lost | Cleared) -> None:
-        """Put a note of a request that was lost into the outbox."""
+    def tell(self, note: Note) -> None:
+        """Put a note into the outbox that is about none of our requests; it is urgent."""
         self._told.append(note)
         self.on_note(True)
 
-    def tell_turn(self, note: SessionNote, num_bytes: int) -> None:
-        """Put a note of a session into the outbox."""
-        self._turns.append((note, num_bytes))
-        self._num_turn_bytes += num_bytes
-        while self._num_turn_bytes > self._max_turn_bytes:
-            self._num_turn_bytes -= self._turns.popleft()[1]
+    def tell_later(self, note: Note, num_bytes: int) -> None:
+        """Put a note into the outbox that may wait. It goes into an entry apart from the others.
+
+        Routers of version 0.2 or before skip an entry whole that has a note of an unknown kind.
+        """
+        self._later.append((note, num_bytes))
+        self._num_later_bytes += num_bytes
+        while self._num_later_bytes > self._max_later_bytes:
+            self._num_later_bytes -= self._later.popleft()[1]
             self._metrics.notes_dropped.inc()
         self.on_note(False)
 
-    def take_turns(self) -> tuple[SessionNote, ...]:
-        """Take the notes of sessions, oldest first."""
-        notes = tuple([note for note, _ in self._turns])
-        self._turns.clear()
-        self._num_turn_bytes = 0
+    def take_later(self) -> tuple[Note, ...]:
+        """Take the notes that may wait, oldest first."""
+        notes = tuple([note for note, _ in self._later])
+        self._later.clear()
+        self._num_later_bytes = 0
         return notes
 
     def alive(self) -> None:

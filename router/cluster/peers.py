@@ -3,7 +3,6 @@
     began      a lease begins           our ledger, our claims, our sessions
     answered   its first token came     our queue, our cost model
     ended      it is given back         all of it
-    over       an agent's hook          our sessions
     alive      a heartbeat              ends what was lost on the way
     left       it has ended             ends what it had left open
 
@@ -25,22 +24,17 @@ from router.base.messages import (
     Alive,
     Answered,
     Began,
-    Cleared,
-    Consumed,
     Ended,
     Left,
     Load,
-    Lost,
     Notes,
-    PoolChanged,
-    Registered,
     SessionState,
     decode_load,
     unpack_keys,
 )
-from router.base.turn_notes import Booked, Over, Remembered
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.lease_tracker import LeaseTracker
+from router.cluster.notes import NoteKinds
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
 from router.metrics import Metrics
@@ -101,12 +95,6 @@ class Peers:
         lease_s: float = LEASE_S,
     ) -> None:
         self.name = name
-        self.on_lost: Callable[[Lost | Cleared, float], None] = _ignore
-        """Called with what another router says of requests that were lost, and now."""
-        self.on_turn: Callable[[Remembered | Booked], None] = _ignore
-        """Called with what another router says of sessions."""
-        self.on_over: Callable[[Over], object] = _ignore
-        """Called with what another router says of an agent's session."""
         self.on_found: Callable[[float], None] = _ignore
         """Called when another router was found, with now."""
         self._fleet = fleet
@@ -116,42 +104,50 @@ class Peers:
         self._metrics = metrics
         self._lease_s = lease_s
         self._peers: dict[str, _Peer] = {}
+        self.notes = NoteKinds()
+        self.notes.register(Began, self._receive)
+        self.notes.register(Answered, self._receive)
+        self.notes.register(Ended, self._receive)
+        self.notes.register(Alive, self._receive)
+        self.notes.register(Left, _ignore)
+
+    def receive(self, packed: bytes, now_s: float) -> None:
+        """Apply an entry of the work stream, if it is one."""
+        try:
+            notes = self.notes.decode(packed)
+        except ValueError:  # it is counted
+            return
+        self.apply(notes, now_s)
 
     def apply(self, notes: Notes, now_s: float) -> None:
-        """Apply another router's notes to our state; our own are passed over."""
-        if notes.router == self.name:
-            return
-        if any(isinstance(note, Left) for note in notes.notes):
-            self._left(notes.router, now_s)
-            return
-        peer = self._peer(notes.router, now_s)
-        if peer is None:
-            return
+        """Have the notes of an entry received. Our own change nothing here but by their order."""
+        router, is_own = notes.router, notes.router == self.name
+        if not is_own:
+            if any(isinstance(note, Left) for note in notes.notes):
+                self._left(router, now_s)
+                return
+            if self._peer(router, now_s) is None:
+                return
         for note in notes.notes:
-            self._count(str(note.__struct_config__.tag))
-            match note:
-                case Began():
-                    self._began(peer, note, now_s)
-                case Answered(number=number, ttft_ms=ttft_ms):
-                    self._answered(peer, number, now_s, ttft_ms)
-                case Ended(number=number, computed=computed):
-                    self._end(peer.work.end(number), now_s, computed=computed)
-                case Alive(open=numbers, last=last):
-                    self._kept(peer, peer.work.keep(numbers, last), now_s)
-                case Lost() | Cleared():
-                    self.on_lost(note, now_s)
-                case Remembered() | Booked():
-                    self._turn(note)
-                case Over():
-                    self.on_over(note)
-                case Consumed() | PoolChanged() | Registered() | Left():
-                    pass  # for others: see router.cluster.loops
+            if not is_own:
+                self._count(str(note.__struct_config__.tag))
+            try:
+                self.notes.receive(note, router, now_s, is_own=is_own)
+            except ValueError:
+                self._count("malformed")
 
-    def _turn(self, note: Remembered | Booked) -> None:
-        try:
-            self.on_turn(note)
-        except ValueError:
-            self._count("malformed")
+    def _receive(self, note: Began | Answered | Ended | Alive, router: str, now_s: float) -> None:
+        """Apply what another router says of its requests."""
+        peer = self._peers[router]
+        match note:
+            case Began():
+                self._began(peer, note, now_s)
+            case Answered(number=number, ttft_ms=ttft_ms):
+                self._answered(peer, number, now_s, ttft_ms)
+            case Ended(number=number, computed=computed):
+                self._end(peer.work.end(number), now_s, computed=computed)
+            case Alive(open=numbers, last=last):
+                self._kept(peer, peer.work.keep(numbers, last), now_s)
 
     def join(self, loads: Mapping[str, bytes], now_s: float) -> None:
         """Take over what other routers have in flight.

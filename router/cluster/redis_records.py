@@ -1,29 +1,26 @@
-"""What a namespace keeps beside blocks and load: sessions, responses, replicas, experiments."""
+"""What a namespace keeps beside blocks and load: sessions, responses, orders."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from router.base.messages import (
-    MAX_RECORDS,
-    ReplicaRecord,
+    MAX_ORDERS,
     SessionState,
-    decode_record,
     decode_session,
     encode,
 )
 from router.cluster import redis_scripts as scripts
 from router.cluster.redis_connection import RedisConnection, Word
 from router.cluster.redis_scripts import Scripts
-from router.experiments.state import State, decode_state, encode_state
 from router.replicas.response_owners import ResponseKey
 
 _SESSIONS_A_CALL: Final = 500
 _MAX_IDENTITY: Final = 1_024
 _OWNER_TIMEOUT_S: Final = 0.25  # a request waits; elsewhere than at its owner it would be in vain
 
-_Record = TypeVar("_Record")
+_Order = TypeVar("_Order")
 
 
 class RedisRecords:
@@ -36,8 +33,6 @@ class RedisRecords:
         self._scripts = store
         self._base = base
         self._timeout_s = timeout_s
-        self._replicas = f"{base}replicas"
-        self._experiments = f"{base}experiments"
         self.num_garbage = 0  # see RedisStore
 
     async def put_sessions(self, sessions: Mapping[int, SessionState], ttl_s: float) -> None:
@@ -82,36 +77,22 @@ class RedisRecords:
             return None
         return found.decode(errors="replace")
 
-    async def replicas(self) -> dict[str, ReplicaRecord]:
-        """Read the registry of replicas."""
-        return await self._read(self._replicas, decode_record)
-
-    async def put_replica(self, name: str, record: ReplicaRecord | None) -> None:
-        """Write a replica into the registry; None takes it out."""
-        if record is None:
-            await self._connection.ask("HDEL", self._replicas, name)
-        else:
-            await self._connection.ask("HSET", self._replicas, name, encode(record))
-
-    async def experiments(self) -> dict[str, State]:
-        """Read the state of experiments, by name."""
-        return await self._read(self._experiments, decode_state)
-
-    async def put_experiment(self, name: str, state: State) -> None:
-        """Write the state of an experiment."""
-        await self._connection.ask("HSET", self._experiments, name, encode_state(state))
-
-    async def _read(self, key: str, decode: Callable[[bytes], _Record]) -> dict[str, _Record]:
-        flat = await self._connection.ask("HGETALL", key)
-        records: dict[str, _Record] = {}
+    async def orders(self, key: str, decode: Callable[[bytes], _Order]) -> dict[str, _Order]:
+        """Read the orders of one kind, by name; see `Orders`."""
+        flat = await self._connection.ask("HGETALL", self._base + key)
+        orders: dict[str, _Order] = {}
         for name, packed in zip(flat[::2], flat[1::2], strict=True):
             try:
-                if len(records) >= MAX_RECORDS:
-                    raise ValueError("too many records")
-                records[name.decode()] = decode(packed)
+                if len(orders) >= MAX_ORDERS:
+                    raise ValueError("too many orders")
+                orders[name.decode()] = decode(packed)
             except ValueError:
                 self.num_garbage += 1
-        return records
+        return orders
+
+    async def put_order(self, key: str, name: str, order: Any) -> None:
+        """Write an order."""
+        await self._connection.ask("HSET", self._base + key, name, encode(order))
 
     def _response(self, key: ResponseKey) -> str:
         return f"{self._base}response:{key}"

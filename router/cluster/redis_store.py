@@ -43,7 +43,6 @@ from router.base.messages import (
     SharedTier,
     StreamHead,
     StreamId,
-    decode_notes,
     encode,
     is_pool_stream,
 )
@@ -245,21 +244,22 @@ class RedisStore:
         """Return the id of the last note; later ones are read from there."""
         return (await self.snapshot(())).work_id
 
-    async def read_notes(self, after: str, *, block_s: float) -> tuple[list[Notes], str]:
-        """Wait for notes behind an id, our own among them; return them, and the id of the last."""
+    async def read_notes(self, after: str, *, block_s: float) -> tuple[list[bytes], str]:
+        """Wait for entries behind an id, our own among them; return them and the last one's id."""
         wait: tuple[Word, ...] = ("BLOCK", max(1, round(block_s * 1000))) if block_s > 0 else ()
         reply = await self._connection.ask(
             *("XREAD", "COUNT", _READ_ENTRIES, *wait, "STREAMS", self._key("work"), after),
             timeout_s=block_s + self._config.timeout_s,
         )
-        notes: list[Notes] = []
+        entries: list[bytes] = []
         for id_, fields in _entries(reply):
             after = id_
-            try:
-                notes.append(decode_notes(fields[b"d"]))
-            except (ValueError, KeyError):
+            packed = fields.get(b"d")
+            if packed is None:
                 self._num_garbage += 1
-        return notes, after
+            else:
+                entries.append(packed)
+        return entries, after
 
     # -- leases, load ------------------------------------------------------------------------
 

@@ -20,14 +20,14 @@ from msgspec import Struct
 
 from router.base.backoff import Backoff
 from router.base.errors import StoreError
-from router.base.messages import Left, PoolChanged, StreamId
+from router.base.messages import Consumed, Left, PoolChanged, Registered, StreamId
 from router.base.supervisor import described, ignore
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
 from router.cluster.index_writer import IndexWriter
 from router.cluster.link import PAUSE_S, Link
 from router.cluster.loader import SnapshotLoader
-from router.cluster.loops import LeaseKeeper, NotePublisher, NoteReader, publish_usage
+from router.cluster.loops import LeaseKeeper, NotePublisher, publish_usage, read_notes
 from router.cluster.order_share import OrderShare
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
@@ -94,20 +94,17 @@ class Sharing:
         self._peers = shares.peers
         self._outbox = shares.outbox
         self._pools = shares.pools
-        self._accounts = accounts = shares.accounts
+        self._accounts = shares.accounts
         self._orders = shares.orders
         self._records = shares.records
         self._count_failure = count_failure
         self.following = Following(
             caches=caches, names=names, writer=self.writer, loader=self.loader, link=self.link
         )
-        self.reader = NoteReader(
-            store,
-            self._peers,
-            on_registered=self._orders.must_read.set,
-            on_pool=self._apply_to_pools,
-            on_consumed=accounts.receive if accounts is not None else _ignore,
-        )
+        notes = self._peers.notes
+        notes.register(Registered, lambda *_: self._orders.must_read.set())
+        notes.register(PoolChanged, self._apply_to_pools, with_own=True)
+        notes.register(Consumed, self._consumed)
         self.keeper = LeaseKeeper(
             store,
             self.writer,
@@ -135,7 +132,7 @@ class Sharing:
                 "deltas_refused": self.writer.num_refused,
                 "rewrites": self.writer.num_rewrites,
                 "snapshots": self.loader.num_loads,
-                "garbage": self._store.num_garbage,
+                "garbage": self._store.num_garbage + self._peers.notes.num_garbage,
             },
             reason=self.link.reason,
             redis=_server(self.facts) if self.facts is not None else None,
@@ -204,7 +201,8 @@ class Sharing:
         except StoreError as exc:
             raise ExceptionGroup("redis", [exc]) from exc
         async with asyncio.TaskGroup() as tg:
-            tg.create_task(self.reader.run(last_note), name="redis: read")
+            reading = read_notes(self._store, self._peers, last_note)
+            tg.create_task(reading, name="redis: read")
             tg.create_task(self.writer.run(), name="redis: write")
             notes = NotePublisher(self._store, self._outbox)
             tg.create_task(notes.run(), name="redis: publish")
@@ -238,9 +236,13 @@ class Sharing:
                 await pool.join(self._store)
             await asyncio.sleep(_POOLS_S)
 
-    def _apply_to_pools(self, note: PoolChanged) -> None:
+    def _apply_to_pools(self, note: PoolChanged, router: str, now_s: float) -> None:
         for pool in self._pools:
             pool.apply(note)
+
+    def _consumed(self, note: Consumed, router: str, now_s: float) -> None:
+        if self._accounts is not None:
+            self._accounts.receive(router, note, now_s)
 
     def _held(self, held: frozenset[StreamId] | None) -> None:
         for pool in self._pools:
@@ -251,10 +253,6 @@ class Sharing:
         while True:
             await self._store.sweep()
             await asyncio.sleep(_SWEEP_S)
-
-
-def _ignore(*_: object) -> None:
-    """There are no tenants."""
 
 
 def _server(facts: StoreFacts) -> str:

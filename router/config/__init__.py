@@ -1,6 +1,6 @@
 """The one configuration tree: sections, defaults, units; and how it is read.
 
-    ports, replicas, discovery, routing, redis, prefill, tracing
+    ports, replicas, discovery, routing, redis, prefill, tracing, experiments
               the sections, by subject                              `ListenConfig`, …
     tree      all sections; each leaf as an option                  `Config`, `options`
     loader    defaults, YAML file, variables, flags: the later win  `load`

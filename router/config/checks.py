@@ -17,6 +17,7 @@ from router.api.routes import check_pattern
 from router.base.addresses import unbracketed
 from router.base.errors import ConfigError
 from router.config.discovery import check_discovery
+from router.config.experiments import check_all
 from router.config.hosts import HostRules
 from router.config.prefill import check_roles
 from router.config.redis import check_redis
@@ -24,7 +25,6 @@ from router.config.replicas import ReplicaConfig, pool_of
 from router.config.routing import PolicyConfig, ShadowConfig
 from router.config.tracing import check_tracing
 from router.config.tree import Config
-from router.experiments.definition import check_all
 
 _OWN_HOSTS = ("127.0.0.1", "::1", "localhost")
 

@@ -16,10 +16,10 @@ from policies.naming import split
 from router.base.errors import ConfigError
 from router.config import yaml_file
 from router.config.checks import check
+from router.config.experiments import Experiment
 from router.config.redis import REDIS_PASSWORD
 from router.config.removed import ONLY_MAPPINGS, REMOVED
 from router.config.tree import Config, Option, options
-from router.experiments.definition import Experiment
 
 SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))
 """What is on or off, which YAML reads as true or false where it is not in quotes."""

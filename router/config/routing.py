@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from router.config.ranges import Seconds
-from router.experiments.definition import Experiment
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -224,13 +223,3 @@ class ShadowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     share: Annotated[
         float, Meta(ge=0, le=1, description="share of requests that shadow policies decide")
     ] = 1.0
-
-
-class ExperimentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    definitions: Annotated[
-        tuple[Experiment, ...],
-        Meta(
-            description="experiments on live traffic, from the start on",
-            extra={"flag": "experiment", "only_in_file": True},
-        ),
-    ] = ()

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.config.discovery import DiscoveryConfig
+from router.config.experiments import ExperimentConfig
 from router.config.observers import ObserversConfig
 from router.config.ports import AdminConfig, LimitsConfig, ListenConfig, TenantsConfig
 from router.config.prefill import PrefillConfig
@@ -26,7 +27,6 @@ from router.config.replicas import (
 )
 from router.config.routing import (
     EarlyConfig,
-    ExperimentConfig,
     IndexConfig,
     PolicyConfig,
     QueueConfig,

@@ -12,6 +12,7 @@ from router.http.admin_pages import Pages
 from router.http.connection import Handler
 from router.http.pages import Pages as DataPages
 from router.request.observer import Observer
+from router.request.prompt import Choose
 from router.request.record import Wrap
 
 
@@ -19,6 +20,7 @@ class Part(Struct, frozen=True, kw_only=True):
     """One folder's part of a router; each field may be left out.
 
     observers: In the order in which they are called.
+    choose: Says how a prompt is placed; of one part at most.
     wrap_record: Gets each record and what writes it; of one part at most.
     pages: Routes of the admin port.
     open_paths: Of these routes, those without data; they need no token.
@@ -30,6 +32,7 @@ class Part(Struct, frozen=True, kw_only=True):
     """
 
     observers: Sequence[Observer] = ()
+    choose: Choose | None = None
     wrap_record: Wrap | None = None
     pages: Sequence[Pages] = ()
     open_paths: Sequence[str] = ()

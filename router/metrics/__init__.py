@@ -1,4 +1,4 @@
-"""Every metric warmroute exports, its unit and its labels; nothing else names a metric.
+"""The metrics that warmroute exports; those of one observer alone are in its folder.
 
     instruments   counters and histograms, pushed by the request and event paths   `Metrics`
     counting      what these add to: a step, no lock                            `Count`, …
@@ -11,7 +11,6 @@ Labels come from small closed sets: replica names, states, tiers, reasons.
 
 from router.metrics.instruments import Metrics
 from router.metrics.states import (
-    ExperimentState,
     PoolState,
     RankState,
     SharingState,
@@ -20,7 +19,6 @@ from router.metrics.states import (
 )
 
 __all__ = [
-    "ExperimentState",
     "Metrics",
     "PoolState",
     "RankState",

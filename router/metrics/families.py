@@ -9,7 +9,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from router.metrics.states import (
-    ExperimentState,
     PoolState,
     RankState,
     SharingState,
@@ -159,17 +158,6 @@ SOURCE: Final[list[Family[SourceState]]] = [
         lambda s: [((s.name,), s.num_replicas)]),
 ]
 
-EXPERIMENT: Final[list[Family[ExperimentState]]] = [
-    Family("warmroute_experiment_running", "experiment design",
-        "1 while an experiment takes requests",
-        lambda e: [((e.name, e.design), e.is_running)]),
-    Family("warmroute_experiment_share_ratio", "experiment arm",
-        "Share of the experiment's traffic that a variant gets now",
-        lambda e: _each(e.shares, e.name)),
-    Family("warmroute_experiment_evidence_ratio", "experiment arm guardrail",
-        "Evidence against a variant, as a share of what stops it (logarithms); at 1 it is stopped",
-        lambda e: [((e.name, *key), value) for key, value in e.evidence.items()]),
-]
 # fmt: on
 
 FAMILIES: Final[tuple[Family[Any], ...]] = (
@@ -179,7 +167,6 @@ FAMILIES: Final[tuple[Family[Any], ...]] = (
     *POOL,
     *SHARING,
     *SOURCE,
-    *EXPERIMENT,
 )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, NamedTuple, get_type_hints
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from router.metrics.counting import Counter, Histogram
 from router.metrics.families import (
-    EXPERIMENT,
     MODEL,
     POOL,
     REPLICA,
@@ -19,15 +19,13 @@ from router.metrics.families import (
     Families,
 )
 from router.metrics.states import (
-    ExperimentState,
     SharingState,
     SourceState,
     StateSource,
 )
 
-_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _STAGE_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
-_REGRET_BUCKETS = (-10, -1, -0.1, -0.01, 0, 0.01, 0.1, 1, 10)
 _TOKEN_BUCKETS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
@@ -40,8 +38,41 @@ class Spec(NamedTuple):
     buckets: tuple[float, ...] | None = None  # of a histogram
 
 
-class Metrics:
-    """The router's instruments, on a registry of its own (several routers fit in one process)."""
+class Instruments:
+    """Instruments on a registry; a subclass has an annotation for each, as `Metrics`.
+
+    rows: Attribute and kind of each, and the rest.
+
+    Args:
+        registry: None: one of their own.
+    """
+
+    rows: ClassVar[Sequence[tuple[str, Any, Spec]]] = ()
+
+    def __init_subclass__(cls) -> None:
+        hints = inspect.get_annotations(cls, eval_str=True)
+        cls.rows = [(name, hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()]
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry = registry or CollectorRegistry()
+        for attribute, kind, spec in self.rows:
+            options = {"buckets": spec.buckets} if spec.buckets is not None else {}
+            labels = spec.labels.split()
+            instrument = kind(spec.name, spec.text, labels, registry=registry, **options)
+            setattr(self, attribute, instrument)
+
+    def drop(self, label: str, value: str) -> None:
+        """Drop all series with a value of a label."""
+        for attribute, _, spec in self.rows:
+            if label in spec.labels.split():
+                getattr(self, attribute).remove_where({label: value})
+
+
+class Metrics(Instruments):
+    """The router's instruments, on a registry of its own (several routers fit in one process).
+
+    What only one observer counts is in that observer's folder.
+    """
 
     # fmt: off
     requests: Annotated[Counter, Spec("warmroute_requests", "api replica outcome",
@@ -58,18 +89,13 @@ class Metrics:
         "Failed tries that were not repeated, by reason: budget (forward.retry_ratio), sent_twice, "
         "side_effects, no_replica, max_tries, too_many (429), kills (replicas went down with it), "
         "unreadable (its answer has too large headers)")]
-    early: Annotated[Counter, Spec("warmroute_early", "result",
-        "Next prompts to be computed early, by result: computed, cached (nothing to do), cut (by "
-        "a request), no_room, unknown, refused, failed")]
-    early_tokens: Annotated[Counter, Spec("warmroute_early_tokens", "kind",
-        "Tokens of next prompts: sent to be computed early, then used or wasted")]
     prefills: Annotated[Counter, Spec("warmroute_prefills", "result why",
         "Prompts of requests for decode replicas, by result: remote (computed by a prefill "
         "replica), local, failed (at the prefill replica, then local). why: cheaper, no_replica, "
         "done by an earlier try, or the reason")]
     prefill_seconds: Annotated[Histogram, Spec("warmroute_prefill_seconds", "replica",
         "Time from sending a prompt to a prefill replica until its answer or failure",
-        _TTFT_BUCKETS)]
+        TTFT_BUCKETS)]
     overdue: Annotated[Counter, Spec("warmroute_overdue", "result",
         "First tokens that were overdue against their prediction, by result: left, or why the "
         "request still waits (late_elsewhere, or a reason of warmroute_not_retried_total)")]
@@ -128,19 +154,19 @@ class Metrics:
         "last_block, unknown)")]
     ttft: Annotated[Histogram, Spec("warmroute_ttft_seconds", "replica",
         "Time from a request's arrival to the first byte of its answer; for streams of "
-        "/v1/messages and /v1/responses to the first generated event", _TTFT_BUCKETS)]
+        "/v1/messages and /v1/responses to the first generated event", TTFT_BUCKETS)]
     ttft_error: Annotated[Histogram, Spec("warmroute_ttft_prediction_error_seconds", "replica",
-        "Absolute difference between predicted and observed time to first token", _TTFT_BUCKETS)]
+        "Absolute difference between predicted and observed time to first token", TTFT_BUCKETS)]
     stage: Annotated[Histogram, Spec("warmroute_stage_seconds", "stage",
         "Time spent in the router, by stage of a request", _STAGE_BUCKETS)]
     waiting: Annotated[Gauge, Spec("warmroute_waiting_requests", "",
         "Prompts that wait in the router's queue")]
     waits: Annotated[Histogram, Spec("warmroute_wait_seconds", "end",
         "Time that a prompt waited in the router's queue, by end: released, client_gone, refused "
-        "(the queue is full, or no replica can take it)", _TTFT_BUCKETS)]
+        "(the queue is full, or no replica can take it)", TTFT_BUCKETS)]
     class_waits: Annotated[Histogram, Spec("warmroute_class_wait_seconds", "class end",
         "Time that a prompt waited in the router's queue, by class (interactive, batch) and "
-        "end", _TTFT_BUCKETS)]
+        "end", TTFT_BUCKETS)]
     class_waiting: Annotated[Gauge, Spec("warmroute_class_waiting_requests", "class",
         "Prompts that wait in the router's queue, by class")]
     queue_refused: Annotated[Counter, Spec("warmroute_queue_refused", "class reason",
@@ -203,7 +229,7 @@ class Metrics:
     pool_verify: Annotated[Histogram, Spec("warmroute_pool_verify_seconds", "",
         "Time a request waited for the Mooncake master to verify a pool match", _STAGE_BUCKETS)]
     pool_listing: Annotated[Histogram, Spec("warmroute_pool_listing_seconds", "",
-        "Time to read the keys of the whole pool", _TTFT_BUCKETS)]
+        "Time to read the keys of the whole pool", TTFT_BUCKETS)]
     pool_failures: Annotated[Counter, Spec("warmroute_pool_failures", "pool code",
         "Requests that the Mooncake master did not answer, by code: pool_gone, pool_late, "
         "pool_error")]
@@ -219,55 +245,19 @@ class Metrics:
     spans: Annotated[Counter, Spec("warmroute_spans", "result",
         "OpenTelemetry spans, by result: sent, failed (the collector did not take them), dropped "
         "(the queue was full)")]
-    shadow_decisions: Annotated[Counter, Spec("warmroute_shadow_decisions", "shadow agrees",
-        "Decisions of a shadow policy, by whether it agrees with the live policy")]
-    shadow_ttft: Annotated[Counter, Spec("warmroute_shadow_ttft_seconds", "shadow choice",
-        "Sums of predicted times to first token, of the shadow's choice and of the live choice; "
-        "live minus shadow is the regret")]
-    shadow_regret: Annotated[Histogram, Spec("warmroute_shadow_regret_seconds", "shadow",
-        "Predicted time to first token of the live choice minus the shadow's; positive if the "
-        "shadow would be faster", _REGRET_BUCKETS)]
-    shadow_tokens: Annotated[Counter, Spec("warmroute_shadow_tokens", "shadow choice kind",
-        "Predicted tokens of the shadow's choice and of the live choice: recomputed, fetched")]
-    shadows_dropped: Annotated[Counter, Spec("warmroute_shadow_dropped", "",
-        "Decisions that shadow policies skipped because they are too slow")]
-    arm_requests: Annotated[Counter, Spec("warmroute_arm_requests", "experiment arm outcome",
-        "Requests of a variant that count for the experiment, by outcome")]
-    arm_not_counted: Annotated[Counter, Spec("warmroute_arm_not_counted", "experiment arm reason",
-        "Requests of a variant that do not count, by reason: wash_out, stopped")]
-    arm_ttft: Annotated[Histogram, Spec("warmroute_arm_ttft_seconds", "experiment arm",
-        "Time from arrival to the first byte of a stream, by variant", _TTFT_BUCKETS)]
-    arm_tokens: Annotated[Counter, Spec("warmroute_arm_tokens", "experiment arm kind",
-        "Prompt tokens by variant and kind: prompt, recomputed (as reported, or else predicted)")]
-    experiment_stops: Annotated[Counter, Spec(
-        "warmroute_experiment_stops", "experiment arm guardrail",
-        "Variants stopped by a guardrail at this router: errors, ttft, ttft_ratio")]
     # fmt: on
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        super().__init__()
         self.on_dropped: list[Callable[[str], object]] = []
         """Called with a candidate whose series are dropped: what is kept of them counts no more."""
-        for attribute, kind, spec in INSTRUMENTS:
-            options = {"buckets": spec.buckets} if spec.buckets is not None else {}
-            labels = spec.labels.split()
-            instrument = kind(spec.name, spec.text, labels, registry=self.registry, **options)
-            setattr(self, attribute, instrument)
 
     def drop_replica(self, candidates: Iterable[str]) -> None:
         """Drop the series of a replica that has been gone for long: a replica and its ranks."""
         for candidate in candidates:
-            for attribute, _, spec in INSTRUMENTS:
-                if "replica" in spec.labels.split():
-                    getattr(self, attribute).remove_where({"replica": candidate})
+            self.drop("replica", candidate)
             for forget in self.on_dropped:
                 forget(candidate)
-
-    def forget_experiment(self, name: str) -> None:
-        """Drop the series of an experiment that is removed."""
-        for attribute, _, spec in INSTRUMENTS:
-            if "experiment" in spec.labels.split():
-                getattr(self, attribute).remove_where({"experiment": name})
 
     def watch(self, source: StateSource) -> None:
         """Read the gauges of replicas and of the pool from `source` at every scrape."""
@@ -291,16 +281,6 @@ class Metrics:
         """Read the states of sources of replicas at every scrape."""
         self.registry.register(Families(SOURCE, describe))
 
-    def watch_experiments(self, describe: Callable[[], Iterable[ExperimentState]]) -> None:
-        """Read the states of experiments at every scrape."""
-        self.registry.register(Families(EXPERIMENT, describe))
-
     def render(self) -> bytes:
         """Render the text exposition format."""
         return generate_latest(self.registry)
-
-
-INSTRUMENTS: Final[list[tuple[str, Any, Spec]]] = [
-    (attribute, hint.__origin__, hint.__metadata__[0])
-    for attribute, hint in get_type_hints(Metrics, include_extras=True).items()
-]

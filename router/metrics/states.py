@@ -67,16 +67,6 @@ class SourceState(Struct, frozen=True, kw_only=True):
     not_followed: dict[str, str]  # address -> why
 
 
-class ExperimentState(Struct, frozen=True, kw_only=True):
-    """How an experiment stands at scrape time."""
-
-    name: str
-    design: str
-    is_running: bool
-    shares: dict[str, float]  # variant -> of the traffic in scope, 0.0 where it is stopped
-    evidence: dict[tuple[str, str], float]  # variant, guardrail -> of what is needed to stop it
-
-
 class StateSource(Protocol):
     """What describes the replicas and the pool."""
 

@@ -99,6 +99,11 @@ class AssignmentRecord(Struct, frozen=True, kw_only=True):
     control: str = ""  # variant that the others are compared with; "": older record
     trial: str = ""  # "": older record
 
+    @property
+    def label(self) -> str:
+        """Name the experiment and the variant."""
+        return f"{self.experiment}/{self.arm}"
+
 
 class DecisionRecord(Struct, frozen=True, kw_only=True):
     """What was known, what was decided, what happened. Times in milliseconds."""

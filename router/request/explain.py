@@ -38,7 +38,7 @@ class Explainer:
             "way": prompt.way,
             "policy": plan.policy.name,
             "policy_params": params_of(plan.policy),
-            "assignment": plan.assignment,
+            "assignment": prompt.variant.record if prompt.variant is not None else None,
             "decision": decision,
             "request": snapshot.request,
             "num_pool_tokens": plan.view.num_pool_tokens,

@@ -115,9 +115,8 @@ def _explain_in(
 ) -> None:
     headers["x-warmroute-replica"] = placement.lease.candidate
     headers["x-warmroute-policy"] = placement.plan.policy.name
-    assigned = placement.plan.assignment
-    if assigned is not None:
-        headers["x-warmroute-arm"] = f"{assigned.experiment}/{assigned.arm}"
+    if prompt.variant is not None:
+        headers["x-warmroute-arm"] = prompt.variant.record.label
     if tries.helped is not None:
         is_remote = tries.helped.result == "remote"
         headers["x-warmroute-prefill"] = tries.helped.where if is_remote else "local"

@@ -17,7 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from time import monotonic, time
+from time import monotonic
 from typing import Final
 
 from msgspec.structs import replace
@@ -29,11 +29,8 @@ from policies.view import RequestView, Snapshot
 from router.api.routes import engine_route
 from router.base.errors import NoReplicaAvailable, RouteNotServed, RouterError
 from router.cluster.outbox import Outbox
-from router.experiments.assignment import Assignment
-from router.experiments.runner import ExperimentRunner
 from router.metrics import Metrics
 from router.records.outcome import Outcome
-from router.records.record import AssignmentRecord
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate
@@ -41,7 +38,7 @@ from router.request import charging
 from router.request.match import Matcher, with_last_turn
 from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement, Plan, Split, booking_of
-from router.request.results import Prompt, Read, Tries
+from router.request.results import Prompt, Tries
 from router.request.split import why_here
 from router.request.stay import Stays
 from router.scheduling.classes import BATCH
@@ -55,7 +52,7 @@ class Place:
     """Plans, commits and ends placements.
 
     Args:
-        policy: Places prompts that are in no variant of an experiment.
+        policy: Places prompts that have no policy of their own.
         seed: For the policies' draws; fixed for the process.
         outbox: Tells other routers. None: there are none.
         clock: Monotonic seconds; the simulator has its own.
@@ -66,7 +63,6 @@ class Place:
         *,
         fleet: Fleet,
         matcher: Matcher,
-        experiments: ExperimentRunner,
         policy: Policy,
         seed: int,
         outbox: Outbox | None,
@@ -80,7 +76,6 @@ class Place:
         self._stays = Stays(fleet, matcher)
         self._caches = matcher.caches
         self.fetches = matcher.fetches
-        self._experiments = experiments
         self._policy = policy
         self._plain_policy = create("least_loaded", {})  # without a prompt nothing is cached
         self._seed = seed
@@ -92,16 +87,6 @@ class Place:
     def use(self, policy: Policy) -> None:
         """Place prompts by another policy, from the next decision on."""
         self._policy = policy
-
-    def assign(self, read: Read) -> Assignment | None:
-        """Give a prompt its variant of an experiment, which it keeps. None: it is in none.
-
-        Experiments assign by session: the client's session id, or the first turn of the
-        conversation. A completion without a session id takes part in switchbacks only.
-        """
-        if self._experiments.is_empty or read.request is None:
-            return None
-        return self._experiments.assign(read.model or "", read.session_hash, time())
 
     # ---------------------------------------------------------------- plan
 
@@ -178,14 +163,13 @@ class Place:
         now_s = self._clock()
         candidates = self.candidates(prompt, tries, now_s)
         policy = self._policy if prompt.read.request is not None else self._plain_policy
-        assignment = None
-        if prompt.assigned is not None:
-            policy, assignment = prompt.assigned.policy, prompt.assigned.record()
+        if prompt.variant is not None:
+            policy = prompt.variant.policy
         if not self._fleet.is_split or prompt.read.request is None:
-            return self._choose(prompt, candidates, policy, now_s, in_front_ms, assignment)
+            return self._choose(prompt, candidates, policy, now_s, in_front_ms)
         decodes = any(candidate.replica.role == "decode" for candidate in candidates)
         by = DECODE if decodes else policy
-        plan = self._choose(prompt, candidates, by, now_s, in_front_ms, assignment)
+        plan = self._choose(prompt, candidates, by, now_s, in_front_ms)
         return self.split(prompt, tries, plan, policy, in_front_ms)
 
     def split(
@@ -232,7 +216,6 @@ class Place:
         policy: Policy,
         now_s: float,
         in_front_ms: InFront = NOTHING,
-        assignment: AssignmentRecord | None = None,
     ) -> Plan:
         """Freeze what is known of candidates, and have a policy choose among them."""
         read = prompt.read
@@ -277,7 +260,6 @@ class Place:
             snapshot=snapshot,
             policy=policy,
             fetchable=found.fetchable.get(decision.candidate),
-            assignment=assignment,
             is_guess=is_guess,
         )
 

@@ -11,7 +11,6 @@ from policies.cost import costs_of
 from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Decision, Holding, ReplicaView, Snapshot
 from router.index.claims import Claim
-from router.records.record import AssignmentRecord
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate
 from router.request.fetch import Fetchable
@@ -49,7 +48,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     policy: Policy
     fetchable: Fetchable | None = None  # None: the candidate shares no cache that is counted on
-    assignment: AssignmentRecord | None = None
     helper: Plan | None = None
     split: Split | None = None
     helps: bool = False

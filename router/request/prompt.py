@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 
 from msgspec.structs import asdict, replace
@@ -10,15 +11,19 @@ from router.discovery.served_models import ServedModels
 from router.replicas.fleet import Fleet
 from router.request.ahead import Ahead
 from router.request.owners import Owners
-from router.request.place import Place
 from router.request.queue import WaitingRoom
 from router.request.read import extra_keys
-from router.request.results import Prompt, Read
+from router.request.results import Prompt, Read, Variant
 from router.request.tokenize import Tokenizer
+
+Choose = Callable[[Read], Variant | None]
 
 
 class Prompts:
-    """Turns requests that were read into prompts that can be placed."""
+    """Turns requests that were read into prompts that can be placed.
+
+    choose: Says how a prompt is placed; it is asked once. None: all are placed in one way.
+    """
 
     def __init__(
         self,
@@ -28,7 +33,6 @@ class Prompts:
         owners: Owners,
         tokenizer: Tokenizer,
         ahead: Ahead,
-        place: Place,
         queue: WaitingRoom,
     ) -> None:
         self._fleet = fleet
@@ -36,8 +40,8 @@ class Prompts:
         self._owners = owners
         self.tokenizer = tokenizer
         self._ahead = ahead
-        self._place = place
         self._queue = queue
+        self.choose: Choose | None = None
 
     async def count(self, read: Read) -> int | None:
         """Count the tokens of a request that asks for that. None: an engine has to."""
@@ -56,14 +60,14 @@ class Prompts:
             read = replace(read, request=None)
             return Prompt(read=read, owner=owner, tokenized_s=monotonic())
         tokenized = await self.tokenizer.find(read)
-        assigned = self._place.assign(read)
-        service_class, deadline_ms = self._queue.service(read, assigned)
+        variant = self.choose(read) if self.choose is not None else None
+        service_class, deadline_ms = self._queue.service(read, variant)
         prompt = Prompt(
             **asdict(tokenized),
             read=read.without_content(),
             owner=owner,
             extra=extra_keys(self._fleet, read.model or "", read.salt),
-            assigned=assigned,
+            variant=variant,
             service_class=service_class,
             deadline_ms=deadline_ms,
         )

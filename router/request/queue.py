@@ -6,7 +6,7 @@ comes with a first token, the end of a lease at any router, or a change of healt
 are one step within a release, so each release sees the ones before it.
 
 A request waits once. A retry does not wait, nor a request that only one replica can answer. A
-variant of an experiment may switch the queue on or off for its own requests.
+request's variant may switch the queue on or off for it.
 
 An error fails the one request that it concerns. No task runs: while nothing waits, nothing happens.
 """
@@ -24,14 +24,13 @@ from msgspec.structs import replace
 from router.base.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.base.turns import TURN_S
 from router.config import QueueConfig
-from router.experiments.assignment import Assignment
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import NOTHING, InFront
 from router.replicas.recent import RecentRate
 from router.request.place import Place
 from router.request.plan import Placement, Plan
-from router.request.results import Prompt, Read, Tries, Wait
+from router.request.results import Prompt, Read, Tries, Variant, Wait
 from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass, class_of, deadline_ms_of
 from router.scheduling.queue import Limit, Outlook, Queue, Verdict
 from router.scheduling.waiting import QueueRules, Waiting
@@ -59,7 +58,7 @@ class WaitingRoom:
     """Where prompts wait; on a router's event loop.
 
     Args:
-        is_on: Whether prompts wait, unless their variant of an experiment says otherwise.
+        is_on: Whether prompts wait, unless their variant says otherwise.
     """
 
     def __init__(
@@ -98,28 +97,27 @@ class WaitingRoom:
         """Return the limit on inter-token latency. None: there is none."""
         return self._rules.tbt_ms
 
-    def is_on(self, read: Read, assigned: Assignment | None) -> bool:
+    def is_on(self, read: Read, variant: Variant | None) -> bool:
         """Return whether a prompt may have to wait: its variant says so, or else the router."""
         if read.request is None:
             return False
-        queue = assigned.queue if assigned is not None else None
-        return self._is_on if queue is None or queue.mode is None else queue.mode == "on"
+        return self._is_on if variant is None or variant.waits is None else variant.waits
 
     def takes(self, prompt: Prompt, tries: Tries) -> bool:
         """Return whether a request has to wait here before it is placed."""
-        if prompt.owner is not None or not self.is_on(prompt.read, prompt.assigned):
+        if prompt.owner is not None or not self.is_on(prompt.read, prompt.variant):
             return False
         return tries.wait.released is None and not tries.records
 
     def service(
-        self, read: Read, assigned: Assignment | None
+        self, read: Read, variant: Variant | None
     ) -> tuple[ServiceClass | None, float | None]:
         """Return the class and the deadline in ms of a request. None: it never waits.
 
         Raises:
             BadRequest: a header makes no sense.
         """
-        if not self.is_on(read, assigned):
+        if not self.is_on(read, variant):
             return None, None
         headers, default_s = read.inbound.headers, self._config.deadline_s
         service_class = class_of(headers, is_batch=read.inbound.caller.is_batch)
@@ -246,10 +244,9 @@ class WaitingRoom:
 
     def _rules_of(self, prompt: Prompt) -> QueueRules | None:
         """Return the rules of a request's variant. None: the configuration's."""
-        queue = prompt.assigned.queue if prompt.assigned is not None else None
-        if queue is None:
+        if prompt.variant is None or prompt.variant.fill is None:
             return None
-        return None if queue.fill is None else replace(self._rules, fill=queue.fill)
+        return replace(self._rules, fill=prompt.variant.fill)
 
     # Releases
 

@@ -142,7 +142,7 @@ def record_of(facts: Facts) -> DecisionRecord:
         session=engine_name(whose) if (whose := read.whose.conversation) is not None else None,
         policy=plan.policy.name,
         policy_params=params_of(plan.policy),
-        assignment=plan.assignment,
+        assignment=prompt.variant.record if prompt.variant is not None else None,
         state=facts.state,
         snapshot=plan.snapshot,
         decision=plan.decision,

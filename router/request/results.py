@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from multidict import CIMultiDictProxy
 
+from policies.policy import Policy
 from policies.view import CandidateId
 from router.api.apis import Api, Request
 from router.api.clients import Client
@@ -29,9 +30,8 @@ from router.api.parts import Parts
 from router.base.caller import ANYBODY, Caller
 from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.base.limits import Charge
-from router.experiments.assignment import Assignment
 from router.index.block_index import BlockMatch
-from router.records.record import PrefillRecord, Try
+from router.records.record import AssignmentRecord, PrefillRecord, Try
 from router.replicas.deaths import Body
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
@@ -185,13 +185,27 @@ class Tokenized(Struct, frozen=True, kw_only=True):
     is_refused_here: bool = False
 
 
+class Variant(Struct, frozen=True, kw_only=True, gc=False):
+    """How one request is placed, if not as all others are; see `Prompts.choose`.
+
+    waits: Whether it may have to wait. None: as all others.
+    fill: Its `queue.fill`. None: that of all others.
+    record: For its decision record; `record.label` is what people see.
+    """
+
+    policy: Policy
+    waits: bool | None = None
+    fill: float | None = None
+    record: AssignmentRecord
+
+
 class Prompt(Tokenized, frozen=True, kw_only=True):
     """A request that can be placed: its tokens, and what decides when and where it goes.
 
     owner: The replica that issued the response it is about; no other has it.
     extra: What names its blocks besides tokens.
     found: What Redis knows of its blocks, where Redis is asked.
-    assigned: Its variant of an experiment. None: it is in none.
+    variant: How it is placed. None: as all others are.
     service_class, deadline_ms: None if requests do not wait; the deadline counts from its arrival.
     original: The same request before it failed to fetch blocks. This one has a salt of its own, so
         that no cache has anything of it.
@@ -202,7 +216,7 @@ class Prompt(Tokenized, frozen=True, kw_only=True):
     extra: ExtraKeys = NO_EXTRA
     chains: dict[HashContract, Sequence[BlockKey]] = {}  # see `keys`
     found: Mapping[CandidateId, BlockMatch] = {}
-    assigned: Assignment | None = None
+    variant: Variant | None = None
     service_class: ServiceClass | None = None
     deadline_ms: float | None = None
     original: Prompt | None = None

@@ -93,7 +93,7 @@ class Waiting(Struct):
     is_batch: bool = False
     caller: Caller = ANYBODY
     deadline_s: float | None = None  # time by which its first token must come; None: any
-    rules: QueueRules | None = None  # of its variant of an experiment; the order has none
+    rules: QueueRules | None = None  # of its own; the order has none
     answers_at: CandidateId | None = None  # as last chosen, if another replica computes the prompt
     place: Place = Place(True, 0, False, False, 0.0, 0)  # set by the queue
     compute_ms: float = 0.0  # predicted time to compute the prompt, as last chosen

@@ -68,7 +68,7 @@ async def test_what_routers_share_is_read(settings: RedisConfig, store: RedisSto
     await store.hold([STREAM.id])
     await store.write([Delta(stream_id=STREAM.id, changes=(TierChange("gpu", pack_keys([1, 2])),))])  # type: ignore[list-item]
     await store.records.put_sessions({7: SessionState(STREAM.id, 1, None)}, 60.0)
-    await store.records.put_replica("two", ReplicaRecord(url="http://10.0.0.6:8000"))
+    await store.records.put_order("replicas", "two", ReplicaRecord(url="http://10.0.0.6:8000"))
 
     found, records = await looked(settings)
 

@@ -195,7 +195,7 @@ async def stored(url: str, **records: ReplicaRecord) -> AsyncIterator[RedisStore
     await store.open()
     try:
         for name, record in records.items():
-            await store.records.put_replica(name, record)
+            await store.records.put_order("replicas", name, record)
         await store.beat(b"")
         yield store
     finally:

@@ -22,13 +22,14 @@ from router.base.messages import (
     StreamHead,
     StreamStatus,
     TierChange,
+    decode_record,
     encode,
 )
 from router.cluster.redis_store import RedisStore, Written
 from router.cluster.redis_sweep import Swept
-from router.experiments.state import State, Stopped, encode_state
+from router.observers.experiments.state import State, Stopped, decode_state
 from tests.cluster.redis_stores import POOL_STREAM, R1, R2, blocks, opened, pack, removed, stored
-from tests.experiments.samples import NOW_S, experiment
+from tests.observers.experiments.samples import NOW_S, experiment
 from tests.redis_servers import RedisServer, Start
 
 OK, FENCED, NO_ROOM = Written
@@ -282,8 +283,8 @@ async def test_notes_come_in_order_and_wake_the_reader(
         await store.publish([Alive((1, 2))])
         second, end = await store.read_notes(after, block_s=1)
 
-    assert first == [Notes("router-2", (Ended(3, True),))]
-    assert second == [Notes("router-1", (Alive((1, 2)),))]
+    assert first == [encode(Notes("router-2", (Ended(3, True),)))]
+    assert second == [encode(Notes("router-1", (Alive((1, 2)),)))]
     assert await store.last_note() == end
 
 
@@ -426,15 +427,13 @@ async def test_sessions_are_shared_and_expire(
 async def test_replicas_are_registered(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
-    """Added, changed, taken out; what cannot be read is counted and skipped."""
+    """Added, changed; what cannot be read is counted and skipped."""
     record = ReplicaRecord(url="http://127.0.0.1:1", draining=True)
-    await store.records.put_replica("a", ReplicaRecord(url="http://127.0.0.1:1"))
-    await store.records.put_replica("a", record)
-    await store.records.put_replica("b", record)
-    await store.records.put_replica("b", None)
+    await store.records.put_order("replicas", "a", ReplicaRecord(url="http://127.0.0.1:1"))
+    await store.records.put_order("replicas", "a", record)
     shared_redis.client.hset(f"{{wr:{namespace}}}:replicas", "c", "garbage")
 
-    assert await store.records.replicas() == {"a": record}
+    assert await store.records.orders("replicas", decode_record) == {"a": record}
     assert store.num_garbage == 1
 
 
@@ -444,13 +443,13 @@ async def test_experiments_are_kept(
     """As they were; what cannot be read is counted and skipped."""
     state = State(id="1", definition=experiment(), started_s=NOW_S)
     stopped = replace(state, stopped={"b": Stopped(at_s=NOW_S, reason="slow")})
-    await store.records.put_experiment("e", state)
-    await store.records.put_experiment("e", stopped)
+    await store.records.put_order("experiments", "e", state)
+    await store.records.put_order("experiments", "e", stopped)
     key = f"{{wr:{namespace}}}:experiments"
     shared_redis.client.hset(key, "f", "garbage")
-    shared_redis.client.hset(key, b"\xff", encode_state(state))
+    shared_redis.client.hset(key, b"\xff", encode(state))
 
-    assert await store.records.experiments() == {"e": stopped}
+    assert await store.records.orders("experiments", decode_state) == {"e": stopped}
     assert store.num_garbage == 2
 
 
@@ -580,7 +579,7 @@ async def test_something_else_under_a_key_is_refused(
     shared_redis.client.set(f"{{wr:{namespace}}}:work", "x")
     shared_redis.client.set(f"{{wr:{namespace}}}:replicas", "x")
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
-        await store.records.replicas()
+        await store.records.orders("replicas", decode_record)
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
         await store.read_notes("0-0", block_s=0)
 

@@ -27,23 +27,22 @@ from router.base.messages import (
     StreamStatus,
     TenantUsage,
     TierChange,
-    decode_notes,
     decode_record,
     decode_session,
     decode_status,
     encode,
     pack_keys,
 )
-from router.base.turn_notes import Booked, Over, Remembered, Run, SharedParts
 from router.cluster.redis_snapshot import IndexSnapshot, _named_bits, read_heads
 from router.config import ReplicaConfig
-from router.experiments.runner import ExperimentRunner
-from router.experiments.runner import refused as refused_experiment
-from router.experiments.state import decode_state
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
-from router.metrics import Metrics
+from router.observers.experiments.metrics import ExperimentMetrics
+from router.observers.experiments.runner import ExperimentRunner
+from router.observers.experiments.runner import refused as refused_experiment
+from router.observers.experiments.state import decode_state
 from router.observers.sessions.describe import session_fields, turn_fields
+from router.observers.sessions.turn_notes import Booked, Over, Remembered, Run, SharedParts
 from router.observers.sessions.turns import Turn
 from router.records.computed import Change, Computed, Loss, Move
 from router.replicas.registry import Registry
@@ -102,6 +101,16 @@ NOTES = Notes(
         Over(5, (7,)),
     ),
 )
+
+
+def a_node() -> Node:
+    """Make a router that takes notes of all kinds."""
+    node = Node("me", ("x",))
+    for kind in (Registered, PoolChanged, Consumed, Over):
+        node.peers.notes.register(kind, lambda *_: None)
+    return node
+
+
 LOAD = Load(2, (OpenLease(BEGAN, 0.5, True),))
 DEFINITION = {
     "name": "e",
@@ -149,10 +158,10 @@ def test_statuses(status: bytes) -> None:
 @fuzz(st.lists(notes, max_size=5), packed(st.just(LOAD)), packed(st.just(SessionState(X, 3, 0.5))))
 def test_notes(some: list[bytes], load: bytes, session: bytes) -> None:
     """Another router's notes: figures stay finite; when it falls silent nothing of it is left."""
-    node = Node("me", ("x",))
+    node = a_node()
     for packed_notes in some:
         with suppress(ValueError):
-            node.peers.apply(decode_notes(packed_notes), 1.0)
+            node.peers.apply(node.peers.notes.decode(packed_notes), 1.0)
         assert is_sane(node)
     for session in node.ledger:
         assert sum(session.totals.by_cause.values()) >= 0
@@ -194,7 +203,7 @@ def test_records(some: list[tuple[str, bytes]]) -> None:
 @fuzz(st.lists(packed(st.just(EXPERIMENT)), max_size=3))
 def test_experiments(some: list[bytes]) -> None:
     """Experiments in the store: followed or refused with a reason."""
-    experiments = ExperimentRunner(Metrics())
+    experiments = ExperimentRunner(ExperimentMetrics())
     for state in some:
         with suppress(ValueError):
             found = decode_state(state)
@@ -242,6 +251,6 @@ def test_snapshots(hash_: dict[bytes, bytes], values: list[tuple[bytes, bytes]])
 def test_the_samples_are_sane() -> None:
     """What is twisted above decodes when it is not."""
     assert decode_status(encode(STATUS)) == STATUS
-    assert decode_notes(encode(NOTES)) == NOTES
+    assert a_node().peers.notes.decode(encode(NOTES)) == NOTES
     packed_state = msgspec.msgpack.encode(EXPERIMENT)
     assert refused_experiment("e", decode_state(packed_state)) is None

@@ -74,6 +74,8 @@ async def main():
 uvloop.run(main())
 """
 
+_EXPERIMENT: Final = {"name": "e", "arms": [{"name": n, "policy": "random"} for n in "ab"]}
+
 _CONFIGURE: Final = """
 from router import config
 from router.assembly.router import Router
@@ -140,6 +142,7 @@ def test_an_observer_goes_with_its_folder(tmp_path: Path, name: str) -> None:
         ("tracing", '("tracing", "endpoint"): "http://127.0.0.1:9"', "tracing"),
         ("early", '("early", "mode"): "on"', "early"),
         ("shadows", '("shadow", "share"): 0.5', "shadow"),
+        ("experiments", f'("experiment", "definitions"): [{_EXPERIMENT}]', "experiment"),
     ],
 )
 def test_a_configuration_that_names_what_is_gone_is_refused(

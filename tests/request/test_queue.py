@@ -23,7 +23,7 @@ from policies.view import CandidateId, ReplicaView
 from router.base.caller import ANYBODY
 from router.base.errors import NoReplicaAvailable
 from router.config import QueueConfig
-from router.experiments.definition import Arm, ArmQueue, Experiment
+from router.config.experiments import Arm, ArmQueue, Experiment
 from router.metrics import Metrics
 from router.replicas.cost_fit import PRIOR
 from router.replicas.fleet import Fleet
@@ -711,7 +711,7 @@ def a_prompt(num_waiting: int = 0) -> Any:
         num_more_tokens=0,
         plan=plan,
         service_class=None,
-        assigned=None,
+        variant=None,
         deadline_ms=None,
     )
 

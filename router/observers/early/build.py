@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from router.http.part import Part
 from router.observers.early.early import Early
+from router.observers.early.metrics import EarlyMetrics
 from router.observers.early.next_prompt import NextPrompts
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 def build(router: Router) -> Part:
     """Build the part."""
+    metrics = EarlyMetrics(router.metrics.registry)
     if not router.config.early.is_on:
         return Part()
     steps = router.story.steps
@@ -29,6 +31,6 @@ def build(router: Router) -> Part:
         num_queued=lambda: steps.queue.num_waiting,
         upstream=router.upstream,
         headers=steps.headers,
-        metrics=router.metrics,
+        metrics=metrics,
     )
     return Part(observers=[early], loops={"early": early.run})

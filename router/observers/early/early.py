@@ -33,8 +33,8 @@ from router.base.bounded import BoundedBytes
 from router.base.errors import RouterError
 from router.base.supervisor import described
 from router.config import EarlyConfig
-from router.metrics import Metrics
 from router.observers.early.answer_text import AnswerText
+from router.observers.early.metrics import EarlyMetrics
 from router.observers.early.next_prompt import MAX_BODY_BYTES, Beginning, NextPrompts
 from router.observers.early.results import EarlyResults
 from router.records.outcome import Outcome
@@ -102,7 +102,7 @@ class Early(Observer):
         num_queued: Callable[[], int],
         upstream: Upstream,
         headers: RequestHeaders,
-        metrics: Metrics,
+        metrics: EarlyMetrics,
     ) -> None:
         self._config = config
         self._fleet = fleet

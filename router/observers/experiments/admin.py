@@ -10,9 +10,9 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from router.config import experiment_of
-from router.experiments.definition import check
-from router.experiments.runner import ExperimentRunner
+from router.config.experiments import check
 from router.http.admin_pages import Handler, as_bad_request, json_answer, read_body
+from router.observers.experiments.runner import ExperimentRunner
 
 
 class _Ramp(Struct, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ import time
 from itertools import islice
 from typing import Any, Final
 
-from router.experiments.runner import ExperimentRunner
+from router.observers.experiments.runner import ExperimentRunner
 
 MAX_EXPERIMENTS: Final = 5
 

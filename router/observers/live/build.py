@@ -68,7 +68,6 @@ def _sections(router: Router, feed: Feed, history: History) -> Mapping[str, Sect
         "tokens": history.describe,
         "sessions": lambda: {"total": 0, "forgotten": 0, "shown": []},
         "findings": list,
-        "experiments": list,
         "tokenizers": lambda: tokenizer_fields(router.fleet, router.prompters),
         "sources": lambda: source_fields(router.status),
         "pools": lambda: pool_fields(router.status),

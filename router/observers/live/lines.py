@@ -18,7 +18,7 @@ MAX_COSTS: Final = 16
 def decision_line(record: DecisionRecord) -> dict[str, Any]:
     """Describe a finished request; times in milliseconds, `at` in unix seconds when it ended."""
     chosen, computed = record.decision.candidate, record.computed
-    assigned, prefill = record.assignment, record.prefill
+    assignment, prefill = record.assignment, record.prefill
     return {
         "kind": "decision",
         "request": record.request_id,
@@ -49,7 +49,7 @@ def decision_line(record: DecisionRecord) -> dict[str, Any]:
         "predicted_ttft_ms": _rounded(record.predicted_ttft_ms),
         "total_ms": round(record.total_ms, 1),
         "tries": [{"replica": each.candidate, "failure": each.failure} for each in record.tries],
-        "experiment": f"{assigned.experiment}/{assigned.arm}" if assigned is not None else None,
+        "experiment": assignment.label if assignment is not None else None,
         "prefill": prefill.where if prefill is not None else None,
         "num_costs": len(record.snapshot.replicas),
         "costs": list(_costs(record)),

@@ -45,7 +45,7 @@ def _whose(read: Read) -> dict[str, Any]:
 def _routed(facts: Facts, placement: Placement) -> dict[str, Any]:
     """Return the fields of a request that was placed."""
     prompt, tries, usage = facts.prompt, facts.tries, facts.usage
-    read, client, assigned = prompt.read, prompt.read.inbound.client, facts.plan.assignment
+    read, client, variant = prompt.read, prompt.read.inbound.client, prompt.variant
     return {
         "request": read.request_id,
         "trace": facts.notes.get("trace"),
@@ -53,7 +53,7 @@ def _routed(facts: Facts, placement: Placement) -> dict[str, Any]:
         "model": read.model,
         "tenant": read.inbound.caller.name,
         "replica": placement.lease.candidate,
-        "arm": f"{assigned.experiment}/{assigned.arm}" if assigned else None,
+        "arm": variant.record.label if variant is not None else None,
         "why": facts.plan.decision.reason,
         "prefill": tries.helped.where if tries.helped is not None else None,
         "tokens": prompt.num_tokens,

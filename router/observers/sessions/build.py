@@ -13,6 +13,7 @@ from router.observers.sessions.hooks import Hooks
 from router.observers.sessions.ledger import Ledger
 from router.observers.sessions.losses import Losses
 from router.observers.sessions.rows import SessionRows
+from router.observers.sessions.turn_notes import Over
 from router.observers.sessions.turn_share import share_turns
 
 if TYPE_CHECKING:
@@ -38,14 +39,16 @@ def build(router: Router) -> Part:
         fetches=router.fetches,
     )
     router.status.losses = losses.by_candidate
-    if router.cluster.outbox is not None and router.cluster.peers is not None:
-        hooks.tell, router.cluster.peers.on_over = router.cluster.outbox.tell_turn, hooks.receive
+    cluster = router.cluster
+    if cluster.outbox is not None and cluster.peers is not None:
+        hooks.tell = cluster.outbox.tell_later
+        cluster.peers.notes.register(Over, lambda note, *_: hooks.receive(note))
         share_turns(
             ledger,
             index=router.caches.index,
-            names=router.cluster.names,
-            outbox=router.cluster.outbox,
-            peers=router.cluster.peers,
+            names=cluster.names,
+            outbox=cluster.outbox,
+            peers=cluster.peers,
         )
     return Part(
         observers=[bookkeeper],

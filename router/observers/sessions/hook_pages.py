@@ -19,10 +19,10 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from router.base.errors import BadRequest, PayloadTooLarge
-from router.base.turn_notes import Hooked
 from router.http.admin_pages import Handler
 from router.metrics import Metrics
 from router.observers.sessions.hooks import Hooks
+from router.observers.sessions.turn_notes import Hooked
 from router.tenants import Tenants
 
 _MAX_BYTES: Final = 1 << 19  # summaries and last messages are in it

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from router.api.sessions import engine_name, session_hash
-from router.base.turn_notes import MAX_DIGESTS, Hooked, Over
 from router.observers.sessions.ledger import Ledger, Session
+from router.observers.sessions.turn_notes import MAX_DIGESTS, Hooked, Over
 from router.replicas.fleet import Fleet
 
 logger = logging.getLogger(__name__)

@@ -23,13 +23,19 @@ from router.base.messages import (
     pack_keys,
     unpack_words,
 )
-from router.base.turn_notes import MAX_TURN_BYTES, Booked, Remembered, Run, SharedParts
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.index.block_index import BlockIndex
 from router.observers.sessions.ledger import Ledger, Memory
 from router.observers.sessions.threads import Thread, num_equal, num_shared
+from router.observers.sessions.turn_notes import (
+    MAX_TURN_BYTES,
+    Booked,
+    Remembered,
+    Run,
+    SharedParts,
+)
 from router.observers.sessions.turns import Turn, decode_turn, encode_turn
 
 _NOTE_BYTES = 200
@@ -45,27 +51,28 @@ def share_turns(
         if stream_id is not None:
             note = _note_of(memory, stream_id)
             num_messages = len(note.parts.messages.added) if note.parts is not None else 0
-            outbox.tell_turn(note, _NOTE_BYTES + len(note.keys.added) + num_messages)
+            outbox.tell_later(note, _NOTE_BYTES + len(note.keys.added) + num_messages)
 
     def tell_turn(key: int, turn: Turn) -> None:
         packed = encode_turn(_renamed(turn, lambda name: names.stream_id_of(CandidateId(name))))
         if len(packed) <= MAX_TURN_BYTES:
-            outbox.tell_turn(Booked(key, packed), _NOTE_BYTES + len(packed))
+            outbox.tell_later(Booked(key, packed), _NOTE_BYTES + len(packed))
 
     def candidate_of(stream_id: str) -> CandidateId | None:
         return names.candidate_of(StreamId(stream_id))
 
-    def receive(note: Remembered | Booked) -> None:
-        if isinstance(note, Booked):
-            turn = decode_turn(note.turn)
-            ledger.learn_turn(note.conversation, _renamed(turn, candidate_of))
-            return
+    def receive_turn(note: Booked, router: str, now_s: float) -> None:
+        turn = decode_turn(note.turn)
+        ledger.learn_turn(note.conversation, _renamed(turn, candidate_of))
+
+    def receive(note: Remembered, router: str, now_s: float) -> None:
         before = (*ledger.threads(note.conversation), *ledger.threads(note.parent))
         candidate = candidate_of(note.stream_id) or CandidateId(note.stream_id)
         ledger.learn(_memory_of(note, before, candidate, index.num_emptied(candidate)))
 
     ledger.on_remembered, ledger.on_added = tell, tell_turn
-    peers.on_turn = receive
+    peers.notes.register(Remembered, receive)
+    peers.notes.register(Booked, receive_turn)
 
 
 def _note_of(memory: Memory, stream_id: StreamId) -> Remembered:

@@ -22,7 +22,7 @@ from policies.naming import label_of
 from policies.policy import Policy
 from policies.view import CandidateCost, CandidateId, Snapshot
 from router.base.bounded import Backlog
-from router.metrics import Metrics
+from router.observers.shadows.metrics import ShadowMetrics
 from router.records.record import DecisionRecord, ShadowDecision
 from router.request.observer import Observer
 
@@ -83,13 +83,13 @@ class Shadows(Observer):
         policies: Sequence[Policy],
         *,
         share: float,
-        metrics: Metrics,
+        metrics: ShadowMetrics,
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self._policies = [(label_of(policy), policy) for policy in policies]
         self._bound = int(share * (1 << 64))
         self._metrics = metrics
-        self._by_shadow = {label: _ShadowMetrics(metrics, label) for label, _ in self._policies}
+        self._by_shadow = {label: _ByShadow(metrics, label) for label, _ in self._policies}
         self._waiting: Backlog[tuple[DecisionRecord, Write]] = Backlog(max_waiting)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -138,12 +138,12 @@ class Shadows(Observer):
         write(replace(record, shadows=decisions))
 
 
-class _ShadowMetrics:
+class _ByShadow:
     """One shadow's instruments, looked up once."""
 
     __slots__ = ("_agreed", "_differed", "_pairs", "_regret")
 
-    def __init__(self, metrics: Metrics, label: str) -> None:
+    def __init__(self, metrics: ShadowMetrics, label: str) -> None:
         self._agreed = metrics.shadow_decisions.labels(label, "yes")
         self._differed = metrics.shadow_decisions.labels(label, "no")
         self._regret = metrics.shadow_regret.labels(label)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from policies.registry import create
 from router.http.part import Part
 from router.observers.shadows import Shadows
+from router.observers.shadows.metrics import ShadowMetrics
 
 if TYPE_CHECKING:
     from router.assembly.router import Router
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
 
 def build(router: Router) -> Part:
     """Build the part."""
-    config = router.config.shadow
+    config, metrics = router.config.shadow, ShadowMetrics(router.metrics.registry)
     if not config.policies:
         return Part()
     shadows = Shadows(
         [create(shadow.name, shadow.params) for shadow in config.policies],
         share=config.share,
-        metrics=router.metrics,
+        metrics=metrics,
     )
     return Part(observers=[shadows], wrap_record=shadows.put)

@@ -88,7 +88,7 @@ def _server(trace: Trace) -> Span:
 
 
 def _of_record(record: DecisionRecord) -> dict[str, Any]:
-    assigned = record.assignment
+    assignment = record.assignment
     attributes: dict[str, Any] = {
         names.REQUEST_ID: record.request_id,
         names.MODEL: record.model or None,
@@ -99,7 +99,7 @@ def _of_record(record: DecisionRecord) -> dict[str, Any]:
         names.POLICY: record.policy,
         names.REASON: record.decision.reason,
         names.CACHE_STATE: record.state,
-        names.VARIANT: f"{assigned.experiment}/{assigned.arm}" if assigned is not None else None,
+        names.VARIANT: assignment.label if assignment is not None else None,
         names.ROUTER_S: record.router_ms / 1000,
         names.WAITED_S: record.waited_ms / 1000,
         names.WAITED_FOR: record.waited_for,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from router.experiments.definition import Arm, Experiment
-from router.experiments.runner import ExperimentRunner
-from router.metrics import Metrics
+from router.config.experiments import Arm, Experiment
+from router.observers.experiments.metrics import ExperimentMetrics
+from router.observers.experiments.runner import ExperimentRunner
 from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Scene, observed, records
 
@@ -134,7 +134,7 @@ def test_pairs_are_those_that_routers_draw(
         for name, share in zip(("control", "treatment"), shares, strict=True)
     )
     definition = Experiment(name="trial", design="switchback", slot_s=scene.slot_s, arms=arms)
-    experiments = ExperimentRunner(Metrics())
+    experiments = ExperimentRunner(ExperimentMetrics())
     experiments.start(definition, START_S)
     trial = experiments.find("trial")
 

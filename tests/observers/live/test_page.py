@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.experiments.definition import Arm, Experiment
+from router.config.experiments import Arm, Experiment
 from tests.faults.pooled import pooled
 from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage, streamed, words
 from tests.faults.tenants import A as TENANT_A

@@ -13,8 +13,8 @@ from policies import POLICIES, create
 from policies.naming import parse
 from policies.policy import Policy
 from policies.view import Decision, Snapshot
-from router.metrics import Metrics
 from router.observers.shadows import Shadows, shadow_decisions
+from router.observers.shadows.metrics import ShadowMetrics
 from router.records.record import DecisionRecord, PrefillRecord
 from tests.faults.stage import Engines, Stage, chat, on_stage, records_in, streamed, words
 from tests.policies.snapshots import replica, snapshot
@@ -142,7 +142,7 @@ async def test_where_prompts_are_placed_apart_shadows_are_asked_about_these() ->
     local = PrefillRecord(result="local", why="cheaper", here_ms=1.0, there_ms=2.0)
     remote = replace(local, result="remote", snapshot=prompt.snapshot, decision=prompt.decision)
     written: list[DecisionRecord] = []
-    shadows = Shadows([create("min_ttft")], share=1.0, metrics=Metrics())
+    shadows = Shadows([create("min_ttft")], share=1.0, metrics=ShadowMetrics())
 
     for prefill in (local, remote):
         shadows.put(replace(decode, prefill=prefill), written.append)
@@ -154,7 +154,7 @@ async def test_where_prompts_are_placed_apart_shadows_are_asked_about_these() ->
 async def test_a_share_of_the_decisions_is_put_to_them() -> None:
     """Drawn by the decision's number; the others are written at once."""
     written: list[DecisionRecord] = []
-    shadows = Shadows([create("random")], share=0.3, metrics=Metrics())
+    shadows = Shadows([create("random")], share=0.3, metrics=ShadowMetrics())
     for number in range(1000):
         shadows.put(record_of(replace(WARM, number=number)), written.append)
     at_once = len(written)
@@ -166,7 +166,7 @@ async def test_a_share_of_the_decisions_is_put_to_them() -> None:
 
 async def test_what_finds_no_room_is_written_without() -> None:
     """Nothing waits for shadows that are behind; it is counted."""
-    metrics, written = Metrics(), list[DecisionRecord]()
+    metrics, written = ShadowMetrics(), list[DecisionRecord]()
     shadows = Shadows([create("random")], share=1.0, metrics=metrics, max_waiting=10)
     for _ in range(25):
         shadows.put(record_of(WARM), written.append)
@@ -181,7 +181,7 @@ async def test_what_finds_no_room_is_written_without() -> None:
 async def test_the_loop_is_left_to_others_in_between() -> None:
     """A long queue is worked off by and by, in order."""
     written: list[DecisionRecord] = []
-    shadows = Shadows([create("kv_aware")], share=1.0, metrics=Metrics())
+    shadows = Shadows([create("kv_aware")], share=1.0, metrics=ShadowMetrics())
     for number in range(500):
         shadows.put(record_of(replace(WARM, number=number)), written.append)
     assert not written
@@ -197,7 +197,7 @@ async def test_the_loop_is_left_to_others_in_between() -> None:
 
 async def test_a_shadow_with_a_bug_costs_its_answer_only() -> None:
     """The record is written without, and it is counted."""
-    metrics, written = Metrics(), list[DecisionRecord]()
+    metrics, written = ShadowMetrics(), list[DecisionRecord]()
     shadows = Shadows([Broken()], share=1.0, metrics=metrics)
     shadows.put(record_of(WARM), written.append)
     shadows.close()

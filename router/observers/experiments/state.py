@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.base.decoding import decoder
-from router.experiments.definition import Experiment
+from router.config.experiments import Experiment
 
 
 class Change(Struct, frozen=True, kw_only=True):
@@ -88,5 +88,4 @@ def _earliest(one: Stopped | None, other: Stopped | None) -> Any:
     return min(given, key=lambda s: (s.at_s, s.reason, s.guardrail or ""), default=None)
 
 
-encode_state = msgspec.msgpack.Encoder().encode
 decode_state = decoder(State, "msgpack")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.experiments.definition import Arm, Experiment, Step
+from router.config.experiments import Arm, Experiment, Step
 
 NOW_S = 1_800_000_000.0
 

@@ -1,4 +1,4 @@
-"""router.experiments.guardrails: what counts as one observation, and what stops an arm."""
+"""The guardrails: what counts as one observation, and what stops a variant."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.experiments.definition import Guardrails
-from router.experiments.guardrails import MAX_UNITS, Guard, Verdict, drawn_answer
-from tests.experiments.samples import arms, experiment
+from router.config.experiments import Guardrails
+from router.observers.experiments.guardrails import MAX_UNITS, Guard, Verdict, drawn_answer
+from tests.observers.experiments.samples import arms, experiment
 
 
 def guard(design: str = "split", **rules: float) -> Guard:

@@ -1,4 +1,4 @@
-"""router.experiments.definition: what is wrong with an experiment is said with the field's name."""
+"""router.config.experiments: what is wrong with an experiment is said with the field's name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from router import config
 from router.base.errors import ConfigError
-from router.experiments.definition import ArmQueue, Experiment, check_all, conflict
-from tests.experiments.samples import experiment
+from router.config.experiments import ArmQueue, Experiment, check_all, conflict
+from tests.observers.experiments.samples import experiment
 
 A = {"name": "a", "policy": "kv_aware"}
 B = {"name": "b", "policy": "kv_aware", "params": {"alpha": 0}}

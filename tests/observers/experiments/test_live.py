@@ -1,4 +1,4 @@
-"""router.experiments.runner: experiments in a whole router, from the header to the record."""
+"""router.observers.experiments: in a whole router, from the header to the record."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 from loadtest.engine_model.time_model import TimeModel
 from policies.view import CandidateId
 from router.api.sessions import session_hash
+from router.observers.experiments import Experiments
+from router.observers.experiments.runner import ExperimentRunner
 from router.records.outcome import Outcome
 from router.replicas import Booking
 from tests.faults.stage import (
@@ -249,7 +251,7 @@ async def test_a_switchback_is_ended_by_its_guardrail(tmp_path: Path) -> None:
     file = tmp_path / "decisions.jsonl"
     rules = {"max_ttft_s": 0.4, "ttft_quantile": 0.9, "min_samples": 2}
     async with slow_homes(file, guardrails=rules) as stage:
-        experiments = stage.router.experiments
+        experiments = runner_of(stage)
         await traffic(stage, lambda: experiments.is_empty)
         shown = await described(stage)
         reply = await turn(stage, 20)
@@ -273,7 +275,7 @@ async def test_orders_at_one_router_hold_at_all(start_redis: Start) -> None:
     async with Engines(2) as engines, on_stages(*engines, redis=redis) as stages:
         first, second = stages
         assert (await first.admin("/admin/experiments", definition)).status == 201
-        await second.until(lambda: not second.router.experiments.is_empty)
+        await second.until(lambda: not runner_of(second).is_empty)
         for number in range(12):
             replies = [await turn(stage, number) for stage in stages]
             assert replies[0].headers["x-warmroute-arm"] == replies[1].headers["x-warmroute-arm"]
@@ -284,10 +286,10 @@ async def test_orders_at_one_router_hold_at_all(start_redis: Start) -> None:
         await first.admin("/admin/experiments/e/ramp", {"shares": {"c": 0.1}})
         await second.until(lambda: state_of(second).changes)
         async with on_stage(*engines, redis=redis) as late:
-            await late.until(lambda: not late.router.experiments.is_empty)
+            await late.until(lambda: not runner_of(late).is_empty)
             assert state_of(late) == state_of(first) == state_of(second)
         await first.admin("/admin/experiments/e", method="DELETE")
-        await second.until(lambda: second.router.experiments.is_empty)
+        await second.until(lambda: runner_of(second).is_empty)
         assert (await second.admin("/admin/experiments")).json() == {"experiments": []}
 
 
@@ -311,8 +313,14 @@ async def test_a_redis_that_lost_experiments_gets_them_again(start_redis: Start)
         assert state_of(stage).is_running
 
 
+def runner_of(stage: Stage) -> ExperimentRunner:
+    experiments = stage.router.observer(Experiments)
+    assert experiments is not None
+    return experiments.runner
+
+
 def state_of(stage: Stage) -> Any:
-    return stage.router.experiments.find("e").state
+    return runner_of(stage).find("e").state
 
 
 # -- orders --------------------------------------------------------------------------------------

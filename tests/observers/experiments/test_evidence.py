@@ -1,4 +1,4 @@
-"""router.experiments.evidence: a bound that is kept is hardly ever refuted, a broken one soon."""
+"""The evidence: a bound that is kept is hardly ever refuted, a broken one soon."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import exp, log
 
 import pytest
 
-from router.experiments.evidence import Evidence
+from router.observers.experiments.evidence import Evidence
 
 
 def looks(bound: float, rate: float, seed: int, num: int) -> int | None:

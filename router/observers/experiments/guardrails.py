@@ -22,8 +22,8 @@ from msgspec import Struct
 
 from policies.hashing import mix
 from router.base.bounded import Bounded
-from router.experiments.definition import Experiment
-from router.experiments.evidence import Evidence
+from router.config.experiments import Experiment
+from router.observers.experiments.evidence import Evidence
 
 MAX_UNITS = 50_000
 """Units whose answers are counted; beyond that, the least recent are removed."""

@@ -1,7 +1,7 @@
 """The definition of an experiment: its variants, design, traffic and guardrails.
 
 This module has the structs that operators write, and the checks that types and ranges cannot make.
-It has no state: `router.experiments.trial` assigns requests.
+It has no state: `router.observers.experiments` assigns requests.
 
 Shares are shares of the traffic in scope, the requests for `models`. The variants' shares and
 `holdout` sum to 1 at most. The rest is not in the experiment, and the default policy places it.
@@ -174,6 +174,16 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return the variants' shares at the start."""
         equal = int((1 - self.holdout) * UNIT + 0.5) // len(self.arms) / UNIT
         return {arm.name: equal if arm.share is None else arm.share for arm in self.arms}
+
+
+class ExperimentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    definitions: Annotated[
+        tuple[Experiment, ...],
+        Meta(
+            description="experiments on live traffic, from the start on",
+            extra={"flag": "experiment", "only_in_file": True},
+        ),
+    ] = ()
 
 
 def check(experiment: Experiment, key: str = "") -> None:

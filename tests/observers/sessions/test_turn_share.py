@@ -12,10 +12,10 @@ import pytest
 from policies import CandidateId
 from router.api.parts import Parts
 from router.base.contracts import BlockKey, HashContract
-from router.base.messages import Notes, decode_notes, encode
-from router.base.turn_notes import Booked, Remembered, Run
+from router.base.messages import Notes, encode
 from router.observers.sessions.ledger import Ledger
 from router.observers.sessions.threads import Match, Thread
+from router.observers.sessions.turn_notes import Booked, Remembered, Run
 from router.observers.sessions.turns import Turn
 from router.records.computed import Change, Computed, Loss, Move
 from tests.engine import CONTRACT
@@ -265,7 +265,7 @@ def test_a_malformed_note_is_counted(note: Booked | Remembered) -> None:
     a, b = Node("a"), Node("b")
     book(a, thread(chain_of(1, 3), 11))
     good = a.take_notes()
-    b.peers.apply(decode_notes(encode(Notes("x", (note, *good.notes)))), 1.0)
+    b.peers.apply(b.peers.notes.decode(encode(Notes("x", (note, *good.notes)))), 1.0)
 
     assert b.count("malformed") == 1
     assert b.ledger.get(SESSION).totals.num_turns == 1  # type: ignore[union-attr]
@@ -277,7 +277,7 @@ def test_what_earlier_routers_of_the_schema_send_besides_is_ignored() -> None:
     book(a, thread(chain_of(1, 3), 11))
     router, (prompt, *others) = msgspec.msgpack.decode(encode(a.take_notes()))
     longer = [*prompt, "tiny", [[5, 48, 1]]]
-    b.peers.apply(decode_notes(encode([router, [longer, *others]])), 1.0)
+    b.peers.apply(b.peers.notes.decode(encode([router, [longer, *others]])), 1.0)
 
     assert b.count("malformed") == 0
     assert b.ledger.get(SESSION).totals.num_turns == 1  # type: ignore[union-attr]
@@ -286,7 +286,7 @@ def test_what_earlier_routers_of_the_schema_send_besides_is_ignored() -> None:
 
 def test_the_oldest_notes_are_dropped_while_nobody_takes_them() -> None:
     """Redis is away: they are bounded by bytes, and counted."""
-    a, b = Node("a", max_turn_bytes=20_000), Node("b")
+    a, b = Node("a", max_later_bytes=20_000), Node("b")
     for number in range(50):
         book(a, thread(chain_of(number, 100), number), key=number + 1)
     b.receive(a, now_s=1.0)

@@ -7,10 +7,10 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from router.experiments.draw import slot_of
-from router.experiments.state import State
-from router.experiments.trial import Trial
-from router.metrics import ExperimentState
+from router.observers.experiments.draw import slot_of
+from router.observers.experiments.metrics import ExperimentState
+from router.observers.experiments.state import State
+from router.observers.experiments.trial import Trial
 
 
 def description_of(trial: Trial, at_s: float, *, overruled_by: str | None) -> dict[str, Any]:

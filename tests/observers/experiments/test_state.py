@@ -1,4 +1,4 @@
-"""router.experiments.state: two routers' knowledge becomes one, whichever way round."""
+"""router.observers.experiments.state: two routers' knowledge becomes one, whichever way round."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.experiments.state import Change, State, Stopped, decode_state, encode_state, merged
-from tests.experiments.samples import NOW_S, experiment, step
+from router.base.messages import encode
+from router.observers.experiments.state import Change, State, Stopped, decode_state, merged
+from tests.observers.experiments.samples import NOW_S, experiment, step
 from tests.policies.snapshots import quick
 
 TIMES = st.integers(0, 5).map(lambda number: NOW_S + number)
@@ -45,7 +46,7 @@ def test_merging_is_the_same_in_any_order(one: State, two: State, three: State) 
 @given(STATES)
 def test_a_state_survives_the_store(state: State) -> None:
     """As it was packed."""
-    assert decode_state(encode_state(state)) == state
+    assert decode_state(encode(state)) == state
 
 
 def test_a_stop_anywhere_is_a_stop_everywhere() -> None:

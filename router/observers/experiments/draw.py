@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from math import floor
 
 from policies.hashing import draw
-from router.experiments.definition import UNIT
+from router.config.experiments import UNIT
 
 
 class Layout:

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from router.experiments.definition import UNIT
-from router.experiments.draw import Layout
+from router.config.experiments import UNIT
+from router.observers.experiments.draw import Layout
 
 POINTS = range(0, UNIT, 97)
 

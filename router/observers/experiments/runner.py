@@ -17,16 +17,16 @@ import msgspec
 from msgspec.structs import replace
 
 from router.base.errors import ConfigError, ExperimentConflict, UnknownExperiment
-from router.experiments.arm_metrics import ArmMetrics
-from router.experiments.assignment import Assignment
-from router.experiments.definition import Experiment, check, check_shares, conflict
-from router.experiments.description import description_of, metric_state_of, status_of
-from router.experiments.guardrails import Verdict
-from router.experiments.state import Change, State, Stopped, merged
-from router.experiments.trial import Trial
-from router.metrics import ExperimentState, Metrics
+from router.config.experiments import Experiment, check, check_shares, conflict
+from router.observers.experiments.arm_metrics import ArmMetrics
+from router.observers.experiments.description import description_of, metric_state_of, status_of
+from router.observers.experiments.guardrails import Verdict
+from router.observers.experiments.metrics import ExperimentMetrics, ExperimentState
+from router.observers.experiments.state import Change, State, Stopped, merged
+from router.observers.experiments.trial import Trial
 from router.records.outcome import Outcome
-from router.records.record import DecisionRecord
+from router.records.record import AssignmentRecord, DecisionRecord
+from router.request.results import Variant
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,13 @@ _IS_ERROR: Final = {
 
 
 class ExperimentRunner:
-    """Assigns requests, follows orders, stops variants."""
+    """Assigns requests, follows orders, stops variants.
 
-    def __init__(self, metrics: Metrics) -> None:
+    is_empty: No experiment claims traffic.
+    """
+
+    def __init__(self, metrics: ExperimentMetrics) -> None:
+        self.is_empty = True
         self.unsaved: dict[str, State] = {}  # by name: not yet stored
         self._trials: dict[str, Trial] = {}
         self._claims: tuple[Trial, ...] = ()  # running ones, in the order of their claims
@@ -64,11 +68,6 @@ class ExperimentRunner:
     def states(self) -> Mapping[str, State]:
         """Return all states by name, also removed ones, for a store that lost them."""
         return {name: trial.state for name, trial in self._trials.items()}
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether no experiment claims traffic."""
-        return not self._claims
 
     def find(self, name: str) -> Trial:
         """Return an experiment.
@@ -109,23 +108,29 @@ class ExperimentRunner:
 
     # -- for requests ------------------------------------------------------------------------
 
-    def assign(self, model: str, digest: int | None, at_s: float) -> Assignment | None:
+    def assign(self, model: str, digest: int | None, at_s: float) -> Variant | None:
         """Assign a prompt to a variant; see `Trial.assign`."""
         for trial in self._claims:
             if trial.state.definition.claims(model):
                 return trial.assign(digest, at_s)
         return None
 
-    def observe(self, assignment: Assignment, record: DecisionRecord, ttft_s: float | None) -> None:
-        """Record the result of an assigned request; it may stop the variant."""
-        if record.assignment is None:
+    def observe(self, record: DecisionRecord, ttft_s: float | None) -> None:
+        """Record the result of a request; it may stop the variant that the request is in."""
+        assignment = record.assignment
+        if assignment is None:
             return
         self._of(assignment.experiment, assignment.arm).count(record, ttft_s)
         is_error = _IS_ERROR.get(record.outcome)
         self.judge(assignment, record.at, is_error=is_error, ttft_s=ttft_s)
 
     def judge(
-        self, assignment: Assignment, at_s: float, *, is_error: bool | None, ttft_s: float | None
+        self,
+        assignment: AssignmentRecord,
+        at_s: float,
+        *,
+        is_error: bool | None,
+        ttft_s: float | None,
     ) -> Verdict | None:
         """Record evidence against a request's variant; with a verdict, the variant is stopped."""
         trial = self._trials.get(assignment.experiment)
@@ -291,12 +296,13 @@ class ExperimentRunner:
         self._trials[state.definition.name] = trial
         running = [trial for trial in self._trials.values() if trial.state.is_running]
         self._claims = tuple(sorted(running, key=_order))
+        self.is_empty = not running
 
     def _forget(self, name: str) -> None:
         """Remove an experiment's labels from /metrics."""
         for key in [key for key in self._by_arm if key[0] == name]:
             del self._by_arm[key]
-        self._metrics.forget_experiment(name)
+        self._metrics.drop("experiment", name)
 
 
 def refused(name: str, state: State) -> str | None:

@@ -1,7 +1,6 @@
 """Notes of sessions, as routers share them: what they had, and what it cost.
 
-They are in entries of their own in the work stream. A router of version 0.2 or before does not know
-them, and skips such an entry whole.
+They are in entries of their own in the work stream: see `Outbox.tell_later`.
 """
 
 from __future__ import annotations
@@ -92,6 +91,3 @@ class Booked(Struct, frozen=True, array_like=True, tag="turn"):
 
     conversation: Number
     turn: Annotated[bytes, Meta(max_length=MAX_TURN_BYTES)]
-
-
-SessionNote = Remembered | Booked | Over

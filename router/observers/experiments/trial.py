@@ -9,11 +9,12 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from policies.hashing import mix, text_hash
-from router.experiments.assignment import Assignment
-from router.experiments.definition import UNIT
-from router.experiments.draw import Layout, place_in_block, slot_of
-from router.experiments.guardrails import Guard, Reading, Verdict
-from router.experiments.state import State
+from router.config.experiments import UNIT, ArmQueue
+from router.observers.experiments.draw import Layout, place_in_block, slot_of
+from router.observers.experiments.guardrails import Guard, Reading, Verdict
+from router.observers.experiments.state import State
+from router.records.record import AssignmentRecord
+from router.request.results import Variant
 
 _MAX_REASON: Final = 200  # characters in each record of a stopped variant
 _MASK: Final = (1 << 64) - 1
@@ -35,7 +36,7 @@ class Trial:
         ]
         self._salt = text_hash(f"{definition.name}\0{definition.seed}")
         self._guard = guard or Guard(definition)
-        self._slot: tuple[int, Assignment | None, float] | None = None  # cache of the last slot
+        self._slot: tuple[int, Variant | None, float] | None = None  # cache of the last slot
 
     # -- questions ---------------------------------------------------------------------------
 
@@ -52,7 +53,7 @@ class Trial:
         owner = self._slot_owner(slot)
         return None if owner is None else self._arms[owner].name
 
-    def assign(self, digest: int | None, at_s: float) -> Assignment | None:
+    def assign(self, digest: int | None, at_s: float) -> Variant | None:
         """Assign a request; None: the default policy places it, as without an experiment.
 
         Args:
@@ -70,7 +71,7 @@ class Trial:
         owner = layout.owner(self._point(digest))
         return None if owner is None else self._assigned(owner, f"{digest:016x}", shares)
 
-    def _assign_slot(self, digest: int | None, at_s: float) -> Assignment | None:
+    def _assign_slot(self, digest: int | None, at_s: float) -> Variant | None:
         definition = self.state.definition
         if definition.holdout and digest is not None:
             if self._point(digest) >= self._line[0][2].size:
@@ -78,13 +79,14 @@ class Trial:
         slot = slot_of(at_s, definition.slot_s)
         if self._slot is None or self._slot[0] != slot:
             self._slot = slot, *self._look_at(slot)
-        _, assignment, wash_out_until_s = self._slot
-        if assignment is None or assignment.not_counted is not None or at_s >= wash_out_until_s:
-            return assignment
-        return replace(assignment, not_counted="wash_out")
+        _, variant, wash_out_until_s = self._slot
+        if variant is None or variant.record.is_wash_out or at_s >= wash_out_until_s:
+            return variant
+        record = replace(variant.record, is_wash_out=True, not_counted="wash_out")
+        return replace(variant, record=record)
 
-    def _look_at(self, slot: int) -> tuple[Assignment | None, float]:
-        """Return a slot's assignment, and the end of its wash-out."""
+    def _look_at(self, slot: int) -> tuple[Variant | None, float]:
+        """Return a slot's variant, and the end of its wash-out."""
         definition = self.state.definition
         begin_s = max(slot * definition.slot_s, self.state.started_s)
         owner = self._slot_owner(slot)
@@ -106,7 +108,7 @@ class Trial:
 
     def _assigned(
         self, owner: int, unit: str, shares: Mapping[str, float], slot: int | None = None
-    ) -> Assignment:
+    ) -> Variant:
         """Assign to a variant; if it is stopped, the control's policy and queue decide."""
         state, arm = self.state, self._arms[owner]
         control = state.definition.control_arm
@@ -115,19 +117,25 @@ class Trial:
         if stopped is not None:
             acting = [each.name for each in self._arms].index(control)
         queue = self._arms[acting].queue
-        return Assignment(
-            trial=state.id,
-            experiment=state.definition.name,
-            design=state.definition.design,
-            arm=arm.name,
+        if queue is UNSET:
+            queue = ArmQueue()
+        return Variant(
             policy=self._policies[acting],
-            unit=unit,
-            share=shares[arm.name],
-            slot=slot,
-            not_counted="stopped" if stopped is not None else None,
-            stop_reason=stopped.reason[:_MAX_REASON] if stopped is not None else None,
-            control=control,
-            queue=queue if queue is not UNSET else None,
+            waits=queue.mode == "on" if queue.mode is not None else None,
+            fill=queue.fill,
+            record=AssignmentRecord(
+                experiment=state.definition.name,
+                design=state.definition.design,
+                arm=arm.name,
+                unit=unit,
+                share=shares[arm.name],
+                slot=slot,
+                is_wash_out=stopped is not None,
+                not_counted="stopped" if stopped is not None else None,
+                stop_reason=stopped.reason[:_MAX_REASON] if stopped is not None else None,
+                control=control,
+                trial=state.id,
+            ),
         )
 
     def _laid(self, at_s: float) -> tuple[dict[str, float], Layout]:
@@ -146,7 +154,7 @@ class Trial:
         return Trial(state, self._guard if state.id == self.state.id else None)
 
     def observe(
-        self, assignment: Assignment, *, is_error: bool | None, ttft_s: float | None
+        self, assignment: AssignmentRecord, *, is_error: bool | None, ttft_s: float | None
     ) -> Verdict | None:
         """Record a request's result; a verdict says that its variant must be stopped.
 

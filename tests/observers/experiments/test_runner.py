@@ -1,4 +1,4 @@
-"""router.experiments.runner: who gets which arm, alike on every router; orders, others' too."""
+"""router.observers.experiments.runner: who gets which arm, on all routers; all routers' orders."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import pytest
 from msgspec.structs import replace
 
 from router.base.errors import ConfigError, ExperimentConflict, UnknownExperiment
-from router.experiments.assignment import Assignment
-from router.experiments.definition import Arm, ArmQueue, Experiment, Guardrails
-from router.experiments.runner import MAX_EXPERIMENTS, ExperimentRunner, refused
-from router.experiments.state import State, decode_state, encode_state
-from router.experiments.trial import Trial
-from router.metrics import Metrics
-from tests.experiments.samples import NOW_S, arms, experiment, step
+from router.base.messages import encode
+from router.config.experiments import Arm, ArmQueue, Experiment, Guardrails
+from router.observers.experiments.metrics import ExperimentMetrics
+from router.observers.experiments.runner import MAX_EXPERIMENTS, ExperimentRunner, refused
+from router.observers.experiments.state import State, decode_state
+from router.observers.experiments.trial import Trial
+from router.records.record import AssignmentRecord
+from tests.observers.experiments.samples import NOW_S, arms, experiment, step
 
 DIGESTS = [random.Random(number).getrandbits(63) for number in range(4000)]
 
 
 def runner() -> ExperimentRunner:
-    return ExperimentRunner(Metrics())
+    return ExperimentRunner(ExperimentMetrics())
 
 
 def started(definition: Experiment | None = None, at_s: float = NOW_S) -> ExperimentRunner:
@@ -32,8 +33,9 @@ def started(definition: Experiment | None = None, at_s: float = NOW_S) -> Experi
 
 def assign(
     experiments: ExperimentRunner, model: str, digest: int | None, at_s: float
-) -> Assignment | None:
-    return experiments.assign(model, digest, at_s)
+) -> AssignmentRecord | None:
+    variant = experiments.assign(model, digest, at_s)
+    return variant.record if variant is not None else None
 
 
 def arm_of(experiments: ExperimentRunner, digest: int | None, at_s: float = NOW_S) -> str | None:
@@ -50,7 +52,7 @@ def shared(*routers: ExperimentRunner) -> None:
     store: dict[str, State] = {}
     for _ in range(4):
         for router in routers:
-            states = {name: decode_state(encode_state(s)) for name, s in store.items()}
+            states = {name: decode_state(encode(s)) for name, s in store.items()}
             router.apply(states, NOW_S)
             for name, state in list(router.unsaved.items()):
                 store[name] = state
@@ -135,12 +137,11 @@ def test_all_requests_of_a_slot_have_one_arm() -> None:
     first = int(NOW_S // 60) + 1
     found: Counter[str | None] = Counter()
     for slot in range(first, first + 1000):
-        assignments = [
+        (assignment, *others) = [
             assign(experiments, "m", digest, slot * 60.0 + at_s)
             for digest, at_s in ((None, 10.0), (DIGESTS[0], 20.0), (DIGESTS[1], 59.9))
         ]
-        assert len(set(map(id, assignments))) == 1
-        (assignment, *_) = assignments
+        assert others == [assignment] * 2
         assert assignment is not None
         assert (assignment.unit, assignment.slot) == (str(slot), slot)
         assert assignment.arm == trial.arm_of_slot(slot)
@@ -220,10 +221,10 @@ def test_slots_of_a_stopped_arm_do_not_count() -> None:
     slot = next(s for s in range(first, first + 50) if trial.arm_of_slot(s) == "b")
     experiments.stop("e", NOW_S, "slow", arm="b")
     for at_s in (0.1, 30.0):
-        assignment = assign(experiments, "m", None, slot * 60.0 + at_s)
-        assert assignment is not None
-        assert (assignment.arm, assignment.not_counted) == ("b", "stopped")
-        assert assignment.policy == trial._policies[0]
+        variant = experiments.assign("m", None, slot * 60.0 + at_s)
+        assert variant is not None
+        assert (variant.record.arm, variant.record.not_counted) == ("b", "stopped")
+        assert variant.policy == arms(a=1.0)[0].made()
     unowned = next(s for s in range(first, first + 200) if trial.arm_of_slot(s) is None)
     assert assign(experiments, "m", None, unowned * 60.0) is None
 
@@ -293,14 +294,14 @@ def test_a_stopped_arms_requests_wait_as_the_control_arms_do() -> None:
     a, b, c = arms(a=0.0, b=1.0, c=0.0)
     b = replace(b, queue=ArmQueue(mode="on"))
     experiments = started(experiment(arms=(a, b, c), design="switchback"))
-    before = assign(experiments, "m", DIGESTS[0], NOW_S)
+    before = experiments.assign("m", DIGESTS[0], NOW_S)
     experiments.stop("e", NOW_S, "slow", arm="b")
-    after = assign(experiments, "m", DIGESTS[0], NOW_S)
+    after = experiments.assign("m", DIGESTS[0], NOW_S)
 
     assert before is not None
-    assert before.queue == ArmQueue(mode="on")
+    assert before.waits is True
     assert after is not None
-    assert after.queue is None
+    assert after.waits is None
 
 
 def test_a_stopped_arm_leaves_its_traffic_to_the_control_policy() -> None:
@@ -310,18 +311,18 @@ def test_a_stopped_arm_leaves_its_traffic_to_the_control_policy() -> None:
     state = experiments.stop("e", NOW_S, "slow", arm="b")
     assert state.is_running
     for digest, arm in before.items():
-        assignment = assign(experiments, "m", digest, NOW_S)
+        variant = experiments.assign("m", digest, NOW_S)
         if arm is None:
-            assert assignment is None
+            assert variant is None
             continue
-        assert assignment is not None
-        assert assignment.policy is not None
+        assert variant is not None
+        assignment = variant.record
         assert assignment.arm == arm
         assert assignment.not_counted == ("stopped" if arm == "b" else None)
         assert assignment.stop_reason == ("slow" if arm == "b" else None)
         assert assignment.control == "a"
         assert experiments.judge(assignment, NOW_S, is_error=True, ttft_s=9.0) is None
-        assert assignment.policy.name == ("kv_aware" if arm in "ab" else "random")
+        assert variant.policy.name == ("kv_aware" if arm in "ab" else "random")
     assert experiments.stop("e", NOW_S + 9, "again", arm="b") == state  # said once
     with pytest.raises(ExperimentConflict, match="variant 'b' is stopped"):
         experiments.ramp("e", {"b": 0.1}, NOW_S)

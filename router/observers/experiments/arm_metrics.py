@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.metrics import Metrics
+from router.observers.experiments.metrics import ExperimentMetrics
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
 
@@ -12,7 +12,7 @@ class ArmMetrics:
 
     __slots__ = ("_experiment", "_metrics", "_name", "_tokens", "_ttft")
 
-    def __init__(self, metrics: Metrics, experiment: str, arm: str) -> None:
+    def __init__(self, metrics: ExperimentMetrics, experiment: str, arm: str) -> None:
         self._metrics = metrics
         self._experiment, self._name = experiment, arm
         self._ttft = metrics.arm_ttft.labels(experiment, arm)
