@@ -34,7 +34,7 @@ from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries, Wait
 from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass, class_of, deadline_ms_of
 from router.scheduling.queue import Limit, Outlook, Queue, Verdict
-from router.scheduling.waiting import QueueRules, Waiting
+from router.scheduling.waiting import DEFAULT_RULES, QueueRules, Waiting
 
 LOOK_S: Final = 0.05
 """How often the queue is looked at if nothing else happens: time makes room, too."""
@@ -60,17 +60,25 @@ class WaitingRoom:
 
     Args:
         is_on: Whether prompts wait, unless their variant of an experiment says otherwise.
+        rules: When a prompt may go, besides what the configuration says.
     """
 
     def __init__(
-        self, config: QueueConfig, *, is_on: bool, fleet: Fleet, place: Place, metrics: Metrics
+        self,
+        config: QueueConfig,
+        *,
+        is_on: bool,
+        fleet: Fleet,
+        place: Place,
+        metrics: Metrics,
+        rules: QueueRules = DEFAULT_RULES,
     ) -> None:
         self._config = config
         self._is_on = is_on
         self._place = place
         self._metrics = metrics
-        self._rules = QueueRules(
-            fill=config.fill, max_wait_s=config.max_wait_s, tbt_ms=config.tbt_ms
+        self._rules = replace(
+            rules, fill=config.fill, max_wait_s=config.max_wait_s, tbt_ms=config.tbt_ms
         )
         self._queue: Queue[Plan] = Queue(self._rules, fleet.conversations, fleet, self._has_blocks)
         self._pace = RecentRate(*_PACE_S, begun_s=monotonic())

@@ -41,6 +41,7 @@ from router.pool.catalog import PoolCatalog
 from router.records.record import DecisionRecord
 from router.replicas.replica import candidates_of
 from router.run import run
+from router.scheduling.waiting import DEFAULT_RULES, QueueRules
 from router.tokens import loading, model_files
 from tests.redis_servers import RedisServer
 
@@ -49,6 +50,7 @@ KEY = f"Bearer sk-{SECRET}"
 SESSION = f"session-{SECRET}"
 PATIENCE_S = 60.0  # for what must come; never waited for where all is well
 LEASE_S = 2.0  # of routers that share a Redis
+ONE_AT_A_TIME = QueueRules(window=0, ready_ms=0.0)  # a replica gets a prompt when it has none
 
 INSTANT = PRESETS["instant"]
 SLOW = TimeModel(base_ms=20.0)  # 20 ms a token: there is time to interfere
@@ -348,6 +350,7 @@ async def on_stage(
     peer_name: str | None = None,
     redis: RedisServer | None = None,
     redis_password: str | None = None,
+    queue_rules: QueueRules = DEFAULT_RULES,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """Run a router in front of engines (anything with a `url`).
@@ -373,7 +376,10 @@ async def on_stage(
     flags |= {tuple(key.split("__")): value for key, value in settings.items()}
     with listening() as log, prepared():
         made = config.load(flags=flags)
-        stage = Stage(Router(made, peer_name=peer_name, redis_password=redis_password), log)
+        router = Router(
+            made, peer_name=peer_name, redis_password=redis_password, queue_rules=queue_rules
+        )
+        stage = Stage(router, log)
         stage.records = flags.get(("log", "decisions"))
         loop = asyncio.get_running_loop()
         listens: asyncio.Future[tuple[str, str]] = loop.create_future()

@@ -32,9 +32,11 @@ from router.request.queue import WaitingRoom
 from router.request.results import Tries
 from router.scheduling.classes import DEADLINE_HEADER
 from router.scheduling.queue import Queue
+from router.scheduling.waiting import QueueRules
 from tests.cli.running import explain
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
+    ONE_AT_A_TIME,
     SECRET,
     STUCK,
     Engines,
@@ -53,14 +55,8 @@ from tests.faults.tenants import B as TENANT_B
 from tests.faults.tenants import tenants_file
 from tests.redis_servers import Start
 
-ON = {"queue__mode": "on", "health__interval_s": 60.0}
-
-
-@pytest.fixture(autouse=True)
-def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have replicas get one prompt at a time, however short."""
-    monkeypatch.setattr("router.scheduling.queue.WINDOW", 0)
-    monkeypatch.setattr("router.scheduling.queue.READY_MS", 0.0)
+ON: Any = {"queue__mode": "on", "queue_rules": ONE_AT_A_TIME, "health__interval_s": 60.0}
+ONE_READY: Any = {"queue_rules": QueueRules(window=1, ready_ms=0.0)}
 
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -144,15 +140,12 @@ def keep_busy(stage: Stage) -> None:
     stage.router.fleet.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
 
 
-async def test_an_engine_gets_what_it_can_use_and_the_rest_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
     """One to compute and one ready; the next goes at a first token, another at a lease's end."""
-    monkeypatch.setattr("router.scheduling.queue.WINDOW", 1)
     gate = Gate()
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON) as stage,
+        on_stage(engine, **ON | ONE_READY) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -282,7 +275,7 @@ async def test_what_has_no_prompt_does_not_wait() -> None:
     gate = Gate()
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, queue__mode="off") as stage,
+        on_stage(engine, queue__mode="off", queue_rules=ONE_AT_A_TIME) as stage,
         asyncio.TaskGroup() as tg,
     ):
         tasks = [Asking(stage, tg).ask(name) for name in "abc"]
@@ -487,7 +480,7 @@ async def test_a_class_that_is_none_is_refused() -> None:
     async with Engines(1) as engines:
         async with on_stage(*engines, **ON) as stage:
             refused = await stage.ask(body, headers=unknown)
-        async with on_stage(*engines, queue__mode="off") as stage:
+        async with on_stage(*engines, **ON | {"queue__mode": "off"}) as stage:
             answered = await stage.ask(body, headers=unknown)
 
     assert refused.status == 400
@@ -555,7 +548,9 @@ async def decoding(**settings: Any) -> AsyncIterator[tuple[Stage, Emulator, asyn
     metrics = {"health__interval_s": 0.2, "health__load_interval_s": 0.2}  # 40 tokens a reading
     async with (
         Engines(1, time_model=TimeModel(base_ms=5.0)) as (engine,),
-        on_stage(engine, queue__mode="on", **metrics, **settings) as stage,
+        on_stage(
+            engine, queue__mode="on", queue_rules=ONE_AT_A_TIME, **metrics, **settings
+        ) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -635,15 +630,11 @@ async def test_the_end_of_the_router_is_one_for_those_who_wait() -> None:
         assert gate.arrived == ["a"]
 
 
-async def test_routers_share_windows(start_redis: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_routers_share_windows(start_redis: Start) -> None:
     """What one has sent fills the window of the other, and what it gives up opens it."""
-    monkeypatch.setattr("router.scheduling.queue.WINDOW", 1)
     async with (
         Engines(1, time_model=STUCK) as engines,
-        on_stages(*engines, redis=start_redis(), queue__mode="on") as (
-            one,
-            two,
-        ),
+        on_stages(*engines, redis=start_redis(), queue__mode="on", **ONE_READY) as (one, two),
     ):
         async with asyncio.TaskGroup() as tg:
             first = [tg.create_task(one.ask(streamed(chat(words(number))))) for number in (1, 2)]
@@ -697,6 +688,7 @@ def room_of(placing: Placing) -> WaitingRoom:
         fleet=OneFull(),
         place=placing,  # type: ignore[arg-type]
         metrics=Metrics(),
+        rules=ONE_AT_A_TIME,
     )
 
 
