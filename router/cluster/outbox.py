@@ -149,6 +149,11 @@ class Outbox:
         if self._open.pop(lease.number, None) is not None:
             self._put(Ended(lease.number, computed))
 
+    @property
+    def num_open(self) -> int:
+        """Count the leases that other routers know of."""
+        return len(self._open)
+
     def tell(self, note: Lost | Cleared) -> None:
         """Put a note of a request that was lost into the outbox."""
         self._told.append(note)

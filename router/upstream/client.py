@@ -140,6 +140,11 @@ class Upstream:
         await self._kept.close()
         await self._fresh.close()
 
+    @property
+    def num_in_use(self) -> int:
+        """Count the connections to replicas that requests have."""
+        return self._kept.connector.num_in_use if self._kept is not None else 0
+
     async def open(
         self,
         replica: str,

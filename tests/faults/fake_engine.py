@@ -60,6 +60,10 @@ class FakeEngine:
     async def __aexit__(self, *exc: object) -> None:
         await self._runner.cleanup()
 
+    async def die(self) -> None:
+        """End all connections, and listen no more."""
+        await self._runner.cleanup()
+
     async def listen(self) -> None:
         """Listen on a free port, or again on the old one."""
         port = int(self.url.rpartition(":")[2]) if self.url else 0

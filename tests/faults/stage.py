@@ -253,15 +253,11 @@ class Stage:
             for status in router.fleet.status(asyncio.get_running_loop().time())
             if status.num_requests or status.num_queued_tokens
         ]
-        for candidate, holdings in router.caches.index._holdings.items():
-            if holdings.computing:
-                left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
-        if router.cluster.outbox is not None and router.cluster.outbox._open:
-            left.append(f"published as open: {len(router.cluster.outbox._open)} leases")
-        session = router.upstream._kept
-        if session is not None:
-            acquired = session.connector._acquired
-            left += ["an open answer"] * len(acquired)
+        for candidate, num_blocks in router.caches.index.claimed().items():
+            left.append(f"{candidate}: claims on {num_blocks} blocks")
+        if router.cluster.outbox is not None and router.cluster.outbox.num_open:
+            left.append(f"published as open: {router.cluster.outbox.num_open} leases")
+        left += ["an open answer"] * router.upstream.num_in_use
         zeros = ["warmroute_inflight_requests", "warmroute_inflight_uncached_tokens"]
         if not self.has_failing_observers:
             zeros.append("warmroute_observer_failures_total")
@@ -273,8 +269,7 @@ class Stage:
         index = self.router.caches.index
         for replica in self.router.fleet.replicas:
             if replica.url == engine.url:
-                held = [index._holdings.get(c.id) for c in candidates_of(replica)]
-                return [set(holdings.gpu) if holdings else set() for holdings in held]
+                return [set(index.held(c.id)["gpu"]) for c in candidates_of(replica)]
         return []
 
     async def sharing(self) -> Json:
@@ -333,10 +328,9 @@ class Stage:
                 name = replica.name if replica.num_ranks == 1 else f"{replica.name}#{number}"
                 stream = self.router.caches.stream(name)  # type: ignore[arg-type]
                 assert rank.publisher is not None
-                history = stream._history if stream is not None else None
-                if history is None or history.wanted is not None:
+                if stream is None or stream.wanted_replay is not None:
                     return False
-                if history._next != rank.publisher.next_sequence:
+                if stream.next_sequence != rank.publisher.next_sequence:
                     return False
             return True
         return False
@@ -616,6 +610,10 @@ class RawClient:
     async def head(self) -> bytes:
         async with asyncio.timeout(PATIENCE_S):
             return await self._reader.readuntil(b"\r\n\r\n")
+
+    async def read(self, num_bytes: int) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._reader.readexactly(num_bytes)
 
     async def rest(self) -> bytes:
         """Read until the router closes."""

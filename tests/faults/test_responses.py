@@ -189,7 +189,7 @@ async def test_a_response_of_a_replica_that_is_gone_is_not_found(way: str) -> No
         (owner,) = (engine for engine in engines if engine.kept)
         name = next(r.name for r in stage.router.fleet.replicas if r.url == owner.url)
         if way == "dead":
-            await owner._runner.cleanup()
+            await owner.die()
         else:
             await stage.admin(f"/admin/replicas/{name}", method="DELETE")
             await stage.until(lambda: stage.router.registry.find(name) is None)

@@ -165,7 +165,6 @@ def test_notes(some: list[bytes], load: bytes, session: bytes) -> None:
     node.peers.apply(Notes("sane", (Began(1, X, 100, 0, 0, True),)), 2.0)
     assert node.fleet.status(2.0)[0].num_requests >= 1
     node.peers.expire(1_000.0)
-    assert not any(peer.work.open for peer in node.peers._peers.values())
     assert node.fleet.status(1_000.0)[0].num_requests == 0
 
 

@@ -609,7 +609,7 @@ async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
             asking = Asking(stage, tg)
             tasks = [asking.ask(name) for name in "abcd"]
             await asking.waits(2)
-            await second._runner.cleanup()
+            await second.die()
             gates[0].end(*"abcd")
             replies = [await task for task in tasks]
 
