@@ -121,12 +121,9 @@ async def test_a_silent_resolver_delays_one_connection(system: Resolver) -> None
     system.answer()
 
 
-async def test_a_silent_resolver_is_named_where_no_address_is_known(
-    system: Resolver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_resolver_is_named_where_no_address_is_known(system: Resolver) -> None:
     """Another name is not held up, and an answer that comes late counts."""
-    monkeypatch.setattr(module, "_FIRST_S", 0.05)
-    names = Names()
+    names = Names(first_s=0.05)
     system.hang()
 
     for _ in range(2):
@@ -168,9 +165,8 @@ async def test_what_is_no_name_is_unknown(system: Resolver) -> None:
             await Names().addresses(host)
 
 
-async def test_names_are_bounded(system: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_NAMES", 2)
-    names = Names()
+async def test_names_are_bounded(system: Resolver) -> None:
+    names = Names(max_names=2)
     system.hosts |= {f"engine-{number}.test": ["127.0.0.1"] for number in range(3)}
     for number in range(3):
         await names.addresses(f"engine-{number}.test")

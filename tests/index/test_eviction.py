@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from loadtest.engine_model.blocks import Blocks, KvSequence
 from router.base.contracts import BlockKey
-from router.index import eviction
 from router.index.eviction import EvictionOrder, FirstLost, Use
 from router.index.prefix import num_leading
 from tests.effort import examples
@@ -129,10 +128,9 @@ def test_a_reply_goes_before_its_prompt() -> None:
     assert order.lost(3, [*held, *other])[-1] == FirstLost(3, held[3])
 
 
-def test_a_reply_without_end_is_not_followed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_without_end_is_not_followed_for_ever() -> None:
     """An engine may say anything."""
-    monkeypatch.setattr(eviction, "_MAX_REPLY", 3)
-    order, held = EvictionOrder(), chain(*range(9))
+    order, held = EvictionOrder(max_reply=3), chain(*range(9))
     use = used(order, held[:1], held)
     for parent, key in pairwise(held):
         order.stored(parent, [key])
