@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _frozen() -> None:
-    """Freeze all objects. A replay collects garbage first: in a run of all tests that takes 0.4 s."""
+    """Freeze all objects: a replay collects garbage first, 0.4 s of it in a run of all tests."""
     gc.freeze()
