@@ -34,6 +34,7 @@ from router import config
 from router.assembly import Router
 from router.base.contracts import BlockKey, block_key
 from router.base.logs import JsonFormatter, TextFormatter
+from router.cluster import loader
 from router.observers.live.feed import Feed
 from router.observers.sessions.bookkeeper import Bookkeeper
 from router.observers.sessions.ledger import Ledger
@@ -524,8 +525,13 @@ def _compile_once(environment: Environment, source: Any, *args: Any, **named: An
 
 @contextmanager
 def prepared() -> Iterator[None]:
-    """Give routers the tokenizers and templates that each would load for itself."""
+    """Give routers the tokenizers and templates that each would load for itself.
+
+    A second router waits for blocks that the first one is about to write: where engines have none
+    yet, that is for nothing.
+    """
     with (
+        mock.patch.object(loader, "WAIT_S", 0.4),
         mock.patch.object(model_files, "load_tokenizer", _load),
         mock.patch.object(loading, "TextEncoder", _copy_encoder),
         mock.patch.object(Environment, "compile", _compile_once),
