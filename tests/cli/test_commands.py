@@ -28,6 +28,7 @@ from tests.cli.running import REPLICA, explain, run, said_at_start, serving
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import ONE_AT_A_TIME, SLOW, STUCK, Engines, chat, on_stage, streamed, words
 from tests.forks import python_command, python_environment
+from tests.waiting import until_ready
 
 PATIENT = ("--wait", "60", "--health-timeout-s", "60", "--mooncake-timeout-s", "60")
 
@@ -395,9 +396,7 @@ async def test_a_signal_ends_it_when_answers_are_finished(
         line = await said_at_start(process)
         found = re.search(r"listens on (http://\S+) \(admin: (http://\S+)\)", line)
         assert found is not None, line
-        async with asyncio.timeout(60):
-            while (await client.get(found[1] + "/readyz")).status != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until_ready(client, found[1])
         body = streamed(chat(words(1), max_tokens=30, ignore_eos=True))
         async with client.post(found[1] + "/v1/chat/completions", json=body) as answer:
             first = await answer.content.readany()

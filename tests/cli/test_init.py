@@ -23,6 +23,7 @@ from tests.cli.running import said_at_start, serving
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, chat, words
 from tests.ports import free_port
+from tests.waiting import until_ready
 
 
 async def init(*args: str) -> Result:
@@ -50,9 +51,7 @@ async def test_the_file_is_valid_and_serves_requests(file: Path) -> None:
             found = re.search(r"listens on (\S+)", await said_at_start(process))
             assert found is not None
             async with aiohttp.ClientSession(found[1]) as client:
-                async with asyncio.timeout(60):
-                    while (await client.get("/readyz")).status != 200:  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
+                await until_ready(client)
                 body = chat(words(1))
                 answer = await client.post("/v1/chat/completions", json=body)
                 status, replica = answer.status, answer.headers["x-warmroute-replica"]

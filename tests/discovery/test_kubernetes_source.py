@@ -16,6 +16,7 @@ from router.discovery.kubernetes_source import KubernetesSource
 from router.replicas.entry import Found
 from tests.discovery.fake_kubernetes import FakeKubernetes, endpoint, kubernetes, slice_of
 from tests.faults.stage import Engines, chat, on_stage, words
+from tests.waiting import until
 
 A = slice_of(endpoint("10.0.0.1", "a"))
 AB = slice_of(endpoint("10.0.0.1", "a"), endpoint("10.0.0.2", "b"))
@@ -38,9 +39,7 @@ class Watched:
         self.failures.append(reason)
 
     async def until(self, is_so: Callable[[], object]) -> None:
-        async with asyncio.timeout(60):
-            while not is_so():  # noqa: ASYNC110 (there is no event for what it asks)
-                await asyncio.sleep(0.005)
+        await until(is_so)
 
     async def sees(self, *names: str) -> None:
         await self.until(lambda: self.answers and self.answers[-1] == list(names))

@@ -45,11 +45,11 @@ from router.run import run
 from router.scheduling.waiting import DEFAULT_RULES, QueueRules
 from router.tokens import loading, model_files
 from tests.redis_servers import RedisServer
+from tests.waiting import PATIENCE_S, until
 
 SECRET = "wr-s3cret"
 KEY = f"Bearer sk-{SECRET}"
 SESSION = f"session-{SECRET}"
-PATIENCE_S = 60.0  # for what must come; never waited for where all is well
 LEASE_S = 2.0  # of routers that share a Redis
 ONE_AT_A_TIME = QueueRules(window=0, ready_ms=0.0)  # a replica gets a prompt when it has none
 
@@ -287,11 +287,7 @@ class Stage:
 
     async def until(self, is_so: Callable[[], object]) -> None:
         """Wait for a condition that the router will bring about."""
-        pause_s = 0.002
-        async with asyncio.timeout(PATIENCE_S):
-            while not is_so():
-                await asyncio.sleep(pause_s)
-                pause_s = min(1.2 * pause_s, 0.02)  # looking costs, too
+        await until(is_so)
 
     async def ready(self) -> None:
         await self.until(lambda: self.router.readiness.not_ready() is None)

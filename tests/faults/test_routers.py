@@ -36,6 +36,7 @@ from tests.faults.stage import (
     words,
 )
 from tests.redis_servers import RedisServer, Start
+from tests.waiting import until, until_ready
 
 VERSIONS = pytest.mark.parametrize("version", ["6.2", "7"])
 LISTENS = re.compile(r"listens on (http://\S+) \(admin: (http://\S+)\)")
@@ -363,14 +364,17 @@ async def serving(
             *(sys.executable, "-m", "router.cli", "serve", *flags), stderr=file
         )
     try:
-        async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as client:
-            while (found := LISTENS.search(output.read_text())) is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            while (await client.get(found[1] + "/readyz")).status != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        async with aiohttp.ClientSession() as client:
+            await until(lambda: LISTENS.search(output.read_text()))
+            found = LISTENS.search(output.read_text())
+            assert found is not None
+            await until_ready(client, found[1])
             leading = f'role="leading"}} {len(engines)}.0'
-            while leading not in await metrics(client, found[1]):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+
+            async def leads() -> bool:
+                return leading in await metrics(client, found[1])
+
+            await until(leads)
         yield Process(process, found[1])
     finally:
         if process.returncode is None:
