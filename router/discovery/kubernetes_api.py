@@ -242,14 +242,14 @@ async def _follow(response: aiohttp.ClientResponse, take: Callable[[list[Change]
         if end:
             lines = bytes(rest[:end]).splitlines()
             del rest[:end]
-            changes = [change for line in lines if line and (change := _change(line))]
+            changes = [change for line in lines if line and (change := change_of(line))]
             if changes:
                 take(changes)
         if len(rest) > _MAX_LINE_BYTES:
             raise DiscoveryError(f"an event of its watch is larger than {_MAX_LINE_BYTES} bytes")
 
 
-def _change(line: bytes) -> Change | None:
+def change_of(line: bytes) -> Change | None:
     """Read a line of a watch; None: it changes nothing.
 
     Raises:

@@ -27,8 +27,8 @@ from router.tokens.chains import Chain, HashChains
 
 _SEED_MASK = (1 << 64) - 1
 _LEAF = 0x6C656166  # mixed into a tail's seed: it differs from a segment with the same bytes
-_SEGMENT_BYTES = 500  # a segment with its array and its place in the tree
-_JSON_STEP_IDS = 131_072  # written at once: 0.8 ms
+SEGMENT_BYTES = 500  # a segment with its array and its place in the tree
+JSON_STEP_IDS = 131_072  # written at once: 0.8 ms
 
 
 class Boundary(NamedTuple):
@@ -82,7 +82,7 @@ class Segment:
         self.next_guard = b""
         self.chains: dict[int, Chain] | None = None
         self.json: bytes | None = None  # the ids as JSON, separated by commas; None: not needed yet
-        self.size_bytes = _SEGMENT_BYTES + 4 * len(ids)
+        self.size_bytes = SEGMENT_BYTES + 4 * len(ids)
 
 
 class NewSegment(NamedTuple):
@@ -221,7 +221,7 @@ class SegmentTree(HashChains):
                 segment.json = orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
                 self._grow(segment, len(segment.json))
                 num_ids += len(numbers)
-                if num_ids > _JSON_STEP_IDS:
+                if num_ids > JSON_STEP_IDS:
                     num_ids = 0
                     yield
         return b",".join([segment.json for segment in path if segment.json])

@@ -32,7 +32,7 @@ from router.upstream.failures import upstream_error
 from router.upstream.session import Response, Session, StrayAnswer
 
 _RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
-_STALE_S: Final = 1.0
+STALE_S: Final = 1.0
 """A closed connection from the pool is noticed within a round trip; a request that fails later had
 reached the replica."""
 
@@ -236,7 +236,7 @@ class Upstream:
         try:
             return await session.exchange(connection, *request)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            if not is_kept or time.monotonic() - begun_s >= _STALE_S:
+            if not is_kept or time.monotonic() - begun_s >= STALE_S:
                 raise
         except StrayAnswer:
             pass  # the request's own answer, if there is one, is lost with the connection

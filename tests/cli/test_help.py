@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from router import config
 from router.cli import main
-from router.cli.config_options import _METAVARS
+from router.cli.config_options import METAVARS
 from router.cli.group import GROUPS, OLD_NAMES
 
 COLUMNS = 80
@@ -139,7 +139,7 @@ def test_every_choice_is_shown() -> None:
 
 def test_every_metavar_belongs_to_a_key() -> None:
     """A key that is renamed takes its metavar along."""
-    assert set(_METAVARS) <= {".".join(option.path) for option in config.options()}
+    assert set(METAVARS) <= {".".join(option.path) for option in config.options()}
 
 
 # -- names ---------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class FakeEngine:
         self.pages: dict[str, Any] = {"/v1/models": MODELS, "/health": (200, "")}
         self.pages |= {"/" + name: page for name, page in pages.items()}
         self.received: list[Received] = []
-        self.num_asked: Counter[str] = Counter()  # for each page
+        self.pages_read: Counter[str] = Counter()  # how often each was asked for
         self.on_request = on_request or _ok
         self.hangs = False
         self.hanging: set[str] = set()  # paths that are never answered
@@ -77,7 +77,7 @@ class FakeEngine:
             await self._for_ever()
         page = self.pages.get(request.path)
         if page is not None:
-            self.num_asked[request.path] += 1
+            self.pages_read[request.path] += 1
             if isinstance(page, tuple):
                 return web.Response(status=page[0], text=page[1])
             return web.json_response(page)

@@ -103,7 +103,7 @@ async def test_what_no_router_followed_is_read_before_routers_are_ready(
 
         monkeypatch.setattr(EngineEvents, "replay", slow)
         # On a busy machine a router may not wait long enough for Redis, and start without it.
-        monkeypatch.setattr(following, "_SETTLE_S", PATIENCE_S)
+        monkeypatch.setattr(following, "SETTLE_S", PATIENCE_S)
         patient = {"redis__lease_s": PATIENCE_S / 6, "redis__timeout_s": PATIENCE_S}
         async with (
             on_stage(*engines, redis=redis, ready=False, **patient) as one,

@@ -88,8 +88,8 @@ async def known(stage: Stage) -> None:
 
 async def looked_at(stage: Stage, *engines: FakeEngine, times: int) -> None:
     """Wait until each engine's metrics were read so many times more."""
-    wanted = {engine: engine.num_asked["/metrics"] + times for engine in engines}
-    await stage.until(lambda: all(e.num_asked["/metrics"] >= n for e, n in wanted.items()))
+    wanted = {engine: engine.pages_read["/metrics"] + times for engine in engines}
+    await stage.until(lambda: all(e.pages_read["/metrics"] >= n for e, n in wanted.items()))
 
 
 def is_stalled(stage: Stage, name: str = "r1") -> bool:

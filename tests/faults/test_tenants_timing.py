@@ -48,8 +48,7 @@ async def test_time_shows_nothing_of_other_tenants(tmp_path: Path, cache: str) -
                 rng.shuffle(asked)
                 for which, times in asked:
                     # The emulator remembers texts it has tokenized, as no real engine does.
-                    engines[0].replica.tokenizer._known.clear()
-                    engines[0].replica.tokenizer._num_known_tokens = 0
+                    engines[0].replica.tokenizer.forget()
                     times.append(await _first_token_ms(stage, which, B))
 
     z = _rank_sum(probes, fresh)

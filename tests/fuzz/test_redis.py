@@ -35,7 +35,7 @@ from router.base.messages import (
     pack_keys,
 )
 from router.base.turn_notes import Booked, Over, Remembered, Run, SharedParts
-from router.cluster.redis_snapshot import IndexSnapshot, _named_bits, read_heads
+from router.cluster.redis_snapshot import IndexSnapshot, named_bits, read_heads
 from router.config import ReplicaConfig
 from router.experiments.runner import ExperimentRunner
 from router.experiments.runner import refused as refused_experiment
@@ -224,7 +224,7 @@ def test_snapshots(hash_: dict[bytes, bytes], values: list[tuple[bytes, bytes]])
     heads, num_garbage = read_heads(flat)
     assert all(head.writer is not None for head in heads.values())
     assert num_garbage >= 0
-    bits, _ = _named_bits(flat)
+    bits, _ = named_bits(flat)
     snapshot = IndexSnapshot(
         None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ def test_snapshots(hash_: dict[bytes, bytes], values: list[tuple[bytes, bytes]])
         heads=heads,
         bits=bits,
     )
-    found = snapshot._unpacked([part for pair in values for part in pair])
+    found = snapshot.unpacked([part for pair in values for part in pair])
     assert found.keys() <= set(bits.values())
 
 

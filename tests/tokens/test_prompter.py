@@ -256,7 +256,7 @@ def written_ids(tokens: Tokens) -> bytes:
 
 def test_long_prompts_are_written_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run between them."""
-    monkeypatch.setattr(incremental, "_JSON_STEP_IDS", 100)
+    monkeypatch.setattr(incremental, "JSON_STEP_IDS", 100)
     texts = ["one " * 300, "two " * 300]
     tokens = _run(_load(), {"messages": [{"role": "user", "content": each} for each in texts]})
 
