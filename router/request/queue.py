@@ -173,7 +173,7 @@ class WaitingRoom:
             if waiting.deadline_s is not None:
                 self._expect(waiting, now_s)
             if self._next is None:  # else it comes at once
-                self._release()
+                self.release()
             placement = await seat.placed
         except asyncio.CancelledError:
             self._left(waiting, on_left)
@@ -264,9 +264,9 @@ class WaitingRoom:
     def _wake(self) -> None:
         """Have a release soon: one for all that happens until then."""
         if self._queue and self._next is None:
-            self._next = asyncio.get_running_loop().call_soon(self._release)
+            self._next = asyncio.get_running_loop().call_soon(self.release)
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Send all requests that may go, and look again in a while at the others."""
         for handle in (self._next, self._timer):
             if handle is not None:
@@ -284,7 +284,7 @@ class WaitingRoom:
                 self._wake()
         finally:
             if self._queue:
-                self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._release)
+                self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.release)
 
     def _choose(self, waiting: Waiting, in_front_ms: InFront = NOTHING) -> Plan | None:
         """Plan where a request goes; return the plan for its prompt. None: it is over."""

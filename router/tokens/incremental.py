@@ -112,19 +112,19 @@ class SegmentTree(HashChains):
         max_bytes: Budget for segments, tokens and chains together (estimated).
     """
 
-    __slots__ = ("_segments",)
+    __slots__ = ("segments",)
 
     def __init__(self, max_bytes: int = 512 << 20) -> None:
         super().__init__()
-        self._segments: BoundedBytes[int, Segment] = BoundedBytes(max_bytes)
+        self.segments: BoundedBytes[int, Segment] = BoundedBytes(max_bytes)
 
     def __len__(self) -> int:
-        return len(self._segments)
+        return len(self.segments)
 
     @property
     def size_bytes(self) -> int:
         """Estimate the memory held; at most the budget after every `commit`."""
-        return self._segments.size_bytes
+        return self.segments.size_bytes
 
     def walk(self, root: Segment, data: bytes, boundaries: Boundaries) -> Walk:
         """Find how much of `data` is known below `root`, and cut the rest.
@@ -145,7 +145,7 @@ class SegmentTree(HashChains):
             position = boundary.position
             boundary = boundaries.after(position)
         key = xxh3_128_intdigest(view[position:], (key ^ _LEAF) & _SEED_MASK)
-        leaf = None if new else self._segments.get(key)
+        leaf = None if new else self.segments.get(key)
         if leaf is not None:
             path.append(leaf)
         else:
@@ -156,7 +156,7 @@ class SegmentTree(HashChains):
         self, root: Segment, data: bytes, view: memoryview, boundaries: Boundaries
     ) -> tuple[list[Segment], int]:
         """Follow known segments; return them and the position behind the last."""
-        segments = self._segments
+        segments = self.segments
         num_bytes = len(data)
         path = [root]
         node, position = root, 0
@@ -191,7 +191,7 @@ class SegmentTree(HashChains):
         """
         path = list(walk.path)
         for new, ids in zip(walk.new, encoded, strict=True):
-            segment = self._segments.get(new.key) or Segment(new.key, ids, new.media)
+            segment = self.segments.get(new.key) or Segment(new.key, ids, new.media)
             if new is not walk.new[-1]:
                 _remember_next(path[-1], new.key, new.end - new.start, new.guard)
             path.append(segment)
@@ -200,13 +200,13 @@ class SegmentTree(HashChains):
 
     def _touch(self, path: list[Segment]) -> None:
         """Make the path the most recently used, its root end most of all; keep the budget."""
-        move_to_end = self._segments.move_to_end
+        move_to_end = self.segments.move_to_end
         for segment in reversed(path[1:]):
             try:
                 move_to_end(segment.key)  # as nearly all can: one look-up
             except KeyError:
-                self._segments.put(segment.key, segment)
-        self._segments.trim()  # for what grew since
+                self.segments.put(segment.key, segment)
+        self.segments.trim()  # for what grew since
 
     def json(self, path: Sequence[Segment]) -> Generator[None, None, bytes]:
         """Write the path's ids as JSON numbers, separated by commas.
@@ -229,8 +229,8 @@ class SegmentTree(HashChains):
     def _grow(self, segment: Segment, num_bytes: int) -> None:
         """Count more memory of a segment; it may have been evicted meanwhile."""
         segment.size_bytes += num_bytes
-        if self._segments.get(segment.key) is segment:
-            self._segments.size_bytes += num_bytes
+        if self.segments.get(segment.key) is segment:
+            self.segments.size_bytes += num_bytes
 
     def make_root(self, name: str, ids: TokenIds | None = None) -> Segment:
         """Create the root of a kind of prompt; `ids` are the first tokens of each."""

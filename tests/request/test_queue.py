@@ -726,7 +726,7 @@ async def test_a_client_that_leaves_as_it_is_placed_gives_its_place_back() -> No
         await asyncio.sleep(0)
         assert room.num_waiting == 1
         prompt.plan = a_prompt().plan
-        room._release()
+        room.release()
         assert room.num_waiting == 0
         task.cancel()
 
@@ -749,7 +749,7 @@ async def test_an_error_while_a_request_waits_is_its_own(error: Exception) -> No
         await asyncio.sleep(0)
         assert room.num_waiting == 1
         placing.error = error
-        room._release()
+        room.release()
 
     assert room.num_waiting == 0
 
@@ -760,11 +760,11 @@ async def test_an_error_in_a_release_leaves_nothing_behind(
     """What was placed before it is given back; who comes next is served."""
     placing, prompt = Placing(), a_prompt(num_waiting=2)
     room = room_of(placing)
-    release = room._queue.release
+    release = Queue.release
 
-    def fail(_: object, *args: Any) -> None:
+    def fail(queue: Queue[Any], *args: Any) -> None:
         prompt.plan = a_prompt().plan  # its window is open now
-        release(*args)
+        release(queue, *args)
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:

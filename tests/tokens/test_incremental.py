@@ -113,7 +113,7 @@ def test_evicted_under_a_plan() -> None:
 
     assert b"".join(bytes(list(segment.ids)) for segment in path) == data
     assert tree.walk(root, data, Every(data)).new == []
-    assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
+    assert tree.size_bytes == sum(s.size_bytes for s in tree.segments.values())
 
 
 def test_size_counts_chains() -> None:
@@ -124,7 +124,7 @@ def test_size_counts_chains() -> None:
 
     for n in range(2 * MAX_CHAINS):
         tree.keys(path, CONTRACT, ExtraKeys(cache_salt=str(n)))
-        assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
+        assert tree.size_bytes == sum(s.size_bytes for s in tree.segments.values())
 
     assert all(segment.chains is not None and len(segment.chains) == MAX_CHAINS for segment in path)
 

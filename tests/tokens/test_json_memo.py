@@ -108,4 +108,4 @@ def test_an_owners_part_is_found_by_no_other() -> None:
     for number in range(100):
         other.arguments(f'{{"x": {number}}}')
     assert one.get('{"x": 1}') is None
-    assert memo._entries.size_bytes <= 3000
+    assert memo.size_bytes <= 3000

@@ -278,7 +278,7 @@ def test_ids_are_written_as_json_once() -> None:
         assert written_ids(tokens) == written
         messages = [*messages, {"role": "assistant", "content": content}, messages[0]]
     tree = prompter.memory._tree
-    assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
+    assert tree.size_bytes == sum(s.size_bytes for s in tree.segments.values())
 
 
 def test_owners_without_end_are_forgotten_in_time() -> None:

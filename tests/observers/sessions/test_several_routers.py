@@ -93,9 +93,9 @@ async def test_an_older_router_skips_notes_of_sessions_alone(start_redis: Start)
         first, _ = stages
         await first.ask(streamed(chat(words(1))))
         await same_at(list(stages), 1, SESSION)
-        sharing = first.router.cluster.sharing
-        assert sharing is not None
-        entries, _ = await sharing._store.read_notes("0-0", block_s=0.1)
+        store = first.router.cluster.store
+        assert store is not None
+        entries, _ = await store.read_notes("0-0", block_s=0.1)
 
     kinds = [{str(note.__struct_config__.tag) for note in entry.notes} for entry in entries]
     assert {"prompt", "turn"} in kinds
