@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.registry import create
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     KEY,
@@ -88,6 +89,7 @@ async def test_what_goes_wrong_inside_is_logged_without_its_contents() -> None:
         broken = type("Broken", (), {"name": "broken", "decide": breaks})()
         stage.router.story.steps.place.use(broken)
         reply = await stage.ask(chat(words(1)), headers={"X-Request-Id": "mine"})
+        stage.router.story.steps.place.use(create("kv_aware", {}))
 
         assert reply.status == 500
         assert reply.error["type"] == "InternalServerError"
