@@ -46,8 +46,6 @@ LEFT: dict[str, set[str]] = {
     "fuzz/test_engine_answers.py": {"_session"},
     "fuzz/test_master.py": {"_session"},
     "http/test_server.py": {"_acked", "_stalled_since_s", "_wire"},
-    "index/test_eviction.py": {"_over"},
-    "kv_events/test_follower.py": {"_replay_endpoint", "_replay_timeout_s"},
     "kv_events/test_stream.py": {"_blocks", "_num_until_verified"},
     "kv_events/test_subscriber.py": {"_dealer"},
     "loadtest/test_agents.py": {"_plans"},

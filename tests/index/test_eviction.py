@@ -153,13 +153,14 @@ def test_a_text_that_many_ask_about_is_kept_once() -> None:
     """Each question had the keys of all of the text: 230 MiB of a cache of a million tokens."""
     order, text = EvictionOrder(), tuple(range(1000))
     held: list[BlockKey] = []
+    uses: list[Use] = []
     for number in range(50):
         question = chain(*text, 1000 + number)
         held += question[1000:] if held else question
-        used(order, question, held)
+        uses.append(used(order, question, held))
 
     assert len(order) == 50
-    assert sum(len(use.keys) for use in order._over) <= len(text) + 50
+    assert sum(len(use.keys) for use in uses) <= len(text) + 50
     assert order.lost(2, held) == (FirstLost(1000, held[1000]), FirstLost(1000, held[1001]))
     assert order.lost(51, held)[-1] == FirstLost(999, held[999])
 
