@@ -201,9 +201,8 @@ class Node:
     def leftovers(self) -> list[str]:
         """Say what is left of requests, ours and others'."""
         left = [f"{url}: {load}" for url, load in self.load(1e6).items() if any(load)]
-        for candidate, holdings in self.caches.index._holdings.items():
-            if holdings.computing:
-                left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
+        for candidate, num_blocks in self.caches.index.claimed().items():
+            left.append(f"{candidate}: claims on {num_blocks} blocks")
         return left
 
 

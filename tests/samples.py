@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policies.view import CandidateId, Decision, ReplicaView, RequestView, Snapshot
+from router.base.contracts import BlockKey
 from router.records.record import DecisionRecord, Try
 
 R1 = CandidateId("r1")
@@ -37,3 +38,8 @@ def decision_record(request_id: str = "req-1") -> DecisionRecord:
         ttft_ms=21.0,
         total_ms=40.0,
     )
+
+
+def keys(*names: int) -> list[BlockKey]:
+    """Name blocks."""
+    return [BlockKey(name) for name in names]

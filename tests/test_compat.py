@@ -37,15 +37,15 @@ def release() -> dict[str, Any]:
         "hit_lengths": {"coordinator": "1920 of 1920 equal"},
         "store_keys": {"listings": "20 of 20 equal"},
         "flags": sorted(VLLM_FLAGS),
-        "routes": sorted(compat._needed_routes()),
-        "metrics": sorted(compat._needed_metrics()),
-        "request_fields": {name: read.split() for name, read in compat._READ_FIELDS.items()},
+        "routes": sorted(compat.needed_routes()),
+        "metrics": sorted(compat.needed_metrics()),
+        "request_fields": {name: read.split() for name, read in compat.READ_FIELDS.items()},
         "registries": {
             "modes by architecture": ["deepseek_v32"],
             "tool parsers": ["hermes"],
-            **{name: sorted(needed) for name, needed in compat._READ_SETTINGS.items()},
+            **{name: sorted(needed) for name, needed in compat.READ_SETTINGS.items()},
         },
-        "texts": sorted(compat._needed_texts()),
+        "texts": sorted(compat.needed_texts()),
     }
 
 

@@ -118,13 +118,13 @@ def test_own_cbor_is_cbor2s(tokens: list[int], parent: bytes, extra: Any) -> Non
     """The fast writer and the canonical one agree."""
     value = (parent, tuple(tokens), extra)
 
-    assert contracts._cbor(*value) == cbor2.dumps(value, canonical=True)
+    assert contracts.cbor(*value) == cbor2.dumps(value, canonical=True)
 
 
 def test_the_token_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids beyond the limit are encoded each time."""
-    table = contracts._CborTokens()
-    monkeypatch.setattr(contracts._CborTokens, "limit", 1)
+    table = contracts.CborTokens()
+    monkeypatch.setattr(contracts.CborTokens, "limit", 1)
 
     assert [table[1], table[2]] == [b"\x01", b"\x02"]
     assert list(table) == [1]

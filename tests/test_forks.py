@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.forks import PYTHONPATH, kill, python_command
+from tests.forks import PYTHONPATH, python_command
 from tests.redis_servers import wait_until
 
 
@@ -35,15 +34,6 @@ def test_what_is_imported_is_there() -> None:
     assert start("-S", "-c", IS_FORK).communicate()[0] == "False\n"
 
 
-def test_input_output_arguments_and_variables_are_its_own() -> None:
-    """Nothing of the server's shows."""
-    code = "import os, sys; print(sys.argv, os.environ['OWN'], __name__, input())"
-
-    output, _ = start("-c", code, "an argument", OWN="value").communicate("from stdin\n")
-
-    assert output == "['-c', 'an argument'] value __main__ from stdin\n"
-
-
 @pytest.mark.parametrize(
     ("code", "status", "words"),
     [
@@ -62,23 +52,6 @@ def test_it_ends_as_it_would(code: str, status: int, words: str) -> None:
 
     assert process.returncode == status
     assert words in output
-
-
-def test_a_signal_is_passed_on() -> None:
-    """The handler of the fork answers."""
-    code = (
-        "import signal, sys\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
-        "print('ready', flush=True)\n"
-        "signal.pause()"
-    )
-    with start("-c", code) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-
-        process.terminate()
-
-        assert process.wait(60) == 5
 
 
 def test_killed_it_is_gone() -> None:
@@ -106,16 +79,3 @@ def test_without_a_server_it_is_a_process() -> None:
 
     assert process.communicate()[0] == "False\n"
     assert python_command()[-1] == sys.executable
-
-
-def test_a_killed_fork_is_gone_before_its_client() -> None:
-    """Who waits for the client knows that nothing answers any more."""
-    with start("-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)") as process:
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        wait_until(lambda: b"fork" in Path(f"/proc/{process.pid}/comm").read_bytes(), "a fork")
-
-        kill(process)
-
-        assert process.wait(60) == -9
-        assert not is_alive(pid)

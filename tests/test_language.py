@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import language
-from tests.language import problems, texts
+from tests.language import problems
 
 LONG = " ".join(["word"] * 31)
 
@@ -55,37 +55,6 @@ def test_a_problem_is_named_with_what_to_write(text: str, message: str) -> None:
 def test_what_is_fine_is_not_refused(text: str) -> None:
     """Code, parts of words, label names, cells and items on their own."""
     assert messages(text) == []
-
-
-def test_the_line_of_a_problem_is_named(tmp_path: Path) -> None:
-    """Pages by line, strings of code by the line they begin at, alerts by their value's."""
-    page = tmp_path / "page.md"
-    page.write_text("# Title\n\nFine.\nIt begins\nanew.\n\n| a |\n|---|\n| anew |\n")
-    code = tmp_path / "code.py"
-    code.write_text('KEY = "anew"\n\nhelp = f"Do it {KEY} "\\\n    "anew."\n')
-    alerts = tmp_path / "alerts.yml"
-    alerts.write_text("groups:\n- rules:\n  - expr: anew\n    description: >-\n      anew\n")
-
-    found = {
-        path.name: [line + at - 1 for line, text in texts(path) for at, _ in problems(text)]
-        for path in (page, code, alerts)
-    }
-
-    assert found == {"page.md": [4, 9], "code.py": [3], "alerts.yml": [4]}
-
-
-def test_docstrings_and_comments_are_texts_and_data_is_not(tmp_path: Path) -> None:
-    """Queries and lists of names are data; a table in a docstring is no sentence."""
-    code = tmp_path / "code.py"
-    code.write_text(
-        'QUERY = """SELECT anew arms"""\nSQL = "SELECT arm, anew"; NAMES = "an arm".split()\n'
-        'def f():\n    """Do it anew."""\n\n'
-        "# Two lines of\n# one comment, anew.\nX = 1  # likewise\n"
-        'def g():\n    """Fine.\n\n    one    fine\n    two    as well\n    """\n'
-    )
-
-    found = sorted(line for line, text in texts(code) if messages(text))
-    assert found == [4, 6, 8]
 
 
 def test_the_exit_status_says_whether_there_are_problems(

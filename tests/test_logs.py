@@ -89,11 +89,10 @@ def test_a_closed_stream_does_no_harm() -> None:
     assert stream.closed
 
 
-def test_too_many_lines_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_lines_are_dropped() -> None:
     """What waits is bounded; the oldest lines are kept."""
-    monkeypatch.setattr(logs, "_MAX_WAITING", 2)
     stream = io.StringIO()
-    writer = logs.LineWriter(stream, logs.TextFormatter())
+    writer = logs.LineWriter(stream, logs.TextFormatter(), max_waiting=2)
     for number in range(3):
         writer.emit(record(f"line {number}"))
     writer.start()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ from tests.kv_events.publisher import Publisher
 from tests.observers.tracing.receiver import receiving
 from tests.redis_servers import RedisServer, binary
 from tests.resolver import AGAIN, NO_NAME, Resolver, resolver
+from tests.waiting import until
 
 HOST = "engine.test"
 
@@ -97,9 +99,7 @@ async def test_the_last_addresses_stay_while_the_resolver_fails(
     assert names.failing == [HOST]
     system.answer()
     system.hosts[HOST] = ["127.0.0.2"]
-    async with asyncio.timeout(60):
-        while await names.addresses(HOST) != ["127.0.0.2"]:  # noqa: ASYNC110 (a thread answers)
-            await asyncio.sleep(0.01)
+    await until(lambda: moved(names))
     assert names.failing == []
     assert [record.message for record in caplog.records] == [
         "host name does not resolve: its last addresses are used on",
@@ -121,12 +121,19 @@ async def test_a_silent_resolver_delays_one_connection(system: Resolver) -> None
     system.answer()
 
 
-async def test_a_silent_resolver_is_named_where_no_address_is_known(
-    system: Resolver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def moved(names: Names) -> bool:
+    return await names.addresses(HOST) == ["127.0.0.2"]
+
+
+async def known(names: Names) -> bool:
+    with suppress(socket.gaierror):
+        return await names.addresses(HOST) == ["127.0.0.1"]
+    return False
+
+
+async def test_a_silent_resolver_is_named_where_no_address_is_known(system: Resolver) -> None:
     """Another name is not held up, and an answer that comes late counts."""
-    monkeypatch.setattr(module, "_FIRST_S", 0.05)
-    names = Names()
+    names = Names(first_s=0.05)
     system.hang()
 
     for _ in range(2):
@@ -135,13 +142,7 @@ async def test_a_silent_resolver_is_named_where_no_address_is_known(
     assert system.num_asked[HOST] == 1
     assert await names.addresses("localhost")
     system.answer()
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                assert await names.addresses(HOST) == ["127.0.0.1"]
-                break
-            except socket.gaierror:
-                await asyncio.sleep(0.01)
+    await until(lambda: known(names))
     assert names.failing == []
 
 
@@ -168,9 +169,8 @@ async def test_what_is_no_name_is_unknown(system: Resolver) -> None:
             await Names().addresses(host)
 
 
-async def test_names_are_bounded(system: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_NAMES", 2)
-    names = Names()
+async def test_names_are_bounded(system: Resolver) -> None:
+    names = Names(max_names=2)
     system.hosts |= {f"engine-{number}.test": ["127.0.0.1"] for number in range(3)}
     for number in range(3):
         await names.addresses(f"engine-{number}.test")

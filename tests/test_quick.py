@@ -62,13 +62,6 @@ def test_a_files_tests_are_found_by_its_name(changed: str, found: list[str], roo
     assert choose([changed], root) == found
 
 
-def test_a_file_in_a_chosen_folder_is_not_run_twice(root: Path) -> None:
-    """The folder contains it."""
-    changed = ["router/tokens/trust.py", "tests/tokens/test_encoder.py"]
-
-    assert choose(changed, root) == ["tests/tokens"]
-
-
 def test_each_room_has_tests() -> None:
     """No room of the router is passed over because its tests have another name."""
     rooms = [path.name for path in (ROOT / "router").iterdir() if (path / "__init__.py").exists()]

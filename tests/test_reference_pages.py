@@ -70,9 +70,9 @@ def test_every_served_route_is_listed() -> None:
     page = (REFERENCE / "apis.md").read_text()
     listed = set(re.findall(r"`(/[\w/]+)`", page))
 
-    rendering = {path for path in routes._KNOWN if path.endswith("/render")}
+    rendering = {path for path in routes.KNOWN if path.endswith("/render")}
 
-    assert set(routes._KNOWN) - rendering <= listed
+    assert set(routes.KNOWN) - rendering <= listed
     assert len(rendering) == 5
 
 

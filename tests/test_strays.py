@@ -18,6 +18,7 @@ from router.pool.master import MasterApi
 from router.upstream import Answer, Upstream
 from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Strays
 from tests.raw_http import Part, playing, stream, whole
+from tests.waiting import until
 
 
 async def ask(upstream: Upstream, url: str, body: bytes, request_id: str | None = None) -> Answer:
@@ -62,10 +63,10 @@ async def test_bytes_on_an_idle_connection_belong_to_no_request(after: list[Part
         playing(lambda number, body: [echo(body), *(after if number == 0 else [])]) as player,
         Upstream(ForwardConfig(), strays=Strays(strays.append)) as upstream,
     ):
-        for name in (b"a", b"b", b"c"):
+        for number, name in enumerate((b"a", b"b", b"c"), 1):
             answer = await ask(upstream, player.url, name)
             assert answer.first == b"for " + name
-            await asyncio.sleep(0.15)
+            await until(lambda number=number: len(strays) == number)  # type: ignore[misc]
 
     assert player.requests == [b"a", b"b", b"c"]  # nothing was sent twice
     assert player.num_connections == 3
@@ -325,9 +326,9 @@ async def test_a_probe_does_not_read_a_stray_answer() -> None:
         playing(lambda *_: [whole(b""), 0.02, stray]) as player,
         EngineApi(timeout_s=5.0, strays=Strays(strays.append)) as api,
     ):
-        for _ in range(3):
+        for number in (1, 2, 3):
             await api.ping("r1", player.url.rstrip("/"))
-            await asyncio.sleep(0.1)
+            await until(lambda number=number: len(strays) == number)  # type: ignore[misc]
 
     assert (player.num_connections, strays) == (3, ["r1"] * 3)
 
@@ -361,9 +362,9 @@ async def test_a_master_s_page_is_no_stray_one() -> None:
         playing(lambda *_: [whole(page, kind="text"), 0.02, other]) as player,
         MasterApi(player.url.rstrip("/"), strays=Strays(strays.append)) as master,
     ):
-        for _ in range(3):
+        for number in (1, 2, 3):
             assert (await master.figures()).num_keys == 7
-            await asyncio.sleep(0.1)
+            await until(lambda number=number: len(strays) == number)  # type: ignore[misc]
 
     assert strays == ["Mooncake master"] * 3
 

@@ -168,7 +168,7 @@ async def test_what_breaks_off_later_was_being_worked_on(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not sent again here: whether it may be is for the caller to say."""
-    monkeypatch.setattr(module, "_STALE_S", 0.0)
+    monkeypatch.setattr(module, "STALE_S", 0.0)
     kept = Kept()
     url = await serve(kept.handle)
     async with Upstream(ForwardConfig()) as upstream:

@@ -68,7 +68,7 @@ class Emulator:
             self.replica.start()
             await self._open()
         except BaseException:
-            await self._close()
+            await self.close()
             await self._runner.cleanup()
             await self._group.__aexit__(None, None, None)
             raise
@@ -77,11 +77,16 @@ class Emulator:
 
     async def __aexit__(self, *_: object) -> None:
         self._keeper.cancel()
-        await self._close()
+        await self.close()
         if self.replica.pool is not None:
             await self.replica.pool.close()
         await self._runner.cleanup()
         await self._group.__aexit__(None, None, None)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether a fault has killed it."""
+        return self._keeper.done()
 
     async def serve(self) -> None:
         """Wait until the replica is dead (`kill`) or the caller is cancelled."""
@@ -113,7 +118,7 @@ class Emulator:
         self.num_lives += 1
         self.changed.set()
 
-    async def _close(self) -> list[tuple[int, int]]:
+    async def close(self) -> list[tuple[int, int]]:
         """Stop listening, cut all connections, end the ranks; return their event ports."""
         for site in self._sites:
             await site.stop()
@@ -135,10 +140,10 @@ class Emulator:
             if fault.kind == "kill":
                 if self.options.may_kill:
                     os.kill(os.getpid(), signal.SIGKILL)
-                await self._close()
+                await self.close()
                 self.changed.set()
                 return
-            ports = await self._close()
+            ports = await self.close()
             await asyncio.sleep(fault.down_s)
             if fault.port is not None:
                 self.port = fault.port

@@ -61,7 +61,7 @@ class Engine:
         self._time_model = time_model
         self._tick_s = tick_s
         self._clock = clock
-        self._pool = pool
+        self.pool = pool
         self._writer = EventWriter(blocks)
         self._wake = asyncio.Event()
 
@@ -127,11 +127,11 @@ class Engine:
     async def _save(self, prefilled: list[Generation]) -> list[KvEvent]:
         """Write prompts that were just computed to the shared pool; return its new blocks."""
         events: list[KvEvent] = []
-        if self._pool is not None:
+        if self.pool is not None:
             size = self.blocks.block_size
             for generation in prefilled:
                 keys = generation.keys[: generation.num_prompt_tokens // size]
-                events += self._writer.saved(generation, await self._pool.put(keys))
+                events += self._writer.saved(generation, await self.pool.put(keys))
         return events
 
     def _publish(self, saved: list[KvEvent]) -> None:

@@ -59,29 +59,29 @@ class EventPublisher:
     """
 
     __slots__ = (
-        "_buffer",
-        "_pub",
         "_rank",
         "_replay",
+        "buffer",
         "config",
         "next_sequence",
         "num_to_drop",
         "ports",
+        "pub",
         "silent",
     )
 
     def __init__(self, options: PublisherOptions, rank: int) -> None:
         self._rank = rank
-        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=options.buffer_steps)
+        self.buffer: deque[tuple[int, bytes]] = deque(maxlen=options.buffer_steps)
         self.next_sequence = 0
         self.num_to_drop = 0
         self.silent = False
         context = zmq.asyncio.Context.instance()
-        self._pub: zmq.Socket[bytes] = zmq.Socket(context, zmq.PUB)
-        self._pub.set_hwm(HIGH_WATER_MARK)
+        self.pub: zmq.Socket[bytes] = zmq.Socket(context, zmq.PUB)
+        self.pub.set_hwm(HIGH_WATER_MARK)
         self._replay = context.socket(zmq.ROUTER)
         try:
-            port = _bind(self._pub, options.host, options.port)
+            port = _bind(self.pub, options.host, options.port)
             replay_port = _bind(self._replay, options.host, options.replay_port)
         except zmq.ZMQError:
             self.close()
@@ -109,16 +109,16 @@ class EventPublisher:
         """Send bytes as the next batch, whatever they are."""
         sequence = self.next_sequence
         self.next_sequence += 1
-        self._buffer.append((sequence, payload))
+        self.buffer.append((sequence, payload))
         if self.num_to_drop > 0:
             self.num_to_drop -= 1
         elif not self.silent:
-            self._pub.send_multipart((b"", sequence.to_bytes(8, "big"), payload))
+            self.pub.send_multipart((b"", sequence.to_bytes(8, "big"), payload))
 
     def truncate(self, num_kept: int) -> None:
         """Forget all but the last `num_kept` buffered batches."""
-        while len(self._buffer) > num_kept:
-            self._buffer.popleft()
+        while len(self.buffer) > num_kept:
+            self.buffer.popleft()
 
     async def serve_replays(self) -> None:
         """Answer replay requests until cancelled."""
@@ -129,7 +129,7 @@ class EventPublisher:
 
     def close(self) -> None:
         """Close both sockets; their ports are free a moment later."""
-        for socket in (self._pub, self._replay):
+        for socket in (self.pub, self._replay):
             if socket.closed:
                 continue
             endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
@@ -138,7 +138,7 @@ class EventPublisher:
             socket.close(linger=0)
 
     async def _replay_from(self, client: bytes, start: int) -> None:
-        for sequence, payload in tuple(self._buffer):
+        for sequence, payload in tuple(self.buffer):
             if sequence >= start:
                 frames = [client, b"", b"", sequence.to_bytes(8, "big"), payload]
                 await self._replay.send_multipart(frames)

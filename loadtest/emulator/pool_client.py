@@ -26,8 +26,8 @@ class PoolClient:
     """
 
     def __init__(self, url: str, model: str, *, ms_per_token: float) -> None:
-        self._url = url.rstrip("/")
-        self._head = f"{model}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@"
+        self.url = url.rstrip("/")
+        self.head = f"{model}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@"
         self._ms_per_token = ms_per_token
         self._session: aiohttp.ClientSession | None = None
 
@@ -41,9 +41,7 @@ class PoolClient:
         new = await self._ask("/emulator/put", digests) if digests else []
         known = set(new) if isinstance(new, list) else set()
         return [
-            position
-            for position, digest in enumerate(digests)
-            if self._head + digest.hex() in known
+            position for position, digest in enumerate(digests) if self.head + digest.hex() in known
         ]
 
     async def remove_all(self) -> None:
@@ -63,9 +61,9 @@ class PoolClient:
     async def _ask(self, path: str, digests: Sequence[bytes]) -> Any:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_TIMEOUT_S))
-        body = orjson.dumps([self._head + digest.hex() for digest in digests])
+        body = orjson.dumps([self.head + digest.hex() for digest in digests])
         try:
-            async with self._session.post(self._url + path, data=body) as response:
+            async with self._session.post(self.url + path, data=body) as response:
                 return orjson.loads(await response.read())
         except (TimeoutError, aiohttp.ClientError, ValueError):
             return None

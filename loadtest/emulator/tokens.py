@@ -81,13 +81,20 @@ class ChatTokenizer:
         OSError: The directory has no tokenizer.
     """
 
-    __slots__ = ("_backend", "_ints", "_known", "_markers", "_num_known_tokens", "tokenizer")
+    __slots__ = ("_backend", "_ints", "_known", "_markers", "_max_known_tokens",
+                 "_num_known_tokens", "tokenizer")  # fmt: skip
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, *, max_known_tokens: int = _MAX_KNOWN_TOKENS) -> None:
         self.tokenizer, self._markers = _load(model_dir, _stamps(model_dir))
         self._backend: Backend = self.tokenizer.backend_tokenizer
         self._ints = list(range(len(self.tokenizer)))
         self._known: OrderedDict[bytes, Segment] = OrderedDict()
+        self._num_known_tokens = 0
+        self._max_known_tokens = max_known_tokens
+
+    def forget(self) -> None:
+        """Tokenize all that comes from now on."""
+        self._known.clear()
         self._num_known_tokens = 0
 
     @property
@@ -203,7 +210,7 @@ class ChatTokenizer:
             self._num_known_tokens -= len(previous.ids)
         self._known[segment.key] = segment
         self._num_known_tokens += len(segment.ids)
-        while self._num_known_tokens > _MAX_KNOWN_TOKENS:
+        while self._num_known_tokens > self._max_known_tokens:
             _, oldest = self._known.popitem(last=False)
             self._num_known_tokens -= len(oldest.ids)
 

@@ -37,7 +37,7 @@ class Transfers:
     def __init__(self, connector: Connector, kv_role: str, num_ranks: int) -> None:
         self._connector = connector
         self._kv_role = kv_role
-        self._done: dict[str, asyncio.Future[list[int] | None]] = {}
+        self.done: dict[str, asyncio.Future[list[int] | None]] = {}
         self.engine_ids = [secrets.token_hex(8) for _ in range(num_ranks)]
         self.wrong: list[str] = []
         self.loses = False  # the KV it keeps, as after a restart
@@ -45,7 +45,7 @@ class Transfers:
     @property
     def pinned(self) -> list[str]:
         """Ids of prompts that were computed and not read."""
-        return [id for id, done in self._done.items() if done.done() and done.result() is not None]
+        return [id for id, done in self.done.items() if done.done() and done.result() is not None]
 
     def query(self) -> dict[str, Any]:
         """Answer as a bootstrap server."""
@@ -86,7 +86,7 @@ class Transfers:
         id = str(params.get("transfer_id") or secrets.token_hex(8))
         if self._connector == "nixl_push":
             id = request_id
-            if id in self._done:
+            if id in self.done:
                 self._refuse("two prompts of one request id")
         self._slot(id)
         return id
@@ -94,7 +94,7 @@ class Transfers:
     def end(self, id: str, prompt: list[int] | None) -> None:
         """Keep a prompt's KV; None: there is none, and the consumer goes on waiting."""
         if prompt is None or self.loses:
-            self._done.pop(id, None)
+            self.done.pop(id, None)
         elif not self._slot(id).done():
             self._slot(id).set_result(prompt)
 
@@ -130,11 +130,11 @@ class Transfers:
             while True:
                 found = await asyncio.shield(self._slot(id))
                 if found is not None:
-                    self._done.pop(id, None)
+                    self.done.pop(id, None)
                     return found
 
     def _slot(self, id: str) -> asyncio.Future[list[int] | None]:
-        return self._done.setdefault(id, asyncio.get_running_loop().create_future())
+        return self.done.setdefault(id, asyncio.get_running_loop().create_future())
 
     async def read(self, params: Mapping[str, Any], prompt: list[int], request_id: str) -> None:
         """Read a prompt's KV from its producer, or have it written.

@@ -88,7 +88,9 @@ def distributions(times_ms: Mapping[str, tuple[Floats, Floats]]) -> bytes | None
         look_of = looks(times_ms)
         for arm, (values, weights) in known.items():
             look = look_of[arm]
-            axis.plot(*_curve(values, weights), color=look.colour, linestyle=look.stroke, label=arm)
+            axis.plot(
+                *curve_of(values, weights), color=look.colour, linestyle=look.stroke, label=arm
+            )
         axis.set(
             xscale="log",
             ylim=(0, 1.005),
@@ -151,7 +153,7 @@ def ratio(seen: Mapping[str, int], expected: Mapping[str, float], noun: str) -> 
     return draw(paint, height=0.9 + 0.42 * len(seen))
 
 
-def _curve(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
+def curve_of(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
     """Thin a weighted distribution to so many points; the ends stay."""
     order = np.argsort(values, kind="stable")
     shares = np.cumsum(weights[order]) / weights.sum()

@@ -18,7 +18,7 @@ from typing import BinaryIO, Final
 
 _LEASH: Final = Path(__file__).with_name("leash.py")
 _POLL_S: Final = 0.05
-_PATIENCE_S: Final = 5.0  # between SIGTERM and SIGKILL
+PATIENCE_S: Final = 5.0  # between SIGTERM and SIGKILL
 _TAIL_LINES: Final = 15
 _TAIL_BYTES: Final = 16_384
 
@@ -79,7 +79,7 @@ class Child:
             return
         self._send(signal.SIGTERM)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await self._process.wait()
         except TimeoutError:
             self._send(signal.SIGKILL)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from loadtest.runner.exchange import error_text
 from loadtest.runner.options import ReplayError
 
-_TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 10.0
 _MAX_SHOWN: Final = 10
 
 
@@ -66,14 +66,14 @@ async def look(
         TargetError: nothing answers, or not as an OpenAI API, or the model is not served.
     """
     asked = f"{url}/v1/models"
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
         async with client.get(asked, timeout=timeout, allow_redirects=False) as response:
             body = await response.read()
             status = response.status
     except TimeoutError as exc:
         raise TargetError(
-            f"{url} accepts connections but did not answer {asked} within {_TIMEOUT_S:g} s; "
+            f"{url} accepts connections but did not answer {asked} within {TIMEOUT_S:g} s; "
             "is the engine still loading its model?"
         ) from exc
     except (aiohttp.ClientError, OSError) as exc:

@@ -29,7 +29,7 @@ _GET: Final = frozenset({"GET", "HEAD"})
 
 # Source: vLLM 0.32.0 and 0.33.0, every api_router.py below vllm/entrypoints. In OpenAI's API, but
 # not (yet) in vLLM: audio/speech, input_items, DELETE of a response.
-_KNOWN: Final[dict[str, frozenset[str]]] = {
+KNOWN: Final[dict[str, frozenset[str]]] = {
     "/v1/models": _GET,
     # generate
     "/v1/chat/completions": _POST,
@@ -112,7 +112,7 @@ class Routes:
     """
 
     def __init__(self, more: Iterable[str] = ()) -> None:
-        self._methods: dict[str, set[str] | frozenset[str] | None] = {**_KNOWN}  # None: all
+        self._methods: dict[str, set[str] | frozenset[str] | None] = {**KNOWN}  # None: all
         self._prefixes: list[tuple[str, str | None]] = []  # (path, method)
         for pattern in more:
             split = _PATTERN.fullmatch(pattern)
@@ -197,7 +197,7 @@ def _route(path: str) -> Route:
         return Route(path, takes="socket")
     if path in _UPLOADS:
         return Route(path, takes="form")
-    return Route(path, takes="json" if path in _KNOWN else "any")
+    return Route(path, takes="json" if path in KNOWN else "any")
 
 
 def is_canonical(path: str) -> bool:
@@ -233,7 +233,7 @@ def engine_route(method: str, path: str) -> str | None:
     found = RESPONSE_PATH.fullmatch(path)
     if found is not None:
         return f"{method} /v1/responses/ID{found[2]}"
-    return f"{method} {path}" if path in _KNOWN else None
+    return f"{method} {path}" if path in KNOWN else None
 
 
 def lacks_route(status: int, body: bytes) -> bool:

@@ -12,6 +12,7 @@ from router.config.secrets import read_secret
 from router.http.guard import Guard
 from router.http.part import Part
 from router.http.server import Listener
+from router.scheduling.waiting import DEFAULT_RULES, QueueRules
 
 _O = TypeVar("_O")
 
@@ -21,6 +22,7 @@ class Router(Parts):
 
     Args:
         redis_password: Of the Redis that is configured; None: it needs none.
+        queue_rules: When a prompt may leave the queue, besides what the configuration says.
         peer_name: What other routers call this one, unique to the process; None: a new name where
             there is a Redis, else there are no others.
 
@@ -29,12 +31,17 @@ class Router(Parts):
     """
 
     def __init__(
-        self, config: Config, *, redis_password: str | None = None, peer_name: str | None = None
+        self,
+        config: Config,
+        *,
+        redis_password: str | None = None,
+        peer_name: str | None = None,
+        queue_rules: QueueRules = DEFAULT_RULES,
     ) -> None:
         super().__init__(config, redis_password=redis_password, peer_name=peer_name)
         admin = config.admin
         self.guard = Guard(read_secret(admin.token_file, "admin.token_file"), admin.hosts)
-        self.story = build_story(self)
+        self.story = build_story(self, queue_rules)
         self.observers: dict[str, Part] = {}
         add_observers(self)
         self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's

@@ -39,9 +39,10 @@ from router.request.story import Steps, Story
 from router.request.tokenize import Tokenizer
 from router.request.witness import Witness
 from router.request.workers import Workers
+from router.scheduling.waiting import QueueRules
 
 
-def build_story(parts: Parts) -> Story:
+def build_story(parts: Parts, queue_rules: QueueRules) -> Story:
     """Put the steps of a request together.
 
     Raises:
@@ -50,7 +51,7 @@ def build_story(parts: Parts) -> Story:
     turns, owners = Turns(), _owners(parts)
     observers = Observers(failed=lambda name: parts.metrics.observer_failures.labels(name).inc())
     place = _place(parts, observers)
-    queue = _queue(parts, place)
+    queue = _queue(parts, place, queue_rules)
     witness = Witness(parts.deaths, parts.fleet)
     retries = Retries(
         parts.config.forward,
@@ -172,7 +173,7 @@ def _place(parts: Parts, observers: Observers) -> Place:
     )
 
 
-def _queue(parts: Parts, place: Place) -> WaitingRoom:
+def _queue(parts: Parts, place: Place, rules: QueueRules) -> WaitingRoom:
     config = parts.config
     return WaitingRoom(
         config.queue,
@@ -180,6 +181,7 @@ def _queue(parts: Parts, place: Place) -> WaitingRoom:
         fleet=parts.fleet,
         place=place,
         metrics=parts.metrics,
+        rules=rules,
     )
 
 

@@ -259,7 +259,7 @@ def _sha256_pickle(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) ->
 
 
 def _sha256_cbor(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
-    return sha256(_cbor(parent, block, extra)).digest()
+    return sha256(cbor(parent, block, extra)).digest()
 
 
 def _xxhash_pickle(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
@@ -267,14 +267,14 @@ def _xxhash_pickle(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) ->
 
 
 def _xxhash_cbor(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
-    return xxh3_128_digest(_cbor(parent, block, extra))
+    return xxh3_128_digest(cbor(parent, block, extra))
 
 
 def _warmroute(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
     return xxh3_64_digest(pickle.dumps((parent, block, extra), _PROTOCOL))
 
 
-def _cbor(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
+def cbor(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
     """Write cbor2.dumps((parent, block, extra), canonical=True): cbor2 takes 3 us more a block."""
     return b"".join(
         (
@@ -288,7 +288,7 @@ def _cbor(parent: bytes, block: tuple[int, ...], extra: _ExtraTuple) -> bytes:
     )
 
 
-class _CborTokens(dict[int, bytes]):
+class CborTokens(dict[int, bytes]):
     """Token ids as canonical CBOR, remembered: as many as the vocabularies have."""
 
     limit = 1 << 20
@@ -300,7 +300,7 @@ class _CborTokens(dict[int, bytes]):
         return encoded
 
 
-_CBOR_TOKENS = _CborTokens()
+_CBOR_TOKENS = CborTokens()
 
 
 @lru_cache(maxsize=256)

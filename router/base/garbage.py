@@ -33,11 +33,20 @@ _YOUNG: Final = (20_000, 10, 10)
 """Thresholds: most of a request's objects go with it, looking for cycles in them is in vain."""
 
 
-async def collect_garbage(is_idle: Callable[[], bool]) -> None:
+async def collect_garbage(
+    is_idle: Callable[[], bool],
+    *,
+    period_s: float = _PERIOD_S,
+    full_after_s: tuple[float, float] = _FULL_AFTER_S,
+    trim_s: float = _TRIM_S,
+) -> None:
     """Collect until cancelled; changes the collector of this process and sets it back.
 
     Args:
         is_idle: Whether a pause of 50 ms would hold up no request now.
+        period_s: Between two collections.
+        full_after_s: When frozen objects are looked at again: if idle, and in any case.
+        trim_s: How often free memory goes back to the system.
     """
     before = gc.get_threshold()
     gc.set_threshold(*_YOUNG)
@@ -47,14 +56,14 @@ async def collect_garbage(is_idle: Callable[[], bool]) -> None:
     try:
         while True:
             waited_s = loop.time() - full_s
-            if waited_s >= _FULL_AFTER_S[1] or (waited_s >= _FULL_AFTER_S[0] and is_idle()):
+            if waited_s >= full_after_s[1] or (waited_s >= full_after_s[0] and is_idle()):
                 gc.unfreeze()
                 full_s = loop.time()
             collect_and_freeze()
-            if loop.time() - trimmed_s >= _TRIM_S:
+            if loop.time() - trimmed_s >= trim_s:
                 trimmed_s = loop.time()
                 await loop.run_in_executor(None, give_back_memory)
-            await asyncio.sleep(_PERIOD_S)
+            await asyncio.sleep(period_s)
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)

@@ -89,17 +89,20 @@ class LineWriter(logging.Handler):
     a thread that may be entered again.
     """
 
-    def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
+    def __init__(
+        self, stream: TextIO, formatter: logging.Formatter, *, max_waiting: int = _MAX_WAITING
+    ) -> None:
         super().__init__()
         self.setFormatter(formatter)
         self._stream = stream
+        self._max_waiting = max_waiting
         self._waiting: SimpleQueue[logging.LogRecord | None] = SimpleQueue()  # None: wake up
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line for the thread; too many are dropped: traffic goes before its log."""
-        if self._waiting.qsize() < _MAX_WAITING:
+        if self._waiting.qsize() < self._max_waiting:
             self._waiting.put(record)
 
     def start(self) -> None:

@@ -51,16 +51,23 @@ class _Name:
         self.asked_s = self.due_s = 0.0
         self.failure: tuple[int, str] | None = None  # None: the last question was answered
 
-    def patience_s(self) -> float:
+    def patience_s(self, first_s: float) -> float:
         if not self.addresses:
-            return _FIRST_S
+            return first_s
         return _PATIENCE_S if self.failure is None else 0.0
 
 
 class Names:
-    """Resolves names, each in a thread of its own: a name that hangs holds up no other."""
+    """Resolves names, each in a thread of its own: a name that hangs holds up no other.
 
-    def __init__(self) -> None:
+    Args:
+        first_s: For how long the first addresses of a name are waited for.
+        max_names: The one that was asked for first is forgotten first.
+    """
+
+    def __init__(self, *, first_s: float = _FIRST_S, max_names: int = _MAX_NAMES) -> None:
+        self._first_s = first_s
+        self._max_names = max_names
         self._names: dict[str, _Name] = {}  # the one that was asked for first is first
 
     async def addresses(self, host: str) -> list[str]:
@@ -72,10 +79,10 @@ class Names:
         if address_of(host) is not None:
             return [host]
         name = self._names.get(host) or self._new(host)
-        if (asking := self._asking(host, name)) is not None and name.patience_s():
+        if (asking := self._asking(host, name)) is not None and name.patience_s(self._first_s):
             answer = asyncio.wrap_future(asking)
             try:
-                await asyncio.wait({answer}, timeout=name.patience_s())
+                await asyncio.wait({answer}, timeout=name.patience_s(self._first_s))
             finally:
                 answer.cancel()
         return self._taken(host, name, asking)
@@ -86,7 +93,7 @@ class Names:
             return [host]
         name = self._names.get(host) or self._new(host)
         if (asking := self._asking(host, name)) is not None:
-            wait({asking}, timeout=name.patience_s())
+            wait({asking}, timeout=name.patience_s(self._first_s))
         return self._taken(host, name, asking)
 
     def doubt(self, host: str) -> None:
@@ -103,7 +110,7 @@ class Names:
     # -- inside ------------------------------------------------------------------------------
 
     def _new(self, host: str) -> _Name:
-        if len(self._names) >= _MAX_NAMES:
+        if len(self._names) >= self._max_names:
             self._names.pop(next(iter(self._names)), None)
         return self._names.setdefault(host, _Name())
 

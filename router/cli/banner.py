@@ -45,13 +45,13 @@ def greeter(config: Config, arguments: Sequence[str]) -> Callable[[str, str], No
         if sys.stderr.isatty() and not config.log.json:
             urls = data_url, admin_url
             threading.Thread(
-                target=_show, args=(config, urls, arguments), name="banner", daemon=True
+                target=show_banner, args=(config, urls, arguments), name="banner", daemon=True
             ).start()
 
     return greet
 
 
-def _show(config: Config, urls: tuple[str, str], arguments: Sequence[str]) -> None:
+def show_banner(config: Config, urls: tuple[str, str], arguments: Sequence[str]) -> None:
     try:
         report = _checked(arguments)
     except Exception as exc:  # a banner is no reason to end, or to show a traceback

@@ -23,7 +23,7 @@ _FIRST: Final = (
 )
 """Keys whose flags `--help` shows, after --config; `--help-all` shows the others."""
 
-_METAVARS: Final = {
+METAVARS: Final = {
     "replicas": "URL",
     "discovery.dns": "HOST:PORT",
     "discovery.dns_servers": "ADDRESS:PORT",
@@ -194,7 +194,7 @@ def _flag(option: Option) -> Callable[[Any], Any]:
 
 
 def _metavar(option: Option) -> str:
-    known = _METAVARS.get(".".join(option.path))
+    known = METAVARS.get(".".join(option.path))
     if known is not None:
         return known
     if option.mapping:

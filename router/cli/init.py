@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE: Final = "warmroute.yaml"
 SCHEMA: Final = "warmroute.schema.json"
-_PORTS: Final = range(8000, 8010)
+PORTS: Final = range(8000, 8010)
 _SCAN_S: Final = 1.0
 _WIDTH: Final = 96
 _PLAIN: Final = re.compile(r"https?://[\w.:\[\]/-]+", re.ASCII)
@@ -120,7 +120,7 @@ def config_text(
     for i, seen in enumerate(replicas):
         lines += _replica(report, seen, i)
     lines += ["", *_engines(report, replicas, key_file)]
-    lines += _sections_text()
+    lines += sections_text()
     return "\n".join(lines) + "\n"
 
 
@@ -160,7 +160,7 @@ def _engines(
     yield f"# tokens: {{models: {{{named}}}}}"
 
 
-def _sections_text() -> Iterator[str]:
+def sections_text() -> Iterator[str]:
     for section, options in _sections():
         is_set = any(".".join(option.path) in _SET for option in options)
         yield ""
@@ -219,14 +219,14 @@ def _quoted(text: str) -> str:
 
 
 def _port_range() -> str:
-    return f"ports {_PORTS[0]} to {_PORTS[-1]}"
+    return f"ports {PORTS[0]} to {PORTS[-1]}"
 
 
 async def _listening() -> list[str]:
     """List the URLs of this machine where anything listens."""
     from router.check.reach import reach
 
-    urls = [f"http://127.0.0.1:{port}" for port in _PORTS]
+    urls = [f"http://127.0.0.1:{port}" for port in PORTS]
     async with asyncio.TaskGroup() as tg:
         tries = [tg.create_task(reach(url, timeout_s=_SCAN_S), name=url) for url in urls]
     return [url for url, task in zip(urls, tries, strict=True) if task.result() == "open"]

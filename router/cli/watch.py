@@ -13,7 +13,7 @@ from router.cli.admin import Admin, NoRouter, Refused, admin_options, echo_json
 from router.cli.figures import again, clock, duration, listed
 from router.cli.terminal import one_line
 
-_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0)  # between tries; the last one again and again
+PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0)  # between tries; the last one again and again
 _MOST: Final = "live?per_s=500"
 
 
@@ -40,7 +40,7 @@ def watched(admin: Admin, path: str) -> Iterator[dict[str, Any]]:
             why = exc.message
         if not num_failed:
             yield {"kind": "gone", "why": why}
-        time.sleep(_PAUSES_S[min(num_failed, len(_PAUSES_S) - 1)])
+        time.sleep(PAUSES_S[min(num_failed, len(PAUSES_S) - 1)])
         num_failed += 1
 
 

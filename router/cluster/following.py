@@ -17,7 +17,7 @@ from router.index.cache_view import CacheView
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 
-_SETTLE_S: Final = 5.0
+SETTLE_S: Final = 5.0
 """How long a candidate waits for Redis before its engine is followed without the blocks there."""
 
 
@@ -56,7 +56,7 @@ class Following:
         """
         with closing(source.events()) as events:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_SETTLE_S):
+                async with asyncio.timeout(SETTLE_S):
                     await self._link.settled.wait()
             stream_id = self._names.stream_id_of(source.candidate)
             if stream_id is None:  # removed meanwhile

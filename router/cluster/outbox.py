@@ -146,6 +146,11 @@ class Outbox:
         if self._open.pop(lease.number, None) is not None:
             self._put(Ended(lease.number, computed))
 
+    @property
+    def num_open(self) -> int:
+        """Count the leases that other routers know of."""
+        return len(self._open)
+
     def tell(self, note: Note) -> None:
         """Put a note into the outbox that is about none of our requests; it is urgent."""
         self._told.append(note)

@@ -18,7 +18,7 @@ from router.replicas.response_owners import ResponseKey
 
 _SESSIONS_A_CALL: Final = 500
 _MAX_IDENTITY: Final = 1_024
-_OWNER_TIMEOUT_S: Final = 0.25  # a request waits; elsewhere than at its owner it would be in vain
+OWNER_TIMEOUT_S: Final = 0.25  # a request waits; elsewhere than at its owner it would be in vain
 
 _Order = TypeVar("_Order")
 
@@ -71,7 +71,7 @@ class RedisRecords:
 
     async def response_owner(self, key: ResponseKey) -> str | None:
         """Read which replica issued a response; soon, or StoreUnavailable."""
-        timeout_s = min(_OWNER_TIMEOUT_S, self._timeout_s)
+        timeout_s = min(OWNER_TIMEOUT_S, self._timeout_s)
         found = await self._connection.ask("GET", self._response(key), timeout_s=timeout_s)
         if found is None or not isinstance(found, bytes) or len(found) > _MAX_IDENTITY:
             return None

@@ -32,7 +32,7 @@ Keys = NDArray[np.uint64]
 NUM_BUCKETS: Final = 1 << 16
 MAX_STREAMS: Final = 65_536
 
-_BLOCKS_A_CALL: Final = 2_000  # 1 ms of the server's time
+BLOCKS_A_CALL: Final = 2_000  # 1 ms of the server's time
 _COPIES_A_CALL: Final = 1_000
 _MAX_VALUES: Final = 65_536  # distinct ones that are remembered
 _MAX_VALUE_BYTES: Final = 2 * MAX_STREAMS // 8  # a bit of each holder: two tiers a stream
@@ -81,9 +81,9 @@ class IndexSnapshot:
         """
         bucket = 0
         while bucket < NUM_BUCKETS:
-            bucket, num_skipped, *packed = await self._scripts.run(SLICE, bucket, _BLOCKS_A_CALL)
+            bucket, num_skipped, *packed = await self._scripts.run(SLICE, bucket, BLOCKS_A_CALL)
             self.num_garbage += num_skipped
-            keys = self._unpacked(packed)
+            keys = self.unpacked(packed)
             if keys:
                 yield keys
         await self._check_incarnation()
@@ -116,7 +116,7 @@ class IndexSnapshot:
         if (found or b"") != self.incarnation.encode():
             raise StoreUnavailable(EMPTIED)
 
-    def _unpacked(self, packed: Sequence[bytes]) -> dict[Holder, Keys]:
+    def unpacked(self, packed: Sequence[bytes]) -> dict[Holder, Keys]:
         parts: dict[Holder, list[Keys]] = {}
         for value, keys in zip(packed[::2], packed[1::2], strict=True):
             holders = self._holders_of.get(value)
@@ -156,7 +156,7 @@ async def begin_snapshot(
     except ValueError as exc:
         raise StoreRefused(f"what lies under {base}meta is not ours") from exc
     heads, num_garbage = read_heads(flat_heads)
-    bits, num_odd = _named_bits(holders)
+    bits, num_odd = named_bits(holders)
     snapshot = IndexSnapshot(
         connection,
         scripts,
@@ -193,7 +193,7 @@ def read_heads(flat: Sequence[bytes]) -> tuple[dict[StreamId, StreamHead], int]:
     return heads, num_garbage
 
 
-def _named_bits(flat: Sequence[bytes]) -> tuple[dict[int, Holder], int]:
+def named_bits(flat: Sequence[bytes]) -> tuple[dict[int, Holder], int]:
     """Read who each bit belongs to; fields that are names lead the other way."""
     bits: dict[int, Holder] = {}
     num_garbage = 0

@@ -60,7 +60,7 @@ from router.config import RedisConfig
 
 _NOT_REDIS: Final = "what answers there does not answer as Redis does"
 
-_PIPELINE_BYTES: Final = 256 * 1024
+PIPELINE_BYTES: Final = 256 * 1024
 _READ_ENTRIES: Final = 256
 _KEEP_MS: Final = 60_000  # a note; a router that reads later asks for all that is in flight
 
@@ -171,7 +171,7 @@ class RedisStore:
                 batch.append(words)
                 places.append(i)
                 size += sum(len(word) for word in words if isinstance(word, bytes))
-                if size >= _PIPELINE_BYTES:
+                if size >= PIPELINE_BYTES:
                     await self._write(batch, places, results)
                     batch, places, size = [], [], 0
         if batch:

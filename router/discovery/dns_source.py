@@ -19,6 +19,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 import dns.asyncresolver
@@ -46,20 +47,29 @@ class DnsSource:
         servers: HOST:PORT of servers to ask; none: those of /etc/resolv.conf.
         pause_s: Between two answers.
         files: Where /etc/resolv.conf is read.
+        lifetime_s: For how long an answer is waited for, of all servers.
     """
 
     def __init__(
-        self, name: str, *, servers: Sequence[str], pause_s: float, files: Executor
+        self,
+        name: str,
+        *,
+        servers: Sequence[str],
+        pause_s: float,
+        files: Executor,
+        lifetime_s: float = _LIFETIME_S,
     ) -> None:
         self.name = f"dns {name}"
         self._query = name
         self._servers = tuple(servers)
         self._pause_s = pause_s
         self._files = files
+        self._lifetime_s = lifetime_s
 
     async def look(self) -> Sequence[Found]:
         loop = asyncio.get_running_loop()
-        resolver = await loop.run_in_executor(self._files, _resolver, self._servers)
+        make = partial(_resolver, self._servers, self._lifetime_s)
+        resolver = await loop.run_in_executor(self._files, make)
         if self._query.startswith("_"):
             places = await self._targets(resolver)
         else:
@@ -109,7 +119,7 @@ class _NoSuchName(DiscoveryError):
     """The name does not exist."""
 
 
-def _resolver(servers: Sequence[str]) -> dns.asyncresolver.Resolver:
+def _resolver(servers: Sequence[str], lifetime_s: float) -> dns.asyncresolver.Resolver:
     """Make a resolver; it reads a file.
 
     Raises:
@@ -123,7 +133,7 @@ def _resolver(servers: Sequence[str]) -> dns.asyncresolver.Resolver:
         places = [host_and_port(server) for server in servers]
         resolver.nameservers = [host for host, _ in places]
         resolver.nameserver_ports = dict(places)
-    resolver.timeout, resolver.lifetime = _TRY_S, _LIFETIME_S
+    resolver.timeout, resolver.lifetime = _TRY_S, lifetime_s
     return resolver
 
 
@@ -150,7 +160,7 @@ async def _ask(
     except dns.resolver.NXDOMAIN as exc:
         raise _NoSuchName(f"{place}: there is no such name (NXDOMAIN)") from exc
     except dns.exception.Timeout as exc:
-        raise DiscoveryError(f"{place}: no answer in {_LIFETIME_S:.0f} s") from exc
+        raise DiscoveryError(f"{place}: no answer in {resolver.lifetime:.0f} s") from exc
     except dns.resolver.NoNameservers as exc:
         raise DiscoveryError(f"{place}: no server could answer (SERVFAIL, REFUSED?)") from exc
     except (dns.exception.DNSException, OSError, ValueError) as exc:

@@ -28,7 +28,7 @@ from router.config.tls import refusal
 from router.discovery.endpoint_slices import SERVICE_LABEL, Slice
 from router.upstream.connector import Connector
 
-_ANSWER_S: Final = 15.0  # a whole LIST, and the first byte of a watch
+ANSWER_S: Final = 15.0
 _MAX_LIST_BYTES: Final = 32 * 1024 * 1024
 _MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 _MAX_FILE_BYTES: Final = 1024 * 1024
@@ -79,10 +79,14 @@ class KubernetesApi:
         url: Its base URL.
         credentials: The folder with `token`, `ca.crt` and `namespace`.
         files: Where they are read.
+        answer_s: For how long a whole list, and the first byte of a watch, are waited for.
     """
 
-    def __init__(self, url: str, credentials: Path, files: Executor) -> None:
+    def __init__(
+        self, url: str, credentials: Path, files: Executor, *, answer_s: float = ANSWER_S
+    ) -> None:
         self._names = Names()
+        self._answer_s = answer_s
         self._url = url.rstrip("/")
         self._credentials = credentials
         self._files = files
@@ -103,7 +107,7 @@ class KubernetesApi:
         """
         async with self._session() as session:
             async with self._get(session, namespace, service, {}) as response:
-                body = await _whole(response)
+                body = await _whole(response, self._answer_s)
         try:
             found = _decode_list(body)
         except ValueError as exc:
@@ -138,7 +142,7 @@ class KubernetesApi:
             async with self._get(session, namespace, service, query) as response:
                 opened()
                 try:
-                    async with asyncio.timeout(for_s + _ANSWER_S):
+                    async with asyncio.timeout(for_s + self._answer_s):
                         await _follow(response, take)
                 except (TimeoutError, aiohttp.ClientError, OSError):
                     return  # cut or silent: the next LIST shows what was missed
@@ -163,10 +167,10 @@ class KubernetesApi:
             allow_redirects=False,
         )
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 response = await request
         except TimeoutError as exc:
-            raise DiscoveryError(f"{self._url}: no answer in {_ANSWER_S:.0f} s") from exc
+            raise DiscoveryError(f"{self._url}: no answer in {self._answer_s:.0f} s") from exc
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             reason = refusal(exc) or type(exc).__name__
             raise DiscoveryError(f"{self._url}: {reason}") from exc
@@ -213,11 +217,11 @@ def _check_status(status: int, url: str, namespace: str) -> None:
     raise DiscoveryError(f"{url} answered {status}")
 
 
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
+async def _whole(response: aiohttp.ClientResponse, answer_s: float) -> bytes:
     """Read an answer by a deadline, of a bounded size."""
     body = bytearray()
     try:
-        async with asyncio.timeout(_ANSWER_S):
+        async with asyncio.timeout(answer_s):
             async for chunk in response.content.iter_any():
                 body += chunk
                 if len(body) > _MAX_LIST_BYTES:
@@ -238,14 +242,14 @@ async def _follow(response: aiohttp.ClientResponse, take: Callable[[list[Change]
         if end:
             lines = bytes(rest[:end]).splitlines()
             del rest[:end]
-            changes = [change for line in lines if line and (change := _change(line))]
+            changes = [change for line in lines if line and (change := change_of(line))]
             if changes:
                 take(changes)
         if len(rest) > _MAX_LINE_BYTES:
             raise DiscoveryError(f"an event of its watch is larger than {_MAX_LINE_BYTES} bytes")
 
 
-def _change(line: bytes) -> Change | None:
+def change_of(line: bytes) -> Change | None:
     """Read a line of a watch; None: it changes nothing.
 
     Raises:

@@ -21,7 +21,7 @@ from typing import Final
 from router.base.backoff import Backoff
 from router.base.errors import DiscoveryError
 from router.discovery.endpoint_slices import Slice, replicas_in
-from router.discovery.kubernetes_api import Change, Expired, KubernetesApi
+from router.discovery.kubernetes_api import ANSWER_S, Change, Expired, KubernetesApi
 from router.discovery.sources import Sink
 from router.replicas.entry import Found
 
@@ -37,6 +37,9 @@ class KubernetesSource:
         service: [NAMESPACE/]SERVICE[:PORT].
         url: Base URL of the API server.
         credentials: The folder with `token`, `ca.crt` and `namespace`.
+        watch_s: For how long a watch is asked for.
+        answer_s: For how long an answer of the server is waited for.
+        pauses_s: The first and the longest pause after a failure.
     """
 
     def __init__(
@@ -47,20 +50,23 @@ class KubernetesSource:
         credentials: Path,
         files: Executor,
         watch_s: float = _WATCH_S,
+        answer_s: float = ANSWER_S,
+        pauses_s: tuple[float, float] = _PAUSES_S,
     ) -> None:
         self.name = f"kubernetes {service}"
         place, _, port = service.partition(":")
         self._namespace, _, self._service = place.rpartition("/")
         self._port = port or None
         self._watch_s = watch_s
-        self._api = KubernetesApi(url, credentials, files)
+        self._pauses_s = pauses_s
+        self._api = KubernetesApi(url, credentials, files, answer_s=answer_s)
 
     async def look(self) -> Sequence[Found]:
         slices, _ = await self._api.list_slices(await self._in(), self._service)
         return replicas_in(slices.values(), self._port)
 
     async def run(self, sink: Sink) -> None:
-        backoff = Backoff(*_PAUSES_S)
+        backoff = Backoff(*self._pauses_s)
         while True:
             begun_s = time.monotonic()
             try:

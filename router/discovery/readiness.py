@@ -13,7 +13,7 @@ from router.replicas.fleet import Fleet
 from router.tokens import Prompters
 
 _SHOWN: Final = 3
-_START_S: Final = 5.0  # after a router began, requests wait at most until then
+START_S: Final = 5.0  # after a router began, requests wait at most until then
 _START_LOOK_S: Final = 0.02
 _ADDRESS: Final = re.compile(r"^https?://\S+?:?\s+")  # that a reason begins with
 
@@ -30,7 +30,7 @@ class Readiness:
         self._prompters = prompters
         self._waiting = waiting
         self._was_ready = False
-        self._may_wait_until_s = time.monotonic() + _START_S
+        self._may_wait_until_s = time.monotonic() + START_S
 
     def absent(self) -> str:
         """List the replicas and sources that have not answered yet, with why; empty: none."""

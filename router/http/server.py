@@ -79,7 +79,7 @@ class Listener:
         self._app = app
         self._runner: web.AppRunner | web.ServerRunner | None = None  # None: not started
         self._sockets: list[socket.socket] = []
-        self._connections: set[Connection] = set()
+        self.connections: set[Connection] = set()
         self._by_address: Counter[str] = Counter()
         self._num_wires = 0  # accepted and not gone, in a handshake or connected
         self._is_leaving = False
@@ -102,6 +102,11 @@ class Listener:
             raise ConfigError(cannot_listen(host, port, why_not(host, exc))) from exc
         scheme = "https" if self._tls is not None else "http"
         return f"{scheme}://{own_url_host(host)}:{self._port}"
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether connections are accepted."""
+        return self._tg is not None and bool(self._sockets)
 
     @property
     def _port(self) -> int:
@@ -130,7 +135,7 @@ class Listener:
         while True:
             await asyncio.sleep(_LOOK_S)
             self._renew()
-            connections = list(self._connections)
+            connections = list(self.connections)
             for start in range(0, len(connections), _LOOKS_AT_ONCE):
                 now_s = time.monotonic()
                 for connection in connections[start : start + _LOOKS_AT_ONCE]:
@@ -263,12 +268,12 @@ class Listener:
     # ---------------------------------------------------------------- what connections report
 
     def opened(self, connection: Connection) -> None:
-        self._connections.add(connection)
+        self.connections.add(connection)
         self._metrics.connections.inc()
 
     def closed(self, connection: Connection) -> None:
-        if connection in self._connections:
-            self._connections.discard(connection)
+        if connection in self.connections:
+            self.connections.discard(connection)
             self._metrics.connections.dec()
             self._let_go(connection.address)
 
@@ -314,7 +319,7 @@ class Listener:
         """Close connections without a request; count the others."""
         now_s = time.monotonic()
         num_busy = len(self._handshakes) if self._tls is None else 0  # TLS: may take its time
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             may_ask = connection.is_new and now_s - connection.opened_s < _FIRST_REQUEST_S
             if not connection.is_idle or may_ask or connection.has_unread:
                 num_busy += 1
@@ -328,7 +333,7 @@ class Listener:
         self.close()
         for task in self._handshakes:
             task.cancel()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
         if self._runner is not None:
             await self._runner.cleanup()

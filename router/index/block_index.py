@@ -265,7 +265,7 @@ class BlockIndex:
         journal = self._journals.get(candidate)
         if journal is None:
             return None
-        return journal.take(self._held(candidate), max_blocks)
+        return journal.take(self.held(candidate), max_blocks)
 
     def note_again(self, candidate: CandidateId, changes: Iterable[TierChange]) -> None:
         """Take back changes that could not be published: the stored blocks are pending again."""
@@ -284,10 +284,10 @@ class BlockIndex:
         the keys first, which takes 10 ms for a million.
         """
         for tier in TIERS:
-            held = self._held(candidate)[tier]
+            held = self.held(candidate)[tier]
             keys = [] if isinstance(held, OrderedDict) else list(held)
             for start in range(0, len(keys), max_blocks):
-                held = self._held(candidate)[tier]
+                held = self.held(candidate)[tier]
                 yield held_change(tier, keys[start : start + max_blocks], held)
 
     # -- guesses and claims ------------------------------------------------------------------
@@ -343,8 +343,15 @@ class BlockIndex:
         self, candidate: CandidateId, keys: Sequence[BlockKey], tier: Tier
     ) -> list[BlockKey]:
         """Return the blocks that the candidate does not hold on a tier."""
-        held = self._held(candidate)[tier]
+        held = self.held(candidate)[tier]
         return [key for key in keys if key not in held]
+
+    def held(self, candidate: CandidateId) -> dict[Tier, Copies]:
+        """Return the blocks that the candidate has on each tier; live views."""
+        holdings = self._holdings.get(candidate)
+        if holdings is None:
+            return {tier: {} for tier in TIERS}
+        return {"gpu": holdings.gpu, "cpu": holdings.cpu}
 
     def holds(self, candidate: CandidateId, key: BlockKey) -> bool:
         """Return whether the candidate has the block, on any tier."""
@@ -368,6 +375,11 @@ class BlockIndex:
         """Count distinct claimed blocks, including those that have come by now."""
         holdings = self._holdings.get(candidate)
         return len(holdings.computing) if holdings is not None else 0
+
+    def claimed(self) -> dict[CandidateId, int]:
+        """Count the claimed blocks of each candidate that has any."""
+        every = ((each, len(holdings.computing)) for each, holdings in self._holdings.items())
+        return {candidate: num_blocks for candidate, num_blocks in every if num_blocks}
 
     def on_gpu(self, candidate: CandidateId) -> Container[BlockKey]:
         """Return the blocks that the candidate has on its GPU; a live view."""
@@ -558,12 +570,6 @@ class BlockIndex:
             holdings = _Holdings(self._journals.get(candidate))
             self._holdings[candidate] = holdings
         return holdings
-
-    def _held(self, candidate: CandidateId) -> dict[Tier, Copies]:
-        holdings = self._holdings.get(candidate)
-        if holdings is None:
-            return {tier: {} for tier in TIERS}
-        return {"gpu": holdings.gpu, "cpu": holdings.cpu}
 
     def _retire(self, copies: Copies) -> None:
         if copies:

@@ -136,13 +136,15 @@ class EvictionOrder:
         "_at_once_s",
         "_first",
         "_last",
+        "_max_reply",
         "_over",
         "_running",
         "_shows_replies",
         "_sweep_at",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_reply: int = _MAX_REPLY) -> None:
+        self._max_reply = max_reply
         self._first: dict[BlockKey, Use] = {}  # by the first block that belongs to them
         self._last: dict[BlockKey, Use] = {}  # by the last block of their chain
         self._running: dict[Use, None] = {}
@@ -211,7 +213,7 @@ class EvictionOrder:
         A prompt's are its own from the beginning.
         """
         use = self._last.get(parent)
-        if use is None or not keys or keys[0] in self._first or use.num_reply > _MAX_REPLY:
+        if use is None or not keys or keys[0] in self._first or use.num_reply > self._max_reply:
             return
         self._shows_replies = True
         del self._last[parent]

@@ -72,12 +72,12 @@ class History:
         "_is_fresh",
         "_is_suspect",
         "_marks",
-        "_next",
         "_num_failed",
         "_replay",
         "_replay_from",
         "counters",
         "has_replay",
+        "next_sequence",
         "wanted",
     )
 
@@ -88,7 +88,7 @@ class History:
         self._is_behind = False  # batches are missing that the wanted replay will bring
         self._is_fresh = False  # the wanted replay is of all there is
         self._is_suspect = False  # the engine may be another one: nothing passes before a replay
-        self._next: int | None = None  # None: no history at all, not even an empty one
+        self.next_sequence: int | None = None  # None: no history at all, not even an empty one
         self._marks: deque[tuple[int, bytes]] = deque(maxlen=_NUM_MARKS)
         self._replay = _Replay.NONE
         self._replay_from = 0
@@ -96,7 +96,7 @@ class History:
 
     def resume(self, position: Position) -> None:
         """Go on behind a batch that was applied elsewhere, once a replay has proven the engine."""
-        self._next = position.sequence + 1
+        self.next_sequence = position.sequence + 1
         self._marks.append((position.sequence, position.mark))
         self.mark_suspect()
 
@@ -112,13 +112,13 @@ class History:
     def live(self, sequence: int, mark: bytes) -> BatchAction:
         """Judge a live batch."""
         is_proven = not self._is_fresh and not self._is_suspect
-        if self.wanted is not None and not (is_proven and sequence == self._next):
+        if self.wanted is not None and not (is_proven and sequence == self.next_sequence):
             return BatchAction.IGNORE
-        if self._next is None:
+        if self.next_sequence is None:
             return self._begin(sequence, mark)
-        if sequence == self._next:
+        if sequence == self.next_sequence:
             return self._advance(sequence, mark)
-        if sequence < self._next:
+        if sequence < self.next_sequence:
             return self._seen_before(sequence, mark)
         self.counters.num_gaps += 1
         if self.ask():
@@ -141,11 +141,11 @@ class History:
 
     def ask(self) -> bool:
         """Want the last batch and all behind it; False: there is no replay."""
-        if self._next is None:
+        if self.next_sequence is None:
             return self.ask_all()
         if not self._can_ask():
             return False
-        self.wanted = max(0, self._next - 1)
+        self.wanted = max(0, self.next_sequence - 1)
         self._is_fresh = False
         return True
 
@@ -192,19 +192,19 @@ class History:
             self._is_suspect = False
             return self._first_reply(sequence, mark)
         if self._replay is _Replay.FOLLOWING:
-            assert self._next is not None
-            if sequence == self._next:
+            assert self.next_sequence is not None
+            if sequence == self.next_sequence:
                 return self._advance(sequence, mark)
-            if sequence > self._next:
+            if sequence > self.next_sequence:
                 self._replay = _Replay.HOLE
         return BatchAction.IGNORE
 
     def _first_reply(self, sequence: int, mark: bytes) -> BatchAction:
-        if self._is_fresh or self._next is None:
+        if self._is_fresh or self.next_sequence is None:
             return self._begin(sequence, mark)
-        if sequence == self._next == 0:
+        if sequence == self.next_sequence == 0:
             return self._advance(sequence, mark)
-        if sequence >= self._next:
+        if sequence >= self.next_sequence:
             return self._begin(sequence, mark)
         if (sequence, mark) in self._marks:
             return BatchAction.IGNORE
@@ -228,10 +228,10 @@ class History:
 
     def _nothing_came(self) -> BatchAction:
         self._is_suspect = False
-        is_fresh = self._is_fresh or self._next is None
-        if is_fresh or self._next == 0:
+        is_fresh = self._is_fresh or self.next_sequence is None
+        if is_fresh or self.next_sequence == 0:
             self._answered()
-            self._next = 0
+            self.next_sequence = 0
             self._marks.clear()
             return BatchAction.EMPTY if is_fresh else BatchAction.IGNORE
         self.counters.num_restarts += 1
@@ -239,8 +239,8 @@ class History:
         return BatchAction.RESTARTED
 
     def _refill(self) -> None:
-        assert self._next is not None
-        if self._next - 1 > self._replay_from:
+        assert self.next_sequence is not None
+        if self.next_sequence - 1 > self._replay_from:
             self.ask()
         else:  # no progress: do not ask for ever
             self._fail(_Replay.HOLE)
@@ -267,12 +267,12 @@ class History:
         """Whether all of the past that can be read was read."""
         if not self._can_ask():
             return True
-        return self._next is not None and not self._is_behind
+        return self.next_sequence is not None and not self._is_behind
 
     @property
     def is_proven(self) -> bool:
         """Whether the known batches are those of the engine that is there now."""
-        return self._next is not None and not self._is_suspect
+        return self.next_sequence is not None and not self._is_suspect
 
     @property
     def position(self) -> Position | None:
@@ -286,7 +286,7 @@ class History:
     def forget(self) -> None:
         """Know nothing, want nothing."""
         self.wanted = None
-        self._next = None
+        self.next_sequence = None
         self._is_behind = self._is_fresh = self._is_suspect = False
         self._marks.clear()
 
@@ -300,6 +300,6 @@ class History:
         return BatchAction.BEGIN_PARTIAL
 
     def _advance(self, sequence: int, mark: bytes) -> BatchAction:
-        self._next = sequence + 1
+        self.next_sequence = sequence + 1
         self._marks.append((sequence, mark))
         return BatchAction.APPLY

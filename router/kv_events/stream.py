@@ -111,6 +111,11 @@ class RankStream(CandidateStream):
         return self._history.position
 
     @property
+    def next_sequence(self) -> int | None:
+        """Return the sequence of the batch that comes next; None: there is no history."""
+        return self._history.next_sequence
+
+    @property
     def has_history(self) -> bool:
         return self._history.is_caught_up and not self._is_resuming
 

@@ -62,7 +62,7 @@ class PoolFollower:
         self._metrics = metrics
         self._clock = clock
         self._num_failures = 0
-        self._list_again_s = 0.0  # not before
+        self.list_again_s = 0.0  # not before
         self._num_known = 0
         self._logged = ""
         self._logged_layouts: dict[str, str] = {}
@@ -95,7 +95,7 @@ class PoolFollower:
         """Start again with another master: the last one's objects may be lost."""
         logger.warning("another Mooncake master is the leader now", extra={"master": self._api.url})
         self._pool.figures = None
-        self._list_again_s = 0.0
+        self.list_again_s = 0.0
         if self.is_lister:
             self._pool.restarted()
 
@@ -117,7 +117,7 @@ class PoolFollower:
                 "has its caches reset",
                 extra={"master": self._api.url, "objects": before.num_keys},
             )
-            self._list_again_s = 0.0  # little is left to list
+            self.list_again_s = 0.0  # little is left to list
             if self.is_lister:
                 pool.emptied()
         elif figures.num_evicted_keys != before.num_evicted_keys or _fell(
@@ -137,7 +137,7 @@ class PoolFollower:
 
     def _is_listing_due(self) -> bool:
         now_s = self._clock()
-        if now_s < self._list_again_s:
+        if now_s < self.list_again_s:
             return False
         if not self.is_lister:  # only a listing shows the layout
             return self._pool.lacks_layouts
@@ -166,7 +166,7 @@ class PoolFollower:
             if not is_complete:
                 pool.abandon_listing()
             took_s = self._clock() - started_s
-            self._list_again_s = self._clock() + took_s * (1 / _LIST_SHARE - 1)
+            self.list_again_s = self._clock() + took_s * (1 / _LIST_SHARE - 1)
         pool.listed_s = self._clock()
         self._note_known()
         self._metrics.pool_listing.observe(took_s)

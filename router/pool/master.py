@@ -128,11 +128,11 @@ class MasterApi:
         """
         page = await self._page("/metrics")
         figures = MasterFigures(
-            num_keys=_sample(page, "master_key_count"),
-            allocated_bytes=_sample(page, "master_allocated_bytes"),
-            capacity_bytes=_sample(page, "master_total_capacity_bytes"),
-            num_evicted_keys=_sample(page, "master_evicted_key_count"),
-            num_put_keys=_sample(page, "master_batch_put_start_items_total"),
+            num_keys=sample(page, "master_key_count"),
+            allocated_bytes=sample(page, "master_allocated_bytes"),
+            capacity_bytes=sample(page, "master_total_capacity_bytes"),
+            num_evicted_keys=sample(page, "master_evicted_key_count"),
+            num_put_keys=sample(page, "master_batch_put_start_items_total"),
         )
         if figures.num_keys is None and figures.allocated_bytes is None:
             raise PoolError(f"{self.url}/metrics is not a Mooncake master's")
@@ -317,7 +317,7 @@ def _quoted_text(text: str) -> str:
     return quote(text, safe="@:/")
 
 
-def _sample(page: str, name: str) -> int | None:
+def sample(page: str, name: str) -> int | None:
     """Read a sample without labels; None: there is none, or it is not a count."""
     at = f"\n{page}".find(f"\n{name} ")
     if at < 0:

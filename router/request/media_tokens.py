@@ -34,7 +34,7 @@ _MEDIA_MARK: Final = "this message is unknown to the router"
 _MAX_ASKED: Final = 4  # new items of one request; the others when it comes again
 _MAX_ASKING_S: Final = 2.0  # then no other is asked for
 _MAX_ITEMS: Final = 1_000
-_MAX_ASKED_CHARS: Final = 8 << 20
+MAX_ASKED_CHARS: Final = 8 << 20
 _INLINE_CHARS: Final = 2 << 20  # digested on the loop: 0.2 ms
 
 
@@ -214,7 +214,7 @@ class MediaFinder:
     ) -> KnownMedia | None:
         """Name an item, and let an engine tell its tokens; None: that was not possible."""
         url = item.url
-        if url is None or url[:5].lower() != "data:" or len(url) > _MAX_ASKED_CHARS:
+        if url is None or url[:5].lower() != "data:" or len(url) > MAX_ASKED_CHARS:
             return None
         field = f"{item.kind}_url"
         messages = [{"role": "user", "content": [{"type": field, field: {"url": url}}]}]

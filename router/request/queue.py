@@ -33,7 +33,7 @@ from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries, Variant, Wait
 from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass, class_of, deadline_ms_of
 from router.scheduling.queue import Limit, Outlook, Queue, Verdict
-from router.scheduling.waiting import QueueRules, Waiting
+from router.scheduling.waiting import DEFAULT_RULES, QueueRules, Waiting
 
 LOOK_S: Final = 0.05
 """How often the queue is looked at if nothing else happens: time makes room, too."""
@@ -59,17 +59,25 @@ class WaitingRoom:
 
     Args:
         is_on: Whether prompts wait, unless their variant says otherwise.
+        rules: When a prompt may go, besides what the configuration says.
     """
 
     def __init__(
-        self, config: QueueConfig, *, is_on: bool, fleet: Fleet, place: Place, metrics: Metrics
+        self,
+        config: QueueConfig,
+        *,
+        is_on: bool,
+        fleet: Fleet,
+        place: Place,
+        metrics: Metrics,
+        rules: QueueRules = DEFAULT_RULES,
     ) -> None:
         self._config = config
         self._is_on = is_on
         self._place = place
         self._metrics = metrics
-        self._rules = QueueRules(
-            fill=config.fill, max_wait_s=config.max_wait_s, tbt_ms=config.tbt_ms
+        self._rules = replace(
+            rules, fill=config.fill, max_wait_s=config.max_wait_s, tbt_ms=config.tbt_ms
         )
         self._queue: Queue[Plan] = Queue(self._rules, fleet.conversations, fleet, self._has_blocks)
         self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
@@ -163,7 +171,7 @@ class WaitingRoom:
             if waiting.deadline_s is not None:
                 self._expect(waiting, now_s)
             if self._next is None:  # else it comes at once
-                self._release()
+                self.release()
             placement = await seat.placed
         except asyncio.CancelledError:
             self._left(waiting, on_left)
@@ -253,9 +261,9 @@ class WaitingRoom:
     def _wake(self) -> None:
         """Have a release soon: one for all that happens until then."""
         if self._queue and self._next is None:
-            self._next = asyncio.get_running_loop().call_soon(self._release)
+            self._next = asyncio.get_running_loop().call_soon(self.release)
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Send all requests that may go, and look again in a while at the others."""
         for handle in (self._next, self._timer):
             if handle is not None:
@@ -273,7 +281,7 @@ class WaitingRoom:
                 self._wake()
         finally:
             if self._queue:
-                self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._release)
+                self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.release)
 
     def _choose(self, waiting: Waiting, in_front_ms: InFront = NOTHING) -> Plan | None:
         """Plan where a request goes; return the plan for its prompt. None: it is over."""

@@ -3,7 +3,7 @@
 A request goes to the replica that its policy chooses at that moment, as soon as:
 
 1. **The window is open.** A replica has one request ready beside the one that it computes, or
-   `READY_MS` of short ones, which it computes in one step. The order inside an engine cannot be
+   `ready_ms` of short ones, which it computes in one step. The order inside an engine cannot be
    changed, and waiting there evicts the prefix that a request counts on. For the same reason a
    request waits here if the engine has no free blocks for it, unless the engine is about to idle.
 2. **Its answer is fast enough**, if there is a limit on inter-token latency.
@@ -40,13 +40,6 @@ from router.scheduling.waiting import (
     compute_ms,
     level_of,
 )
-
-WINDOW: Final = 1
-"""Requests that wait inside a replica behind the one that it computes."""
-
-READY_MS: Final = 300.0
-"""Work inside a replica up to which more requests than `WINDOW` wait there. One prompt alone costs
-up to 60 % of throughput if prompts are short (docs/research/queue-window.md)."""
 
 PACE_SHARE: Final = 0.5
 """Part of the work at a replica's own pace that is certain: it computes short prompts together."""
@@ -287,13 +280,13 @@ class Queue(Generic[C]):
         Work counts by the learned cost and by the replica's pace, because the learned cost of equal
         prompts can be close to nothing. Requests that were lost do not close the window for ever.
         """
-        view = choice.view
-        if view.num_waiting <= WINDOW:
+        view, rules = choice.view, self._rules
+        if view.num_waiting <= rules.window:
             return False
-        if view.queue_ms < READY_MS:
-            if PACE_SHARE * self._candidates.queue_at_pace_ms(view.id) < READY_MS:
+        if view.queue_ms < rules.ready_ms:
+            if PACE_SHARE * self._candidates.queue_at_pace_ms(view.id) < rules.ready_ms:
                 return False
-        return self._candidates.num_ready(view.id, now_s) > WINDOW
+        return self._candidates.num_ready(view.id, now_s) > rules.window
 
     def _can_begin(self, waiting: Waiting, choice: C, now_s: float) -> bool:
         """Return whether an engine has blocks for a request, or may hold it back itself.

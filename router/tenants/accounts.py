@@ -50,6 +50,11 @@ class Accounts:
                 now_s=now_s,
             )
 
+    @property
+    def num_routers(self) -> int:
+        """Count the other routers whose use is known."""
+        return len(self._received)
+
     def __getitem__(self, name: str) -> Limits:
         return self._limits[name]
 

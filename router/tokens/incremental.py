@@ -27,8 +27,8 @@ from router.tokens.chains import Chain, HashChains
 
 _SEED_MASK = (1 << 64) - 1
 _LEAF = 0x6C656166  # mixed into a tail's seed: it differs from a segment with the same bytes
-_SEGMENT_BYTES = 500  # a segment with its array and its place in the tree
-_JSON_STEP_IDS = 131_072  # written at once: 0.8 ms
+SEGMENT_BYTES = 500  # a segment with its array and its place in the tree
+JSON_STEP_IDS = 131_072  # written at once: 0.8 ms
 
 
 class Boundary(NamedTuple):
@@ -82,7 +82,7 @@ class Segment:
         self.next_guard = b""
         self.chains: dict[int, Chain] | None = None
         self.json: bytes | None = None  # the ids as JSON, separated by commas; None: not needed yet
-        self.size_bytes = _SEGMENT_BYTES + 4 * len(ids)
+        self.size_bytes = SEGMENT_BYTES + 4 * len(ids)
 
 
 class NewSegment(NamedTuple):
@@ -112,19 +112,19 @@ class SegmentTree(HashChains):
         max_bytes: Budget for segments, tokens and chains together (estimated).
     """
 
-    __slots__ = ("_segments",)
+    __slots__ = ("segments",)
 
     def __init__(self, max_bytes: int = 512 << 20) -> None:
         super().__init__()
-        self._segments: BoundedBytes[int, Segment] = BoundedBytes(max_bytes)
+        self.segments: BoundedBytes[int, Segment] = BoundedBytes(max_bytes)
 
     def __len__(self) -> int:
-        return len(self._segments)
+        return len(self.segments)
 
     @property
     def size_bytes(self) -> int:
         """Estimate the memory held; at most the budget after every `commit`."""
-        return self._segments.size_bytes
+        return self.segments.size_bytes
 
     def walk(self, root: Segment, data: bytes, boundaries: Boundaries) -> Walk:
         """Find how much of `data` is known below `root`, and cut the rest.
@@ -145,7 +145,7 @@ class SegmentTree(HashChains):
             position = boundary.position
             boundary = boundaries.after(position)
         key = xxh3_128_intdigest(view[position:], (key ^ _LEAF) & _SEED_MASK)
-        leaf = None if new else self._segments.get(key)
+        leaf = None if new else self.segments.get(key)
         if leaf is not None:
             path.append(leaf)
         else:
@@ -156,7 +156,7 @@ class SegmentTree(HashChains):
         self, root: Segment, data: bytes, view: memoryview, boundaries: Boundaries
     ) -> tuple[list[Segment], int]:
         """Follow known segments; return them and the position behind the last."""
-        segments = self._segments
+        segments = self.segments
         num_bytes = len(data)
         path = [root]
         node, position = root, 0
@@ -191,7 +191,7 @@ class SegmentTree(HashChains):
         """
         path = list(walk.path)
         for new, ids in zip(walk.new, encoded, strict=True):
-            segment = self._segments.get(new.key) or Segment(new.key, ids, new.media)
+            segment = self.segments.get(new.key) or Segment(new.key, ids, new.media)
             if new is not walk.new[-1]:
                 _remember_next(path[-1], new.key, new.end - new.start, new.guard)
             path.append(segment)
@@ -200,13 +200,13 @@ class SegmentTree(HashChains):
 
     def _touch(self, path: list[Segment]) -> None:
         """Make the path the most recently used, its root end most of all; keep the budget."""
-        move_to_end = self._segments.move_to_end
+        move_to_end = self.segments.move_to_end
         for segment in reversed(path[1:]):
             try:
                 move_to_end(segment.key)  # as nearly all can: one look-up
             except KeyError:
-                self._segments.put(segment.key, segment)
-        self._segments.trim()  # for what grew since
+                self.segments.put(segment.key, segment)
+        self.segments.trim()  # for what grew since
 
     def json(self, path: Sequence[Segment]) -> Generator[None, None, bytes]:
         """Write the path's ids as JSON numbers, separated by commas.
@@ -221,7 +221,7 @@ class SegmentTree(HashChains):
                 segment.json = orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
                 self._grow(segment, len(segment.json))
                 num_ids += len(numbers)
-                if num_ids > _JSON_STEP_IDS:
+                if num_ids > JSON_STEP_IDS:
                     num_ids = 0
                     yield
         return b",".join([segment.json for segment in path if segment.json])
@@ -229,8 +229,8 @@ class SegmentTree(HashChains):
     def _grow(self, segment: Segment, num_bytes: int) -> None:
         """Count more memory of a segment; it may have been evicted meanwhile."""
         segment.size_bytes += num_bytes
-        if self._segments.get(segment.key) is segment:
-            self._segments.size_bytes += num_bytes
+        if self.segments.get(segment.key) is segment:
+            self.segments.size_bytes += num_bytes
 
     def make_root(self, name: str, ids: TokenIds | None = None) -> Segment:
         """Create the root of a kind of prompt; `ids` are the first tokens of each."""

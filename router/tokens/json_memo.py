@@ -38,6 +38,11 @@ class JsonMemo:
         self._entries: BoundedBytes[_Key, _Entry] = BoundedBytes(max_bytes)
         self._printed: dict[int, str | None] = {}  # by id(); None: not printed yet
 
+    @property
+    def size_bytes(self) -> int:
+        """Return what is taken of the budget (estimated)."""
+        return self._entries.size_bytes
+
     def arguments(self, text: str) -> dict[str, Any]:
         """Parse a tool call's arguments as the engine does: {} unless they are an object.
 

@@ -32,7 +32,7 @@ from router.upstream.failures import upstream_error
 from router.upstream.session import Response, Session, StrayAnswer
 
 _RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
-_STALE_S: Final = 1.0
+STALE_S: Final = 1.0
 """A closed connection from the pool is noticed within a round trip; a request that fails later had
 reached the replica."""
 
@@ -140,6 +140,11 @@ class Upstream:
         await self._kept.close()
         await self._fresh.close()
 
+    @property
+    def num_in_use(self) -> int:
+        """Count the connections to replicas that requests have."""
+        return self._kept.connector.num_in_use if self._kept is not None else 0
+
     async def open(
         self,
         replica: str,
@@ -231,7 +236,7 @@ class Upstream:
         try:
             return await session.exchange(connection, *request)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            if not is_kept or time.monotonic() - begun_s >= _STALE_S:
+            if not is_kept or time.monotonic() - begun_s >= STALE_S:
                 raise
         except StrayAnswer:
             pass  # the request's own answer, if there is one, is lost with the connection

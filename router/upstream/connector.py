@@ -56,6 +56,11 @@ class Connector(aiohttp.TCPConnector):
         guarded = partial(self._guarded, strays if strays is not None else Strays())
         self._factory = cast("partial[ResponseHandler]", guarded)
 
+    @property
+    def num_in_use(self) -> int:
+        """Count the connections that requests have."""
+        return len(self._acquired)
+
     def _guarded(self, strays: Strays) -> Guarded:
         protocol = Guarded(self._loop, strays)
         protocol.server = self._server

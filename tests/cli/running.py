@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +13,7 @@ from contextlib import asynccontextmanager
 from click.testing import CliRunner, Result
 
 from router.cli import main
+from tests.faults.stage import Stage
 from tests.forks import python_command, python_environment
 
 REPLICA = ("--replica", "http://127.0.0.1:9")
@@ -21,9 +24,35 @@ def run(*args: str, **kwargs: str) -> Result:
     return CliRunner().invoke(main, args, env=kwargs)
 
 
+async def beside(stage: Stage, *args: str) -> Result:
+    """Run a command beside a router, as a script does."""
+    return await asyncio.to_thread(run, *args, "--admin", stage.admin_url)
+
+
 async def explain(*args: str) -> Result:
     """Run `explain` beside the loop that serves it."""
     return await asyncio.to_thread(run, "explain", *args)
+
+
+def on_a_terminal(*args: str, **variables: str) -> str:
+    """Run a command whose output is a terminal; return what it wrote there."""
+    ours, theirs = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    environment |= {"TERM": "xterm-256color", "COLUMNS": "100", **variables}
+    with subprocess.Popen(
+        [sys.executable, "-m", "router.cli", *args], env=environment, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        written = b""
+        try:
+            while part := os.read(ours, 65536):
+                written += part
+        except OSError:  # the other side is closed: Linux reports EIO
+            pass
+        finally:
+            os.close(ours)
+        process.wait(60)
+    return written.decode()
 
 
 @asynccontextmanager

@@ -183,7 +183,7 @@ def test_only_a_terminal_without_json_logs_has_a_banner(
     module = sys.modules["router.cli.banner"]
     began = threading.Event()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    monkeypatch.setattr(module, "_show", lambda *_: began.set())
+    monkeypatch.setattr(module, "show_banner", lambda *_: began.set())
     settings = config.load(flags={("log", "json"): as_json})
 
     greeter(settings, ())(URL, ADMIN_URL)
@@ -198,6 +198,6 @@ def test_a_check_that_fails_shows_no_traceback(
     module = sys.modules["router.cli.banner"]
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
-    module._show(config.load(), (URL, ADMIN_URL), ())
+    module.show_banner(config.load(), (URL, ADMIN_URL), ())
 
     assert [record.getMessage() for record in caplog.records] == ["start banner not shown"]

@@ -26,8 +26,9 @@ from router.cli import main
 from router.cli.group import SUMMARIES
 from tests.cli.running import REPLICA, explain, run, said_at_start, serving
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import SLOW, STUCK, Engines, chat, on_stage, streamed, words
+from tests.faults.stage import ONE_AT_A_TIME, SLOW, STUCK, Engines, chat, on_stage, streamed, words
 from tests.forks import python_command, python_environment
+from tests.waiting import until_ready
 
 PATIENT = ("--wait", "60", "--health-timeout-s", "60", "--mooncake-timeout-s", "60")
 
@@ -229,17 +230,13 @@ async def test_explain_says_where_a_request_would_go(tmp_path: Path) -> None:
     assert "not JSON" in wrong.stderr
 
 
-async def test_explain_says_whether_a_request_would_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_explain_says_whether_a_request_would_wait(tmp_path: Path) -> None:
     """And for what."""
-    monkeypatch.setattr("router.scheduling.queue.WINDOW", 0)
-    monkeypatch.setattr("router.scheduling.queue.READY_MS", 0.0)
     file = tmp_path / "request.json"
     file.write_text(json.dumps(chat(words(9))))
     async with (
         Engines(1, time_model=STUCK) as engines,
-        on_stage(*engines, queue__mode="on") as stage,
+        on_stage(*engines, queue__mode="on", queue_rules=ONE_AT_A_TIME) as stage,
     ):
         goes = await explain(str(file), "--admin", stage.admin_url)
         async with stage.hanging_up(streamed(chat(words(1)))):
@@ -399,9 +396,7 @@ async def test_a_signal_ends_it_when_answers_are_finished(
         line = await said_at_start(process)
         found = re.search(r"listens on (http://\S+) \(admin: (http://\S+)\)", line)
         assert found is not None, line
-        async with asyncio.timeout(60):
-            while (await client.get(found[1] + "/readyz")).status != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until_ready(client, found[1])
         body = streamed(chat(words(1), max_tokens=30, ignore_eos=True))
         async with client.post(found[1] + "/v1/chat/completions", json=body) as answer:
             first = await answer.content.readany()

@@ -9,9 +9,8 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 from aiohttp import web
-from click.testing import CliRunner, Result
 
-from router.cli import main
+from tests.cli.running import beside
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import STUCK, Engines, Stage, chat, num_running, on_stage, words
 from tests.forks import python_command, python_environment
@@ -21,12 +20,6 @@ async def _does(_: web.Request) -> web.Response:
     return web.json_response({})
 
 
-async def run(stage: Stage, *args: str) -> Result:
-    """Run the command beside the router, as a script does."""
-    command = ("engine", *args, "--admin", stage.admin_url)
-    return await asyncio.to_thread(lambda: CliRunner().invoke(main, command))
-
-
 @pytest.mark.parametrize(
     "route",
     ["sleep", "pause", "release_kv_cache_memory", "reset_prefix_cache", "reset_mm_cache",
@@ -34,8 +27,8 @@ async def run(stage: Stage, *args: str) -> Result:
 )  # fmt: skip
 async def test_an_order_for_nobody_in_particular_reaches_no_engine(route: str) -> None:
     async with FakeEngine(_does) as a, FakeEngine(_does) as b, on_stage(a, b) as stage:
-        result = await run(stage, route)
-        both = await run(stage, route, "--all", "--replica", "r1")
+        result = await beside(stage, "engine", route)
+        both = await beside(stage, "engine", route, "--all", "--replica", "r1")
 
         assert (a.received, b.received) == ([], [])
     assert (result.exit_code, both.exit_code) == (2, 2)
@@ -49,7 +42,7 @@ async def test_a_script_says_where_and_is_not_asked(
     where: tuple[str, ...], sent: tuple[int, int]
 ) -> None:
     async with FakeEngine(_does) as a, FakeEngine(_does) as b, on_stage(a, b) as stage:
-        result = await run(stage, "sleep", "level=1", *where)
+        result = await beside(stage, "engine", "sleep", "level=1", *where)
 
         assert (len(a.received), len(b.received)) == sent
     assert result.exit_code == 0
@@ -58,7 +51,7 @@ async def test_a_script_says_where_and_is_not_asked(
 async def test_a_question_may_go_to_all() -> None:
     """It changes nothing."""
     async with Engines(2) as engines, on_stage(*engines) as stage:
-        result = await run(stage, "is_sleeping")
+        result = await beside(stage, "engine", "is_sleeping")
 
     assert result.stdout.count('{"is_sleeping": false}') == 2
 

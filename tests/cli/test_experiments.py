@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from router.cli import main
 from router.cli.experiments import table
-from tests.faults.stage import Engines, Stage, chat, on_stage, words
+from tests.cli.running import beside
+from tests.faults.stage import Engines, chat, on_stage, words
 
 DEFINITION = """
 name: alpha
@@ -24,27 +24,25 @@ guardrails: {max_error_rate: 0.5}
 """
 
 
-async def run(stage: Stage, *args: str) -> Result:
-    """Run a command beside the router."""
-    command = ("experiments", *args, "--admin", stage.admin_url)
-    return await asyncio.to_thread(lambda: CliRunner().invoke(main, command))
-
-
 async def test_an_experiment_is_started_ramped_stopped_and_removed(tmp_path: Path) -> None:
     """Each order shows how it stands then."""
     file = tmp_path / "alpha.yaml"
     file.write_text(DEFINITION)
     async with Engines(1) as engines, on_stage(*engines) as stage:
-        none = await run(stage, "list")
-        began = await run(stage, "start", str(file))
+        none = await beside(stage, "experiments", "list")
+        began = await beside(stage, "experiments", "start", str(file))
         await stage.ask(chat(words(1)))
-        again = await run(stage, "start", str(file))
-        ramped = json.loads((await run(stage, "ramp", "alpha", "greedy=0.1", "--json")).stdout)
-        raw = json.loads((await run(stage, "list", "--json")).stdout)
-        listed = await run(stage, "list", "alpha")
-        ended = await run(stage, "stop", "alpha", "--arm", "greedy", "--reason", "too slow")
-        removed = await run(stage, "remove", "alpha")
-        unknown = await run(stage, "stop", "alpha")
+        again = await beside(stage, "experiments", "start", str(file))
+        ramped = json.loads(
+            (await beside(stage, "experiments", "ramp", "alpha", "greedy=0.1", "--json")).stdout
+        )
+        raw = json.loads((await beside(stage, "experiments", "list", "--json")).stdout)
+        listed = await beside(stage, "experiments", "list", "alpha")
+        ended = await beside(
+            stage, "experiments", "stop", "alpha", "--arm", "greedy", "--reason", "too slow"
+        )
+        removed = await beside(stage, "experiments", "remove", "alpha")
+        unknown = await beside(stage, "experiments", "stop", "alpha")
 
     assert none.stdout.startswith("no experiments; start one: warmroute experiments start FILE")
     assert began.exit_code == 0

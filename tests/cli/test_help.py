@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -15,8 +14,9 @@ from click.testing import CliRunner
 
 from router import config
 from router.cli import main
-from router.cli.config_options import _METAVARS
+from router.cli.config_options import METAVARS
 from router.cli.group import GROUPS, OLD_NAMES
+from tests.cli.running import on_a_terminal
 
 COLUMNS = 80
 
@@ -139,7 +139,7 @@ def test_every_choice_is_shown() -> None:
 
 def test_every_metavar_belongs_to_a_key() -> None:
     """A key that is renamed takes its metavar along."""
-    assert set(_METAVARS) <= {".".join(option.path) for option in config.options()}
+    assert set(METAVARS) <= {".".join(option.path) for option in config.options()}
 
 
 # -- names ---------------------------------------------------------------------------------------
@@ -196,27 +196,6 @@ def test_completion_has_a_script_for_each_shell(shell: str) -> None:
 
 
 # -- colour --------------------------------------------------------------------------------------
-
-
-def on_a_terminal(*args: str, **variables: str) -> str:
-    """Run a command whose output is a terminal; return what it wrote there."""
-    ours, theirs = pty.openpty()
-    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
-    environment |= {"TERM": "xterm-256color", "COLUMNS": "100", **variables}
-    with subprocess.Popen(
-        [sys.executable, "-m", "router.cli", *args], env=environment, stdout=theirs, stderr=theirs
-    ) as process:
-        os.close(theirs)
-        written = b""
-        try:
-            while part := os.read(ours, 65536):
-                written += part
-        except OSError:  # the other side is closed: Linux reports EIO
-            pass
-        finally:
-            os.close(ours)
-        process.wait(60)
-    return written.decode()
 
 
 @pytest.mark.parametrize("args", [("--help",), ("policies",), ("serve",)])

@@ -17,12 +17,13 @@ from jsonschema import Draft202012Validator
 
 from router import config
 from router.cli import main
-from router.cli.init import SCHEMA, _sections_text
+from router.cli.init import SCHEMA, sections_text
 from router.config.schema import json_schema
 from tests.cli.running import said_at_start, serving
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, chat, words
 from tests.ports import free_port
+from tests.waiting import until_ready
 
 
 async def init(*args: str) -> Result:
@@ -50,9 +51,7 @@ async def test_the_file_is_valid_and_serves_requests(file: Path) -> None:
             found = re.search(r"listens on (\S+)", await said_at_start(process))
             assert found is not None
             async with aiohttp.ClientSession(found[1]) as client:
-                async with asyncio.timeout(60):
-                    while (await client.get("/readyz")).status != 200:  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
+                await until_ready(client)
                 body = chat(words(1))
                 answer = await client.post("/v1/chat/completions", json=body)
                 status, replica = answer.status, answer.headers["x-warmroute-replica"]
@@ -70,7 +69,7 @@ async def test_the_file_is_valid_and_serves_requests(file: Path) -> None:
 
 def test_every_example_is_a_valid_key(file: Path) -> None:
     """What is a comment loads, too, when the comment signs are taken away."""
-    text = "\n".join(_sections_text())
+    text = "\n".join(sections_text())
     uncommented = re.sub(r"^(\s*)# (?=\s*[a-z_]+:)", r"\1", text, flags=re.MULTILINE)
     file.write_text(uncommented.replace("HOST", "h"))
 
@@ -177,7 +176,7 @@ async def test_without_a_url_ports_of_this_machine_are_tried(
     async with Engines(1) as (engine,), FakeEngine() as other:
         other.pages["/v1/models"] = (404, "")
         ports = [int(url.rpartition(":")[2]) for url in (engine.url, other.url)]
-        monkeypatch.setattr(sys.modules["router.cli.init"], "_PORTS", [*ports, free_port()])
+        monkeypatch.setattr(sys.modules["router.cli.init"], "PORTS", [*ports, free_port()])
         found = await init("-o", str(file))
     nothing = await init("-o", "-")
 

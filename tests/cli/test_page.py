@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import pty
-import sys
 from pathlib import Path
 
-from tests.cli.running import run
+from tests.cli.running import on_a_terminal, run
 from tests.faults.stage import SECRET, Engines, on_stage
-
-
-async def on_a_terminal(*args: str) -> str:
-    """Return what a command writes to a terminal."""
-    ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli", *args), stdout=theirs
-    )
-    os.close(theirs)
-    assert await process.wait() == 0
-    text = os.read(ours, 4096).decode()
-    os.close(ours)
-    return text
 
 
 async def test_only_a_terminal_gets_the_token(tmp_path: Path) -> None:
@@ -31,7 +15,7 @@ async def test_only_a_terminal_gets_the_token(tmp_path: Path) -> None:
     token.write_text(f"{SECRET}-token\n")
     async with Engines(1) as engines, on_stage(*engines, admin__token_file=token) as stage:
         command = ("page", "--admin", stage.admin_url, "--token-file", str(token))
-        shown = await on_a_terminal(*command)
+        shown = await asyncio.to_thread(on_a_terminal, *command)
         piped = await asyncio.to_thread(run, *command)
 
     assert shown.strip() == f"{stage.admin_url}/#token={SECRET}-token"

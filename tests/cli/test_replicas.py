@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from router.cli import main
 from router.cli.replicas import table
-from tests.faults.stage import Engines, Stage, chat, on_stage, words
-
-
-async def run(stage: Stage, *args: str) -> Result:
-    """Run a command beside the router."""
-    command = ("replicas", *args, "--admin", stage.admin_url)
-    return await asyncio.to_thread(lambda: CliRunner().invoke(main, command))
+from tests.cli.running import beside
+from tests.faults.stage import Engines, chat, on_stage, words
 
 
 async def test_replicas_are_listed_added_drained_and_removed() -> None:
@@ -26,16 +18,18 @@ async def test_replicas_are_listed_added_drained_and_removed() -> None:
     async with Engines(2) as (first, second), on_stage(first, closed) as stage:
         await stage.ask(chat(words(1)))
         await stage.settled(first)
-        added = await run(stage, "add", second.url, "--name", "east", "--role", "decode")
-        again = json.loads((await run(stage, "add", second.url, "--json")).stdout)
+        added = await beside(
+            stage, "replicas", "add", second.url, "--name", "east", "--role", "decode"
+        )
+        again = json.loads((await beside(stage, "replicas", "add", second.url, "--json")).stdout)
         await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
-        drained = await run(stage, "drain", "east")
-        listed = await run(stage, "list")
-        back = await run(stage, "undrain", "east")
-        raw = json.loads((await run(stage, "list", "--json")).stdout)
-        used = await run(stage, "list")
-        removed = await run(stage, "remove", "r2", "--now")
-        leaving = await run(stage, "remove", "east")
+        drained = await beside(stage, "replicas", "drain", "east")
+        listed = await beside(stage, "replicas", "list")
+        back = await beside(stage, "replicas", "undrain", "east")
+        raw = json.loads((await beside(stage, "replicas", "list", "--json")).stdout)
+        used = await beside(stage, "replicas", "list")
+        removed = await beside(stage, "replicas", "remove", "r2", "--now")
+        leaving = await beside(stage, "replicas", "remove", "east")
         await stage.until(lambda: len(stage.router.registry.entries) == 1)
 
     assert added.stdout == f"east: {second.url}\n"
@@ -65,7 +59,7 @@ async def test_replicas_are_listed_added_drained_and_removed() -> None:
 async def test_what_is_refused_is_one_line(args: tuple[str, ...], said: str) -> None:
     """In the router's own words; exit status 1."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
-        result = await run(stage, *args)
+        result = await beside(stage, "replicas", *args)
 
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")
@@ -78,8 +72,8 @@ async def test_a_token_is_sent(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("right\n")
     async with Engines(1) as engines, on_stage(*engines, admin__token_file=file) as stage:
-        refused = await run(stage, "list")
-        listed = await run(stage, "list", "--token-file", str(file))
+        refused = await beside(stage, "replicas", "list")
+        listed = await beside(stage, "replicas", "list", "--token-file", str(file))
 
     assert (refused.exit_code, listed.exit_code) == (1, 0)
     assert "the admin token is missing or wrong" in refused.stderr

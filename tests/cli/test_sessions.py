@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from pathlib import Path
 
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from router.cli import main
+from tests.cli.running import beside
 from tests.faults.stage import SECRET, SESSION, Engines, Stage, chat, on_stage, streamed, words
 
 
 async def run(stage: Stage, *args: str) -> Result:
     """Run a command beside the router."""
     stage.router.story.steps.settling.close()  # what waits for events has none to come
-    command = (*args, "--admin", stage.admin_url)
-    return await asyncio.to_thread(lambda: CliRunner().invoke(main, command))
+    return await beside(stage, *args)
 
 
 async def with_a_clock(stage: Stage, num_turns: int) -> list[str]:

@@ -131,7 +131,7 @@ def _followed(url: str, most: int) -> list[Line]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.cli.watch._PAUSES_S", (0.001,))
+    monkeypatch.setattr("router.cli.watch.PAUSES_S", (0.001,))
 
 
 async def test_a_router_that_goes_away_is_tried_again(serve: Serve) -> None:

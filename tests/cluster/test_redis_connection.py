@@ -19,7 +19,6 @@ from router.cluster.redis_store import RedisStore, Written
 from tests.cluster.redis_stores import R1, blocks, config, opened, stored
 from tests.conftest import Serve
 from tests.redis_servers import (
-    DEADLINE_S,
     RedisServer,
     Start,
     binary,
@@ -28,6 +27,7 @@ from tests.redis_servers import (
     start_sentinel,
     wait_until,
 )
+from tests.waiting import until
 
 SECRET = "hunter2"
 
@@ -253,7 +253,7 @@ async def test_commands_in_flight_fail_when_the_server_dies(start_redis: Start) 
 
         async with asyncio.TaskGroup() as group:
             waiting = [group.create_task(wait(number)) for number in range(12)]
-            await asyncio.sleep(0.1)
+            await until(lambda: server.client.info("clients")["blocked_clients"])
             server.stop()
 
         assert {task.result() for task in waiting} == {"unavailable"}
@@ -336,9 +336,7 @@ async def test_a_fail_over_is_followed(start_redis: Start, tmp_path: Path, versi
                 await store.write([stored(R1, [1])])
                 master.client.wait(1, 10_000)
                 master.stop()
-                async with asyncio.timeout(40):
-                    while not await _beats(store):  # noqa: ASYNC110 - Sentinel decides
-                        await asyncio.sleep(0.05)
+                await until(lambda: _beats(store))
 
                 assert (await store.open()).address == f"127.0.0.1:{replica.port}"
                 assert await store.write([stored(R1, [2])]) == [Written.OK]
@@ -386,9 +384,7 @@ async def test_a_close_that_is_cancelled_cuts_all_the_same(start_redis: Start) -
         await asyncio.sleep(0)  # it has begun
         task.cancel()
 
-    async with asyncio.timeout(DEADLINE_S):
-        while len(redis.client.client_list()) > 1:  # noqa: ASYNC110 (it does not notify)
-            await asyncio.sleep(0.01)
+    await until(lambda: len(redis.client.client_list()) == 1)
 
 
 async def test_a_connection_that_closes_under_a_command_is_a_lost_connection(

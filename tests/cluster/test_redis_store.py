@@ -31,6 +31,7 @@ from router.observers.experiments.state import State, Stopped, decode_state
 from tests.cluster.redis_stores import POOL_STREAM, R1, R2, blocks, opened, pack, removed, stored
 from tests.observers.experiments.samples import NOW_S, experiment
 from tests.redis_servers import RedisServer, Start
+from tests.waiting import until
 
 OK, FENCED, NO_ROOM = Written
 ALL = (R1, R2, POOL_STREAM)
@@ -259,9 +260,7 @@ async def test_a_lease_is_taken_over_when_it_expires(
         opened(shared_redis.url, "alive", namespace=namespace, lease_s=60) as alive,
     ):
         await dead.hold([R1])
-        async with asyncio.timeout(60):
-            while not await alive.hold([R1]):  # noqa: ASYNC110 - Redis's clock
-                await asyncio.sleep(0.02)
+        await until(lambda: alive.hold([R1]))
 
         assert await dead.hold([R1]) == frozenset()
 
@@ -345,10 +344,11 @@ async def test_a_hung_server_costs_no_more_than_the_deadline(start_redis: Start)
 
 async def test_a_cancelled_question_leaves_no_reply_to_the_next(start_redis: Start) -> None:
     """Its connection is cut."""
-    async with opened(start_redis().url) as store:
+    server = start_redis()
+    async with opened(server.url) as store:
         async with asyncio.TaskGroup() as group:
             waiting = [group.create_task(store.read_notes("0-0", block_s=30)) for _ in range(8)]
-            await asyncio.sleep(0.05)
+            await until(lambda: server.client.info("clients")["blocked_clients"])
             for task in waiting:
                 task.cancel()
 
@@ -395,9 +395,11 @@ async def test_a_router_that_dies_is_forgotten(shared_redis: RedisServer, namesp
         opened(shared_redis.url, "alive", namespace=namespace) as alive,
     ):
         await dead.beat(b"x")
-        async with asyncio.timeout(60):
-            while "dead" in (await alive.beat(b"")).routers:  # noqa: ASYNC110 - Redis's clock
-                await asyncio.sleep(0.02)
+
+        async def is_gone() -> bool:
+            return "dead" not in (await alive.beat(b"")).routers
+
+        await until(is_gone)
 
         assert await alive.loads() == {}
 

@@ -16,7 +16,6 @@ import pytest
 
 from router.base.errors import ConfigError, DiscoveryError
 from router.config import load
-from router.discovery import dns_source
 from router.discovery.dns_source import DnsSource
 from tests.faults.stage import Engines, chat, on_stage, words
 
@@ -66,9 +65,11 @@ async def serving(records: Records) -> AsyncIterator[Server]:
         transport.close()
 
 
-async def found(server: Server, name: str) -> list[str]:
+async def found(server: Server, name: str, lifetime_s: float = 60.0) -> list[str]:
     files = ThreadPoolExecutor(1)
-    source = DnsSource(name, servers=[server.address], pause_s=1.0, files=files)
+    source = DnsSource(
+        name, servers=[server.address], pause_s=1.0, files=files, lifetime_s=lifetime_s
+    )
     try:
         return [each.replica.url for each in await source.look()]
     finally:
@@ -116,25 +117,19 @@ async def test_each_address_is_a_replica(records: Records, name: str, urls: list
         (None, "no answer in"),
     ],
 )
-async def test_no_answer_is_a_failure(
-    rcode: dns.rcode.Rcode | None, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dns_source, "_LIFETIME_S", 0.3)
+async def test_no_answer_is_a_failure(rcode: dns.rcode.Rcode | None, reason: str) -> None:
     async with serving({}) as server:
         server.rcode = rcode
         with pytest.raises(DiscoveryError, match=reason):
-            await found(server, "vllm.x:8000")
+            await found(server, "vllm.x:8000", 0.3)
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:12], lambda data: b"", lambda data: b"\xff"])
-async def test_garbage_is_a_failure(
-    damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dns_source, "_LIFETIME_S", 0.3)
+async def test_garbage_is_a_failure(damage: Callable[[bytes], bytes]) -> None:
     async with serving({("vllm.x", "A"): ["10.0.0.1"]}) as server:
         server.damage = damage
         with pytest.raises(DiscoveryError):
-            await found(server, "vllm.x:8000")
+            await found(server, "vllm.x:8000", 0.3)
 
 
 async def test_replicas_come_and_go_with_their_records() -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from router.base.errors import ConfigError, DiscoveryError
 from router.config import load
-from router.discovery import kubernetes_api, kubernetes_source
 from router.discovery.kubernetes_source import KubernetesSource
 from router.replicas.entry import Found
 from tests.discovery.fake_kubernetes import FakeKubernetes, endpoint, kubernetes, slice_of
 from tests.faults.stage import Engines, chat, on_stage, words
+from tests.waiting import until
 
 A = slice_of(endpoint("10.0.0.1", "a"))
 AB = slice_of(endpoint("10.0.0.1", "a"), endpoint("10.0.0.2", "b"))
@@ -39,9 +39,7 @@ class Watched:
         self.failures.append(reason)
 
     async def until(self, is_so: Callable[[], object]) -> None:
-        async with asyncio.timeout(60):
-            while not is_so():  # noqa: ASYNC110 (there is no event for what it asks)
-                await asyncio.sleep(0.005)
+        await until(is_so)
 
     async def sees(self, *names: str) -> None:
         await self.until(lambda: self.answers and self.answers[-1] == list(names))
@@ -49,15 +47,20 @@ class Watched:
 
 @asynccontextmanager
 async def watched(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, watch_s: float = 120.0
+    folder: Path, *, watch_s: float = 120.0, answer_s: float = 60.0
 ) -> AsyncIterator[Watched]:
     """Run a source, with short pauses after failures."""
-    monkeypatch.setattr(kubernetes_source, "_PAUSES_S", (0.01, 0.02))
     files = ThreadPoolExecutor(1)
     async with kubernetes(folder) as server:
         server.set(A)
         source = KubernetesSource(
-            "vllm:http", url=server.url, credentials=folder, files=files, watch_s=watch_s
+            "vllm:http",
+            url=server.url,
+            credentials=folder,
+            files=files,
+            watch_s=watch_s,
+            answer_s=answer_s,
+            pauses_s=(0.01, 0.02),
         )
         subject = Watched(server, source)
         async with asyncio.TaskGroup() as tg:
@@ -67,10 +70,8 @@ async def watched(
     files.shutdown()
 
 
-async def test_changes_are_followed_as_they_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with watched(tmp_path, monkeypatch) as subject:
+async def test_changes_are_followed_as_they_come(tmp_path: Path) -> None:
+    async with watched(tmp_path) as subject:
         await subject.sees("a")
         await subject.until(lambda: subject.server.num_watches)
         subject.server.set(AB)
@@ -103,9 +104,8 @@ async def _ended(server: FakeKubernetes) -> None:
 async def test_a_watch_that_ends_is_no_failure(
     event: Callable[[FakeKubernetes], Awaitable[None]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with watched(tmp_path, monkeypatch) as subject:
+    async with watched(tmp_path) as subject:
         await subject.until(lambda: subject.server.num_watches)
         subject.server.set(B, silently=True)
         await event(subject.server)
@@ -114,21 +114,17 @@ async def test_a_watch_that_ends_is_no_failure(
         assert subject.failures == []
 
 
-async def test_a_watch_that_has_gone_silent_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kubernetes_api, "_ANSWER_S", 1.0)
-    async with watched(tmp_path, monkeypatch, watch_s=0.1) as subject:
+async def test_a_watch_that_has_gone_silent_is_left(tmp_path: Path) -> None:
+    async with watched(tmp_path, watch_s=0.1, answer_s=0.3) as subject:
         await subject.until(lambda: subject.server.num_watches)
         subject.server.set(B, silently=True)
         await subject.sees("b")
 
 
 async def test_a_watch_that_is_alive_and_has_lost_an_event_is_left_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(kubernetes_api, "_ANSWER_S", 1.0)
-    async with watched(tmp_path, monkeypatch, watch_s=0.1) as subject:
+    async with watched(tmp_path, watch_s=0.1, answer_s=0.3) as subject:
         await subject.sees("a")
         subject.server.set(B, silently=True)
         async with asyncio.timeout(60):
@@ -161,10 +157,8 @@ async def test_a_server_that_fails_changes_nothing(
     spoil: Callable[[FakeKubernetes], object],
     reason: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kubernetes_api, "_ANSWER_S", 1.0)
-    async with watched(tmp_path, monkeypatch) as subject:
+    async with watched(tmp_path, answer_s=1.0) as subject:
         server = subject.server
         await subject.sees("a")
         await subject.until(lambda: server.num_watches)
@@ -197,14 +191,11 @@ async def test_a_server_that_fails_changes_nothing(
         b'{"type":"ADDED","object":[]}\n',
         b'{"type":"ADDED"}\n',
         b'{"type":"ERROR","object":{"code":500}}\n',
-        b"x" * 5000,
+        pytest.param(b"x" * 5_000_000, id="endless"),
     ],
 )
-async def test_a_watch_that_says_nonsense_is_left(
-    line: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kubernetes_api, "_MAX_LINE_BYTES", 4096)
-    async with watched(tmp_path, monkeypatch) as subject:
+async def test_a_watch_that_says_nonsense_is_left(line: bytes, tmp_path: Path) -> None:
+    async with watched(tmp_path) as subject:
         await subject.until(lambda: subject.server.num_watches)
         subject.server.set(B, silently=True)
         subject.server.write(line)
@@ -213,11 +204,9 @@ async def test_a_watch_that_says_nonsense_is_left(
         assert len(subject.failures) == 1
 
 
-async def test_another_services_slices_are_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_another_services_slices_are_not_taken(tmp_path: Path) -> None:
     other = {"labels": {"kubernetes.io/service-name": "other"}}
-    async with watched(tmp_path, monkeypatch) as subject:
+    async with watched(tmp_path) as subject:
         await subject.until(lambda: subject.server.num_watches)
         subject.server.set(A, slice_of(endpoint("10.0.0.9", "x"), name="z", **other))
         subject.server.set(B | {"metadata": A["metadata"] | other})
@@ -226,10 +215,8 @@ async def test_another_services_slices_are_not_taken(
         assert ["a", "x"] not in subject.answers
 
 
-async def test_a_rotated_token_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with watched(tmp_path, monkeypatch) as subject:
+async def test_a_rotated_token_is_read_again(tmp_path: Path) -> None:
+    async with watched(tmp_path) as subject:
         await subject.until(lambda: subject.server.num_watches)
         subject.server.rotate("token-2")
         subject.server.set(B, silently=True)

@@ -18,6 +18,7 @@ from router.discovery import prompter_loader
 from router.discovery.prompter_loader import PrompterLoader, configured_prompter
 from router.tokens import Prompters
 from tests.tokens.vllm_routes import MODEL
+from tests.waiting import until
 
 
 async def test_a_tokenizer_that_loads_during_shutdown_is_dropped() -> None:
@@ -29,8 +30,7 @@ async def test_a_tokenizer_that_loads_during_shutdown_is_dropped() -> None:
     loader = PrompterLoader(prompters, TokensConfig(), threads)
     loader.load(SimpleNamespace(version=None, models=(model,)))  # type: ignore[arg-type]
     threads.shutdown(wait=False)
-    while prompters.get("m") is None:  # noqa: ASYNC110 (it has no event)
-        await asyncio.sleep(0.01)
+    await until(lambda: prompters.get("m"))
     await asyncio.sleep(0)
 
     assert raised == []

@@ -47,7 +47,7 @@ def nothing_of(stage: Stage, name: str) -> bool:
         name not in [replica.name for replica in router.fleet.replicas]
         and router.registry.find(name) is None
         and router.caches.stream(name) is None  # type: ignore[arg-type]
-        and not router.caches.index._holdings.get(name)  # type: ignore[call-overload]
+        and not router.caches.index.epoch(name)  # type: ignore[arg-type]
         and name not in router.discovery.waiting
         and not any(task.get_name().endswith(f" {name}") for task in asyncio.all_tasks())
     )

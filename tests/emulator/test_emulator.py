@@ -201,7 +201,7 @@ async def test_garbage_is_published_as_batches_are(
 
     await arm(session, {"kind": "garbage_events", "count": 7})
 
-    payloads = [payload for _, payload in publisher._buffer]
+    payloads = [payload for _, payload in publisher.buffer]
     assert publisher.next_sequence == before + 7
     assert payloads[-7:] == [*GARBAGE, GARBAGE[0]]
 
@@ -237,7 +237,7 @@ def test_a_connection_that_is_being_made_ends_with_the_replica(num_turns: int) -
                 client.setblocking(False)
                 for _ in range(num_turns):
                     await asyncio.sleep(0)
-                await replica._close()
+                await replica.close()
                 with contextlib.suppress(ConnectionError):
                     await loop.sock_sendall(client, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
                     async with asyncio.timeout(60):

@@ -74,10 +74,9 @@ def test_the_chain_equals_hashing_the_prompt_at_once(salt: str | None) -> None:
     assert chain(Prompt(prompt.ids), contract, extra) == digests
 
 
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded() -> None:
     """The oldest segments go first; a forgotten prefix is encoded again, with the same ids."""
-    monkeypatch.setattr("loadtest.emulator.tokens._MAX_KNOWN_TOKENS", 40)
-    tokenizer = ChatTokenizer(TINY_MODEL)
+    tokenizer = ChatTokenizer(TINY_MODEL, max_known_tokens=40)
     texts = [f"<|im_start|>{'a b c ' * n}" for n in range(1, 9)]
     for text in texts * 2:
         tokenizer.encode(text)

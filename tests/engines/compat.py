@@ -39,7 +39,7 @@ _ENGINE_ROUTES: Final = (
     "/health", "/metrics", "/version", "/v1/models", "/tokenize", "/kv_event_sources", "/is_paused",
     "/server_info",
 )  # fmt: skip
-_READ_FIELDS: Final = {
+READ_FIELDS: Final = {
     "ChatCompletionRequest": "messages tools reasoning_effort chat_template_kwargs cache_salt "
     "add_generation_prompt continue_final_message documents kv_transfer_params "
     "truncate_prompt_tokens",
@@ -47,7 +47,7 @@ _READ_FIELDS: Final = {
     "ResponsesRequest": "input instructions tools reasoning previous_response_id cache_salt",
     "AnthropicMessagesRequest": "messages system tools thinking output_config cache_salt",
 }
-_READ_SETTINGS: Final = {
+READ_SETTINGS: Final = {
     "hash algorithms": set(ALGORITHMS) - {"warmroute"},
     "speculative settings": {"method", "disable_eagle_block_drop"},
     "speculative methods": {"eagle", "eagle3", "mtp", "ngram"},
@@ -161,7 +161,7 @@ def _changes(kind: str, name: str, now: Any, before: Any, needed: set[str]) -> I
 
 def _fields(kind: str, now: Any, before: Any) -> Iterator[Row]:
     """Expect the fields of requests that are read."""
-    for name, read in _READ_FIELDS.items():
+    for name, read in READ_FIELDS.items():
         needed = set(read.split())
         earlier = (before or {}).get(name)
         if missing := sorted(needed - set(now[name]) - _never(needed, earlier)):
@@ -172,25 +172,25 @@ def _fields(kind: str, now: Any, before: Any) -> Iterator[Row]:
 def _registries(kind: str, now: Any, before: Any) -> Iterator[Row]:
     """Expect what is configured and read by name; a mode that is not known may render otherwise."""
     for name, found in now.items():
-        if missing := sorted(_READ_SETTINGS.get(name, set()) - set(found)):
+        if missing := sorted(READ_SETTINGS.get(name, set()) - set(found)):
             yield Row("breaks", kind, f"{name}: gone: {_shown(missing)}")
         if name == "modes by architecture":
             known = {*modes._BY_ARCHITECTURE.values(), "terratorch"}
             if strange := sorted(set(found) - known):
                 yield Row("breaks", kind, f"{name}: not in models/modes.py: {_shown(strange)}")
         earlier = (before or {}).get(name)
-        yield from _changes(kind, name, found, earlier, _READ_SETTINGS.get(name, set()))
+        yield from _changes(kind, name, found, earlier, READ_SETTINGS.get(name, set()))
 
 
 # -- what is needed ------------------------------------------------------------------------------
 
 
-def _needed_routes() -> set[str]:
+def needed_routes() -> set[str]:
     orders = {command.path for command in control.COMMANDS.values()}
-    return {*served._KNOWN, *orders, *_ENGINE_ROUTES} - _OWN_ROUTES
+    return {*served.KNOWN, *orders, *_ENGINE_ROUTES} - _OWN_ROUTES
 
 
-def _needed_metrics() -> set[str]:
+def needed_metrics() -> set[str]:
     """List the metrics that the router reads, without what Prometheus adds to their names."""
     named = {
         name
@@ -200,7 +200,7 @@ def _needed_metrics() -> set[str]:
     return {re.sub(r"_(total|sum|count|bucket)$", "", name) for name in named}
 
 
-def _needed_texts() -> set[str]:
+def needed_texts() -> set[str]:
     return {
         "X-data-parallel-rank",
         "X-Session-ID",
@@ -220,11 +220,11 @@ ASSUMPTIONS: Final[dict[str, Callable[[str, Any, Any], Iterator[Row]]]] = {
     "hit_lengths": _recorded,
     "store_keys": _recorded,
     "flags": _among(lambda: set(VLLM_FLAGS)),
-    "routes": _among(_needed_routes),
-    "metrics": _among(_needed_metrics),
+    "routes": _among(needed_routes),
+    "metrics": _among(needed_metrics),
     "request_fields": _fields,
     "registries": _registries,
-    "texts": _among(_needed_texts),
+    "texts": _among(needed_texts),
 }
 
 

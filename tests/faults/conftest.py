@@ -19,4 +19,4 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not let requests wait for the replicas of a router that has just started."""
-    monkeypatch.setattr(readiness, "_START_S", 0.0)
+    monkeypatch.setattr(readiness, "START_S", 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
@@ -38,6 +39,7 @@ class FakeEngine:
         self.pages: dict[str, Any] = {"/v1/models": MODELS, "/health": (200, "")}
         self.pages |= {"/" + name: page for name, page in pages.items()}
         self.received: list[Received] = []
+        self.pages_read: Counter[str] = Counter()  # how often each was asked for
         self.on_request = on_request or _ok
         self.hangs = False
         self.hanging: set[str] = set()  # paths that are never answered
@@ -60,6 +62,10 @@ class FakeEngine:
     async def __aexit__(self, *exc: object) -> None:
         await self._runner.cleanup()
 
+    async def die(self) -> None:
+        """End all connections, and listen no more."""
+        await self._runner.cleanup()
+
     async def listen(self) -> None:
         """Listen on a free port, or again on the old one."""
         port = int(self.url.rpartition(":")[2]) if self.url else 0
@@ -71,6 +77,7 @@ class FakeEngine:
             await self._for_ever()
         page = self.pages.get(request.path)
         if page is not None:
+            self.pages_read[request.path] += 1
             if isinstance(page, tuple):
                 return web.Response(status=page[0], text=page[1])
             return web.json_response(page)

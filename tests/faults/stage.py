@@ -34,6 +34,7 @@ from router import config
 from router.assembly import Router
 from router.base.contracts import BlockKey, block_key
 from router.base.logs import JsonFormatter, TextFormatter
+from router.cluster import loader
 from router.observers.live.feed import Feed
 from router.observers.sessions.bookkeeper import Bookkeeper
 from router.observers.sessions.ledger import Ledger
@@ -41,14 +42,16 @@ from router.pool.catalog import PoolCatalog
 from router.records.record import DecisionRecord
 from router.replicas.replica import candidates_of
 from router.run import run
+from router.scheduling.waiting import DEFAULT_RULES, QueueRules
 from router.tokens import loading, model_files
 from tests.redis_servers import RedisServer
+from tests.waiting import PATIENCE_S, until
 
 SECRET = "wr-s3cret"
 KEY = f"Bearer sk-{SECRET}"
 SESSION = f"session-{SECRET}"
-PATIENCE_S = 60.0  # for what must come; never waited for where all is well
 LEASE_S = 2.0  # of routers that share a Redis
+ONE_AT_A_TIME = QueueRules(window=0, ready_ms=0.0)  # a replica gets a prompt when it has none
 
 INSTANT = PRESETS["instant"]
 SLOW = TimeModel(base_ms=20.0)  # 20 ms a token: there is time to interfere
@@ -251,15 +254,11 @@ class Stage:
             for status in router.fleet.status(asyncio.get_running_loop().time())
             if status.num_requests or status.num_queued_tokens
         ]
-        for candidate, holdings in router.caches.index._holdings.items():
-            if holdings.computing:
-                left.append(f"{candidate}: claims on {len(holdings.computing)} blocks")
-        if router.cluster.outbox is not None and router.cluster.outbox._open:
-            left.append(f"published as open: {len(router.cluster.outbox._open)} leases")
-        session = router.upstream._kept
-        if session is not None:
-            acquired = session.connector._acquired
-            left += ["an open answer"] * len(acquired)
+        for candidate, num_blocks in router.caches.index.claimed().items():
+            left.append(f"{candidate}: claims on {num_blocks} blocks")
+        if router.cluster.outbox is not None and router.cluster.outbox.num_open:
+            left.append(f"published as open: {router.cluster.outbox.num_open} leases")
+        left += ["an open answer"] * router.upstream.num_in_use
         zeros = ["warmroute_inflight_requests", "warmroute_inflight_uncached_tokens"]
         if not self.has_failing_observers:
             zeros.append("warmroute_observer_failures_total")
@@ -271,8 +270,7 @@ class Stage:
         index = self.router.caches.index
         for replica in self.router.fleet.replicas:
             if replica.url == engine.url:
-                held = [index._holdings.get(c.id) for c in candidates_of(replica)]
-                return [set(holdings.gpu) if holdings else set() for holdings in held]
+                return [set(index.held(c.id)["gpu"]) for c in candidates_of(replica)]
         return []
 
     async def sharing(self) -> Json:
@@ -289,11 +287,7 @@ class Stage:
 
     async def until(self, is_so: Callable[[], object]) -> None:
         """Wait for a condition that the router will bring about."""
-        pause_s = 0.002
-        async with asyncio.timeout(PATIENCE_S):
-            while not is_so():
-                await asyncio.sleep(pause_s)
-                pause_s = min(1.2 * pause_s, 0.02)  # looking costs, too
+        await until(is_so)
 
     async def ready(self) -> None:
         await self.until(lambda: self.router.readiness.not_ready() is None)
@@ -331,10 +325,9 @@ class Stage:
                 name = replica.name if replica.num_ranks == 1 else f"{replica.name}#{number}"
                 stream = self.router.caches.stream(name)  # type: ignore[arg-type]
                 assert rank.publisher is not None
-                history = stream._history if stream is not None else None
-                if history is None or history.wanted is not None:
+                if stream is None or stream.wanted_replay is not None:
                     return False
-                if history._next != rank.publisher.next_sequence:
+                if stream.next_sequence != rank.publisher.next_sequence:
                     return False
             return True
         return False
@@ -348,6 +341,7 @@ async def on_stage(
     peer_name: str | None = None,
     redis: RedisServer | None = None,
     redis_password: str | None = None,
+    queue_rules: QueueRules = DEFAULT_RULES,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """Run a router in front of engines (anything with a `url`).
@@ -373,7 +367,10 @@ async def on_stage(
     flags |= {tuple(key.split("__")): value for key, value in settings.items()}
     with listening() as log, prepared():
         made = config.load(flags=flags)
-        stage = Stage(Router(made, peer_name=peer_name, redis_password=redis_password), log)
+        router = Router(
+            made, peer_name=peer_name, redis_password=redis_password, queue_rules=queue_rules
+        )
+        stage = Stage(router, log)
         stage.records = flags.get(("log", "decisions"))
         loop = asyncio.get_running_loop()
         listens: asyncio.Future[tuple[str, str]] = loop.create_future()
@@ -524,8 +521,13 @@ def _compile_once(environment: Environment, source: Any, *args: Any, **named: An
 
 @contextmanager
 def prepared() -> Iterator[None]:
-    """Give routers the tokenizers and templates that each would load for itself."""
+    """Give routers the tokenizers and templates that each would load for itself.
+
+    A second router waits for blocks that the first one is about to write: where engines have none
+    yet, that is for nothing.
+    """
     with (
+        mock.patch.object(loader, "WAIT_S", 0.4),
         mock.patch.object(model_files, "load_tokenizer", _load),
         mock.patch.object(loading, "TextEncoder", _copy_encoder),
         mock.patch.object(Environment, "compile", _compile_once),
@@ -610,6 +612,10 @@ class RawClient:
     async def head(self) -> bytes:
         async with asyncio.timeout(PATIENCE_S):
             return await self._reader.readuntil(b"\r\n\r\n")
+
+    async def read(self, num_bytes: int) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._reader.readexactly(num_bytes)
 
     async def rest(self) -> bytes:
         """Read until the router closes."""

@@ -196,10 +196,10 @@ async def test_a_publisher_that_comes_late_is_followed(monkeypatch: pytest.Monke
         publisher = engine.replica.ranks[0].publisher
         assert publisher is not None
         port = publisher.ports[0]
-        publisher._pub.unbind(f"tcp://127.0.0.1:{port}")
+        publisher.pub.unbind(f"tcp://127.0.0.1:{port}")
         async with on_stage(engine, ready=False) as stage:
             await stage.until(lambda: "nothing publishes" in stage.log)
-            publisher._pub.bind(f"tcp://127.0.0.1:{port}")
+            publisher.pub.bind(f"tcp://127.0.0.1:{port}")
             await stage.until(lambda: "nobody" not in stage.router.caches.state_and_reason("r1")[1])
             await converse(stage, [engine])
 

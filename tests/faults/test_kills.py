@@ -51,7 +51,7 @@ def poison(engines: Sequence[Emulator], text: str = POISON) -> None:
 
 
 def num_dead(engines: Sequence[Emulator]) -> int:
-    return sum(engine._keeper.done() for engine in engines)
+    return sum(engine.is_dead for engine in engines)
 
 
 def sdk(stage: Stage, **options: Any) -> openai.AsyncOpenAI:

@@ -131,7 +131,7 @@ async def test_a_replica_that_may_have_it_but_is_down_is_no_404() -> None:
     async with FakeEngine(lacks(path)) as old, FakeEngine() as new:
         async with on_stage(old, new, policy__name="round_robin", **FAR) as stage:
             await ask_each_way(stage, path)
-            await new._runner.cleanup()
+            await new.die()
             replies = [await stage.ask(BODIES[path], path) for _ in range(2)]
 
             assert [reply.status for reply in replies] == [503, 503]

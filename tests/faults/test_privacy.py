@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.registry import create
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     KEY,
@@ -85,11 +86,10 @@ async def test_what_goes_wrong_inside_is_logged_without_its_contents() -> None:
         raise ValueError(SECRET)
 
     async with Engines(1) as engines, on_stage(*engines) as stage:
-        place = stage.router.story.steps.place
-        policy = place._policy
-        place._policy = type("Broken", (), {"name": "broken", "decide": breaks})()
+        broken = type("Broken", (), {"name": "broken", "decide": breaks})()
+        stage.router.story.steps.place.use(broken)
         reply = await stage.ask(chat(words(1)), headers={"X-Request-Id": "mine"})
-        place._policy = policy
+        stage.router.story.steps.place.use(create("kv_aware", {}))
 
         assert reply.status == 500
         assert reply.error["type"] == "InternalServerError"

@@ -158,7 +158,7 @@ async def test_a_router_that_starts_while_redis_hangs_serves(
     start_redis: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readiness waits for Redis for some seconds (here 0.5 s), and not for longer."""
-    monkeypatch.setattr(following, "_SETTLE_S", 0.5)
+    monkeypatch.setattr(following, "SETTLE_S", 0.5)
     redis = start_redis()
     async with Engines(1) as (engine,):
         redis.pause()

@@ -189,7 +189,7 @@ async def test_a_response_of_a_replica_that_is_gone_is_not_found(way: str) -> No
         (owner,) = (engine for engine in engines if engine.kept)
         name = next(r.name for r in stage.router.fleet.replicas if r.url == owner.url)
         if way == "dead":
-            await owner._runner.cleanup()
+            await owner.die()
         else:
             await stage.admin(f"/admin/replicas/{name}", method="DELETE")
             await stage.until(lambda: stage.router.registry.find(name) is None)
@@ -237,7 +237,7 @@ async def test_routers_share_what_they_know(
     start_redis: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From any router, and from one that joins later."""
-    monkeypatch.setattr(redis_records, "_OWNER_TIMEOUT_S", 30.0)  # on a busy machine
+    monkeypatch.setattr(redis_records, "OWNER_TIMEOUT_S", 30.0)  # on a busy machine
     redis = start_redis()
     async with keepers() as engines, AsyncExitStack() as stack:
         first, second = [

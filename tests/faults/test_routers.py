@@ -36,6 +36,7 @@ from tests.faults.stage import (
     words,
 )
 from tests.redis_servers import RedisServer, Start
+from tests.waiting import until, until_ready
 
 VERSIONS = pytest.mark.parametrize("version", ["6.2", "7"])
 LISTENS = re.compile(r"listens on (http://\S+) \(admin: (http://\S+)\)")
@@ -102,7 +103,7 @@ async def test_what_no_router_followed_is_read_before_routers_are_ready(
 
         monkeypatch.setattr(EngineEvents, "replay", slow)
         # On a busy machine a router may not wait long enough for Redis, and start without it.
-        monkeypatch.setattr(following, "_SETTLE_S", PATIENCE_S)
+        monkeypatch.setattr(following, "SETTLE_S", PATIENCE_S)
         patient = {"redis__lease_s": PATIENCE_S / 6, "redis__timeout_s": PATIENCE_S}
         async with (
             on_stage(*engines, redis=redis, ready=False, **patient) as one,
@@ -363,14 +364,17 @@ async def serving(
             *(sys.executable, "-m", "router.cli", "serve", *flags), stderr=file
         )
     try:
-        async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as client:
-            while (found := LISTENS.search(output.read_text())) is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            while (await client.get(found[1] + "/readyz")).status != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        async with aiohttp.ClientSession() as client:
+            await until(lambda: LISTENS.search(output.read_text()))
+            found = LISTENS.search(output.read_text())
+            assert found is not None
+            await until_ready(client, found[1])
             leading = f'role="leading"}} {len(engines)}.0'
-            while leading not in await metrics(client, found[1]):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+
+            async def leads() -> bool:
+                return leading in await metrics(client, found[1])
+
+            await until(leads)
         yield Process(process, found[1])
     finally:
         if process.returncode is None:

@@ -56,7 +56,7 @@ async def test_a_model_that_is_not_there_may_be_one_that_has_not_answered() -> N
 async def test_a_request_is_told_how_all_replicas_are() -> None:
     async with Engines(2) as (first, second), on_stage(first, second, **QUICK) as stage:
         await stage.admin("/admin/replicas/r1/drain", {"draining": True})
-        await second._close()
+        await second.close()
         await stage.until(lambda: "replica down" in stage.log)
         reply = await stage.ask(chat("a"))
 

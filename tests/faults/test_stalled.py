@@ -86,6 +86,12 @@ async def known(stage: Stage) -> None:
     await stage.until(lambda: all(each.engine_load for each in fleet.status(monotonic())))
 
 
+async def looked_at(stage: Stage, *engines: FakeEngine, times: int) -> None:
+    """Wait until each engine's metrics were read so many times more."""
+    wanted = {engine: engine.pages_read["/metrics"] + times for engine in engines}
+    await stage.until(lambda: all(e.pages_read["/metrics"] >= n for e, n in wanted.items()))
+
+
 def is_stalled(stage: Stage, name: str = "r1") -> bool:
     return stage.metric("warmroute_replica_withheld", replica=name, why="stalled") == 1
 
@@ -152,7 +158,7 @@ async def test_two_that_stalled_do_not_send_each_other_their_requests() -> None:
         async with asyncio.TaskGroup() as tg:
             asked = [tg.create_task(stage.ask(chat(words(n)))) for n in range(4)]
             await stage.until(lambda: is_stalled(stage) and is_stalled(stage, "r2"))
-            await asyncio.sleep(0.2)
+            await looked_at(stage, one, two, times=4)
             num_sent = len(one.received) + len(two.received)
             for each in (one, two):
                 each.goes_on.set()
@@ -167,7 +173,7 @@ async def test_an_engine_without_requests_is_idle() -> None:
         await known(stage)
         async with stage.hanging_up(chat(words(1))):
             await stage.until(lambda: one.received or two.received)
-        await asyncio.sleep(1.0)
+        await looked_at(stage, one, two, times=15)  # twice as long as it takes to be stalled
 
         assert not is_stalled(stage)
         assert not is_stalled(stage, "r2")

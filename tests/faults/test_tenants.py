@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import orjson
@@ -194,12 +195,12 @@ async def test_routers_hold_a_limit_together(tmp_path: Path, start_redis: Start)
         async with on_stages(*engines, redis=redis, tenants__file=path) as (one, two):
             for stage in (one, two):  # both know of one another
                 accounts = stage.router.tenants.accounts  # type: ignore[union-attr]
-                await stage.until(lambda accounts=accounts: accounts._received)  # type: ignore[misc]
+                await stage.until(lambda accounts=accounts: accounts.num_routers)  # type: ignore[misc]
             for _ in range(4):
                 assert (await one.ask(chat("a"), headers=A)).status == 200
             requests = two.router.tenants.accounts["a"].requests  # type: ignore[union-attr]
             assert requests is not None
-            await two.until(lambda: requests._level < 3)
+            await two.until(lambda: requests.level(monotonic()) < 3)
             for _ in range(2):
                 assert (await two.ask(chat("a"), headers=A)).status == 200
             await limited(two, chat("a"), A)

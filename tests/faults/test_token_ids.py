@@ -53,12 +53,18 @@ async def answer(stage: Stage, number: int, **fields: Any) -> None:
     assert reply.status == 200
 
 
+def takers(stage: Stage) -> set[str]:
+    """Name the replicas of which the log says that they take ids."""
+    lines = (json.loads(line) for line in stage.log.splitlines() if line.startswith("{"))
+    return {line["replica"] for line in lines if line["message"] == "token ids are sent"}
+
+
 async def prove(stage: Stage) -> None:
     """Send what proves a model, and wait until the replica was found to take ids."""
     for number in range(9):  # events of the first show how blocks are named
         assert (await stage.ask(chat(words(100 + number)))).status == 200
         await stage.until(lambda: stage.state("r1") == "exact")
-    await stage.until(lambda: stage.router.hand_over._takes)
+    await stage.until(lambda: takers(stage))
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
@@ -105,14 +111,14 @@ async def test_one_replica_of_another_release_gets_no_ids(tmp_path: Path) -> Non
             other = next(r.name for r in stage.router.fleet.replicas if r.url == made[1].url)
             for number in range(30):
                 await answer(stage, number)
-            await stage.until(lambda: len(stage.router.hand_over._takes) == 2)
+            await stage.until(lambda: len(takers(stage)) == 2)
             await stage.until(
                 lambda: stage.metric("warmroute_token_mismatches_total", against="ids")
             )
             for number in range(30, 42):
                 await answer(stage, number)
 
-            assert all(name != other for name, _, _ in stage.router.hand_over._takes)
+            assert other not in takers(stage)
             assert stage.metric("warmroute_handed_over_requests_total") > 0
             assert "none are sent to this replica" in stage.log
             assert stage.metric("warmroute_tokenized_requests_total", way="engine") == 0
@@ -257,6 +263,5 @@ async def test_blocks_that_come_are_the_proof(tmp_path: Path) -> None:
         await prove(stage)
         await stage.ask(chat(words(20, 700)))
 
-        assert stage.router.hand_over._models["tiny"].num_agreed >= 8
         assert stage.metric("warmroute_handed_over_requests_total") == 1
         assert stage.metric("warmroute_token_mismatches_total") == 0

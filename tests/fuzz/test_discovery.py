@@ -13,7 +13,7 @@ from router.base.errors import ConfigError, DiscoveryError
 from router.config import DiscoveryConfig, ReplicaConfig
 from router.config.hosts import HostRules
 from router.discovery.endpoint_slices import replicas_in
-from router.discovery.kubernetes_api import Change, Expired, _change
+from router.discovery.kubernetes_api import Change, Expired, change_of
 from router.discovery.replica_file import parse
 from router.discovery.sources import why_refused
 from router.replicas.entry import Found
@@ -67,7 +67,7 @@ def test_a_line_of_a_watch(tree: Any) -> None:
     """Of an API server that lies: no more than an endpoint where one may be."""
     change = None
     with suppress(DiscoveryError, Expired):
-        change = _change(json.dumps(tree, default=repr).encode())
+        change = change_of(json.dumps(tree, default=repr).encode())
     if isinstance(change, Change):
         for port in (None, "http", "8000"):
             with suppress(DiscoveryError):

@@ -115,11 +115,7 @@ def test_streams(talk: list[tuple[str, int, bytes]], has_replay: bool) -> None:
             stream.tick(float(number))
         assert stream.state in ("exact", "degraded", "blind")
         assert stream.contract.block_size > 0
-        assert (
-            all(count > 0 for count in index._holdings[R1].gpu.values())
-            if (R1 in index._holdings)
-            else True
-        )
+        assert all(count > 0 for count in index.held(R1)["gpu"].values())
 
     history = [batch(AllBlocksCleared()), batch(stored(prompt(SANE)))]
     stream.connected()

@@ -86,5 +86,5 @@ def test_answers(answer: bytes, page: bytes, listing: bytes) -> None:
 @fuzz(pages)
 def test_samples(page: bytes) -> None:
     """A sample is a count or none."""
-    value = mooncake._sample(page.decode(errors="replace"), "master_key_count")
+    value = mooncake.sample(page.decode(errors="replace"), "master_key_count")
     assert value is None or value >= 0

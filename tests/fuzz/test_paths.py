@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.api.routes import _KNOWN, Routes
+from router.api.routes import KNOWN, Routes
 from router.base.errors import MethodNotAllowed, UnknownRoute
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import RawClient, on_stage
@@ -21,7 +21,7 @@ CONTROL = (
     "collective_rpc",
     "x/p",
 )
-SERVED = (*(path[1:] for path in _KNOWN), "v1/responses/r_1", "v1/responses/r_1/cancel")
+SERVED = (*(path[1:] for path in KNOWN), "v1/responses/r_1", "v1/responses/r_1/cancel")
 BETWEEN = (
     "/", "//", "/./", "/../", "/%2e%2e/", "/%2E/", "%2f", "%2F", "\\", "%5c", "/;/", "/%00/", "?",
     "/x/../", "/%252e%252e/", "#", "%3f", "/..;/", "/.%2e/", "/\u2025/", "/\uff0e\uff0e/",

@@ -362,7 +362,7 @@ async def test_status_headers_and_bytes_come_back() -> None:
             for status in (200, 201, 204, 302, 304, 400, 401, 404, 409, 422, 429, 500):
                 await client.send(b"GET /v1/%d" % status + HTTP + b"\r\n")
                 head = await client.head()
-                body = await client._reader.readexactly(len(said(status)))
+                body = await client.read(len(said(status)))
 
                 assert body == said(status)
                 assert head.startswith(b"HTTP/1.1 %d " % status)
@@ -384,7 +384,7 @@ async def test_a_compressed_answer_is_not_touched() -> None:
             head = await client.head()
 
             assert b"Content-Encoding: gzip" in head
-            assert await client._reader.readexactly(len(body)) == body
+            assert await client.read(len(body)) == body
 
 
 async def test_head_says_how_long_the_answer_would_be() -> None:
@@ -639,7 +639,7 @@ async def test_websocket_is_refused_clearly() -> None:
             )
             head = await client.head()
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            body = await client._reader.readexactly(length)
+            body = await client.read(length)
 
             assert head.startswith(b"HTTP/1.1 400 ")
             assert "is not a WebSocket; use HTTP" in orjson.loads(body)["error"]["message"]

@@ -56,7 +56,7 @@ def ended(stage: Stage, reason: str) -> float:
 
 
 def connections(stage: Stage) -> list[Connection]:
-    return list(stage.router.listeners[0]._connections)
+    return list(stage.router.listeners[0].connections)
 
 
 # -- the end of a router -------------------------------------------------------------------------
@@ -138,7 +138,7 @@ async def test_a_router_that_ends_behind_a_front_end_loses_no_request() -> None:
                 await ending.until(lambda: len({url for _, url in front.answered}) == 2)
                 ending.stop.set()
                 await ending.until(lambda: ending.router.draining.reason)
-                await ending.until(lambda: not ending.router.listeners[0]._sockets)
+                await ending.until(lambda: not ending.router.listeners[0].is_listening)
                 await ending.until(lambda: not connections(ending))
                 has_ended.set()
                 for task in talking:
@@ -172,7 +172,7 @@ async def test_routers_that_share_a_port_are_replaced_without_a_gap() -> None:
         ) as second:
             await second.until(lambda: num_answered(second))
             first.stop.set()
-            await first.until(lambda: not first.router.listeners[0]._sockets)
+            await first.until(lambda: not first.router.listeners[0].is_listening)
             await stack.aclose()
             num_before = len(statuses)
             await second.until(lambda: len(statuses) > num_before + 20)
@@ -196,7 +196,7 @@ async def test_a_router_that_is_not_ready_takes_nothing_of_a_shared_port() -> No
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tg:
             tg.create_task(run(late, stop, lambda *_: None))
-            await ready.until(lambda: late.listeners and late.listeners[1]._tg is not None)
+            await ready.until(lambda: late.listeners and late.listeners[1].is_listening)
             statuses = [(await ready.ask(chat(words(number)))).status for number in range(20)]
             stop.set()
 

@@ -354,7 +354,7 @@ async def test_a_model_whose_replica_was_not_found_yet_may_come() -> None:
     """503 with Retry-After: SDKs give up at a 404."""
     other = MODELS | {"data": [MODELS["data"][0] | {"id": "other"}]}  # type: ignore[index, dict-item]
     async with FakeEngine() as here, FakeEngine(**{"v1/models": other}) as gone:
-        await gone._runner.cleanup()
+        await gone.die()
         async with on_stage(here, gone.url) as stage:
             replies = [
                 await stage.ask(chat("a", model="other")),

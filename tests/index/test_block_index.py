@@ -14,13 +14,10 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch, Speculation
 from router.index.copies import Tier
+from tests.samples import keys
 
 A, B, C = CandidateId("a"), CandidateId("b"), CandidateId("c")
 CANDIDATES = (A, B, C)
-
-
-def keys(*names: int) -> list[BlockKey]:
-    return [BlockKey(name) for name in names]
 
 
 def chain(num_blocks: int, start: int = 0) -> list[BlockKey]:

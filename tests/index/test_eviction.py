@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from loadtest.engine_model.blocks import Blocks, KvSequence
 from router.base.contracts import BlockKey
-from router.index import eviction
 from router.index.eviction import EvictionOrder, FirstLost, Use
 from router.index.prefix import num_leading
 from tests.effort import examples
@@ -129,10 +128,9 @@ def test_a_reply_goes_before_its_prompt() -> None:
     assert order.lost(3, [*held, *other])[-1] == FirstLost(3, held[3])
 
 
-def test_a_reply_without_end_is_not_followed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_without_end_is_not_followed_for_ever() -> None:
     """An engine may say anything."""
-    monkeypatch.setattr(eviction, "_MAX_REPLY", 3)
-    order, held = EvictionOrder(), chain(*range(9))
+    order, held = EvictionOrder(max_reply=3), chain(*range(9))
     use = used(order, held[:1], held)
     for parent, key in pairwise(held):
         order.stored(parent, [key])
@@ -155,13 +153,14 @@ def test_a_text_that_many_ask_about_is_kept_once() -> None:
     """Each question had the keys of all of the text: 230 MiB of a cache of a million tokens."""
     order, text = EvictionOrder(), tuple(range(1000))
     held: list[BlockKey] = []
+    uses: list[Use] = []
     for number in range(50):
         question = chain(*text, 1000 + number)
         held += question[1000:] if held else question
-        used(order, question, held)
+        uses.append(used(order, question, held))
 
     assert len(order) == 50
-    assert sum(len(use.keys) for use in order._over) <= len(text) + 50
+    assert sum(len(use.keys) for use in uses) <= len(text) + 50
     assert order.lost(2, held) == (FirstLost(1000, held[1000]), FirstLost(1000, held[1001]))
     assert order.lost(51, held)[-1] == FirstLost(999, held[999])
 

@@ -9,12 +9,9 @@ from router.index.block_index import BlockIndex
 from router.index.copies import Tier
 from router.index.journal import Changes
 from router.index.staged_blocks import StagedBlocks
+from tests.samples import keys
 
 A = CandidateId("a")
-
-
-def keys(*names: int) -> list[BlockKey]:
-    return [BlockKey(name) for name in names]
 
 
 def noting(*held: int, **options: int) -> BlockIndex:

@@ -8,12 +8,9 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.staged_blocks import StagedBlocks
+from tests.samples import keys
 
 A = CandidateId("a")
-
-
-def keys(*names: int) -> list[BlockKey]:
-    return [BlockKey(name) for name in names]
 
 
 def num_matched(index: BlockIndex, num_blocks: int = 9) -> int:

@@ -25,8 +25,10 @@ QUICK = Pace(tick_s=0.02, quiet_s=0.1, subscribe_s=0.05, min_pause_s=0.02)
 class WatchedEvents(EngineEvents):
     """Signals when a turn of the loop is over: it receives again."""
 
+    replay_timeout_s = 2.0
+
     def __init__(self, endpoint: str, replay_endpoint: str | None) -> None:
-        super().__init__(endpoint, replay_endpoint, "kv", replay_timeout_s=2.0)
+        super().__init__(endpoint, replay_endpoint, "kv", replay_timeout_s=self.replay_timeout_s)
         self.turned = asyncio.Event()
 
     async def receive(self, timeout_s: float) -> Received:
@@ -153,9 +155,14 @@ async def test_a_dead_replay_endpoint_does_not_stop_the_stream() -> None:
     """After some tries the history is given up, and what comes from now on is used."""
     with Publisher() as publisher, Publisher() as other:
         other.close()
-        async with following(publisher) as followed:
-            followed.source._replay_endpoint = other.replay_endpoint
-            followed.source._replay_timeout_s = 0.3
+
+        class Elsewhere(WatchedEvents):
+            replay_timeout_s = 0.3
+
+            def __init__(self, endpoint: str, _: str | None) -> None:
+                super().__init__(endpoint, other.replay_endpoint)
+
+        async with following(publisher, events=Elsewhere) as followed:
             await followed.until(lambda: followed.stream.counters.history.num_failed_replays >= 3)
             number = iter(range(10_000))
 

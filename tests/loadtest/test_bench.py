@@ -101,16 +101,6 @@ def test_a_verdict_names_the_shortfall(budget: Budget, value: float, verdict: st
     assert line.verdict() == verdict
 
 
-def test_the_worst_budget_counts() -> None:
-    """A line may have several; one without any has no verdict."""
-    samples = [float(n) for n in range(1, 101)]
-    line = distribution("a", "ms", samples, Budget("p50", 60.0), Budget("p99", 50.0))
-
-    assert (line.p50, line.p99, line.max) == (51.0, 100.0, 100.0)
-    assert line.verdict() == "short by 2x"
-    assert distribution("a", "ms", samples).verdict() == ""
-
-
 def test_a_report_is_a_table_and_json(tmp_path: Path) -> None:
     """Both say the same, and the JSON its schema."""
     line = distribution("thing", "ms", [1.0, 2.0], Budget("p50", 5.0), note="a note")
@@ -123,27 +113,6 @@ def test_a_report_is_a_table_and_json(tmp_path: Path) -> None:
     assert "2 cores, a CPU" in table
     read = msgspec.json.decode((tmp_path / "docs" / "b.json").read_bytes(), type=Report)
     assert (read, read.schema) == (made, report.SCHEMA)
-
-
-def test_of_lines_with_the_same_budgets_the_worst_is_shown() -> None:
-    """Those without a budget are in the JSON, and in the table where there is no other."""
-    bound = Budget("value", 10.0)
-    figures = {"good": 1.0, "bad": 20.0, "middling": 9.0}
-    lines = [
-        Line(what=what, unit="ms", num_samples=1, value=value, budgets=(bound,))
-        for what, value in figures.items()
-    ]
-    plain = Line(what="plain", unit="ms", num_samples=1, value=3.0)
-
-    mixed = report.tables(
-        report_of(Section(name="x", about="How.", seconds=1.0, lines=[*lines, plain]))
-    )
-    alone = report.tables(report_of(Section(name="x", about="How.", seconds=1.0, lines=[plain])))
-
-    assert "| x: bad (worst of 3) | ≤ 10 ms | 20 ms | short by 2x |" in mixed
-    assert "good" not in mixed
-    assert "plain" not in mixed
-    assert "| plain |  | 3 ms |  |" in alone
 
 
 def test_the_command_runs_what_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -74,38 +75,58 @@ async def main():
 uvloop.run(main())
 """
 
-_EXPERIMENT: Final = {"name": "e", "arms": [{"name": n, "policy": "random"} for n in "ab"]}
-
 _CONFIGURE: Final = """
 from router import config
 from router.assembly.router import Router
 from router.base.errors import ConfigError
 
-flags = {("replicas",): ["http://127.0.0.1:9"], SETTING}
-try:
-    Router(config.load(flags=flags))
-except ConfigError as error:
-    print(error.message)
+for setting in (
+    {("tracing", "endpoint"): "http://127.0.0.1:9"},
+    {("early", "mode"): "on"},
+    {("shadow", "share"): 0.5},
+    {("experiment", "definitions"): [
+        {"name": "e", "arms": [{"name": name, "policy": "random"} for name in "ab"]}
+    ]},
+):
+    try:
+        Router(config.load(flags={("replicas",): ["http://127.0.0.1:9"], **setting}))
+    except ConfigError as error:
+        print(error.message)
 """
 
+GONE: Final = (
+    ("tracing", "tracing"),
+    ("early", "early"),
+    ("shadow", "shadows"),
+    ("experiment", "experiments"),
+)
 
-def copied(folder: Path, left_out: Iterable[str]) -> Path:
-    """Copy the code without some folders of `router/observers`; "": without all of it."""
-    gone = {(ROOT / "router/observers" / name).resolve() for name in left_out}
 
-    def ignore(place: str, names: list[str]) -> list[str]:
-        return [
-            name
-            for name in names
-            if name == "__pycache__" or (Path(place) / name).resolve() in gone
-        ]
-
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the code, with what is compiled of it."""
+    folder = tmp_path_factory.mktemp("copy")
     for package in ("router", "policies", *(f"loadtest/{name}" for name in _LOADTEST)):
-        shutil.copytree(ROOT / package, folder / package, ignore=ignore)
-    shutil.copy(ROOT / "loadtest/__init__.py", folder / "loadtest/__init__.py")
+        shutil.copytree(ROOT / package, folder / package)
     for file in (ROOT / "loadtest").glob("*.py"):
-        shutil.copy(file, folder / "loadtest" / file.name)
+        shutil.copy2(file, folder / "loadtest" / file.name)
     return folder
+
+
+@contextmanager
+def without(copy: Path, *names: str) -> Iterator[Path]:
+    """Take some folders of `router/observers` out of the copy; "": all of it."""
+    observers, aside = copy / "router/observers", copy / "aside"
+    aside.mkdir()
+    moves = [(observers / name, aside / (name or "all")) for name in names]
+    for place, kept in moves:
+        place.rename(kept)
+    try:
+        yield copy
+    finally:
+        for place, kept in moves:
+            kept.rename(place)
+        aside.rmdir()
 
 
 def ran(folder: Path, script: str) -> str:
@@ -123,32 +144,25 @@ def ran(folder: Path, script: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_path_serves_alone(tmp_path: Path) -> None:
+def test_the_path_serves_alone(copy: Path) -> None:
     """Streamed chats, with exact predictions, and no observer."""
-    assert ran(copied(tmp_path, [""]), _SERVE) == "served"
+    with without(copy, "") as folder:
+        assert ran(folder, _SERVE) == "served"
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_an_observer_goes_with_its_folder(tmp_path: Path, name: str) -> None:
+def test_an_observer_goes_with_its_folder(copy: Path, name: str) -> None:
     """All others stay."""
     others = sorted(set(FOLDERS) - {name})
 
-    assert ran(copied(tmp_path, [name]), _SERVE) == " ".join(["served", *others])
+    with without(copy, name) as folder:
+        assert ran(folder, _SERVE) == " ".join(["served", *others])
 
 
-@pytest.mark.parametrize(
-    ("name", "setting", "field"),
-    [
-        ("tracing", '("tracing", "endpoint"): "http://127.0.0.1:9"', "tracing"),
-        ("early", '("early", "mode"): "on"', "early"),
-        ("shadows", '("shadow", "share"): 0.5', "shadow"),
-        ("experiments", f'("experiment", "definitions"): [{_EXPERIMENT}]', "experiment"),
-    ],
-)
-def test_a_configuration_that_names_what_is_gone_is_refused(
-    tmp_path: Path, name: str, setting: str, field: str
-) -> None:
+def test_a_configuration_that_names_what_is_gone_is_refused(copy: Path) -> None:
     """The message names the section and the folder."""
-    said = ran(copied(tmp_path, [name]), _CONFIGURE.replace("SETTING", setting))
+    with without(copy, *(name for _, name in GONE)) as folder:
+        said = ran(folder, _CONFIGURE).splitlines()
 
-    assert said.startswith(f"{field}: this warmroute has no router/observers/{name}")
+    for line, (field, name) in zip(said, GONE, strict=True):
+        assert line.startswith(f"{field}: this warmroute has no router/observers/{name}")

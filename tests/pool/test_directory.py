@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from router.base.contracts import BlockKey
 from router.pool.directory import PoolDirectory
-
-
-def keys(*numbers: int) -> list[BlockKey]:
-    return [BlockKey(number) for number in numbers]
+from tests.samples import keys
 
 
 def chain(num_blocks: int) -> list[BlockKey]:

@@ -116,7 +116,7 @@ async def test_listings_take_a_small_part_of_the_time_however_often_they_are_wan
     async with rigged() as rig:
         await rig.step()
         assert rig.num_listings() == 1
-        rig.follower._list_again_s = rig.clock.now_s + 19.0  # as after one that took a second
+        rig.follower.list_again_s = rig.clock.now_s + 19.0  # as after one that took a second
         rig.pool.wants_listing = True
         await rig.step(after_s=10)
         assert rig.num_listings() == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import cast
 
@@ -16,6 +16,7 @@ from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.master import MasterApi, Place
 from router.pool.questions import Questions
+from tests.waiting import until
 
 LATER_S = 1000.0
 
@@ -75,12 +76,6 @@ async def running(*, timeout_s: float = 60.0) -> AsyncIterator[Asked]:
         task = tg.create_task(asked.questions.run())
         yield asked
         task.cancel()
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():  # noqa: ASYNC110  # there is no event for what it asks
-            await asyncio.sleep(0.001)
 
 
 async def test_a_block_is_asked_for_once_however_many_requests_wait() -> None:

@@ -60,5 +60,5 @@ async def listed(stage: Stage) -> None:
     """Have the pool's keys listed now."""
     follower = stage.router.pools[""].follower
     stage.pool.wants_listing = True
-    follower._list_again_s = 0.0
+    follower.list_again_s = 0.0
     await follower.step()

@@ -38,7 +38,7 @@ async def test_a_leader_that_dies_is_followed_by_the_next_and_fails_no_request()
                 new.ha_status = "serving"
                 for engine in engines:
                     assert engine.replica.pool is not None
-                    engine.replica.pool._url = new.url
+                    engine.replica.pool.url = new.url
                 await stage.until(lambda: stage.pool.is_up)
             replies = [reply for task in running for reply in task.result()]
             await stage.saved(*engines)

@@ -152,7 +152,7 @@ async def test_sound_that_the_engine_refuses_is_asked_about_once(tmp_path: Path)
 
 async def test_large_sound_ends_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine is not asked about it: it would decode it, and once more for the answer."""
-    monkeypatch.setattr(media_tokens, "_MAX_ASKED_CHARS", 1_000)
+    monkeypatch.setattr(media_tokens, "MAX_ASKED_CHARS", 1_000)
     monkeypatch.setattr(media, "MAX_URL_CHARS", 2_000)
     before = {"type": "text", "text": "What was said before. " * 60}
     async with seeing(tmp_path, "qwen2_audio") as (engine, stage):

@@ -204,7 +204,7 @@ async def test_the_configuration_says_who_fetches() -> None:
     """One that is said not to is never predicted to."""
     async with pooled() as (_, master, (one, two)):
         replicas = [{"url": one.url}, {"url": two.url, "pool": False}]
-        two.replica.pool = two.replica.ranks[0].engine._pool = None
+        two.replica.pool = two.replica.ranks[0].engine.pool = None
         settings = {"mooncake__master": master.url, "policy__name": "round_robin"}
         async with on_stage(replicas=replicas, **settings) as stage:
             await stage.until(lambda: stage.pool.is_up)
@@ -219,10 +219,10 @@ async def test_replicas_of_two_layouts_are_each_credited_with_their_own() -> Non
         other = engines[1].replica.pool
         assert other is not None
         replicas = [
-            {"url": engines[0].url, "pool_layout": other._head.rstrip("@")},
+            {"url": engines[0].url, "pool_layout": other.head.rstrip("@")},
             {"url": engines[1].url, "pool_layout": "other"},
         ]
-        other._head = f"other@{other._head}"
+        other.head = f"other@{other.head}"
         settings = {"mooncake__master": master.url, "mooncake__poll_s": 0.02}
         stage = await stack.enter_async_context(
             on_stage(replicas=replicas, policy__name="round_robin", **settings)

@@ -138,7 +138,7 @@ async def test_one_that_is_in_another_pool_is_found_out() -> None:
     async with two_pools() as pools, on_stage(**pools.settings) as stage:
         client = pools.engines[3].replica.pool
         assert client is not None
-        client._url = pools.masters[0].url
+        client.url = pools.masters[0].url
         await up(stage)
         for number in range(0, 60, 3):  # r2 stores it in b, and r4 looks for it in a
             for text in (words(number), words(number + 1), words(number + 2), words(number + 1)):

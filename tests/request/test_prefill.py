@@ -313,7 +313,7 @@ async def test_a_prompt_that_ends_prefill_replicas_does_not_get_to_its_decode_re
         replies.append(await stage.ask(poisoned))
 
         assert [reply.status for reply in replies] == [502, 422]
-        assert sum(engine._keeper.done() for engine in engines.values()) == 2
+        assert sum(engine.is_dead for engine in engines.values()) == 2
 
 
 async def test_a_prefill_replica_that_hangs_is_left_in_time() -> None:

@@ -92,7 +92,7 @@ async def test_a_prompt_goes_from_one_to_the_other(transfer: str, path: str, bod
 
         if (transfer, path) == ("nixl_push", "/v1/responses"):  # its halves have no id in common
             assert it.prefills(result="failed", why="push") == 1
-            it.p.replica.transfers._done.clear()  # its lease ends, no one has come for it
+            it.p.replica.transfers.done.clear()  # its lease ends, no one has come for it
             return
         assert reply.status == 200
         assert reply.headers["x-warmroute-prefill"] == "p"
@@ -144,7 +144,7 @@ async def test_the_name_of_an_engine_is_asked_again_after_a_failure() -> None:
         transfers.engine_ids[0] = "reborn"
         second = await it.stage.ask(long_chat(2))
         assert transfers.wrong.pop().startswith("remote_engine_id")
-        transfers._done.clear()  # what no one knows how to read
+        transfers.done.clear()  # what no one knows how to read
         third = await it.stage.ask(long_chat(3))
 
         assert second.headers["x-warmroute-prefill"] == "local"
@@ -193,4 +193,4 @@ async def test_several_answers_to_a_prompt_are_not_pushed() -> None:
 
         assert reply.status == 200
         assert it.prefills(result="failed", why="push") == 1
-        it.p.replica.transfers._done.clear()  # its lease ends, no one has come for it
+        it.p.replica.transfers.done.clear()  # its lease ends, no one has come for it

@@ -32,9 +32,11 @@ from router.request.queue import WaitingRoom
 from router.request.results import Tries
 from router.scheduling.classes import DEADLINE_HEADER
 from router.scheduling.queue import Queue
+from router.scheduling.waiting import QueueRules
 from tests.cli.running import explain
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
+    ONE_AT_A_TIME,
     SECRET,
     STUCK,
     Engines,
@@ -53,14 +55,8 @@ from tests.faults.tenants import B as TENANT_B
 from tests.faults.tenants import tenants_file
 from tests.redis_servers import Start
 
-ON = {"queue__mode": "on", "health__interval_s": 60.0}
-
-
-@pytest.fixture(autouse=True)
-def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have replicas get one prompt at a time, however short."""
-    monkeypatch.setattr("router.scheduling.queue.WINDOW", 0)
-    monkeypatch.setattr("router.scheduling.queue.READY_MS", 0.0)
+ON: Any = {"queue__mode": "on", "queue_rules": ONE_AT_A_TIME, "health__interval_s": 60.0}
+ONE_READY: Any = {"queue_rules": QueueRules(window=1, ready_ms=0.0)}
 
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -144,15 +140,12 @@ def keep_busy(stage: Stage) -> None:
     stage.router.fleet.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
 
 
-async def test_an_engine_gets_what_it_can_use_and_the_rest_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
     """One to compute and one ready; the next goes at a first token, another at a lease's end."""
-    monkeypatch.setattr("router.scheduling.queue.WINDOW", 1)
     gate = Gate()
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON) as stage,
+        on_stage(engine, **ON | ONE_READY) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -199,12 +192,20 @@ async def test_a_step_of_the_clock_ends_no_wait(
     step_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deadlines and waits go by the time since the start, not by the time of day."""
-    gate, now = Gate(), time.time
+    gate, now, release = Gate(), time.time, Queue.release
+    looks: list[bool] = []
+
+    def counted(queue: Queue[Any], *args: Any) -> bool:
+        looks.append(release(queue, *args))
+        return looks[-1]
+
+    monkeypatch.setattr(Queue, "release", counted)
     async with one_computing(gate, queue__max_wait_s=3_000) as (stage, asking):
         late = asking.ask("b", with_headers={DEADLINE_HEADER: "3600000"})
         await asking.waits(1)
         monkeypatch.setattr(time, "time", lambda: now() + step_s)
-        await asyncio.sleep(0.2)  # some looks at those who wait
+        num_looks = len(looks)
+        await stage.until(lambda: len(looks) >= num_looks + 3)
         assert num_waiting(stage) == 1
         gate.end("a")
         await has(stage, gate, "a", "b")
@@ -282,7 +283,7 @@ async def test_what_has_no_prompt_does_not_wait() -> None:
     gate = Gate()
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, queue__mode="off") as stage,
+        on_stage(engine, queue__mode="off", queue_rules=ONE_AT_A_TIME) as stage,
         asyncio.TaskGroup() as tg,
     ):
         tasks = [Asking(stage, tg).ask(name) for name in "abc"]
@@ -487,7 +488,7 @@ async def test_a_class_that_is_none_is_refused() -> None:
     async with Engines(1) as engines:
         async with on_stage(*engines, **ON) as stage:
             refused = await stage.ask(body, headers=unknown)
-        async with on_stage(*engines, queue__mode="off") as stage:
+        async with on_stage(*engines, **ON | {"queue__mode": "off"}) as stage:
             answered = await stage.ask(body, headers=unknown)
 
     assert refused.status == 400
@@ -555,7 +556,9 @@ async def decoding(**settings: Any) -> AsyncIterator[tuple[Stage, Emulator, asyn
     metrics = {"health__interval_s": 0.2, "health__load_interval_s": 0.2}  # 40 tokens a reading
     async with (
         Engines(1, time_model=TimeModel(base_ms=5.0)) as (engine,),
-        on_stage(engine, queue__mode="on", **metrics, **settings) as stage,
+        on_stage(
+            engine, queue__mode="on", queue_rules=ONE_AT_A_TIME, **metrics, **settings
+        ) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -614,7 +617,7 @@ async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
             asking = Asking(stage, tg)
             tasks = [asking.ask(name) for name in "abcd"]
             await asking.waits(2)
-            await second._runner.cleanup()
+            await second.die()
             gates[0].end(*"abcd")
             replies = [await task for task in tasks]
 
@@ -635,15 +638,11 @@ async def test_the_end_of_the_router_is_one_for_those_who_wait() -> None:
         assert gate.arrived == ["a"]
 
 
-async def test_routers_share_windows(start_redis: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_routers_share_windows(start_redis: Start) -> None:
     """What one has sent fills the window of the other, and what it gives up opens it."""
-    monkeypatch.setattr("router.scheduling.queue.WINDOW", 1)
     async with (
         Engines(1, time_model=STUCK) as engines,
-        on_stages(*engines, redis=start_redis(), queue__mode="on") as (
-            one,
-            two,
-        ),
+        on_stages(*engines, redis=start_redis(), queue__mode="on", **ONE_READY) as (one, two),
     ):
         async with asyncio.TaskGroup() as tg:
             first = [tg.create_task(one.ask(streamed(chat(words(number))))) for number in (1, 2)]
@@ -697,6 +696,7 @@ def room_of(placing: Placing) -> WaitingRoom:
         fleet=OneFull(),
         place=placing,  # type: ignore[arg-type]
         metrics=Metrics(),
+        rules=ONE_AT_A_TIME,
     )
 
 
@@ -726,7 +726,7 @@ async def test_a_client_that_leaves_as_it_is_placed_gives_its_place_back() -> No
         await asyncio.sleep(0)
         assert room.num_waiting == 1
         prompt.plan = a_prompt().plan
-        room._release()
+        room.release()
         assert room.num_waiting == 0
         task.cancel()
 
@@ -749,7 +749,7 @@ async def test_an_error_while_a_request_waits_is_its_own(error: Exception) -> No
         await asyncio.sleep(0)
         assert room.num_waiting == 1
         placing.error = error
-        room._release()
+        room.release()
 
     assert room.num_waiting == 0
 
@@ -760,11 +760,11 @@ async def test_an_error_in_a_release_leaves_nothing_behind(
     """What was placed before it is given back; who comes next is served."""
     placing, prompt = Placing(), a_prompt(num_waiting=2)
     room = room_of(placing)
-    release = room._queue.release
+    release = Queue.release
 
-    def fail(_: object, *args: Any) -> None:
+    def fail(queue: Queue[Any], *args: Any) -> None:
         prompt.plan = a_prompt().plan  # its window is open now
-        release(*args)
+        release(queue, *args)
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:

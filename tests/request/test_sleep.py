@@ -324,7 +324,7 @@ async def test_what_may_not_be_sent_twice_stays_at_a_replica_that_stops() -> Non
             await stage.until(lambda: a.received and b.received)
             await stage.admin("/admin/control", {"route": "pause", "replicas": ["r1"]})
             assert is_paused(stage)
-            await asyncio.sleep(0.1)
+            await stage.admin("/admin/state")
             go_on.set()
             replies = [await each for each in asked]
             assert sorted(reply.replica for reply in replies) == ["r1", "r2"]

@@ -15,8 +15,8 @@ from router.base.caller import Caller
 from router.replicas.conversations import Conversations
 from router.replicas.ledger import NOTHING, InFront
 from router.scheduling import order
-from router.scheduling.queue import IDLE_SOON_MS, PATIENCE, READY_MS, Limit, Outlook, Queue
-from router.scheduling.waiting import QueueRules, Waiting
+from router.scheduling.queue import IDLE_SOON_MS, PATIENCE, Limit, Outlook, Queue
+from router.scheduling.waiting import READY_MS, QueueRules, Waiting
 
 A, B = CandidateId("a"), CandidateId("b")
 COST = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)

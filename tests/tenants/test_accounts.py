@@ -214,7 +214,7 @@ def test_absurd_notes_do_bounded_harm() -> None:
     assert accounts["a"].requests is not None
 
     assert -60 <= accounts["a"].requests.level(0.0) <= 60
-    assert len(accounts._received) <= 256
+    assert accounts.num_routers <= 256
 
 
 def test_notes_survive_the_wire() -> None:

@@ -168,7 +168,7 @@ def _call(rng: random.Random, call_id: str) -> Body:
 
 def _arguments(rng: random.Random) -> Any:
     if rng.random() < 0.8:
-        values = {f"p{rng.randrange(5)}": _value(rng, 2) for _ in range(rng.randrange(4))}
+        values = {f"p{rng.randrange(5)}": value_of(rng, 2) for _ in range(rng.randrange(4))}
         return json.dumps(values, ensure_ascii=rng.random() < 0.5, indent=rng.choice([None, 2]))
     return rng.choice(
         [
@@ -189,7 +189,7 @@ def _arguments(rng: random.Random) -> Any:
     )
 
 
-def _value(rng: random.Random, depth: int) -> Any:
+def value_of(rng: random.Random, depth: int) -> Any:
     kind = rng.randrange(8 if depth else 6)
     if kind == 0:
         return rng.choice([True, False, None])
@@ -200,8 +200,8 @@ def _value(rng: random.Random, depth: int) -> Any:
     if kind < 6:
         return text(rng, rng.randrange(5))
     if kind == 6:
-        return [_value(rng, depth - 1) for _ in range(rng.randrange(3))]
-    return {text(rng, 1): _value(rng, depth - 1) for _ in range(rng.randrange(3))}
+        return [value_of(rng, depth - 1) for _ in range(rng.randrange(3))]
+    return {text(rng, 1): value_of(rng, depth - 1) for _ in range(rng.randrange(3))}
 
 
 def _tools(rng: random.Random) -> list[Body]:
@@ -212,7 +212,7 @@ def _tool(rng: random.Random, index: int) -> Body:
     function: Body = {"name": f"tool_{index}"}
     optional: Body = {
         "description": rng.choice([None, "", text(rng, 6)]),
-        "parameters": rng.choice([None, {}, _schema(rng), _schema(rng), _schema(rng)]),
+        "parameters": rng.choice([None, {}, schema(rng), schema(rng), schema(rng)]),
         "strict": rng.choice([None, True, False]),
         "returns": {"type": "string"},
         "defer_loading": rng.choice([None, True]),
@@ -229,7 +229,7 @@ def _tool(rng: random.Random, index: int) -> Body:
     return tool
 
 
-def _schema(rng: random.Random) -> Body:
+def schema(rng: random.Random) -> Body:
     names = [f"p{index}" for index in range(rng.randrange(1, 4))]
     rng.shuffle(names)
     schema: Body = {
@@ -238,7 +238,7 @@ def _schema(rng: random.Random) -> Body:
             name: {
                 "type": rng.choice(["string", "integer", ["string", "null"]]),
                 "description": text(rng, 3),
-                "default": _value(rng, 1),
+                "default": value_of(rng, 1),
                 "maximum": rng.choice([1, 1.0, 1e3, 2**63]),
             }
             for name in names

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from tests.tokens.corpus import Body, _schema, _value, text
+from tests.tokens.corpus import Body, schema, text, value_of
 
 _BILLING = "x-anthropic-billing-header: cc_version=2.1.139; cch=00000;"
 _EPHEMERAL = {"type": "ephemeral"}
@@ -105,7 +105,7 @@ def _assistant(rng: random.Random, ids: list[str], names: list[str]) -> Any:
     if rng.random() < 0.7:
         blocks.append(_text(rng, 15))
     for id in ids:
-        given = {f"p{rng.randrange(5)}": _value(rng, 2) for _ in range(rng.randrange(4))}
+        given = {f"p{rng.randrange(5)}": value_of(rng, 2) for _ in range(rng.randrange(4))}
         name = rng.choice(names)
         blocks.append({"type": "tool_use", "id": id, "name": name, "input": given})
         if rng.random() < 0.1:
@@ -142,7 +142,7 @@ def _reminder(rng: random.Random) -> Body:
 
 
 def _tool(rng: random.Random, name: str) -> Body:
-    tool: Body = {"name": name, "input_schema": rng.choice([{}, *(_schema(rng) for _ in range(3))])}
+    tool: Body = {"name": name, "input_schema": rng.choice([{}, *(schema(rng) for _ in range(3))])}
     optional: Body = {
         "description": rng.choice([None, "", text(rng, 6)]),
         "strict": rng.choice([None, True, False]),

@@ -144,7 +144,7 @@ def test_efforts_that_deepseek_v41_refuses(effort: object) -> None:
 
 def test_headers_are_remembered_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer message's has the instructions and all tools: a thousand of these are much."""
-    monkeypatch.setattr(harmony_encoder, "_MAX_HEADER_CHARS", 3_000)
+    monkeypatch.setattr(harmony_encoder, "MAX_HEADER_CHARS", 3_000)
     encoder = harmony_encoder.HarmonyEncoder()
     texts = [
         _render("gpt-oss", {"messages": [{"role": "system", "content": f"{number}" * 900}]})

@@ -88,7 +88,7 @@ def test_guard() -> None:
 
 def test_least_used_goes_first_and_deepest_first() -> None:
     """Eviction takes whole ends of the prompts not used for longest, never a middle."""
-    tree = SegmentTree(max_bytes=10 * incremental._SEGMENT_BYTES)
+    tree = SegmentTree(max_bytes=10 * incremental.SEGMENT_BYTES)
     root = tree.make_root("r")
     old, new = b"o" * 35, b"n" * 35
     _add(tree, root, old)
@@ -96,13 +96,13 @@ def test_least_used_goes_first_and_deepest_first() -> None:
 
     _add(tree, root, b"x" * 35)  # 12 segments of some 540 bytes: three must go
 
-    assert tree.size_bytes <= 10 * incremental._SEGMENT_BYTES
+    assert tree.size_bytes <= 10 * incremental.SEGMENT_BYTES
     assert [len(tree.walk(root, data, Every(data)).new) for data in (new, old)] == [0, 3]
 
 
 def test_evicted_under_a_plan() -> None:
     """A plan that outlived its segments brings them back."""
-    tree = SegmentTree(max_bytes=4 * incremental._SEGMENT_BYTES)
+    tree = SegmentTree(max_bytes=4 * incremental.SEGMENT_BYTES)
     root = tree.make_root("r")
     data = b"a" * 20
     _add(tree, root, data)
@@ -113,7 +113,7 @@ def test_evicted_under_a_plan() -> None:
 
     assert b"".join(bytes(list(segment.ids)) for segment in path) == data
     assert tree.walk(root, data, Every(data)).new == []
-    assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
+    assert tree.size_bytes == sum(s.size_bytes for s in tree.segments.values())
 
 
 def test_size_counts_chains() -> None:
@@ -124,7 +124,7 @@ def test_size_counts_chains() -> None:
 
     for n in range(2 * MAX_CHAINS):
         tree.keys(path, CONTRACT, ExtraKeys(cache_salt=str(n)))
-        assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
+        assert tree.size_bytes == sum(s.size_bytes for s in tree.segments.values())
 
     assert all(segment.chains is not None and len(segment.chains) == MAX_CHAINS for segment in path)
 

@@ -256,7 +256,7 @@ def written_ids(tokens: Tokens) -> bytes:
 
 def test_long_prompts_are_written_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run between them."""
-    monkeypatch.setattr(incremental, "_JSON_STEP_IDS", 100)
+    monkeypatch.setattr(incremental, "JSON_STEP_IDS", 100)
     texts = ["one " * 300, "two " * 300]
     tokens = _run(_load(), {"messages": [{"role": "user", "content": each} for each in texts]})
 
@@ -278,7 +278,7 @@ def test_ids_are_written_as_json_once() -> None:
         assert written_ids(tokens) == written
         messages = [*messages, {"role": "assistant", "content": content}, messages[0]]
     tree = prompter.memory._tree
-    assert tree.size_bytes == sum(s.size_bytes for s in tree._segments.values())
+    assert tree.size_bytes == sum(s.size_bytes for s in tree.segments.values())
 
 
 def test_owners_without_end_are_forgotten_in_time() -> None:

@@ -108,7 +108,7 @@ class Ledger:
         self._of_request: Bounded[str, int] = Bounded(_MAX_REQUESTS)
         self._of_opening: Bounded[tuple[str | None, int], int] = Bounded(max_sessions)
         """Tenant and first message -> the last conversation that began so."""
-        self._num_bytes = 0
+        self.num_bytes = 0
         self.num_computed: Counter[CandidateId] = Counter()
         """Tokens that each candidate computed, ever, for any conversation."""
         self.on_remembered: Callable[[Memory], None] | None = None
@@ -275,7 +275,7 @@ class Ledger:
             if thread.parts is not None and thread.parts.messages:
                 self._of_opening.put((session.tenant, thread.parts.messages[0]), key)
             self._grow(session, grown)
-        if self._num_bytes > self._max_bytes:
+        if self.num_bytes > self._max_bytes:
             self._make_room()
 
     def _begun(self, key: int, parent: int | None, tenant: str | None) -> Session:
@@ -287,7 +287,7 @@ class Ledger:
             if len(above.children) > MAX_TURNS:
                 del above.children[next(iter(above.children))]
         for oldest in self._sessions.put(key, session):
-            self._num_bytes -= oldest.num_bytes
+            self.num_bytes -= oldest.num_bytes
         return session
 
     def add(self, key: int, turn: Turn) -> None:
@@ -333,17 +333,17 @@ class Ledger:
 
     def _grow(self, session: Session, num_bytes: int) -> None:
         session.num_bytes += num_bytes
-        self._num_bytes += num_bytes
+        self.num_bytes += num_bytes
 
     def _make_room(self) -> None:
         """Drop prompts of sessions that ended, then of those silent for longest; O(sessions)."""
         for session in [each for each in self._sessions.values() if each.has_ended]:
-            if self._num_bytes <= 0.9 * self._max_bytes:
+            if self.num_bytes <= 0.9 * self._max_bytes:
                 return
             self._grow(session, -sum([thread.num_bytes for thread in session.threads]))
             session.threads = []
         for session in self._sessions.values():
-            if self._num_bytes <= 0.9 * self._max_bytes:
+            if self.num_bytes <= 0.9 * self._max_bytes:
                 return
             session.threads = []
             session.packed.clear()

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 2048  # requests
 _BATCH: Final = 16  # requests; to encode their spans holds the interpreter for 2 ms
-_EVERY_S: Final = 1.0
-_SETTLED_S: Final = 1.0  # after its end a request has its record, causes included
-_LAST_S: Final = 2.0  # for what waits when the router ends
+EVERY_S: Final = 1.0
+SETTLED_S: Final = 1.0  # after its end a request has its record, causes included
+LAST_S: Final = 2.0  # for what waits when the router ends
 
 
 class Collector(Protocol):
@@ -87,13 +87,13 @@ class Exporter:
     def close(self) -> None:
         """Send what waits, if the collector takes it soon."""
         self._stop.set()
-        self._thread.join(_LAST_S)
+        self._thread.join(LAST_S)
         self._collector.close()
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._stop.wait(_EVERY_S)
+            is_last = self._stop.wait(EVERY_S)
             while batch := self._due(time.monotonic(), is_last=is_last):
                 self._send(batch)
 
@@ -101,7 +101,7 @@ class Exporter:
         """Take the next requests whose records are there, as many as are sent at once."""
         batch: list[Trace] = []
         while self._waiting and len(batch) < _BATCH:
-            if not is_last and self._waiting[0].ended_s + _SETTLED_S > now_s:
+            if not is_last and self._waiting[0].ended_s + SETTLED_S > now_s:
                 break
             batch.append(self._waiting.popleft())
         return batch

@@ -21,7 +21,7 @@ from router.tokens.marked_text import split
 from router.tokens.models.harmony import FIELD
 
 _MAX_HEADERS = 1024
-_MAX_HEADER_CHARS = 4 << 20  # of all: a developer message's key contains all tools
+MAX_HEADER_CHARS = 4 << 20  # of all: a developer message's key contains all tools
 _CHANNELS = {"a": "analysis", "c": "commentary", "f": "final"}
 
 
@@ -73,7 +73,7 @@ class HarmonyEncoder(MarkedEncoder):
             ids = self._encoding.render(self._message(key, [""]), options)
             ids = self._with_legacy_headers(ids)
             found = array("I", ids[:-1]), array("I", ids[-1:])
-        if len(self._frames) >= _MAX_HEADERS or self._num_chars + len(key) > _MAX_HEADER_CHARS:
+        if len(self._frames) >= _MAX_HEADERS or self._num_chars + len(key) > MAX_HEADER_CHARS:
             self._frames.clear()
             self._num_chars = 0
         self._frames[key] = found

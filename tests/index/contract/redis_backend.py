@@ -139,8 +139,8 @@ class SharedInRedis:
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(loader, "WAIT_S", 0.0)
         self._patch.setattr(redis_writes, "MAX_KEYS", 3)
-        self._patch.setattr(redis_store, "_PIPELINE_BYTES", 64)
-        self._patch.setattr(redis_snapshot, "_BLOCKS_A_CALL", 2)
+        self._patch.setattr(redis_store, "PIPELINE_BYTES", 64)
+        self._patch.setattr(redis_snapshot, "BLOCKS_A_CALL", 2)
         server.client.flushall()
         namespace = f"test-{uuid.uuid4().hex[:12]}"
         self._base = f"{{wr:{namespace}}}:"

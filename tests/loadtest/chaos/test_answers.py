@@ -14,12 +14,10 @@ from loadtest.dev.chaos.answers import (
     Oracle,
     Read,
     difference,
-    is_beginning,
     read_stream,
     read_whole,
 )
 from loadtest.dev.chaos.stack import NUM_GPU_BLOCKS, REPLY_SEED
-from loadtest.dev.chaos.strays import STRAYS
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions
@@ -106,36 +104,6 @@ async def test_an_engine_says_what_was_expected(api: Any, body: dict[str, Any]) 
     if "stream" in body:
         assert wrong(body, LAST_EVENT.sub(b"", data), expected) is not None
         assert wrong(body, data + data, expected) is not None
-
-
-@pytest.mark.parametrize(("api", "body"), ASKED)
-async def test_the_answer_of_another_request_is_noticed(api: Any, body: dict[str, Any]) -> None:
-    """Though it says the same to the character; and each stray is."""
-    data = await answered(api, body)
-    others = Oracle().expect(api, body, "another")
-
-    assert "another request" in (wrong(body, data, others) or "")
-    for stray in STRAYS:
-        _, _, came = stray.partition(b"\r\n\r\n")
-        assert wrong(body, came, others) is not None
-
-
-@pytest.mark.parametrize("num_tokens", [0, 3])
-@pytest.mark.parametrize(("api", "body"), ASKED)
-async def test_an_answer_that_was_given_up_is_no_right_one(
-    api: Any, body: dict[str, Any], num_tokens: int
-) -> None:
-    """It is its own request's as far as it goes."""
-    expected = Oracle().expect(api, body, "mine")
-    data = await answered(api, body, Fault(kind="abort", after_tokens=num_tokens))
-    read = read_of(body, data)
-    says_nothing = api == "completions" and "stream" in body and not num_tokens
-
-    assert read.is_aborted
-    assert read.has_text is bool(num_tokens)
-    assert is_beginning(read, expected)
-    assert wrong(body, data, expected) is not None
-    assert not is_beginning(read, Oracle().expect(api, body, "another")) or says_nothing
 
 
 def test_an_error_event_ends_a_broken_event() -> None:

@@ -31,19 +31,3 @@ def test_two_replicas_are_always_left(seed: int) -> None:
             and other.at_s <= fault.at_s <= other.at_s + other.duration_s
         ]
         assert len(under_way) <= AT_ONCE[fault.kind.group]
-
-
-def test_a_plan_of_some_faults_has_no_others() -> None:
-    """To look into one of them."""
-    faults = plan(7, 60.0, 1.0, "strays")
-
-    assert {fault.kind.name for fault in faults} == {"http gets strays"}
-    assert all(fault.at_s + fault.duration_s <= 60.0 for fault in faults)
-
-
-def test_one_router_lives_long() -> None:
-    """Whether its memory grows can be seen."""
-    faults = plan(7, 600.0, 1.0)
-
-    late = [f for f in faults if f.kind.restarts and f.target == "b" and f.at_s > 200.0]
-    assert not late

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -24,6 +25,19 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def estimated(agents: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
+    """What is found of their traffic, and what is said of it."""
+    return estimate_of(agents, tmp_path_factory.mktemp("estimates") / "found.json")
+
+
+def estimate_of(trace: Path, out: Path, *options: str) -> tuple[Any, str]:
+    argv = [str(trace), "--cache-tokens", "150000", "--json", str(out), *options]
+    result = CliRunner().invoke(estimate, argv)
+    assert result.exit_code == 0, result.output
+    return json.loads(out.read_text()), result.output
+
+
 def test_new_tokens_are_those_that_no_earlier_prompt_had(tmp_path: Path) -> None:
     """A block behind an unknown block is new, whatever its name."""
     lines = [
@@ -38,15 +52,10 @@ def test_new_tokens_are_those_that_no_earlier_prompt_had(tmp_path: Path) -> None
     assert (traffic.num_turns, traffic.num_sessions) == (3, 2)
 
 
-def test_small_caches_show_a_saving(agents: Path, tmp_path: Path) -> None:
+def test_small_caches_show_a_saving(estimated: tuple[Any, str]) -> None:
     """Fewer tokens are recomputed than by the other routings, and the verdict says how many."""
-    out = tmp_path / "found.json"
-    argv = [str(agents), "--cache-tokens", "150000", "--json", str(out)]
+    found, said = estimated
 
-    result = CliRunner().invoke(estimate, argv)
-
-    assert result.exit_code == 0, result.output
-    found = json.loads(out.read_text())
     savings = {each["routing"]: each for each in found["savings"]}
     ours, best = savings["warmroute"], savings["session hash"]
     num_saved = best["num_computed_tokens"] - ours["num_computed_tokens"]
@@ -55,7 +64,7 @@ def test_small_caches_show_a_saving(agents: Path, tmp_path: Path) -> None:
     for each in savings.values():
         num_computed = each["num_computed_tokens"]
         assert num_computed == each["num_recomputed_tokens"] + found["traffic"]["num_new_tokens"]
-    assert f"fewer prompt tokens than a session hash ({num_saved:,})" in result.output
+    assert f"fewer prompt tokens than a session hash ({num_saved:,})" in said
 
 
 def test_traffic_without_repetition_saves_nothing(tmp_path: Path) -> None:
@@ -69,16 +78,15 @@ def test_traffic_without_repetition_saves_nothing(tmp_path: Path) -> None:
     assert "saves nothing here" in result.output
 
 
-def test_more_traffic_computes_more(agents: Path, tmp_path: Path) -> None:
+def test_more_traffic_computes_more(
+    agents: Path, estimated: tuple[Any, str], tmp_path: Path
+) -> None:
     """`--speed` moves the starts of sessions together, so caches are shared by more of them."""
-    found = []
-    for speed in ("1", "8"):
-        out = tmp_path / f"{speed}.json"
-        argv = [str(agents), "--cache-tokens", "150000", "--speed", speed, "--json", str(out)]
-        assert CliRunner().invoke(estimate, argv).exit_code == 0
-        found.append(json.loads(out.read_text())["savings"][0]["num_computed_tokens"])
+    slow, _ = estimated
+    fast, _ = estimate_of(agents, tmp_path / "fast.json", "--speed", "8")
 
-    assert found[1] > found[0]
+    slow_tokens, fast_tokens = [each["savings"][0]["num_computed_tokens"] for each in (slow, fast)]
+    assert fast_tokens > slow_tokens
 
 
 def test_a_request_larger_than_the_cache_is_refused(agents: Path) -> None:

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from loadtest.dev.gpu.__main__ import main
 from loadtest.dev.gpu.run_machine import (
     Engines,
     Gpu,
     Hardware,
-    NotPossible,
-    check_memory,
-    check_offload,
-    last_line,
 )
-from loadtest.dev.gpu.run_models import SHAPES, cache_bytes, model_folder, weight_bytes
-from loadtest.dev.gpu.run_page import common, make_page, markdown, router_share
-from loadtest.dev.gpu.run_record import Fetch, Found, HandOver, Prefill
-from loadtest.dev.gpu.run_replicas import GpuReplica, ReplicaDied, while_alive
+from loadtest.dev.gpu.run_page import common, make_page, markdown
+from loadtest.dev.gpu.run_record import Found, HandOver, Prefill
 from loadtest.dev.gpu.run_setting import LongCell, Setting
 from loadtest.dev.studies.grid_run import GridRun
 from loadtest.machine import this_machine
 from loadtest.pages import render
-from loadtest.results import Predicted, TurnResult
+from loadtest.results import TurnResult
 
 GIB = 1 << 30
 H100 = Gpu(name="NVIDIA H100 80GB HBM3", total_bytes=79 * GIB, free_bytes=78 * GIB)
@@ -69,26 +60,6 @@ def found(*runs: GridRun, **fields: Any) -> Found:
         runs=runs,
         **fields,
     )
-
-
-def test_models_have_the_published_sizes() -> None:
-    """Parameters without embeddings, by the model cards: 1.4, 3.6 and 6.95 billion."""
-    published = {"qwen3-1.7b": 1.4e9, "qwen3-4b": 3.6e9, "qwen3-8b": 6.95e9}
-    for name, num_parameters in published.items():
-        assert weight_bytes(name) / 2 == pytest.approx(num_parameters, rel=0.03), name
-
-    assert cache_bytes("qwen3-8b", 1_000) == 147_456_000
-
-
-def test_a_model_is_written_with_its_shape_and_the_tiny_tokenizer(tmp_path: Path) -> None:
-    """The folder is all that vLLM and the router read."""
-    folder = model_folder("qwen3-4b", tmp_path)
-
-    config = json.loads((folder / "config.json").read_text())
-    assert config["num_hidden_layers"] == SHAPES["qwen3-4b"].num_layers
-    assert config["vocab_size"] == 8_192
-    assert (folder / "tokenizer.json").exists()
-    assert (folder / "chat_template.jinja").exists()
 
 
 @pytest.mark.parametrize(
@@ -153,44 +124,6 @@ def test_numbers_that_make_no_sense_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_replicas_that_share_a_gpu_are_counted_together() -> None:
-    """One 4B replica of 160,000 tokens fits on each of two, two of them on one H100; three not."""
-    check_memory((H100, H100), "qwen3-4b", 160_000, 2)
-    check_memory((H100,), "qwen3-4b", 160_000, 2)
-    with pytest.raises(NotPossible, match="3 x"):
-        check_memory((H100,), "qwen3-4b", 160_000, 3)
-
-
-def test_the_reason_in_a_log_is_its_last_error() -> None:
-    """Lines after it tell how processes end."""
-    log = (
-        "start\ntorch.OutOfMemoryError: CUDA out of memory\n"
-        "RuntimeError: Engine core initialization failed. See root cause above.\n"
-        "process group destroyed\n\n"
-    )
-
-    assert last_line(log) == "torch.OutOfMemoryError: CUDA out of memory"
-    assert last_line("") == "it said nothing"
-
-
-class Ending(GpuReplica):
-    """A replica that says why, and ends."""
-
-    def __init__(self, log_dir: Path) -> None:
-        super().__init__("r2", log_dir, python=Path(sys.executable))
-        self._command = [sys.executable, "-c", "raise SystemExit('CudaError: the GPU is lost')"]
-
-
-async def test_work_ends_as_soon_as_a_replica_has_ended(tmp_path: Path) -> None:
-    """It is not waited for, and the error has the replica's last words."""
-    replica = Ending(tmp_path).start()
-    try:
-        with pytest.raises(ReplicaDied, match="r2 ended: CudaError: the GPU is lost"):
-            await while_alive([replica], asyncio.sleep(600))
-    finally:
-        replica.kill()
-
-
 def test_variants_are_compared_over_the_seeds_that_all_have() -> None:
     """A round that was cut off counts for none."""
     runs = [
@@ -203,41 +136,6 @@ def test_variants_are_compared_over_the_seeds_that_all_have() -> None:
     page = make_page(found(*runs))
     assert "40% fewer tokens than session_hash" in page.lead
     assert "time to first token is 50% shorter" in page.lead
-
-
-def test_a_study_with_a_cpu_tier_shows_what_a_read_saves() -> None:
-    """The section is there if a tier was asked for, also if it was not measured."""
-    fetch = Fetch(
-        num_tokens=25_000, num_fetched_tokens=(24_992,), computed_ms=(900.0,), fetched_ms=(90.0,)
-    )
-    done = found(fetches=(fetch,))
-    setting = replace(done.setting, offload_gib=16.0)
-
-    text = markdown(make_page(replace(done, setting=setting)))
-    assert "| 25,000 | 24,992 | 900 (900 to 900) | 90 (90 to 90) | 10% |" in text
-    assert "CPU offload" in markdown(make_page(replace(found(), setting=setting)))
-    assert "CPU offload" not in markdown(make_page(found()))
-
-
-def test_a_cpu_tier_needs_a_gpu_and_its_memory() -> None:
-    """More than what is free is refused before vLLM tries."""
-    check_offload(0.0, 2, is_gpu=False)
-    with pytest.raises(NotPossible, match="from a GPU only"):
-        check_offload(1.0, 2, is_gpu=False)
-    with pytest.raises(NotPossible, match="GiB of free memory"):
-        check_offload(1e6, 2, is_gpu=True)
-
-
-def test_the_router_counts_by_its_time_before_dispatch() -> None:
-    """Turns of routers that do not say how long they took are left out."""
-    timed = TurnResult(
-        session_id="s0", number=0, start_s=0.0, total_s=1.0, ttft_s=0.5, router_ms=5.0,
-        predicted=Predicted(),
-    )  # fmt: skip
-    turns = timed, replace(timed, router_ms=None)
-
-    assert router_share([run("kv_aware", 101, 0.5, 1, *turns)]) == pytest.approx(0.01)
-    assert router_share([run("kv_aware", 101, 0.5, 1)]) is None
 
 
 def test_the_page_has_what_was_measured_and_names_what_was_not() -> None:

@@ -42,13 +42,3 @@ def test_ours_runs_from_this_tree_and_others_from_their_own_environments(tmp_pat
     """One folder for each package: their dependencies do not meet."""
     assert named("warmroute").python(tmp_path) == Path(sys.executable)
     assert named("smg").python(tmp_path) == tmp_path / "smg==1.13.0" / "bin" / "python"
-
-
-def test_what_is_installed_is_not_installed_again(tmp_path: Path) -> None:
-    """A second run needs no package index."""
-    (tmp_path / "smg==1.13.0").mkdir()
-    (tmp_path / "smg==1.13.0" / ".installed").touch()
-
-    named("smg").install(tmp_path)
-
-    assert [path.name for path in (tmp_path / "smg==1.13.0").iterdir()] == [".installed"]

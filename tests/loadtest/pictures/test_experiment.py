@@ -58,8 +58,8 @@ def test_nothing_known_is_no_picture() -> None:
 
 def test_curves_are_thinned_and_weighted() -> None:
     """A curve ends at 1, and a request that stands for nine moves it by nine."""
-    values, shares = experiment._curve(np.array([2.0, 1.0]), np.array([9.0, 1.0]))
-    many, _ = experiment._curve(np.arange(5000.0), np.ones(5000))
+    values, shares = experiment.curve_of(np.array([2.0, 1.0]), np.array([9.0, 1.0]))
+    many, _ = experiment.curve_of(np.arange(5000.0), np.ones(5000))
 
     assert values.tolist() == [1.0, 2.0]
     assert shares.tolist() == [0.1, 1.0]

@@ -84,7 +84,7 @@ async def test_child_that_will_not_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM first, SIGKILL after a while."""
-    monkeypatch.setattr("loadtest.runner.children._PATIENCE_S", 0.1)
+    monkeypatch.setattr("loadtest.runner.children.PATIENCE_S", 0.1)
 
     async with running("r1", ["-c", STUBBORN], log=tmp_path / "log", env=ENV) as child:
         await child.wait_announced(READY, 30.0)

@@ -53,16 +53,6 @@ def test_figures_leave_out_warm_up_and_failures() -> None:
     assert Tally("kv_aware", 10).figures().count(" -") == 4
 
 
-def test_turns_may_be_counted_before_their_results_come() -> None:
-    """A simulation gives its results at the end."""
-    tally = Tally("kv_aware", 2)
-    tally.advance(2)
-
-    tally.add(TurnResult(session_id="s", number=0, start_s=0.0, total_s=1.0), advances=False)
-
-    assert tally.num_done == 2
-
-
 def test_log_gets_a_line_every_few_seconds_and_one_at_the_end() -> None:
     """Turns between two lines say nothing; the line has all figures."""
     console = log()
@@ -81,34 +71,6 @@ def test_log_gets_a_line_every_few_seconds_and_one_at_the_end() -> None:
     for words in ("5/10", "1 in flight", "p99 2 s", "hit 60.0%", "FAILED timeout 1"):
         assert words in lines[1]
     assert lines[-1].endswith("done")
-
-
-def test_runs_of_several_labels_are_named_and_counted() -> None:
-    """The last line of a run says which of how many it was, and its note."""
-    console = log()
-
-    with Display(console, POLICIES, 2) as display:
-        display.finished(filled("session_sticky"), "round 1")
-        display.finished(filled(), "round 1  NOT COMPLETE: the target is gone")
-
-    first, second = written(console).splitlines()
-    assert first.startswith("session_sticky  1/6  ")
-    assert first.endswith("round 1")
-    assert second.startswith("kv_aware        2/6  ")
-    assert "the target is gone" in second
-
-
-def test_terminal_has_a_bar_for_each_label() -> None:
-    """A run that starts, one that goes on, and one that is to come."""
-    console = terminal()
-
-    with Display(console, POLICIES) as display:
-        display.update(filled("round_robin"))
-        display.starting("session_sticky")
-
-    shown = written(console)
-    for words in ("5/10", "hit 60.0%", "starting …", "to come"):
-        assert words in shown
 
 
 def test_terminal_is_left_as_it_was() -> None:

@@ -96,7 +96,7 @@ async def test_no_server_at_the_address() -> None:
 
 async def test_a_target_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that accepts and says nothing is not waited for."""
-    monkeypatch.setattr("loadtest.runner.target._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("loadtest.runner.target.TIMEOUT_S", 0.1)
     async with FakeEngine() as engine:
         engine.hangs = True
         with pytest.raises(TargetError, match="did not answer"):

@@ -62,13 +62,3 @@ def test_the_working_set_is_met(cell: Cell) -> None:
     assert drawn.working_set == pytest.approx(cell.working_set, rel=0.03)
     assert draw(cell, seed=7) == drawn
     assert all(turn.wait_s <= cell.longest_wait_s for turn in drawn.workload.turns)
-
-
-def test_mixed_pauses_have_several_sizes() -> None:
-    """Half of them are those of reads, and a tenth those of persons."""
-    drawn = draw(Cell(working_set=3.0, think="mixed"), seed=5)
-
-    waits_s = sorted(turn.wait_s for turn in drawn.workload.turns if turn.number)
-
-    assert waits_s[len(waits_s) // 4] < 0.2
-    assert 3.0 < waits_s[-len(waits_s) // 16] <= waits_s[-1] <= 30.0

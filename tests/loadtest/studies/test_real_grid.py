@@ -10,17 +10,14 @@ from loadtest.dev.studies.draw import draw
 from loadtest.dev.studies.grid_run import (
     GridFile,
     num_moved,
-    pace_of,
     run_of,
     setup_of,
     simulated,
     under,
 )
-from loadtest.dev.studies.grid_table import best_table, comparison, ratios, report
+from loadtest.dev.studies.grid_table import comparison, ratios, report
 from loadtest.dev.studies.real_grid import arms_of, main
-from loadtest.engine_model.time_model import PRESETS, StepWork
 from loadtest.engines.vllm import Engine
-from loadtest.machine import this_machine
 from loadtest.results import Predicted, TurnResult
 from policies.cost import KvAware
 from router.scheduling.waiting import QueueRules
@@ -56,18 +53,6 @@ def test_a_prediction_is_exact_or_not() -> None:
     assert found.num_recomputed_tokens == 168
 
 
-def test_time_in_the_router_is_shown_where_a_router_says_it() -> None:
-    """The 99th percentile of real turns; of another router it is not known."""
-    turns = [replace(turn(number, "r1"), router_ms=float(number)) for number in range(101)]
-    drawn = draw(CELL, seed=1)
-    runs = [run_of(drawn, "ours", turns), run_of(drawn, "other", [turn(0, "r1")])]
-
-    assert [found.router_p99_ms for found in runs] == [99.0, None]
-    assert run_of(drawn, "ours", turns, kind="simulated").router_p99_ms is None
-    rows = [line.split(" | ")[-1] for line in report(runs).splitlines() if "`" in line]
-    assert rows == ["99.0 |", " |"]
-
-
 def test_ratios_are_taken_seed_by_seed() -> None:
     """An arm without the baseline's seed is left out; the table has the spread."""
     runs = [run("session_hash", 1, 200), run("session_hash", 2, 100), run("kv_aware", 1, 100),
@@ -85,17 +70,6 @@ def test_real_and_simulated_stand_side_by_side() -> None:
     assert "within 10% in 1 of 1 rows, 5% off" in table
 
 
-def test_an_arm_stands_beside_the_best_of_others_in_each_figure() -> None:
-    """Whichever that is there; other arms than these do not count."""
-    runs = [run("ours", 1, 100, 3.0), run("a", 1, 200, 2.0), run("b", 1, 400, 1.0),
-            run("variant", 1, 1, 0.1)]  # fmt: skip
-
-    table = best_table(runs, "ours", ["a", "b"])
-
-    assert "| 0.50 of `a` | 3.00 of `b` | 1.00 of `a` |" in table
-    assert best_table(runs, "ours", ["nowhere"]).count("\n") == 1
-
-
 def test_a_simulated_run_computes_no_less_than_the_ideal() -> None:
     """With room for all and one replica's worth of sessions, the hash recomputes the minimum."""
     drawn = draw(CELL, seed=3)
@@ -105,40 +79,6 @@ def test_a_simulated_run_computes_no_less_than_the_ideal() -> None:
     assert found.num_turns == len(drawn.workload.turns)
     assert found.num_prompt_tokens == drawn.workload.num_input_tokens
     assert drawn.num_ideal_tokens <= found.num_recomputed_tokens < 1.2 * drawn.num_ideal_tokens
-
-
-def test_dear_prefill_makes_first_tokens_late_and_changes_no_prompt() -> None:
-    """The same sessions to the token; only what computing one costs differs."""
-    fast = draw(CELL, seed=3)
-    slow = draw(replace(CELL, prefill="slow"), seed=3)
-
-    fast_run, slow_run = simulated(fast, "session_hash"), simulated(slow, "session_hash")
-
-    assert slow.workload.turns == fast.workload.turns
-    assert slow_run.ttft_mean_s > 1.5 * fast_run.ttft_mean_s
-    assert slow.cell.name.endswith(", slow prefill")
-
-
-def test_a_faster_machine_is_simulated_at_its_own_pace() -> None:
-    """All times are shorter, in the engines and on the way to them."""
-    drawn = draw(replace(CELL, prefill="slow"), seed=3)
-
-    as_fitted, quick = simulated(drawn, "session_hash"), simulated(drawn, "session_hash", pace=0.5)
-
-    assert quick.ttft_mean_s < 0.6 * as_fitted.ttft_mean_s
-    assert (quick.pace, as_fitted.pace) == (0.5, 1.0)
-
-
-def test_the_pace_is_what_a_prompt_took_over_its_profile() -> None:
-    """A prompt is computed in chunks, each with a constant of its own."""
-    profile = PRESETS["cpu-slow"]
-    whole = StepWork(num_prefill_tokens=1_000, num_prefill_pairs=500_000.0)
-    chunks_s = 1e-3 * (
-        3 * profile.base_ms + 6_000 * profile.ms_per_prefill_token + 18.0 * profile.ms_per_mtoken2
-    )
-
-    assert pace_of("slow", 1_000, profile.step_s(whole)) == pytest.approx(1.0)
-    assert pace_of("slow", 6_000, 0.5 * chunks_s) == pytest.approx(0.5)
 
 
 def test_the_command_simulates_and_writes(
@@ -160,22 +100,6 @@ def test_the_command_simulates_and_writes(
         ("session_hash", 101, True), ("kv_aware:alpha=0", 101, True),
     ]  # fmt: skip
     assert "`kv_aware:alpha=0`" in capsys.readouterr().out
-
-
-def test_tables_are_made_again_from_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Real runs are read, simulated, and both shown."""
-    path = tmp_path / "grid.json"
-    found = GridFile(machine=this_machine(), command="x", runs=(run("session_hash", 1, 30_000),))
-    path.write_bytes(msgspec.json.encode(found))
-
-    code = main(["--read", str(path)])
-
-    assert code == 0
-    shown = capsys.readouterr().out
-    assert "| `session_hash` | 30,000 |" in shown
-    assert "### Real and simulated" in shown
 
 
 def test_arms_are_policies_and_commands(tmp_path: Path) -> None:

@@ -304,6 +304,7 @@ async def test_a_redis_that_lost_experiments_gets_them_again(start_redis: Start)
         state = redis.client.hget(key, "e")
         redis.client.flushall()
         await stage.until(lambda: redis.client.hexists(key, "e"))
+        await stage.until(lambda: stage.log.count("redis is connected") == 4)  # in two forms
         redis.client.hset(key, "other", state)  # type: ignore[arg-type]
         redis.client.hset(key, "garbage", b"\xc1")
         redis.client.client_kill_filter(_type="normal", skipme=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import json
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +77,15 @@ class Page:
         if event.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
+    async def hurry(self, factor: int) -> None:
+        """Have time pass faster for the pages that are opened from now on."""
+        source = f"""(() => {{
+          const now = Date.now, begun = now(), repeat = setInterval;
+          Date.now = () => begun + {factor} * (now() - begun);
+          window.setInterval = (action, ms) => repeat(action, ms / {factor});
+        }})()"""
+        await self.call("Page.addScriptToEvaluateOnNewDocument", source=source)
+
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
@@ -133,45 +146,43 @@ class Page:
 
 
 @asynccontextmanager
-async def browsing(flags: Sequence[str] = ()) -> AsyncIterator[Page]:
-    """Open a browser with one empty tab."""
-    program = found_browser()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            *_FLAGS,
-            *flags,
-            f"--user-data-dir={profile}",
-            "about:blank",
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+async def browsing() -> AsyncIterator[Page]:
+    """Open an empty tab in this process's browser, and close it at the end."""
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{_port()}") as client:
+        async with client.put("/json/new?about:blank") as answer:
+            tab = await answer.json(content_type=None)
         try:
-            async with aiohttp.ClientSession() as client:
-                url = await _tab(client, Path(profile) / "DevToolsActivePort")
-                async with client.ws_connect(url, max_msg_size=1 << 28) as socket:
-                    page = Page(socket)
-                    for area in ("Page", "Runtime", "Log"):
-                        await page.call(f"{area}.enable")
-                    yield page
+            async with client.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=1 << 28) as way:
+                page = Page(way)
+                for area in ("Page", "Runtime", "Log"):
+                    await page.call(f"{area}.enable")
+                yield page
         finally:
-            process.kill()
-            await process.wait()
+            async with client.get(f"/json/close/{tab['id']}"):
+                pass
 
 
-async def _tab(client: aiohttp.ClientSession, port_file: Path) -> str:
-    """Return the address of the tab, once the browser is up."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            port = _port_in(port_file)
-            if port is not None:
-                async with client.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                    for target in await answer.json(content_type=None):
-                        if target["type"] == "page":
-                            return str(target["webSocketDebuggerUrl"])
-            await asyncio.sleep(0.05)
+@cache
+def _port() -> int:
+    """Start a browser, which ends with this process; return the port of its protocol."""
+    profile = Path(tempfile.mkdtemp())
+    process = subprocess.Popen(
+        [found_browser(), *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
+    def end() -> None:
+        process.kill()
+        process.wait()
+        shutil.rmtree(profile, ignore_errors=True)
 
-def _port_in(file: Path) -> str | None:
-    lines = file.read_text().splitlines() if file.exists() else []
-    return lines[0] if lines else None
+    atexit.register(end)
+    deadline_s = time.monotonic() + PATIENCE_S
+    port_file = profile / "DevToolsActivePort"
+    while time.monotonic() < deadline_s:
+        lines = port_file.read_text().splitlines() if port_file.exists() else []
+        if lines:
+            return int(lines[0])
+        time.sleep(0.02)
+    raise TimeoutError("the browser does not start")

@@ -14,6 +14,7 @@ import pytest
 
 from router.observers.live.feed import MAX_LISTENERS
 from tests.faults.stage import (
+    ONE_AT_A_TIME,
     PATIENCE_S,
     SECRET,
     STUCK,
@@ -114,11 +115,9 @@ async def test_the_state_has_replicas_sessions_and_tokens() -> None:
     assert SECRET.encode() not in feed.bytes
 
 
-async def test_the_state_says_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_state_says_who_waits() -> None:
     """The replica takes one prompt at a time; the next ones wait in the router."""
-    monkeypatch.setattr("router.scheduling.queue.WINDOW", 0)
-    monkeypatch.setattr("router.scheduling.queue.READY_MS", 0.0)
-    on = {"queue__mode": "on", "health__interval_s": 60.0}
+    on: Any = {"queue__mode": "on", "queue_rules": ONE_AT_A_TIME, "health__interval_s": 60.0}
     async with Engines(1, time_model=STUCK) as engines, on_stage(*engines, **on) as stage:
         async with live(stage) as feed, AsyncExitStack() as stack:
             for number in range(3):

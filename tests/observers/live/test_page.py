@@ -241,7 +241,7 @@ async def test_without_the_feed_it_asks_every_five_seconds(
 ) -> None:
     monkeypatch.setattr("router.observers.live.feed.MAX_LISTENERS", 0)
     async with Engines(1) as engines, on_stage(*engines) as stage, browsing() as page:
-        await page.look()
+        await page.hurry(10)
         await page.open(stage.admin_url)
         await page.until(f"{STATUS}.startsWith('Asking every 5 s')")
         await page.until("document.querySelectorAll('#replicas tbody tr').length === 1")
@@ -251,7 +251,7 @@ async def test_old_numbers_stay_when_the_router_is_gone() -> None:
     """And it is said of when they are."""
     async with browsing() as page:
         async with Engines(1) as engines, on_stage(*engines) as stage:
-            await page.look()
+            await page.hurry(10)
             await page.open(stage.admin_url)
             await page.until(f"{STATUS} === 'Live.'")
         await page.until(f"{STATUS}.startsWith('No answer since')")

@@ -62,7 +62,7 @@ async def test_what_an_engine_did_not_read_is_named() -> None:
         await named(stage)
         for engine in engines:
             assert engine.replica.pool is not None
-            engine.replica.pool._url = "http://127.0.0.1:9"
+            engine.replica.pool.url = "http://127.0.0.1:9"
         await ask(stage, engines, words(1), "ok", words(2))
         await listed(stage)
         turn = await last_turn(stage)

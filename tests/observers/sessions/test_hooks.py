@@ -95,7 +95,8 @@ async def test_a_waiting_prompt_gets_room_when_a_session_ends(
         await stage.until(lambda: num_live(stage) == 2)
         waits = tg.create_task(turn(stage, words(4), X_Session_ID=three))
         await stage.until(lambda: stage.metric("warmroute_waiting_requests") == 1)
-        await asyncio.sleep(0.5)
+        await stage.until(lambda: stage.metric("warmroute_inflight_uncached_tokens") == 0)
+        await stage.admin("/admin/state")  # a first token has come, and the queue was looked at
         still_waits = stage.metric("warmroute_waiting_requests") == 1
         await tell(stage, "claude", "SessionEnd", one)
         await waits

@@ -241,8 +241,8 @@ def test_memory_is_counted_as_it_comes_and_goes() -> None:
         client.turn(chain((key, 10 + number)), key, number, key=key)
         client.ledger.add(key, turn_of(str(number)))
 
-    assert client.ledger._num_bytes == sum(session.num_bytes for session in client.ledger)
-    assert client.ledger._num_bytes <= 200_000 + 8 * 400
+    assert client.ledger.num_bytes == sum(session.num_bytes for session in client.ledger)
+    assert client.ledger.num_bytes <= 200_000 + 8 * 400
     assert all(len(session.packed) <= 64 for session in client.ledger)
 
 

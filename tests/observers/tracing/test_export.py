@@ -23,8 +23,8 @@ from tests.observers.tracing.receiver import Receiver, receiving
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the thread look often."""
-    monkeypatch.setattr(export, "_EVERY_S", 0.02)
-    monkeypatch.setattr(export, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(export, "EVERY_S", 0.02)
+    monkeypatch.setattr(export, "SETTLED_S", 0.0)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_what_does_not_fit_the_queue_is_dropped_and_counted() -> None:
 
 
 def test_a_collector_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_LAST_S", 0.05)
+    monkeypatch.setattr(export, "LAST_S", 0.05)
     stuck = Stuck()
     exporter = Exporter(stuck, "http://127.0.0.1:1", Metrics())
     exporter.put(ended())

@@ -14,6 +14,7 @@ from policies.view import CandidateId
 from router.observers.tracing.observer import Tracing
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
+    ONE_AT_A_TIME,
     SECRET,
     SESSION,
     STUCK,
@@ -258,11 +259,7 @@ async def test_the_routers_own_pages_are_not_traced(collector: Receiver) -> None
     assert collector.spans == []
 
 
-async def test_a_request_that_waits_says_for_what(
-    collector: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("router.scheduling.queue.WINDOW", 0)
-    monkeypatch.setattr("router.scheduling.queue.READY_MS", 0.0)
+async def test_a_request_that_waits_says_for_what(collector: Receiver) -> None:
     gate = asyncio.Event()
 
     async def answer(_: web.Request) -> web.StreamResponse:
@@ -270,7 +267,10 @@ async def test_a_request_that_waits_says_for_what(
         return web.json_response({"object": "chat.completion", "choices": []})
 
     settings = {"tracing__endpoint": collector.url, "queue__mode": "on", "health__interval_s": 60.0}
-    async with FakeEngine(answer) as engine, on_stage(engine, **settings) as stage:
+    async with (
+        FakeEngine(answer) as engine,
+        on_stage(engine, queue_rules=ONE_AT_A_TIME, **settings) as stage,
+    ):
         async with asyncio.TaskGroup() as tg:
             tg.create_task(stage.ask(streamed(chat(words(1)))))
             await stage.until(lambda: engine.received)
