@@ -14,7 +14,8 @@ from router.index.candidate_stream import CandidateStream
 from router.index.last_block import LastBlock
 from router.metrics import PoolState, RankState, SharingState, SourceState
 from router.pool.status import PoolStatus
-from router.replicas.fleet import CandidateStatus, Fleet
+from router.replicas.candidate_state import CandidateStatus
+from router.replicas.fleet import Fleet
 from router.replicas.loss import NO_LOSS, CandidateLoss
 from router.replicas.registry import Registry
 from router.replicas.replica import candidates_of
@@ -56,17 +57,17 @@ class Status:
         conversations = self._fleet.conversations
         conversations.expire(now_s)
         losses = self.losses()
-        for status in self._fleet.status(now_s):
+        for status in self._fleet.load.status(now_s):
             stream = self._caches.stream(status.id)
             last_block = self._caches.index.last_blocks.get(status.id)
-            replica = self._fleet.replica(status.replica)
-            capacity = self._fleet.capacity_tokens(status.id)
+            replica = self._fleet.members.replica(status.replica)
+            capacity = self._fleet.load.capacity_tokens(status.id)
             num_live_tokens = conversations.num_tokens_at(status.id)
             loss = losses.get(status.id, NO_LOSS)
             yield RankState(
                 replica=status.id,
                 state=self._caches.state(status.id),
-                healthy=self._fleet.is_up(status.replica, now_s) and replica.is_offered,
+                healthy=self._fleet.members.is_up(status.replica, now_s) and replica.is_offered,
                 withheld={
                     "draining": replica.draining,
                     "asleep": replica.asleep,
@@ -103,9 +104,9 @@ class Status:
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe every replica, for /admin/replicas; those never reached included."""
-        statuses = {status.id: status for status in self._fleet.status(time.monotonic())}
+        statuses = {status.id: status for status in self._fleet.load.status(time.monotonic())}
         losses = self.losses()
-        found = {replica.name: replica for replica in self._fleet.replicas}
+        found = {replica.name: replica for replica in self._fleet.members.replicas}
         described: list[dict[str, Any]] = []
         for entry in self._registry.entries:
             entry_info: dict[str, Any] = {
@@ -136,11 +137,14 @@ class Status:
         """Describe how far an evacuation is. It is over if nothing is there that could stay."""
         self._fleet.conversations.expire(time.monotonic())
         ids = [
-            c.id for each in self._fleet.replicas if each.name == name for c in candidates_of(each)
+            c.id
+            for each in self._fleet.members.replicas
+            if each.name == name
+            for c in candidates_of(each)
         ]
         losses = self.losses()
         num_sessions = sum(self._fleet.conversations.at(id_).num_sessions for id_ in ids)
-        num_requests = self._fleet.num_sent(name)
+        num_requests = self._fleet.load.num_sent(name)
         left_s = max(0.0, evacuation.until - time.time())
         return {
             "sessions": num_sessions,

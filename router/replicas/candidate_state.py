@@ -26,7 +26,7 @@ ENGINE_LOAD_MAX_AGE_S = 15.0
 
 _MIN_TOKENS = 20  # of a reading, to learn inter-token latency
 
-_BUSY_KEPT_S = 0.1  # computing it each time would be a sixth of `Fleet.views`
+_BUSY_KEPT_S = 0.1  # computing it each time would be a sixth of `Load.views`
 
 
 class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):

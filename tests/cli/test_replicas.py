@@ -28,7 +28,7 @@ async def test_replicas_are_listed_added_drained_and_removed() -> None:
         await stage.settled(first)
         added = await run(stage, "add", second.url, "--name", "east", "--role", "decode")
         again = json.loads((await run(stage, "add", second.url, "--json")).stdout)
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.until(lambda: len(stage.router.fleet.members.replicas) == 2)
         drained = await run(stage, "drain", "east")
         listed = await run(stage, "list")
         back = await run(stage, "undrain", "east")

@@ -42,7 +42,7 @@ class ReplicaRows:
 
     def describe(self) -> dict[str, Any]:
         """Count all by state, and describe the first `MAX_ROWS`."""
-        statuses = self._fleet.status(time.monotonic())
+        statuses = self._fleet.load.status(time.monotonic())
         caches = {each.id: self._caches.state(each.id) for each in statuses}
         shown = [*statuses]
         if len(shown) > MAX_ROWS:
@@ -68,15 +68,15 @@ class ReplicaRows:
 
     def _unserved(self) -> list[dict[str, str]]:
         """List models that no replica takes requests for, whatever the reason."""
-        unserved = self._fleet.unserved(time.monotonic())
+        unserved = self._fleet.offers.unserved(time.monotonic())
         return [{"model": model, "reason": why} for model, why in islice(unserved, MAX_ROWS)]
 
     def _row(
         self, status: CandidateStatus, cache: str, audited: Mapping[str, float]
     ) -> dict[str, Any]:
         name = status.id
-        replica = self._fleet.replica(status.replica)
-        conversations, capacity = self._fleet.conversations, self._fleet.capacity_tokens(name)
+        replica = self._fleet.members.replica(status.replica)
+        conversations, capacity = self._fleet.conversations, self._fleet.load.capacity_tokens(name)
         num_blocks = self._caches.index.num_blocks(name, "gpu")
         return {
             "name": name,

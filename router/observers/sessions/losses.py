@@ -89,10 +89,12 @@ class Losses:
         self._last = float("-inf"), {}
 
     def _compute(self, now_s: float) -> Mapping[CandidateId, CandidateLoss]:
-        statuses = self._fleet.status(now_s)
+        statuses = self._fleet.load.status(now_s)
         costs = {each.id: each.cost for each in statuses}
         candidates = {
-            each.id: each for replica in self._fleet.replicas for each in candidates_of(replica)
+            each.id: each
+            for replica in self._fleet.members.replicas
+            for each in candidates_of(replica)
         }
         most = max(1, min(_MAX_PROMPTS, self._max_looks // max(1, len(statuses))))
         sums: dict[CandidateId, _Sum] = {}

@@ -72,7 +72,7 @@ def _book(ledger: Ledger, number: int, request_id: str) -> None:
 def test_of_a_thousand_replicas_those_in_trouble_come_first() -> None:
     """Then those with the most work ahead."""
     fleet = fleet_of(*(f"r{number}" for number in range(1_000)))
-    fleet.drain("r500")
+    fleet.members.drain("r500")
     send(fleet, "r900", time.monotonic(), tokens=50_000)
     waiting = {f"new{number}": "refused the connection" for number in range(200)}
     rows = ReplicaRows(
