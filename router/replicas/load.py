@@ -212,9 +212,11 @@ class Load:
         A multiple of the predicted time and of the error of predictions, at least `floor_s`.
         """
         state = self._states.get(lease.candidate)
-        if state is None or not lease.booking.streams or state.fit.num_observations < _NUM_KNOWN:
+        if state is None or not lease.booking.streams:
             return None
-        model = state.fit.model
+        if state.speed.fit.num_observations < _NUM_KNOWN:
+            return None
+        model = state.speed.fit.model
         reads = lease.booking.is_from_pool
         error_ms = max(model.error_ms, model.fetch_error_ms) if reads else model.error_ms
         return max(floor_s, (ratio * lease.predicted_ms + 4 * error_ms) / 1000.0)

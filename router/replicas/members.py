@@ -93,7 +93,7 @@ class Members:
         self.served: dict[str, ServedModel] = {}
         """The models and adapters that they serve, by name."""
         self.serving: dict[str | None, Serving] = {}
-        """What `Offers` has found out of them, by model."""
+        """What `Offers` has derived from them, by model."""
         self.is_split = False  # whether some replica has a role: prefill or decode
         self.can_answer = False  # whether some replica answers: one of role prefill does not
         self.restricted: set[str] = set()  # replicas whose health or weight restricts them
