@@ -13,6 +13,7 @@ from router.base.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.replicas.candidate_state import state_of
 from router.replicas.members import Member
 from router.replicas.replica import Replica
+from router.replicas.state import ON_PURPOSE
 
 _MAX_RETRY_AFTER_S = 30.0
 _SHOWN = 3  # replicas that an error names
@@ -109,8 +110,7 @@ def _shown(member: Member, now_s: float) -> str:
     """Say in which state a replica is, and why."""
     replica, health = member.replica, member.health
     state = state_of(replica, health, now_s)
-    is_well = state in ("draining", "asleep", "paused")
-    reason = f" ({health.reason})" if health.reason and not is_well else ""
+    reason = f" ({health.reason})" if health.reason and state not in ON_PURPOSE else ""
     return f"{replica.name}: {state}{reason}"
 
 

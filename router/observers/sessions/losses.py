@@ -19,8 +19,8 @@ from router.index.cache_view import CacheView
 from router.observers.sessions.ledger import Ledger, Session
 from router.observers.sessions.threads import Thread
 from router.replicas.fleet import Fleet
-from router.replicas.loss import CandidateLoss
 from router.replicas.replica import Candidate, Replica, candidates_of
+from router.replicas.state import CandidateLoss
 from router.request.fetch import Fetches
 
 MAX_LOOKS: Final = 2_000
