@@ -249,7 +249,7 @@ class Conversations:
 
     def get(self, session: int, now_s: float) -> Conversation | None:
         """Find a conversation; None if it was never seen or its time is over."""
-        entry = self.last(session)
+        entry = self._live.get(session) or self._past.get(session)
         return entry if entry is not None and now_s - entry.last_s <= self._ttl_s else None
 
     def last(self, session: int) -> Conversation | None:
@@ -283,7 +283,7 @@ class Conversations:
 
         Not `for_batch`: by interactive requests alone. They do not wait for room of batch requests.
         """
-        num_tokens = self._expected(self.at(candidate))
+        num_tokens = self._expected(self._sets.get(candidate, NO_WORKING_SET))
         if not for_batch and candidate in self._batch_sets:
             num_tokens -= self._expected(self._batch_sets[candidate])
         return num_tokens

@@ -256,9 +256,8 @@ class Ledger:
 
     def end(self, lease: Lease, now_s: float) -> bool:
         """Give a lease back, in any state; False if that was done before."""
-        if not self._leave_queue(lease, now_s):
-            if self._decoding.pop(lease.number, None) is None:
-                return False
+        if self._decoding.pop(lease.number, None) is None and not self._leave_queue(lease, now_s):
+            return False
         self.num_requests -= 1
         self.num_tokens -= lease.booking.num_uncached_tokens + lease.booking.num_cached_tokens
         return True
