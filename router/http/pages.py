@@ -16,6 +16,7 @@ from router.http.connection import Handler
 from router.http.draining import Draining
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
+from router.replicas.replica import model_entries
 
 PING: Final = "/ping"
 """SageMaker's name for `/health`; vLLM takes a POST there, too."""
@@ -118,7 +119,7 @@ class Pages:
             Unauthorized, NoReplicaAvailable: its key is not known; no model is.
         """
         caller = self._access.caller(request)
-        models: list[dict[str, Any]] = self._fleet.members.models()
+        models = model_entries(self._fleet.members.replicas)
         if not models:
             raise self._fleet.offers.no_replica()
         return [model for model in models if caller.may_use(model["id"])]

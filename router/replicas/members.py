@@ -7,7 +7,6 @@ is offered a request (router.replicas.offers), work in flight (router.replicas.l
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,7 +19,7 @@ from router.replicas.conversations import Conversations
 from router.replicas.cost_classes import CostClasses, Speed
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
 from router.replicas.lengths import Lengths
-from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of, model_entries
+from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of
 from router.replicas.signs import Signs
 
 
@@ -53,24 +52,9 @@ class Members:
         on_down: Called with a replica that is dead or hangs, unless it was draining, and now.
     """
 
-    __slots__ = (
-        "_classes",
-        "_conversations",
-        "_on_down",
-        "_order",
-        "by_name",
-        "can_answer",
-        "evacuations",
-        "is_split",
-        "lacking",
-        "once_changed",
-        "replicas",
-        "restricted",
-        "rules",
-        "served",
-        "serving",
-        "states",
-    )
+    __slots__ = ("_classes", "_conversations", "_on_down", "_order", "by_name", "can_answer",
+                 "evacuations", "is_split", "lacking", "once_changed", "replicas", "restricted",
+                 "rules", "served", "serving", "states")  # fmt: skip
 
     def __init__(
         self,
@@ -169,10 +153,6 @@ class Members:
         """Return the oldest release among the replicas; None: none says its own."""
         versions = [each.version for each in self.replicas if each.version is not None]
         return min(versions, key=in_order, default=None)
-
-    def models(self) -> list[dict[str, Any]]:
-        """List the union of served models as entries of `/v1/models`, without duplicates."""
-        return model_entries(self.replicas)
 
     def states_of(self, name: str) -> Collection[CandidateState]:
         """Return the candidates of a replica; one that is gone has none."""

@@ -20,6 +20,7 @@ from router.replicas import (
     Replica,
     ServedModel,
 )
+from router.replicas.replica import model_entries
 from tests.replicas.work import UNIT, fleet_of, replica, send
 
 A = CandidateId("a")
@@ -74,7 +75,7 @@ def test_replicas_of_a_model_are_offered_in_order() -> None:
     assert [c.id for c in fleet.offers.candidates("lora", 0.0)] == ["a"]
     assert [c.id for c in fleet.offers.candidates(None, 0.0)] == ["c#0", "c#1", "a", "b"]
     assert [r.name for r in fleet.members.replicas] == ["c", "a", "b"]
-    assert [entry["id"] for entry in fleet.members.models()] == ["m", "lora", "n"]
+    assert [entry["id"] for entry in model_entries(fleet.members.replicas)] == ["m", "lora", "n"]
     assert fleet.members.served.get("n") == ServedModel(id="n")
     assert fleet.members.served.get("x") is None
     assert fleet.members.replica("b").name == "b"
@@ -411,6 +412,18 @@ def test_a_dead_replica_neither_sleeps_nor_is_paused() -> None:
         assert fleet.load.status(1.0)[0].state == "down"
         assert fleet.members.replica("a").is_awake
         fleet.members.probe_ok("a", 2.0)
+
+
+def test_who_waits_for_room_is_called_once() -> None:
+    """At the first change that may have made room."""
+    fleet, called = fleet_of("a"), []
+    fleet.members.once_changed.add(lambda: called.append("now"))
+
+    lease = send(fleet, "a", 0.0)
+    assert not called
+    fleet.load.first_token(lease, 0.1)
+    fleet.load.end(lease, 0.2, Outcome.OK)
+    assert called == ["now"]
 
 
 def test_the_capacity_comes_from_the_best_known_figure() -> None:
