@@ -80,7 +80,7 @@ class Node:
         """Discover a replica."""
         entry = self.registry.find(name)
         assert entry is not None
-        self.fleet.add(
+        self.fleet.members.add(
             Replica(
                 name=name,
                 url=entry.replica.url,
@@ -90,7 +90,7 @@ class Node:
                 num_blocks=NUM_BLOCKS,
             )
         )
-        for status in self.fleet.status(0.0):
+        for status in self.fleet.load.status(0.0):
             if status.replica == name and self.caches.stream(status.id) is None:
                 self.caches.add(
                     status.id,
@@ -108,7 +108,7 @@ class Node:
     # -- a request's way ---------------------------------------------------------------------
 
     def snapshot(self, chain: Sequence[BlockKey], number: int, now_s: float) -> Snapshot:
-        candidates = self.fleet.candidates("m", now_s)
+        candidates = self.fleet.offers.candidates("m", now_s)
         found = self.caches.match(chain, [c.id for c in candidates])
         matches = {
             id_: Holding(m.num_gpu_blocks * BLOCK_SIZE, m.num_cpu_blocks * BLOCK_SIZE)
@@ -119,7 +119,7 @@ class Node:
             number=number,
             seed=1,
             request=RequestView(num_tokens=len(chain) * BLOCK_SIZE + 1),
-            replicas=self.fleet.views(candidates, matches, now_s),
+            replicas=self.fleet.load.views(candidates, matches, now_s),
         )
 
     def place(
@@ -151,7 +151,7 @@ class Node:
             num_cached_tokens=view.num_gpu_tokens,
             session_hash=session_hash,
         )
-        lease = self.fleet.admit(view.id, booking, now_s)
+        lease = self.fleet.load.admit(view.id, booking, now_s)
         num_held_blocks = view.num_gpu_tokens // BLOCK_SIZE
         claim = self.caches.claim(view.id, chain, num_held_blocks)
         self.outbox.began(
@@ -163,12 +163,12 @@ class Node:
         return lease, claim
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        self.fleet.first_token(lease, now_s)
+        self.fleet.load.first_token(lease, now_s)
         self.outbox.answered(lease, now_s)
 
     def end(self, lease: Lease, claim: Claim, now_s: float, outcome: Outcome = Outcome.OK) -> None:
         computed = outcome is Outcome.OK
-        self.fleet.end(lease, now_s, outcome)
+        self.fleet.load.end(lease, now_s, outcome)
         self.outbox.ended(lease, computed=computed)
         self.caches.release(claim, computed=computed, now_s=now_s)
 
@@ -190,7 +190,7 @@ class Node:
         """Return requests, waiting ones, their tokens and the queue, by address."""
         return {
             s.url: (s.num_requests, s.num_waiting, s.num_queued_tokens, s.queue_ms)
-            for s in self.fleet.status(now_s)
+            for s in self.fleet.load.status(now_s)
         }
 
     def held(self, candidate: str, chain: Sequence[BlockKey]) -> int:

@@ -90,7 +90,7 @@ async def test_a_replica_with_another_model_behind_its_address_is_found_anew() -
         )
         engine.replica.models = ["other"]
         arm(engine, "restart", down_s=0.2)
-        await stage.until(lambda: stage.router.fleet.model("other") is not None)
+        await stage.until(lambda: stage.router.fleet.members.served.get("other") is not None)
         await stage.ready()
 
         assert (await stage.ask(chat(words(1)))).status == 404

@@ -26,14 +26,14 @@ async def test_replicas_and_the_policy_change_without_a_restart() -> None:
         policy = PolicyConfig(name="round_robin")
 
         assert change(stage, replicas=(other,), policy=policy) == ["replicas", "policy.name"]
-        await stage.until(lambda: [r.url for r in stage.router.fleet.replicas] == [b.url])
+        await stage.until(lambda: [r.url for r in stage.router.fleet.members.replicas] == [b.url])
         reply = await stage.ask(chat(words(1)))
         assert (reply.replica, reply.headers["x-warmroute-policy"]) == ("r2", "round_robin")
         shown = (await stage.admin("/admin/config")).json()
         assert (shown["policy"]["name"], shown["replicas"][0]["url"]) == ("round_robin", b.url)
 
         change(stage, replicas=(other, one))
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.until(lambda: len(stage.router.fleet.members.replicas) == 2)
         assert {entry.name for entry in stage.router.registry.entries} == {"r1", "r2"}
 
 

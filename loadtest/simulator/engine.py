@@ -24,7 +24,7 @@ from loadtest.engine_model.scheduler import Scheduler, SchedulerStats, Step
 from loadtest.simulator.reads import Reads
 from loadtest.simulator.setup import Setup
 from router.base.contracts import BlockKey
-from router.replicas.fleet import EngineLoad
+from router.replicas.candidate_state import EngineLoad
 
 _MAX_STEPS = 1 << 30
 

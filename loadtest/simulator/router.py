@@ -23,7 +23,8 @@ from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
 from router.records.outcome import Outcome
-from router.replicas.fleet import EngineLoad, Fleet
+from router.replicas.candidate_state import EngineLoad
+from router.replicas.fleet import Fleet
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Replica, ServedModel
 from router.request.plan import Placement, Plan
@@ -66,7 +67,7 @@ class Router:
             self.queue = Queue(
                 setup.queue,
                 self._fleet.conversations,
-                self._fleet,
+                self._fleet.load,
                 lambda waiting, plan: self._place.has_room(waiting.item.prompt, plan),
             )
 
@@ -84,7 +85,7 @@ class Router:
             num_blocks=num_blocks,
             publishes_events=True,
         )
-        self._fleet.add(replica)
+        self._fleet.members.add(replica)
         stream = SimulatedStream(
             CandidateId(name),
             self._index,
@@ -130,7 +131,7 @@ class Router:
 
     def note_load(self, number: int, load: EngineLoad) -> None:
         """Record a reading of an engine's metrics."""
-        self._fleet.note_engine_load(self.streams[number].candidate, load)
+        self._fleet.load.note_engine_load(self.streams[number].candidate, load)
 
     def _catch_up(self, now_s: float) -> None:
         self._now_s = now_s
@@ -156,17 +157,17 @@ class Router:
 
     def began_elsewhere(self, note: Note, now_s: float) -> tuple[Lease, Claim | None]:
         """Book a request of another router, as `router.cluster.peers` does."""
-        lease, claim = self._fleet.admit(note.candidate, note.booking, now_s), None
+        lease, claim = self._fleet.load.admit(note.candidate, note.booking, now_s), None
         if note.num_held_blocks is not None:
             claim = self._caches.claim(note.candidate, note.keys, note.num_held_blocks)
         return lease, claim
 
     def answered_elsewhere(self, lease: Lease, ttft_s: float, now_s: float) -> None:
         """Record the first token of another router's request."""
-        self._fleet.first_token(lease, now_s, 1e3 * ttft_s)
+        self._fleet.load.first_token(lease, now_s, 1e3 * ttft_s)
 
     def ended_elsewhere(self, lease: Lease, claim: Claim | None, now_s: float) -> None:
         """Release another router's lease and claim."""
-        self._fleet.end(lease, now_s, None)
+        self._fleet.load.end(lease, now_s, None)
         if claim is not None:
             self._caches.release(claim, computed=True, now_s=now_s)

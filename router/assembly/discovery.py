@@ -14,7 +14,6 @@ from router.discovery.rank_streams import RankStreams
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.discovery.sources import Sources
-from router.discovery.status import Waiting
 from router.discovery.watch import ReplicaWatch, WatchTools
 from router.discovery.watches import Watches
 from router.replicas.entry import Entry
@@ -30,14 +29,13 @@ class Discovery:
         self._parts = parts
         config, fleet, metrics = parts.config, parts.fleet, parts.metrics
         self._event_owners = FleetEventOwners(fleet)
-        self.waiting: Waiting = {}
         self.served_models = ServedModels(parts.engine_api, fleet=fleet, prompters=parts.prompters)
         self.sleepers = Sleepers(fleet, parts.caches, parts.upstream)
         self._tools = WatchTools(
             config=config,
             engine_api=parts.engine_api,
             fleet=fleet,
-            waiting=self.waiting,
+            waiting=parts.waiting,
             models=self._model_watch(),
             probes=Probes(
                 config.health,
@@ -47,12 +45,13 @@ class Discovery:
                 served_models=self.served_models,
                 sleepers=self.sleepers,
             ),
+            on_restart=parts.deaths.restarted,
         )
         self.watches = Watches(
             parts.registry,
             fleet=fleet,
             upstream=parts.upstream,
-            waiting=self.waiting,
+            waiting=parts.waiting,
             watch=self._watch,
             count_failure=parts.count_failure,
             on_gone=metrics.drop_replica,
@@ -64,7 +63,7 @@ class Discovery:
             pools=config.mooncake.names,
             empty_s=config.discovery.empty_s,
             follow=self.watches.follow,
-            waiting=self.waiting,
+            waiting=parts.waiting,
             count=lambda source, result: metrics.discovery.labels(source, result).inc(),
         )
         if self.replica_sources:

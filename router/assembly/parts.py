@@ -19,7 +19,7 @@ from router.config.secrets import read_secret
 from router.config.tls import ServerTls, client_tls, server_tls
 from router.discovery.engine_api import EngineApi
 from router.discovery.readiness import Readiness
-from router.discovery.status import Status
+from router.discovery.status import Status, Waiting
 from router.http.draining import Draining
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
@@ -90,13 +90,15 @@ class Parts:
         self.sessions = Conversations(
             ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
         )
+        self.deaths, self.caches = Deaths(), CacheView(BlockIndex())
+        self.waiting: Waiting = {}
         self.fleet = Fleet(
-            order=[entry.name for entry in self.registry.entries], conversations=self.sessions
+            order=[entry.name for entry in self.registry.entries],
+            conversations=self.sessions,
+            waiting=self.waiting,
+            layout_of=self.caches.index.groups_of,
+            on_down=self.deaths.went_down,
         )
-        self.deaths = Deaths()
-        self.fleet.on_down, self.fleet.on_restart = self.deaths.went_down, self.deaths.restarted
-        self.caches = CacheView(BlockIndex())
-        self.fleet.layout_of = self.caches.index.groups_of
         self.responses = ResponseOwners(max_responses=config.session.max_sessions)
         self.prompters = Prompters()
         self.hand_over = HandOver(
@@ -124,7 +126,7 @@ class Parts:
         self.engine_key = EngineKey.of(config, key)
         self.strays = Strays(lambda server: self.metrics.strays.labels(server).inc())
         self.upstream = Upstream(
-            config.forward, tls, self.fleet.signs, names=self.names, strays=self.strays
+            config.forward, tls, self.fleet.members.signs, names=self.names, strays=self.strays
         )
         self.engine_api = EngineApi(
             timeout_s=config.health.timeout_s,
@@ -150,9 +152,8 @@ class Parts:
 
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""
-        waiting, sharing = self.discovery.waiting, self.cluster.sharing
+        waiting, sharing = self.waiting, self.cluster.sharing
         self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=waiting)
-        self.fleet.absent = self.readiness.absent
         self.status = Status(
             self.registry,
             fleet=self.fleet,
@@ -164,7 +165,7 @@ class Parts:
         )
         self.metrics.watch(self.status)
         self.metrics.watch_places(self.status.places)
-        self.metrics.watch_models(lambda: self.fleet.available(time.monotonic()))
+        self.metrics.watch_models(lambda: self.fleet.offers.available(time.monotonic()))
 
     @property
     def clients(self) -> Iterator[AbstractAsyncContextManager[Any]]:
@@ -176,7 +177,7 @@ class Parts:
 
     def is_idle(self) -> bool:
         """Whether no request is in flight."""
-        return all(self.fleet.is_idle(replica.name) for replica in self.fleet.replicas)
+        return all(self.fleet.load.is_idle(replica.name) for replica in self.fleet.members.replicas)
 
     def count_failure(self, follower: str) -> None:
         """Count a follower that failed and starts again."""

@@ -199,7 +199,7 @@ def _tokenizer(parts: Parts) -> Tokenizer:
         workers=workers,
         engine=engine,
         media=MediaTokenizer(finder, workers, parts.metrics),
-        max_tokens=parts.fleet.longest,
+        max_tokens=parts.fleet.offers.longest,
         metrics=parts.metrics,
     )
 
@@ -255,9 +255,9 @@ def _least_busy(fleet: Fleet, model: str) -> tuple[str, str] | None:
     """Choose the replica to ask for tokens, name and URL; None: none serves the model."""
     now_s = time.monotonic()
     try:
-        candidates = fleet.candidates(model, now_s)
+        candidates = fleet.offers.candidates(model, now_s)
     except RouterError:
         return None
-    views = fleet.views(candidates, {}, now_s)
+    views = fleet.load.views(candidates, {}, now_s)
     least = min(zip(views, candidates, strict=True), key=lambda pair: pair[0].num_requests)
     return least[1].replica.name, least[1].replica.url

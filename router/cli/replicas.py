@@ -328,5 +328,6 @@ def _unused(replica: dict[str, Any], state: str, reason: str = "") -> str:
         return ""
     if state == "draining" and (left := replica.get("evacuation")):
         return f"no: draining, {_left(left)}"
-    is_well = state in ("draining", "asleep", "paused")
-    return f"no: {state}" if is_well or not reason else f"no: {state}, {reason}"
+    from router.replicas.state import ON_PURPOSE  # late: `--help` should not wait for it
+
+    return f"no: {state}" if state in ON_PURPOSE or not reason else f"no: {state}, {reason}"

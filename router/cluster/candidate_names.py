@@ -36,7 +36,7 @@ class CandidateNames:
         if entry is None:
             return None
         ranked = candidate_id(entry.name, int(rank)) if rank.isascii() and rank.isdigit() else None
-        if ranked is not None and self._fleet.has(ranked):
+        if ranked is not None and ranked in self._fleet.members.states:
             return ranked
         alone = candidate_id(entry.name, None)
-        return alone if rank == "0" and self._fleet.has(alone) else None
+        return alone if rank == "0" and alone in self._fleet.members.states else None

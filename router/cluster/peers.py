@@ -265,7 +265,7 @@ class Peers:
             session_hash=note.session_hash if num_tokens else None,  # else it had no prompt
             is_batch=note.is_batch,
         )
-        work.lease = self._fleet.admit(candidate, booking, work.begun_s)
+        work.lease = self._fleet.load.admit(candidate, booking, work.begun_s)
         held = self._unpacked(note.held)
         keys = held + self._unpacked(note.claimed)
         if keys:
@@ -274,7 +274,7 @@ class Peers:
                 candidate, keys, len(held), num_cut_blocks=num_cut_blocks
             )
         if work.is_answered and work.lease is not None:
-            self._fleet.first_token(work.lease, work.begun_s)
+            self._fleet.load.first_token(work.lease, work.begun_s)
         return True
 
     def _unpacked(self, claimed: bytes) -> list[BlockKey]:
@@ -290,7 +290,7 @@ class Peers:
             return
         work.is_answered = True
         if work.lease is not None:
-            self._fleet.first_token(work.lease, now_s, ttft_ms)
+            self._fleet.load.first_token(work.lease, now_s, ttft_ms)
 
     def _kept(self, peer: _Peer, over: Iterable[_Work], now_s: float) -> None:
         """End what is over, and book what could not be booked when it began."""
@@ -304,7 +304,7 @@ class Peers:
         if work is None:
             return
         if work.lease is not None:
-            self._fleet.end(work.lease, now_s, None)
+            self._fleet.load.end(work.lease, now_s, None)
             if computed and work.session_hash is not None:
                 booking = work.lease.booking
                 num_tokens = booking.num_uncached_tokens + booking.num_cached_tokens

@@ -22,12 +22,12 @@ class FleetEventOwners:
 
     def why_foreign(self, candidate: CandidateId) -> str | None:
         """Return why a candidate's events are not to be followed; None: they are its own."""
-        replicas = self._fleet.replicas
+        replicas = self._fleet.members.replicas
         if replicas != self._known:
             self._known = replicas
             self._owners = EventOwners(r.event_ports for r in replicas if r.event_ports is not None)
         name, _, rank = candidate.partition("#")
         now_s = time.monotonic()
         return self._owners.why_foreign(
-            name, int(rank or 0), counts=lambda other: self._fleet.is_up(other, now_s)
+            name, int(rank or 0), counts=lambda other: self._fleet.members.is_up(other, now_s)
         )

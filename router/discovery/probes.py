@@ -66,11 +66,11 @@ class Probes:
         """Probe health and load until another process answers at the replica's address."""
         name, health = replica.name, self._health
         load_due_s = time.monotonic()
-        self._fleet.note_signs(name, False, load_due_s)
+        self._fleet.members.note_signs(name, False, load_due_s)
         self._sleepers.forget(name)
         self._sleepers.note(name, facts.sleep, load_due_s)
         was_up, is_silent, suspected = True, False, asyncio.Event()
-        signs = self._fleet.signs(name)
+        signs = self._fleet.members.signs(name)
         signs.on_doubt, signs.has_broken = suspected.set, False
         while True:
             await _pause(suspected, health.interval_s * random.uniform(0.9, 1.1))
@@ -98,7 +98,7 @@ class Probes:
                     reason = failure.message
                     logger.warning("replica down", extra={"replica": name, "reason": reason})
                 continue
-            self._fleet.probe_ok(name, time.monotonic())
+            self._fleet.members.probe_ok(name, time.monotonic())
             if not was_up:
                 was_up = True
                 logger.info("replica up again", extra={"replica": name})
@@ -125,7 +125,7 @@ class Probes:
     async def _read_load(self, replica: Replica, facts: EngineFacts) -> _Reading | None:
         """Read a replica's load. None: this router could not ask."""
         name, asked_s = replica.name, time.monotonic()
-        num_sent = self._fleet.num_sent(name)
+        num_sent = self._fleet.load.num_sent(name)
         try:
             load = await self._engine_api.load(
                 name, replica.url, names_sources=facts.names_sources, shows_pause=facts.shows_pause
@@ -155,7 +155,7 @@ class Probes:
                 self._sleepers.note(name, load.sleep, asked_s)
             for candidate in candidates_of(replica):
                 if (rank := load.ranks.get(candidate.rank or 0)) is not None:
-                    fleet.note_engine_load(candidate.id, rank)
+                    fleet.load.note_engine_load(candidate.id, rank)
         return True
 
     def _note_signs(self, replica: Replica, reading: _Reading) -> None:
@@ -163,15 +163,15 @@ class Probes:
         name, fleet, now_s = replica.name, self._fleet, time.monotonic()
         figures = reading.load.figures if reading.load is not None else None
         has_requests = figures is not None and figures.num_requests > 0
-        is_stalled = fleet.signs(name).read(
+        is_stalled = fleet.members.signs(name).read(
             figures,
-            min(reading.num_sent, fleet.num_sent(name)),
+            min(reading.num_sent, fleet.load.num_sent(name)),
             now_s,
             is_excused=self._sleepers.is_away(name) or (replica.role == "decode" and has_requests),
         )
         if is_stalled is None:
             return
-        is_new = fleet.note_signs(name, is_stalled, now_s)
+        is_new = fleet.members.note_signs(name, is_stalled, now_s)
         if is_stalled:
             self._upstream.abort(name, Stalled)
             if is_new:
@@ -183,7 +183,7 @@ class Probes:
     def _shows_life(self, name: str, failure: UpstreamError) -> bool:
         """Return whether a replica that answered no probe recently showed that it is alive."""
         lately_s = self._health.interval_s + self._health.timeout_s
-        alive_s = self._fleet.signs(name).alive_s
+        alive_s = self._fleet.members.signs(name).alive_s
         return isinstance(failure, UpstreamTimeout) and alive_s >= time.monotonic() - lately_s
 
     async def _serves_the_same(self, name: str) -> bool:
@@ -202,13 +202,13 @@ class Probes:
         """
         now_s = time.monotonic()
         if self._shows_life(name, failure):
-            self._fleet.probe_excused(name)
+            self._fleet.members.probe_excused(name)
             return True
         how = _probe_failure(failure)
         if has_broken and how is ProbeFailure.BAD_STATUS:
             how = ProbeFailure.REFUSED
-        self._fleet.probe_failed(name, how, now_s, jitter=random.random())
-        is_up = self._fleet.is_up(name, now_s)
+        self._fleet.members.probe_failed(name, how, now_s, jitter=random.random())
+        is_up = self._fleet.members.is_up(name, now_s)
         if not is_up:
             self._upstream.abort(name)
         return is_up

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from typing import Final
 
@@ -12,10 +11,8 @@ from router.discovery.watch import HISTORY
 from router.replicas.fleet import Fleet
 from router.tokens import Prompters
 
-_SHOWN: Final = 3
 START_S: Final = 5.0  # after a router began, requests wait at most until then
 _START_LOOK_S: Final = 0.02
-_ADDRESS: Final = re.compile(r"^https?://\S+?:?\s+")  # that a reason begins with
 
 
 class Readiness:
@@ -26,22 +23,11 @@ class Readiness:
     """
 
     def __init__(self, *, fleet: Fleet, prompters: Prompters, waiting: Waiting) -> None:
-        self._fleet = fleet
+        self._members = fleet.members
         self._prompters = prompters
         self._waiting = waiting
         self._was_ready = False
         self._may_wait_until_s = time.monotonic() + START_S
-
-    def absent(self) -> str:
-        """List the replicas and sources that have not answered yet, with why; empty: none."""
-        found = {replica.name for replica in self._fleet.replicas}
-        absent = [
-            f"{name} ({_ADDRESS.sub('', reason)})"
-            for name, reason in self._waiting.items()
-            if name not in found
-        ]
-        more = [f"and {len(absent) - _SHOWN} more"] if len(absent) > _SHOWN else []
-        return ", ".join(absent[:_SHOWN] + more)
 
     def not_ready(self) -> str | None:
         """Return why requests should not come yet; None: they may.
@@ -50,7 +36,7 @@ class Readiness:
         another model's tokenizer or a restarted engine's history, concerns all routers at once:
         they serve on with what they know.
         """
-        if not self._can_answer():
+        if not self._members.can_answer:
             self._was_ready = False
             first = next(iter(self._waiting.items()), None)
             return f"no replica yet: {first[0]}: {first[1]}" if first else "no replica"
@@ -64,13 +50,9 @@ class Readiness:
 
     def is_starting(self) -> bool:
         """Whether requests will be served, or served better, in a moment."""
-        if self._can_answer():
+        if self._members.can_answer:
             return self.not_ready() is not None
         return any(reason == UNDISCOVERED for reason in self._waiting.values())
-
-    def _can_answer(self) -> bool:
-        """Return whether there is a replica that answers: one of role prefill does not."""
-        return any(replica.role != "prefill" for replica in self._fleet.replicas)
 
     async def until_started(self) -> None:
         """Hold a request while the router has just started and is about to know its replicas.

@@ -59,7 +59,7 @@ class ServedModels:
 
     def num_serving(self, model: str) -> int:
         """Count the replicas that serve a model."""
-        return sum(replica.serves(model) for replica in self._fleet.replicas)
+        return sum(replica.serves(model) for replica in self._fleet.members.replicas)
 
     def forget(self, name: str) -> None:
         """Drop a replica that is gone."""
@@ -81,7 +81,7 @@ class ServedModels:
             return True
         if _bases(models) != _bases(known.models):
             return False
-        self._fleet.set_models(name, models)
+        self._fleet.members.set_models(name, models)
         self._prompters.adapt({m.id: m.parent for m in models if m.parent is not None})
         if (paths := self._paths.get(name)) is not None:
             paths.clear()
@@ -103,7 +103,7 @@ class ServedModels:
                 if self._round_began_s >= asked_s:
                     return  # while it waited
                 await asyncio.sleep(max(0.0, self._round_began_s + ROUND_S - monotonic()))
-                if self._fleet.model(model) is None:
+                if self._fleet.members.served.get(model) is None:
                     self._round_began_s = monotonic()
                     await self._ask_all()
         finally:
@@ -118,7 +118,11 @@ class ServedModels:
                     await self.refresh(name)
 
         now_s = monotonic()
-        names = [r.name for r in self._fleet.replicas if self._fleet.listens(r.name, now_s)]
+        names = [
+            r.name
+            for r in self._fleet.members.replicas
+            if self._fleet.members.listens(r.name, now_s)
+        ]
         with suppress(TimeoutError):
             async with asyncio.timeout(_DEADLINE_S):
                 await asyncio.gather(*map(ask, names))
@@ -138,7 +142,7 @@ class ServedModels:
 
     def _find(self, name: str) -> Replica | None:
         try:
-            return self._fleet.replica(name)
+            return self._fleet.members.replica(name)
         except KeyError:
             return None
 

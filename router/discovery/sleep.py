@@ -71,7 +71,7 @@ class Sleepers:
         """
         if asked_s >= self._ordered_s.get(name, asked_s):
             self._change(name, state, is_lost=state == "emptied")
-        if self.is_away(name) and self._fleet.signs(name).moved_s < asked_s - _STILL_S:
+        if self.is_away(name) and self._fleet.members.signs(name).moved_s < asked_s - _STILL_S:
             self._upstream.abort(name, SetAside)
 
     def is_away(self, name: str) -> bool:
@@ -81,7 +81,7 @@ class Sleepers:
 
     def look(self, name: str) -> None:
         """Have a replica's state read now."""
-        self._fleet.signs(name).on_doubt()
+        self._fleet.members.signs(name).on_doubt()
 
     def set_aside(self, name: str, now_s: float) -> None:
         """Record a replica's 503 that says that it is paused, or being scaled.
@@ -119,7 +119,7 @@ class Sleepers:
             self._aside_s.pop(name, None)
         asleep, paused = state in ("asleep", "emptied"), state == "paused"
         if (replica.asleep, replica.paused) != (asleep, paused):
-            self._fleet.set_sleep(name, asleep=asleep, paused=paused)
+            self._fleet.members.set_sleep(name, asleep=asleep, paused=paused)
             if state == "awake":
                 what = "replica awake again" if replica.asleep else "replica resumed"
                 logger.info(what, extra={"replica": name})
@@ -134,7 +134,7 @@ class Sleepers:
             self._clear([each for each, num in emptied if each.counters.blocks.num_clears == num])
 
     def _replica(self, name: str) -> Replica | None:
-        return next((each for each in self._fleet.replicas if each.name == name), None)
+        return next((each for each in self._fleet.members.replicas if each.name == name), None)
 
     def _clear(self, streams: list[RankStream]) -> None:
         for stream in streams:
@@ -142,6 +142,6 @@ class Sleepers:
 
     def _streams(self, name: str) -> list[RankStream]:
         """List the streams that this router reads itself; others publish what they clear."""
-        replica = self._fleet.replica(name)
+        replica = self._fleet.members.replica(name)
         found = [self._caches.stream(candidate.id) for candidate in candidates_of(replica)]
         return [stream for stream in found if isinstance(stream, RankStream)]

@@ -48,6 +48,8 @@ class WatchTools(Struct, frozen=True, kw_only=True):
     """Why a replica is not usable (yet); read by readiness and the admin API."""
     models: ModelWatch
     probes: Probes
+    on_restart: Callable[[str, float], None]
+    """Called with a replica for which another process answers, and now."""
 
 
 class ReplicaWatch:
@@ -79,6 +81,7 @@ class ReplicaWatch:
         self._models = tools.models
         self._pools = pools
         self._probes = tools.probes
+        self._on_restart = tools.on_restart
 
     async def run(self) -> None:
         """Watch the replica until cancelled."""
@@ -112,7 +115,7 @@ class ReplicaWatch:
                 self._pools.detach(replica)
                 self._streams.drop(replica)
             logger.warning("replica restarted", extra={"replica": self._name})
-            self._fleet.on_restart(self._name, time.monotonic())
+            self._on_restart(self._name, time.monotonic())
 
     async def _discover(self) -> EngineFacts:
         """Ask until the replica answers; each new reason for a failure is logged once."""
@@ -167,8 +170,8 @@ class ReplicaWatch:
             pool=self._pools.of(self._replica),
             event_ports=facts.event_ports(name, self._config.events, self._replica),
         )
-        self._fleet.add(replica)
-        self._fleet.probe_ok(name, time.monotonic())
+        self._fleet.members.add(replica)
+        self._fleet.members.probe_ok(name, time.monotonic())
         self._pools.attach(replica, self._replica, key_head)
         if replica.publishes_events:
             self._waiting[name] = HISTORY

@@ -104,7 +104,7 @@ class Watches:
     def sweep(self) -> None:
         """Remove replicas that are leaving and have nothing of ours in flight."""
         for entry in self._registry.entries:
-            if entry.leaving and self._fleet.is_idle(entry.name):
+            if entry.leaving and self._fleet.load.is_idle(entry.name):
                 self._forget(entry.name)
 
     def is_offered(self, name: str) -> bool:
@@ -200,11 +200,11 @@ class Watches:
         running = self._running.get(name)
         evacuation = entry.evacuation if entry is not None and not entry.leaving else None
         if evacuation is not None:
-            self._fleet.evacuations[name] = evacuation
+            self._fleet.members.evacuations[name] = evacuation
         else:
-            self._fleet.evacuations.pop(name, None)
-        if entry is not None and any(r.name == name for r in self._fleet.replicas):
-            self._fleet.drain(name, draining=not entry.is_offered)
+            self._fleet.members.evacuations.pop(name, None)
+        if entry is not None and any(r.name == name for r in self._fleet.members.replicas):
+            self._fleet.members.drain(name, draining=not entry.is_offered)
         if running is None:
             if entry is not None and self._group is not None:
                 self._waiting[name] = UNDISCOVERED
@@ -230,7 +230,7 @@ class Watches:
     def _forget(self, name: str) -> None:
         self._note_gone(name)
         self._registry.forget(name)
-        self._fleet.remove(name)
+        self._fleet.members.remove(name)
         self._waiting.pop(name, None)
         logger.info("replica removed", extra={"replica": name})
         self._reconcile(name)
@@ -242,13 +242,13 @@ class Watches:
             self._ending.remove(name)
             if self._registry.find(name) is None:
                 self._note_gone(name)
-            self._fleet.remove(name)
+            self._fleet.members.remove(name)
             self._waiting.pop(name, None)
             self._reconcile(name)
 
     def _note_gone(self, name: str) -> None:
         """Have series of replicas dropped that went long ago: new pods come for ever."""
-        found = (replica for replica in self._fleet.replicas if replica.name == name)
+        found = (replica for replica in self._fleet.members.replicas if replica.name == name)
         candidates = [c.id for replica in found for c in candidates_of(replica)]
         series = tuple(dict.fromkeys((name, *candidates, *self._gone.get(name, ()))))
         for oldest in self._gone.put(name, series):

@@ -43,7 +43,7 @@ class Adapters:
     def describe(self) -> list[dict[str, Any]]:
         """List adapters, each with the replicas that have it and where they loaded it from."""
         found: dict[tuple[str, str], dict[str, str]] = {}
-        for replica in self._fleet.replicas:
+        for replica in self._fleet.members.replicas:
             for model in replica.models:
                 if model.parent is not None:
                     key = (model.id, replica.base_model)
@@ -59,7 +59,7 @@ class Adapters:
             BadRequest, UnknownModel: nothing was sent: which base is not clear; none has it.
         """
         base = self._base(wanted.base)
-        replicas = [replica for replica in self._fleet.replicas if _is_of(replica, base)]
+        replicas = [replica for replica in self._fleet.members.replicas if _is_of(replica, base)]
         if not wanted.load_inplace:
             replicas = [r for r in replicas if r.adapter_path(wanted.name) != wanted.path]
         params = {"lora_name": wanted.name, "lora_path": wanted.path}
@@ -80,7 +80,7 @@ class Adapters:
         base = self._base(base)
         replicas = [
             replica
-            for replica in self._fleet.replicas
+            for replica in self._fleet.members.replicas
             if _is_of(replica, base) and replica.adapter_path(name) is not None
         ]
         if not replicas:
@@ -88,10 +88,12 @@ class Adapters:
         return await self._order("unload_lora_adapter", {"lora_name": name}, name, base, replicas)
 
     def _base(self, named: str | None) -> str:
-        bases = dict.fromkeys(each.base_model for each in self._fleet.replicas if each.models)
+        bases = dict.fromkeys(
+            each.base_model for each in self._fleet.members.replicas if each.models
+        )
         if named is None and len(bases) == 1:
             return next(iter(bases))
-        if named is not None and any(_is_of(each, named) for each in self._fleet.replicas):
+        if named is not None and any(_is_of(each, named) for each in self._fleet.members.replicas):
             return named
         known = ", ".join(bases) or "none known yet"
         if named is None:
@@ -112,7 +114,7 @@ class Adapters:
         if names:
             order = Order(route=route, params=params, replicas=names)
             answers = (await self._control.follow(order))["replicas"]
-        known = {replica.name for replica in self._fleet.replicas}
+        known = {replica.name for replica in self._fleet.members.replicas}
         missing = [entry.name for entry in self._registry.entries if entry.name not in known]
         return {
             "name": name,

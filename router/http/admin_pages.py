@@ -63,7 +63,7 @@ class ReplicaPages:
     async def _replicas(self, _: web.Request) -> web.Response:
         return json_answer(
             {
-                "replicas": self._status.describe(),
+                "replicas": [each.shown() for each in self._status.replicas()],
                 "sharing": self._status.sharing(),
                 "sources": self._status.sources(),
             }

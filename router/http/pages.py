@@ -16,6 +16,7 @@ from router.http.connection import Handler
 from router.http.draining import Draining
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
+from router.replicas.replica import model_entries
 
 PING: Final = "/ping"
 """SageMaker's name for `/health`; vLLM takes a POST there, too."""
@@ -68,16 +69,16 @@ class Pages:
     async def _health(self, _: web.BaseRequest) -> web.Response:
         """Say whether a request could be answered now: 200 or 503, as vLLM's `/health` does."""
         try:
-            self._fleet.candidates(None, time.monotonic())
+            self._fleet.offers.candidates(None, time.monotonic())
         except RouterError:
             return web.Response(status=503)
         return web.Response(status=503 if self._draining.reason is not None else 200)
 
     async def _version(self, request: web.BaseRequest) -> web.Response:
         """Say which release of vLLM all replicas have at least."""
-        if not self._fleet.replicas:
-            return error_answer(self._fleet.no_replica(), request.path)
-        body = orjson.dumps({"version": self._fleet.version()})
+        if not self._fleet.members.replicas:
+            return error_answer(self._fleet.offers.no_replica(), request.path)
+        body = orjson.dumps({"version": self._fleet.members.version()})
         return web.Response(body=body, content_type="application/json")
 
     async def _metrics_page(self, request: web.BaseRequest) -> web.Response:
@@ -105,7 +106,7 @@ class Pages:
             for model in self._models_of(request):
                 if model["id"] == wanted:
                     return web.Response(body=orjson.dumps(model), content_type="application/json")
-            if self._fleet.absent():
+            if self._fleet.offers.absent():
                 raise NoReplicaAvailable(f"No replica of `{wanted[:200]}` has answered yet.")
             raise UnknownModel(f"The model `{wanted[:200]}` does not exist.", param="model")
         except RouterError as error:
@@ -118,7 +119,7 @@ class Pages:
             Unauthorized, NoReplicaAvailable: its key is not known; no model is.
         """
         caller = self._access.caller(request)
-        models: list[dict[str, Any]] = self._fleet.models()
+        models = model_entries(self._fleet.members.replicas)
         if not models:
-            raise self._fleet.no_replica()
+            raise self._fleet.offers.no_replica()
         return [model for model in models if caller.may_use(model["id"])]

@@ -3,7 +3,7 @@
     instruments   counters and histograms, pushed by the request and event paths   `Metrics`
     counting      what these add to: a step, no lock                            `Count`, …
     families      gauges and counters of a state, read at scrape time, never stale  `Family`
-    states        what they are read from                                            `RankState`, …
+    states        what they are read from                                            `PoolState`, …
 
 Labels come from small closed sets: replica names, states, tiers, reasons.
 `docs/reference/metrics.md` is generated from these tables.
@@ -12,7 +12,6 @@ Labels come from small closed sets: replica names, states, tiers, reasons.
 from router.metrics.instruments import Metrics
 from router.metrics.states import (
     PoolState,
-    RankState,
     SharingState,
     SourceState,
     StateSource,
@@ -21,7 +20,6 @@ from router.metrics.states import (
 __all__ = [
     "Metrics",
     "PoolState",
-    "RankState",
     "SharingState",
     "SourceState",
     "StateSource",

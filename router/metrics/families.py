@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.metrics.states import (
     PoolState,
-    RankState,
     SharingState,
     SourceState,
 )
+
+if TYPE_CHECKING:
+    from router.replicas.state import RankState
 
 S = TypeVar("S")
 Samples = Iterable[tuple[Sequence[str], float]]  # values of the labels, value
@@ -50,55 +52,55 @@ def _single(value: float | None, *labels: str) -> Samples | None:
 REPLICA: Final[list[Family[RankState]]] = [
     Family("warmroute_replica_state", "replica state",
         "1 for the current state of the router's knowledge of the replica's cache",
-        lambda r: [((r.replica, s), r.state == s) for s in ("exact", "degraded", "blind")]),
+        lambda r: [((r.status.id, s), r.cache == s) for s in ("exact", "degraded", "blind")]),
     Family("warmroute_replica_healthy", "replica", "1 while the replica may be chosen",
-        lambda r: [((r.replica,), r.healthy)]),
+        lambda r: [((r.status.id,), r.may_be_chosen)]),
     Family("warmroute_replica_withheld", "replica why",
         "1 while the replica gets no new requests, by reason: draining, asleep, paused, stalled",
-        lambda r: _each(r.withheld, r.replica)),
+        lambda r: _each(r.withheld, r.status.id)),
     Family("warmroute_inflight_requests", "replica",
         "Requests in flight, of all routers together",
-        lambda r: [((r.replica,), r.num_requests)]),
+        lambda r: [((r.status.id,), r.status.num_requests)]),
     Family("warmroute_inflight_requests_elsewhere", "replica",
         "Requests in flight that other routers sent",
-        lambda r: [((r.replica,), r.num_elsewhere)]),
+        lambda r: [((r.status.id,), r.status.num_elsewhere)]),
     Family("warmroute_inflight_uncached_tokens", "replica",
         "Uncached prompt tokens of requests without a first token yet",
-        lambda r: [((r.replica,), r.num_queued_tokens)]),
+        lambda r: [((r.status.id,), r.status.num_queued_tokens)]),
     Family("warmroute_queue_seconds", "replica",
         "Predicted time until the prefills in flight are done",
-        lambda r: [((r.replica,), r.queue_ms / 1000)]),
+        lambda r: [((r.status.id,), r.status.queue_ms / 1000)]),
     Family("warmroute_index_blocks", "replica tier",
         "Blocks of the replica in the index",
-        lambda r: _each(r.num_blocks, r.replica)),
+        lambda r: _each({"gpu": r.num_gpu_blocks, "cpu": r.num_cpu_blocks}, r.status.id)),
     Family("warmroute_cost_model_error_seconds", "replica",
         "Mean absolute error of recent TTFT predictions",
-        lambda r: [((r.replica,), r.cost_error_ms / 1000)]),
+        lambda r: [((r.status.id,), r.status.cost.error_ms / 1000)]),
     Family("warmroute_trust_ratio", "replica",
         "Share of recent audited predictions that were right",
-        lambda r: [((r.replica,), r.trust)]),
+        lambda r: [((r.status.id,), r.trust)]),
     Family("warmroute_cpu_trust_ratio", "replica",
         "Share of recent right predictions for the replica's CPU tier; absent before the first. "
         "Below 0.6 the tier does not count until it is 0.9 again",
-        lambda r: [] if r.cpu_trust is None else [((r.replica,), r.cpu_trust)]),
+        lambda r: [] if r.cpu_trust is None else [((r.status.id,), r.cpu_trust)]),
     Family("warmroute_last_block_dropped", "replica",
         "1 if its engine drops the last block of each hit (EAGLE, MTP); absent without speculation",
-        lambda r: [] if r.drops_last is None else [((r.replica,), r.drops_last)]),
+        lambda r: [] if r.eagle is None else [((r.status.id,), r.eagle.drops_last_block)]),
     Family("warmroute_live_sessions", "replica",
         "Live conversations at the replica",
-        lambda r: [((r.replica,), r.num_sessions)]),
+        lambda r: [((r.status.id,), r.num_sessions)]),
     Family("warmroute_footprint_ratio", "replica",
         "Size of the live conversations as a share of its cache; shared beginnings count once",
-        lambda r: [] if r.footprint_ratio is None else [((r.replica,), r.footprint_ratio)]),
+        lambda r: [] if r.footprint_ratio is None else [((r.status.id,), r.footprint_ratio)]),
     Family("warmroute_replica_loss_tokens", "replica",
         "Tokens that live conversations have only there: not at another replica, nor in the pool",
-        lambda r: [((r.replica,), r.num_loss_tokens)]),
+        lambda r: [((r.status.id,), r.loss.num_tokens)]),
     Family("warmroute_replica_loss_seconds", "replica",
         "Predicted time to compute the tokens of warmroute_replica_loss_tokens again",
-        lambda r: [((r.replica,), r.loss_s)]),
+        lambda r: [((r.status.id,), r.loss.compute_s)]),
     Family("warmroute_kv_events_total", "replica kind",
         "KV events of the replica, by kind",
-        lambda r: _each(r.events, r.replica)),
+        lambda r: _each(r.events, r.status.id)),
 ]
 
 REPLICA_PLACE: Final[list[Family[tuple[str, str]]]] = [

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-
-class RankState(Struct, frozen=True, kw_only=True):
-    """What one candidate looks like at scrape time."""
-
-    replica: str  # candidate id: `r1`, `r1#2`
-    state: str  # exact | degraded | blind
-    healthy: bool
-    withheld: dict[str, bool] = {}  # why it gets no new requests -> whether that is so
-    num_requests: int
-    num_elsewhere: int  # of these, sent by other routers
-    num_queued_tokens: int
-    queue_ms: float
-    num_blocks: dict[str, int]  # tier -> blocks in the index
-    events: dict[str, int]  # counter name -> value, since the router started
-    cost_error_ms: float
-    trust: float  # share of recent audited predictions that were right, 1.0 before the first
-    cpu_trust: float | None = None  # the same of its cpu tier; None: nothing was seen of it
-    drops_last: bool | None = None  # the last block of a hit; None: its engine does not speculate
-    num_sessions: int = 0  # conversations that are alive there
-    footprint_ratio: float | None = None  # what they take, of the cache; None: its size is unknown
-    num_loss_tokens: int = 0  # that they have only there
-    loss_s: float = 0.0  # to compute those again
+if TYPE_CHECKING:
+    from router.replicas.state import RankState
 
 
 class SharingState(Struct, frozen=True, kw_only=True):

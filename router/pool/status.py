@@ -33,7 +33,7 @@ class PoolStatus:
         """Return whether a candidate reads its pool. None: there are no pools."""
         if not self._pools:
             return None
-        is_member = self._fleet.replica(candidate.partition("#")[0]).pool is not None
+        is_member = self._fleet.members.replica(candidate.partition("#")[0]).pool is not None
         return is_member and self._pools.readers.reads(candidate)
 
     def _state(self, pool: Pool, now_s: float) -> PoolState:
@@ -81,7 +81,7 @@ class PoolStatus:
         }
 
     def _members(self, pool: Pool) -> list[Replica]:
-        return [replica for replica in self._fleet.replicas if replica.pool == pool.name]
+        return [replica for replica in self._fleet.members.replicas if replica.pool == pool.name]
 
     def _bytes_per_token(self, pool: Pool) -> Iterator[tuple[str, float]]:
         sizes = {replica.base_model: replica.block_size for replica in self._members(pool)}
@@ -94,7 +94,7 @@ class PoolStatus:
         self, pool: Pool, bytes_per_token: dict[str, float], now_s: float
     ) -> Iterator[tuple[str, float]]:
         models = {replica.name: replica.base_model for replica in self._members(pool)}
-        for status in self._fleet.status(now_s):
+        for status in self._fleet.load.status(now_s):
             size = bytes_per_token.get(models.get(status.replica, ""))
             if size is not None and status.cost.ms_per_fetched_token > 0:
                 yield status.id, size / status.cost.ms_per_fetched_token * 1000

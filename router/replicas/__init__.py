@@ -1,6 +1,6 @@
 """The fleet: replicas, their load, their health, their speed, and the conversations that use them.
 
-State, synchronous; `now_s` is an argument; no I/O. `Fleet` is the way in.
+State, synchronous; `now_s` is an argument; no I/O. `Fleet` is the way in: members, offers, load.
 """
 
 from router.replicas.candidate_state import CandidateStatus, EngineLoad

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from policies.view import NOTHING_HELD, CandidateId, CostModel, Holding, ReplicaView
 from router.records.outcome import Outcome
 from router.replicas.cost_classes import Speed
-from router.replicas.cost_fit import CostFit
 from router.replicas.health import Health
 from router.replicas.ledger import NO_FOREIGN, Booking, Foreign, Lease, Ledger
 from router.replicas.replica import Candidate, Replica
@@ -26,7 +25,7 @@ ENGINE_LOAD_MAX_AGE_S = 15.0
 
 _MIN_TOKENS = 20  # of a reading, to learn inter-token latency
 
-_BUSY_KEPT_S = 0.1  # computing it each time would be a sixth of `Fleet.views`
+_BUSY_KEPT_S = 0.1  # computing it each time would be a sixth of `Load.views`
 
 
 class EngineLoad(Struct, frozen=True, kw_only=True, gc=False):
@@ -119,11 +118,6 @@ class CandidateState:
         self._view_until_s = 0.0
 
     @property
-    def fit(self) -> CostFit:
-        """What is learned of the speed of replicas like this one."""
-        return self.speed.cost_class.fit
-
-    @property
     def is_idle(self) -> bool:
         """Whether this router has nothing in flight here."""
         return self.ledger.num_requests == self._num_elsewhere
@@ -138,7 +132,7 @@ class CandidateState:
             view is None
             or now_s >= self._view_until_s
             or held != self._view_held
-            or view.cost is not self.speed.cost_class.fit.model
+            or view.cost is not self.speed.fit.model
         ):
             view = self._describe(held, now_s)
             self._view = view if self.ledger.num_waiting == 0 else None  # a queue moves by itself
@@ -149,7 +143,7 @@ class CandidateState:
         return view
 
     def _describe(self, held: Holding, now_s: float) -> ReplicaView:
-        ledger, cost = self.ledger, self.fit.model
+        ledger, cost = self.ledger, self.speed.fit.model
         queue_ms = ledger.queue_ms(cost, now_s)  # first: it may presume first tokens
         if now_s >= self._busy_until_s:
             self._busy_ratio = ledger.busy.at(now_s)
@@ -170,15 +164,13 @@ class CandidateState:
         )
         if now_s < self._foreign.until_s:
             view = _with_foreign(view, self._foreign)
-        return self._with_decoding(view, now_s) if self._is_decoder else view
-
-    @property
-    def _is_decoder(self) -> bool:
-        return self.candidate.replica.role == "decode"
+        is_decoder = self.candidate.replica.role == "decode"
+        return self._with_decoding(view, now_s) if is_decoder else view
 
     @property
     def _steps(self) -> StepFit:
-        return self.fit.steps if self._is_decoder else self.fit.mixed_steps
+        is_decoder = self.candidate.replica.role == "decode"
+        return self.speed.fit.steps if is_decoder else self.speed.fit.mixed_steps
 
     def _with_decoding(self, view: ReplicaView, now_s: float) -> ReplicaView:
         """Add what only matters for replicas that decode: free KV and inter-token latency."""
@@ -232,7 +224,7 @@ class CandidateState:
             self._num_elsewhere += 1
         foreign = self._foreign if now_s < self._foreign.until_s else NO_FOREIGN
         lease = self.ledger.admit(
-            number, self.candidate.id, booking, self.fit.model, foreign, now_s
+            number, self.candidate.id, booking, self.speed.fit.model, foreign, now_s
         )
         num_uncached_tokens = booking.num_uncached_tokens
         self._mean_tokens += (1.0 - _MEAN_DECAY) * (num_uncached_tokens - self._mean_tokens)
@@ -264,9 +256,10 @@ class CandidateState:
         token was due, it took less than predicted. So the router learns that a replica is faster
         than the prior even if no client streams.
         """
-        if outcome is Outcome.OK and self.ledger.is_early(lease, self.fit.model, now_s):
-            took_ms = 1e3 * (now_s - lease.begun_s)
-            self.speed.observe(lease.work, took_ms, lease.predicted_ms)
+        if outcome is Outcome.OK and not lease.booking.streams:
+            if self.ledger.is_early(lease, self.speed.fit.model, now_s):
+                took_ms = 1e3 * (now_s - lease.begun_s)
+                self.speed.observe(lease.work, took_ms, lease.predicted_ms)
         if not self.ledger.end(lease, now_s):
             return False
         self._view = None
@@ -306,7 +299,7 @@ class CandidateState:
 
     def status(self, now_s: float) -> CandidateStatus:
         """Describe the candidate for people."""
-        candidate, ledger, cost = self.candidate, self.ledger, self.fit.model
+        candidate, ledger, cost = self.candidate, self.ledger, self.speed.fit.model
         return CandidateStatus(
             id=candidate.id,
             replica=candidate.replica.name,
@@ -324,7 +317,7 @@ class CandidateState:
             engine_load=self.engine_load,
             cost=cost,
             cost_class=self.speed.cost_class.name,
-            num_observations=self.fit.num_observations,
+            num_observations=self.speed.fit.num_observations,
         )
 
 

@@ -79,8 +79,20 @@ class Conversations:
         ttl_s: For how long they are remembered.
     """
 
-    __slots__ = ("_arrivals", "_batch_sets", "_live", "_past", "_pause_s", "_sets", "_share",
-                 "_ttl_s", "_turn_s", "max_sessions")  # fmt: skip
+    __slots__ = (
+        "_arrivals",
+        "_batch_sets",
+        "_live",
+        "_past",
+        "_pause_s",
+        "_sets",
+        "_sets_of",
+        "_share",
+        "_ttl_s",
+        "_turn_s",
+        "max_sessions",
+        "patience_s",
+    )  # fmt: skip
 
     def __init__(self, *, max_sessions: int = 100_000, ttl_s: float = 3600.0) -> None:
         if max_sessions < 1 or not ttl_s > 0.0:
@@ -91,7 +103,9 @@ class Conversations:
         self._past: Bounded[int, Conversation] = Bounded(max_sessions)  # over for longest first
         self._sets: dict[CandidateId, WorkingSet] = {}
         self._batch_sets: dict[CandidateId, WorkingSet] = {}  # the part of class batch
+        self._sets_of = {False: (self._sets,), True: (self._sets, self._batch_sets)}  # by is_batch
         self._pause_s = _FIRST_PAUSE_S
+        self.patience_s = PATIENCE * _FIRST_PAUSE_S  # how long a silent one counts as live
         self._turn_s = _FIRST_TURN_S
         self._share = _FIRST_SHARE  # of conversations that go on
         self._arrivals = RecentRate(*_ARRIVALS_S)
@@ -135,18 +149,18 @@ class Conversations:
         counted as pause, long waits would make the usual pause longer, keep room for silent
         conversations, and so make waits longer.
         """
-        entry = self.last(session)
+        live = self._live.get(session)
+        entry = live or self._past.get(session)
         if entry is None:
             return
         if not entry.num_running and not entry.is_asked:
             entry.is_asked = True
             pause_s = min(now_s - entry.last_s, _MOST_PAUSE_S)
             self._pause_s += (1.0 - _TIME_DECAY) * (pause_s - self._pause_s)
-        if session not in self._live:
-            return
-        if not entry.goes_on:
+            self.patience_s = max(MIN_PATIENCE_S, PATIENCE * self._pause_s)
+        if live is not None and not entry.goes_on:
             entry.goes_on = True
-            for sets in self._sets_of(entry):
+            for sets in self._sets_of[entry.is_batch]:
                 sets[entry.candidate].num_once_tokens -= entry.num_own_tokens
             self._share += (1.0 - _SHARE_DECAY) * (1.0 - self._share)
 
@@ -158,15 +172,15 @@ class Conversations:
 
     def end(self, session: int, now_s: float) -> None:
         """Finish a turn, whatever its outcome; unknown ones are ignored."""
-        entry = self._take(session)
+        entry = self._live.get(session)
         if entry is not None:
             self._turn_s += (1.0 - _TIME_DECAY) * (now_s - entry.begun_s - self._turn_s)
             entry.num_running = max(0, entry.num_running - 1)
             entry.last_s = now_s
+            self._live.move_to_end(session)  # it was active last
             if entry.has_ended and not entry.num_running:
+                self._take(session)
                 self._retire(session, entry)
-            else:
-                self._put(session, entry)
 
     def finish(self, session: int) -> bool:
         """End a conversation whose agent says that it is over; False: it is not live.
@@ -192,7 +206,7 @@ class Conversations:
         if entry is None:
             return False
         if session in self._live:
-            for sets in self._sets_of(entry):
+            for sets in self._sets_of[entry.is_batch]:
                 found = sets[entry.candidate]
                 found.num_tokens -= entry.num_own_tokens
                 if not entry.goes_on:
@@ -208,10 +222,9 @@ class Conversations:
 
     def expire(self, now_s: float) -> None:
         """Move conversations that are over out of the working sets."""
-        patience_s = self.patience_s
         while self._live:
             session, entry = next(iter(self._live.items()))
-            if now_s - entry.last_s <= patience_s:
+            if now_s - entry.last_s <= self.patience_s:
                 break
             self._take(session)
             if entry.num_running and now_s - entry.begun_s <= _LONGEST_TURN_S:
@@ -236,17 +249,12 @@ class Conversations:
 
     def get(self, session: int, now_s: float) -> Conversation | None:
         """Find a conversation; None if it was never seen or its time is over."""
-        entry = self.last(session)
+        entry = self._live.get(session) or self._past.get(session)
         return entry if entry is not None and now_s - entry.last_s <= self._ttl_s else None
 
     def last(self, session: int) -> Conversation | None:
         """Find a conversation, whenever its last turn was."""
         return self._live.get(session) or self._past.get(session)
-
-    @property
-    def patience_s(self) -> float:
-        """How long a silent conversation counts as live."""
-        return max(MIN_PATIENCE_S, PATIENCE * self._pause_s)
 
     @property
     def cycle_s(self) -> float:
@@ -261,7 +269,8 @@ class Conversations:
         """Count the live conversations of each candidate without `but`; empty: there are none."""
         if not self._sets:
             return ()
-        home = self.home(but) if but is not None else None
+        entry = self._live.get(but) if but is not None else None
+        home = entry.candidate if entry is not None else None
         at = self._sets.get
         return tuple([at(id_, NO_WORKING_SET).num_sessions - (id_ == home) for id_ in candidates])
 
@@ -274,7 +283,7 @@ class Conversations:
 
         Not `for_batch`: by interactive requests alone. They do not wait for room of batch requests.
         """
-        num_tokens = self._expected(self.at(candidate))
+        num_tokens = self._expected(self._sets.get(candidate, NO_WORKING_SET))
         if not for_batch and candidate in self._batch_sets:
             num_tokens -= self._expected(self._batch_sets[candidate])
         return num_tokens
@@ -339,7 +348,7 @@ class Conversations:
     def _take(self, session: int) -> Conversation | None:
         entry = self._live.pop(session, None)
         if entry is not None:
-            for sets in self._sets_of(entry):
+            for sets in self._sets_of[entry.is_batch]:
                 found = sets[entry.candidate]
                 found.num_sessions -= 1
                 found.num_tokens -= entry.num_own_tokens
@@ -352,7 +361,7 @@ class Conversations:
     def _put(self, session: int, entry: Conversation) -> None:
         """Put a conversation behind all others: it was active last."""
         self._live[session] = entry
-        for sets in self._sets_of(entry):
+        for sets in self._sets_of[entry.is_batch]:
             found = sets.get(entry.candidate)
             if found is None:
                 found = sets[entry.candidate] = WorkingSet()
@@ -360,6 +369,3 @@ class Conversations:
             found.num_tokens += entry.num_own_tokens
             if not entry.goes_on:
                 found.num_once_tokens += entry.num_own_tokens
-
-    def _sets_of(self, entry: Conversation) -> tuple[dict[CandidateId, WorkingSet], ...]:
-        return (self._sets, self._batch_sets) if entry.is_batch else (self._sets,)

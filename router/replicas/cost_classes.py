@@ -78,20 +78,14 @@ class Speed:
         classes: Those of its label, oldest first; it begins in the first. More may be added.
     """
 
-    __slots__ = ("_num_until_look", "_recent", "classes", "cost_class", "replica")
+    __slots__ = ("_num_until_look", "_recent", "classes", "cost_class", "fit", "replica")
 
     def __init__(self, replica: str, classes: list[CostClass]) -> None:
         self.replica = replica
         self.classes = classes
         self._recent: deque[_Seen] = deque(maxlen=NUM_RECENT)
         self._num_until_look = NUM_RECENT
-        self.cost_class = classes[0]
-        self.cost_class.members.append(self)
-
-    @property
-    def fit(self) -> CostFit:
-        """What is learned of its class."""
-        return self.cost_class.fit
+        self._join(classes[0])
 
     def leave(self) -> None:
         """Leave the class; an empty class is dropped, except for the first."""
@@ -166,9 +160,12 @@ class Speed:
     def _move(self, to: CostClass) -> None:
         before = self.cost_class
         self.leave()
-        self.cost_class = to
-        to.members.append(self)
+        self._join(to)
         logger.info(
             "replica differs in speed from its class",
             extra={"replica": self.replica, "class": before.name, "goes_to": to.name},
         )
+
+    def _join(self, cost_class: CostClass) -> None:
+        self.cost_class, self.fit = cost_class, cost_class.fit  # the fit is what its class learned
+        cost_class.members.append(self)

@@ -91,12 +91,7 @@ class Deaths:
         """Called when a request is no suspect any more."""
         self._deaths: deque[_Death] = deque()
         self._broken: deque[_Broken] = deque(maxlen=_MAX_BROKEN)
-        self._num_bodies = 0
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether any request is a suspect; if not, no digest is needed."""
-        return self._num_bodies > 0
+        self.num_suspects = 0  # requests that may have ended a replica; if 0, no digest is needed
 
     # -- what happened -----------------------------------------------------------------------
 
@@ -148,7 +143,7 @@ class Deaths:
         is_known = False
         for death in self._deaths:
             if death.bodies.pop(body, None) is not None:
-                self._num_bodies -= 1
+                self.num_suspects -= 1
                 is_known = True
                 death.culprit = None if death.culprit == body else death.culprit
         if is_known and not is_told:
@@ -222,16 +217,16 @@ class Deaths:
             self.on_lost(_lost(death, broken.body, broken.is_answered), now_s)
 
     def _put(self, death: _Death, body: Body, is_answered: bool) -> None:
-        self._num_bodies += body not in death.bodies
+        self.num_suspects += body not in death.bodies
         death.bodies[body] = is_answered and death.bodies.get(body, True)
 
     def _drop_old(self, now_s: float) -> None:
         while self._deaths and (
             now_s - self._deaths[0].at_s > MEMORY_S
             or len(self._deaths) > _MAX_DEATHS
-            or (self._num_bodies > _MAX_BODIES and len(self._deaths) > 1)
+            or (self.num_suspects > _MAX_BODIES and len(self._deaths) > 1)
         ):
-            self._num_bodies -= len(self._deaths.popleft().bodies)
+            self.num_suspects -= len(self._deaths.popleft().bodies)
         while self._broken and now_s - self._broken[0].at_s > NEAR_S:
             self._broken.popleft()
 

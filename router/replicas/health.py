@@ -149,8 +149,9 @@ class Health:
 
     def began(self, number: int, now_s: float) -> None:
         """Start the lease `number`; on trial it is the one that decides."""
-        if self.state(now_s) is HealthState.TRIAL and self._trial is None:
-            self._trial = number
+        if self._state is not HealthState.UP and self._trial is None:
+            if self.state(now_s) is HealthState.TRIAL:
+                self._trial = number
 
     def answered(self, number: int, now_s: float) -> None:
         """Record a first token: it ends a trial well, before the last token."""
@@ -165,7 +166,12 @@ class Health:
             self._trial = None
         match outcome:
             case Outcome.OK:
-                self._succeeded(on_trial, now_s)
+                if on_trial:
+                    self._recover(now_s)
+                elif self._state is HealthState.UP:
+                    self._failures, self._num_overdue = [], 0
+                    if self._suspension.until_s:  # it has been out
+                        self._suspension.reset()
             case Outcome.REPLICA_UNREACHABLE:
                 self._open(HealthState.DOWN, outcome.value, now_s, jitter, by_probe=False)
             case Outcome.REPLICA_FAILED:
@@ -241,13 +247,6 @@ class Health:
 
     def _is_out(self) -> bool:
         return self._state not in (HealthState.UP, HealthState.TRIAL)
-
-    def _succeeded(self, on_trial: bool, now_s: float) -> None:
-        if on_trial:
-            self._recover(now_s)
-        elif self._state is HealthState.UP:
-            self._failures, self._num_overdue = [], 0
-            self._suspension.reset()
 
     def _recover(self, now_s: float) -> None:
         self._state, self._trial = HealthState.UP, None

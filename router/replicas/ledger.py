@@ -168,7 +168,9 @@ class Ledger:
         "busy",
         "idle",
         "num_queued_tokens",
+        "num_requests",
         "num_tokens",
+        "num_waiting",
     )
 
     def __init__(self) -> None:
@@ -181,18 +183,10 @@ class Ledger:
         self._mtoken2 = 0.0
         self._pace_ms = self._pace_tokens = 0.0  # recent first tokens: time to compute, and tokens
         self._pace_s = 0.0  # when the last of them came
+        self.num_requests = 0  # from dispatch to their last byte
+        self.num_waiting = 0  # of these, before their first token
         self.num_queued_tokens = 0  # uncached tokens of the waiting requests
         self.num_tokens = 0  # of all prompts in flight
-
-    @property
-    def num_requests(self) -> int:
-        """Count requests from dispatch to their last byte."""
-        return len(self._waiting) + len(self._decoding)
-
-    @property
-    def num_waiting(self) -> int:
-        """Count requests before their first token."""
-        return len(self._waiting)
 
     @property
     def waiting(self) -> Collection[Lease]:
@@ -239,6 +233,8 @@ class Ledger:
             self.busy.switch(True, now_s)
             self.idle.switch(False, now_s)
         self._waiting[number] = lease
+        self.num_requests += 1
+        self.num_waiting += 1
         self.num_queued_tokens += num_uncached_tokens
         self.num_tokens += num_uncached_tokens + booking.num_cached_tokens
         self._mtoken2 += own
@@ -260,17 +256,18 @@ class Ledger:
 
     def end(self, lease: Lease, now_s: float) -> bool:
         """Give a lease back, in any state; False if that was done before."""
-        if not self._leave_queue(lease, now_s):
-            if self._decoding.pop(lease.number, None) is None:
-                return False
+        if self._decoding.pop(lease.number, None) is None and not self._leave_queue(lease, now_s):
+            return False
+        self.num_requests -= 1
         self.num_tokens -= lease.booking.num_uncached_tokens + lease.booking.num_cached_tokens
         return True
 
     def is_early(self, lease: Lease, model: CostModel, now_s: float) -> bool:
         """Return whether a whole answer, complete now, came before its first token was due."""
+        if lease.booking.streams or not lease.booking.num_uncached_tokens:
+            return False
         self._presume(model, now_s)
-        is_whole = not lease.booking.streams and lease.booking.num_uncached_tokens > 0
-        return is_whole and lease.number in self._waiting
+        return lease.number in self._waiting
 
     def num_timely(self, now_s: float) -> int:
         """Count requests before their first token, which will be seen, and is not long overdue.
@@ -343,6 +340,7 @@ class Ledger:
         """Take a lease out of the waiting ones; after a head, the next is computed from now on."""
         if self._waiting.pop(lease.number, None) is None:
             return False
+        self.num_waiting -= 1
         self.num_queued_tokens -= lease.booking.num_uncached_tokens
         self._mtoken2 -= lease.num_mtoken2
         if not self._waiting:

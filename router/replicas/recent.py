@@ -16,8 +16,9 @@ class RecentSum:
         self._at_s = 0.0
 
     def add(self, value: float, now_s: float) -> None:
-        self._sum = self.at(now_s) + value
-        self._at_s = now_s
+        """Add a term; the ones before fade until `now_s`."""
+        fade = exp(min(0.0, self._at_s - now_s) / self._constant_s)
+        self._sum, self._at_s = self._sum * fade + value, now_s
 
     def at(self, now_s: float) -> float:
         """Return the sum as of `now_s`, never before the last `add`."""

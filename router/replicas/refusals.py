@@ -5,15 +5,34 @@ No address is in them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final
 
 from router.base.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.replicas.candidate_state import state_of
-from router.replicas.member import Member
+from router.replicas.members import Member
 from router.replicas.replica import Replica
+from router.replicas.state import ON_PURPOSE
 
 _MAX_RETRY_AFTER_S = 30.0
 _SHOWN = 3  # replicas that an error names
+_ADDRESS: Final = re.compile(r"^https?://\S+?:?\s+")  # that a reason begins with
+
+
+def absent(waiting: Mapping[str, str], known: Container[str]) -> str:
+    """List the replicas and sources that have not answered yet, with why; empty: none.
+
+    Args:
+        waiting: Why a replica is not usable (yet); those that are `known` did answer.
+        known: Names of replicas.
+    """
+    shown = [
+        f"{name} ({_ADDRESS.sub('', reason)})"
+        for name, reason in waiting.items()
+        if name not in known
+    ]
+    return _first(shown)
 
 
 def no_replica(absent: str) -> NoReplicaAvailable:
@@ -55,8 +74,7 @@ def states_of(model: str | None, members: Iterable[Member], now_s: float) -> str
     states = [
         _shown(member, now_s) for member in members if model is None or member.replica.serves(model)
     ]
-    more = [f"and {len(states) - _SHOWN} more"] if len(states) > _SHOWN else []
-    return ", ".join(states[:_SHOWN] + more)
+    return _first(states)
 
 
 def check_roles(replicas: Sequence[Replica], *, is_split: bool) -> None:
@@ -92,6 +110,10 @@ def _shown(member: Member, now_s: float) -> str:
     """Say in which state a replica is, and why."""
     replica, health = member.replica, member.health
     state = state_of(replica, health, now_s)
-    is_well = state in ("draining", "asleep", "paused")
-    reason = f" ({health.reason})" if health.reason and not is_well else ""
+    reason = f" ({health.reason})" if health.reason and state not in ON_PURPOSE else ""
     return f"{replica.name}: {state}{reason}"
+
+
+def _first(shown: Sequence[str]) -> str:
+    more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
+    return ", ".join([*shown[:_SHOWN], *more])

@@ -103,19 +103,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     id: CandidateId
     replica: Replica
     rank: int | None = None
-
-    @property
-    def capacity_tokens(self) -> int | None:
-        """Tokens this candidate's cache holds; None: not known.
-
-        With several KV groups only the engine's own figure counts: blocks are shared by the groups
-        (router.index.footprint).
-        """
-        if self.replica.num_cache_tokens is not None:
-            return self.replica.num_cache_tokens
-        if self.replica.block_size is None or self.replica.num_blocks is None:
-            return None
-        return self.replica.block_size * self.replica.num_blocks
+    base_model: str = ""  # of its replica
+    capacity_tokens: int | None = None  # that its cache holds; None: not known
 
 
 def candidate_id(name: str, rank: int | None) -> CandidateId:
@@ -126,8 +115,28 @@ def candidates_of(replica: Replica) -> tuple[Candidate, ...]:
     """List a replica's candidates, ranks in order."""
     ranks = [None] if replica.num_ranks == 1 else list(range(replica.num_ranks))
     return tuple(
-        Candidate(id=candidate_id(replica.name, rank), replica=replica, rank=rank) for rank in ranks
+        Candidate(
+            id=candidate_id(replica.name, rank),
+            replica=replica,
+            rank=rank,
+            base_model=replica.base_model,
+            capacity_tokens=_capacity_tokens(replica),
+        )
+        for rank in ranks
     )
+
+
+def _capacity_tokens(replica: Replica) -> int | None:
+    """Return how many tokens the cache of a rank holds; None: not known.
+
+    With several KV groups only the engine's own figure counts: blocks are shared by the groups
+    (router.index.footprint).
+    """
+    if replica.num_cache_tokens is not None:
+        return replica.num_cache_tokens
+    if replica.block_size is None or replica.num_blocks is None:
+        return None
+    return replica.block_size * replica.num_blocks
 
 
 def model_entries(replicas: Iterable[Replica]) -> list[dict[str, Any]]:

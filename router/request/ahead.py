@@ -76,8 +76,8 @@ class Ahead:
             UnknownModel, NoReplicaAvailable: there are none.
         """
         model, now_s = prompt.read.model, monotonic()
-        candidates = self._fleet.candidates(model, now_s)
-        helpers = self._fleet.prefillers(model, None, now_s)
+        candidates = self._fleet.offers.candidates(model, now_s)
+        helpers = self._fleet.offers.prefillers(model, None, now_s)
         return same_names(prompt, (*candidates, *helpers))
 
     async def _hash(self, prompt: Prompt, tokens: Tokens, candidates: Sequence[Candidate]) -> None:

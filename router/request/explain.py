@@ -67,7 +67,7 @@ class Explainer:
     def _pool_of(self, view: ReplicaView) -> str | None:
         """Name the pool that was looked up for a candidate. None: none was."""
         name = view.id.partition("#")[0]
-        return None if view.num_pool_tokens is None else self._fleet.replica(name).pool
+        return None if view.num_pool_tokens is None else self._fleet.members.replica(name).pool
 
     def _queue(self, prompt: Prompt, plan: Plan) -> dict[str, Any]:
         """Return what the queue would do with a request."""
@@ -79,7 +79,7 @@ class Explainer:
             "where": where,
             "num_sessions": conversations.at(where).num_sessions,
             "num_session_tokens": round(conversations.num_tokens_at(where)),
-            "capacity_tokens": self._fleet.capacity_tokens(where),
+            "capacity_tokens": self._fleet.load.capacity_tokens(where),
             "goes_at_once": verdict.goes,
             "why": verdict.why,
             "class": prompt.service_class,

@@ -76,7 +76,7 @@ class Owners:
                 raise ResponseNotFound(read.response_id)
             return None
         entry = self._registry.of_identity(identity)
-        if entry is None or not self._fleet.listens(entry.name, monotonic()):
+        if entry is None or not self._fleet.members.listens(entry.name, monotonic()):
             self._metrics.responses_found.labels("gone").inc()
             raise ResponseNotFound(read.response_id)
         self._metrics.responses_found.labels(where).inc()

@@ -98,19 +98,21 @@ class Place:
             RouteNotServed: those that there are lack the request's route.
         """
         exclude: AbstractSet[str] = tries.replicas
-        if self._fleet.lacking:
+        if self._fleet.members.lacking:
             exclude = exclude | self._without_route(prompt)
         if prompt.owner is not None:
-            return self._fleet.candidates_at(
+            return self._fleet.offers.candidates_at(
                 prompt.owner, prompt.read.model, now_s, exclude=exclude
             )
         model, num_tokens = prompt.read.model, prompt.num_needed_tokens
         try:
-            found = self._fleet.candidates(model, now_s, exclude=exclude, num_tokens=num_tokens)
+            found = self._fleet.offers.candidates(
+                model, now_s, exclude=exclude, num_tokens=num_tokens
+            )
         except NoReplicaAvailable:
             others = self._stays.with_home(prompt, tries, (), now_s)
             if prompt.read.response_id is not None:
-                others = self._fleet.draining(model, now_s, exclude=exclude)
+                others = self._fleet.offers.draining(model, now_s, exclude=exclude)
             if not others:
                 raise
             return others
@@ -118,7 +120,7 @@ class Place:
             found = tuple(each for each in found if each.replica.name in tries.only)
             if not found:
                 raise NoReplicaAvailable("No other replica is idle.")
-        if not self._fleet.evacuations:
+        if not self._fleet.members.evacuations:
             return found
         return self._stays.with_home(prompt, tries, found, now_s)
 
@@ -130,10 +132,10 @@ class Place:
         """
         inbound, fleet = prompt.read.inbound, self._fleet
         route = engine_route(inbound.method, inbound.path)
-        names = fleet.lacking.get(route) if route is not None else None
+        names = fleet.members.lacking.get(route) if route is not None else None
         if not names:
             return frozenset()
-        is_nowhere = prompt.owner in names or fleet.all_lack(prompt.read.model, route or "")
+        is_nowhere = prompt.owner in names or fleet.offers.all_lack(prompt.read.model, route or "")
         if is_nowhere:
             raise RouteNotServed(f"No replica serves {inbound.method} {inbound.path}.")
         return names
@@ -145,7 +147,7 @@ class Place:
             candidates = self.candidates(prompt, tries, now_s)
         except RouterError:
             return frozenset()
-        views = self._fleet.views(candidates, {}, now_s)
+        views = self._fleet.load.views(candidates, {}, now_s)
         both = zip(candidates, views, strict=True)
         return frozenset(each.replica.name for each, view in both if view.num_waiting == 0)
 
@@ -165,7 +167,7 @@ class Place:
         policy = self._policy if prompt.read.request is not None else self._plain_policy
         if prompt.variant is not None:
             policy = prompt.variant.policy
-        if not self._fleet.is_split or prompt.read.request is None:
+        if not self._fleet.members.is_split or prompt.read.request is None:
             return self._choose(prompt, candidates, policy, now_s, in_front_ms)
         decodes = any(candidate.replica.role == "decode" for candidate in candidates)
         by = DECODE if decodes else policy
@@ -188,7 +190,7 @@ class Place:
         if why is None and here_ms <= there_ms:
             why = "cheaper"
         if why is None:
-            others = self._fleet.prefillers(prompt.read.model, reader, snapshot.now_s)
+            others = self._fleet.offers.prefillers(prompt.read.model, reader, snapshot.now_s)
             others = tuple(each for each in others if each.replica.name != tries.failed_helper)
             if others:
                 helper = self._choose(prompt, others, policy, snapshot.now_s, in_front_ms)
@@ -203,7 +205,7 @@ class Place:
 
     def has(self, placement: Placement) -> bool:
         """Return whether the candidate of a request is still there."""
-        return self._fleet.has(placement.lease.candidate)
+        return placement.lease.candidate in self._fleet.members.states
 
     def has_room(self, prompt: Prompt, plan: Plan) -> bool:
         """Return whether the engine chosen has blocks for a prompt beside what it has."""
@@ -226,7 +228,7 @@ class Place:
         held, home = found.held, None
         if session is not None and read.request is not None and not prompt.is_matchable:
             held, home = with_last_turn(prompt, session, held)
-        views = self._fleet.views(candidates, held, now_s, in_front_ms)
+        views = self._fleet.load.views(candidates, held, now_s, in_front_ms)
         conversations.expire(now_s)
         snapshot = Snapshot(
             now_s=now_s,
@@ -301,11 +303,11 @@ class Place:
         prompt comes from the replica that computed it.
         """
         now_s, old = self._clock(), placement.lease
-        self._fleet.end(old, now_s, Outcome.CLIENT_GONE)  # counts neither way
+        self._fleet.load.end(old, now_s, Outcome.CLIENT_GONE)  # counts neither way
         booking = booking_of(prompt, plan)
         if is_sent:
             booking = booking.sent(plan.view.num_gpu_tokens)
-        placement.lease = self._fleet.admit(placement.lease.candidate, booking, now_s)
+        placement.lease = self._fleet.load.admit(placement.lease.candidate, booking, now_s)
         if placement.claim is not None:
             self._caches.release(placement.claim, computed=False, now_s=now_s)
             placement.claim = None
@@ -327,7 +329,7 @@ class Place:
         placement = Placement(
             plan=plan,
             predicted=plan.prediction,
-            lease=self._fleet.admit(candidate.id, booking, now_s),
+            lease=self._fleet.load.admit(candidate.id, booking, now_s),
             claim=None,
             state=self._caches.state(candidate.id, prompt.extra),
             placed_s=now_s,
@@ -380,7 +382,7 @@ class Place:
 
     def first_token(self, placement: Placement, at_s: float) -> None:
         """Learn from the time of a first token."""
-        self._fleet.first_token(placement.lease, at_s)
+        self._fleet.load.first_token(placement.lease, at_s)
         if self._outbox is not None:
             self._outbox.answered(placement.lease, at_s)
         self._observers.first_token(placement, at_s)
@@ -391,7 +393,7 @@ class Place:
             return
         placement.is_ended = True
         now_s, is_computed = self._clock(), outcome is Outcome.OK
-        self._fleet.end(placement.lease, now_s, outcome, jitter=random.random())
+        self._fleet.load.end(placement.lease, now_s, outcome, jitter=random.random())
         if self._outbox is not None:
             self._outbox.ended(placement.lease, computed=is_computed)
         if placement.claim is not None:
@@ -407,4 +409,4 @@ class Place:
 
     def absolve(self, lease: Lease) -> None:
         """Take back what a request's failure counted against its replica."""
-        self._fleet.absolve(lease)
+        self._fleet.load.absolve(lease)

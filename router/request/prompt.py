@@ -77,5 +77,5 @@ class Prompts:
 
     async def _look_for_model(self, read: Read) -> None:
         """Ask replicas whether they serve a model that none is known to serve."""
-        if read.model and self._fleet.model(read.model) is None:
+        if read.model and self._fleet.members.served.get(read.model) is None:
             await self._models.look_for(read.model)

@@ -79,11 +79,13 @@ class WaitingRoom:
         self._rules = replace(
             rules, fill=config.fill, max_wait_s=config.max_wait_s, tbt_ms=config.tbt_ms
         )
-        self._queue: Queue[Plan] = Queue(self._rules, fleet.conversations, fleet, self._has_blocks)
+        self._queue: Queue[Plan] = Queue(
+            self._rules, fleet.conversations, fleet.load, self._has_blocks
+        )
         self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
         self._timer: asyncio.TimerHandle | None = None
         self._next: asyncio.Handle | None = None
-        fleet.on_change = self._wake
+        self._once_changed = fleet.members.once_changed
         queue = self._queue
         metrics.waiting.set_function(lambda: float(len(queue)))
         metrics.class_waiting.labels(BATCH).set_function(lambda: float(queue.num_batch))
@@ -281,6 +283,7 @@ class WaitingRoom:
                 self._wake()
         finally:
             if self._queue:
+                self._once_changed.add(self._wake)
                 self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.release)
 
     def _choose(self, waiting: Waiting, in_front_ms: InFront = NOTHING) -> Plan | None:

@@ -226,7 +226,9 @@ class Reader:
         """
         if named:
             return named
-        bases = dict.fromkeys(each.base_model for each in self._fleet.replicas if each.models)
+        bases = dict.fromkeys(
+            each.base_model for each in self._fleet.members.replicas if each.models
+        )
         if len(bases) > 1:
             raise BadRequest(f"name a `model`: {', '.join(bases)}", param="model")
         return next(iter(bases), "")
@@ -280,7 +282,7 @@ def _salted(
 
 def extra_keys(fleet: Fleet, model: str, salt: str | None) -> ExtraKeys:
     """Return what besides tokens names a prompt's blocks: salt and adapter."""
-    served = fleet.model(model)
+    served = fleet.members.served.get(model)
     lora = (model, served.root or "") if served is not None and served.parent else None
     if lora is None and not salt:
         return NO_EXTRA

@@ -176,7 +176,7 @@ class Retries:
     def _lacks_route(self, prompt: Prompt, placement: Placement) -> None:
         """Remember that a replica lacks a route, until it is another process."""
         route = engine_route(prompt.read.inbound.method, prompt.read.inbound.path)
-        if route is not None and self._fleet.lacks(placement.replica, route):
+        if route is not None and self._fleet.members.lacks(placement.replica, route):
             logger.warning(
                 "replica lacks a route: others get its requests",
                 extra={"replica": placement.replica, "route": route},
@@ -207,7 +207,7 @@ class Retries:
             return
         same = [other for other, its_failure in before if its_failure == failure]
         if same:
-            self._fleet.absolve(same[-1])
+            self._fleet.load.absolve(same[-1])
         if same or objection in ("budget", "unreadable"):
             tries.is_excused = True
             self._metrics.absolved.labels("same_elsewhere" if same else "unproven").inc()
@@ -258,7 +258,9 @@ class Retries:
         floor_s = config.overdue_floor_s
         if placement.may_fetch:
             floor_s = min(floor_s, _FETCH_FLOOR_S)
-        return self._fleet.overdue_s(placement.lease, ratio=config.overdue_ratio, floor_s=floor_s)
+        return self._fleet.load.overdue_s(
+            placement.lease, ratio=config.overdue_ratio, floor_s=floor_s
+        )
 
     def wait_s(self, prompt: Prompt, tries: Tries, placement: Placement) -> float | None:
         """Return how long to wait on for an overdue first token. None: leave now.
@@ -281,11 +283,11 @@ class Retries:
         [ttft_ms] = [cost.ttft_ms for cost in costs if cost.id == plan.candidate.id]
         waited_s = now_s - placement.lease.begun_s
         late_ms = waited_s * 1000.0 - placement.lease.predicted_ms
-        is_late = self._fleet.longest_wait_s(plan.candidate.id, now_s) >= waited_s / 2
+        is_late = self._fleet.load.longest_wait_s(plan.candidate.id, now_s) >= waited_s / 2
         if is_late or ttft_ms >= late_ms:
             self._metrics.overdue.labels("late_elsewhere").inc()
             return _LOOK_AGAIN_S
-        signs = self._fleet.signs(placement.replica)
+        signs = self._fleet.members.signs(placement.replica)
         if signs.overdue_s is None and not placement.may_fetch:
             signs.overdue_s = placement.lease.begun_s
         self._metrics.overdue.labels("left").inc()
@@ -296,7 +298,7 @@ class Retries:
         fetches, lease, now_s = self._place.fetches, placement.lease, monotonic()
         if fetches is None or not placement.may_fetch:
             return
-        if self._fleet.longest_wait_s(lease.candidate, now_s) <= now_s - lease.begun_s:
+        if self._fleet.load.longest_wait_s(lease.candidate, now_s) <= now_s - lease.begun_s:
             fetches.suspect(lease)
 
     # ---------------------------------------------------------------- a salt of its own
@@ -335,7 +337,9 @@ class Retries:
             found = self._place.candidates(prompt, tries, now_s)
         except RouterError:
             return False
-        return not is_up or any(self._fleet.is_up(each.replica.name, now_s) for each in found)
+        return not is_up or any(
+            self._fleet.members.is_up(each.replica.name, now_s) for each in found
+        )
 
 
 def _with_own_salt(prompt: Prompt) -> Prompt | None:

@@ -53,12 +53,12 @@ class Stays:
         fleet.conversations.expire(now_s)
         id_ = fleet.conversations.home(session)
         name = "" if id_ is None else id_.partition("#")[0]
-        evacuation = fleet.evacuations.get(name)
+        evacuation = fleet.members.evacuations.get(name)
         if evacuation is None or self._clock() >= leaves_at(evacuation, session):
             return None
-        if name in tries.replicas or not fleet.is_up(name, now_s):
+        if name in tries.replicas or not fleet.members.is_up(name, now_s):
             return None
-        replica = fleet.replica(name)
+        replica = fleet.members.replica(name)
         if not replica.is_awake or not replica.serves(model):
             return None
         return next((each for each in candidates_of(replica) if each.id == id_), None)

@@ -44,7 +44,7 @@ class Witness:
         Raises:
             RequestKills: it is known to end replicas.
         """
-        if not self._deaths.is_watching or not inbound.body:
+        if not self._deaths.num_suspects or not inbound.body:
             return None
         body = await _digest(inbound)
         refused = self._refusal(body)
@@ -92,13 +92,13 @@ class Witness:
             begun_s=begun_s,
             now_s=monotonic(),
         )
-        if failure not in _LATE and not self._fleet.is_down(name):
-            self._fleet.signs(name).broke()
+        if failure not in _LATE and not self._fleet.members.is_down(name):
+            self._fleet.members.signs(name).broke()
 
     def left(self, prompt: Prompt, tries: Tries, placement: Placement) -> None:
         """Note that a client left; a suspect if its replica is down, as one that hangs."""
         received, name = prompt.read.received, placement.replica
-        if not received.body or not self._fleet.is_down(name):
+        if not received.body or not self._fleet.members.is_down(name):
             return
         if tries.digest is None:
             tries.digest = _digest_now(received)

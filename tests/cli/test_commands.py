@@ -257,7 +257,7 @@ async def test_explain_says_who_takes_the_room(tmp_path: Path) -> None:
     ):
         for _ in range(2):
             await stage.ask(chat(words(1, 300)))
-        stage.router.fleet.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
+        stage.router.fleet.load.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
         waits = await explain(str(file), "--admin", stage.admin_url)
 
     text = " ".join(waits.stdout.split())

@@ -22,7 +22,7 @@ async def test_replicas_are_listed_added_drained_and_removed() -> None:
             stage, "replicas", "add", second.url, "--name", "east", "--role", "decode"
         )
         again = json.loads((await beside(stage, "replicas", "add", second.url, "--json")).stdout)
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.until(lambda: len(stage.router.fleet.members.replicas) == 2)
         drained = await beside(stage, "replicas", "drain", "east")
         listed = await beside(stage, "replicas", "list")
         back = await beside(stage, "replicas", "undrain", "east")

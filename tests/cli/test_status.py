@@ -74,10 +74,12 @@ async def stop(stage: Stage, how: str, engine: Emulator, name: str) -> None:
         await stage.admin(f"/admin/replicas/{name}/drain", {"draining": True})
     elif how == "dead":
         await engine.__aexit__(None, None, None)
-        await stage.until(lambda: fleet.is_down(name))
+        await stage.until(lambda: fleet.members.is_down(name))
     else:
         await stage.admin("/admin/control", {"route": how, "replicas": [name]})
-    await stage.until(lambda: fleet.is_down(name) or not fleet.replica(name).is_offered)
+    await stage.until(
+        lambda: fleet.members.is_down(name) or not fleet.members.replica(name).is_offered
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,9 +133,9 @@ async def test_replicas_that_only_compute_prompts_answer_nobody() -> None:
             await stage.admin("/admin/replicas/decode/drain", {"draining": True})
             drained = await status(stage, "--json")
             await stage.admin("/admin/replicas/decode?now=1", method="DELETE")
-            await stage.until(lambda: len(stage.router.fleet.replicas) == 1)
+            await stage.until(lambda: len(stage.router.fleet.members.replicas) == 1)
 
-            ((model, why),) = stage.router.fleet.unserved(monotonic())
+            ((model, why),) = stage.router.fleet.offers.unserved(monotonic())
             assert stage.metric("warmroute_available_replicas", model="tiny") == 0
     assert drained.exit_code == 1
     assert any(
@@ -150,7 +152,7 @@ async def test_a_tokenizer_that_is_not_used_is_degraded() -> None:
         raw = await status(stage, "--json")
     async with Engines(1) as engines, on_stage(*engines, ready=False) as stage:
         stage.router.prompters.start_loading("tiny")  # and never finishes
-        await stage.until(lambda: stage.router.fleet.replicas)
+        await stage.until(lambda: stage.router.fleet.members.replicas)
         loading = await status(stage, "--json")
 
     assert raw.exit_code == loading.exit_code == 1
@@ -208,7 +210,7 @@ async def test_what_is_gone_beside_the_replicas_is_degraded(tmp_path: Path) -> N
             redis__url="redis://127.0.0.1:9/0",
             mooncake__master="http://127.0.0.1:9",
         ) as stage:
-            await stage.until(lambda: stage.router.fleet.replicas)
+            await stage.until(lambda: stage.router.fleet.members.replicas)
             source.write_text("- [")
             await stage.until(
                 lambda: any(each.reason for each in stage.router.discovery.sources.states())

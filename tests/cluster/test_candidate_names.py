@@ -19,8 +19,8 @@ def names() -> CandidateNames:
         [ReplicaConfig(url="http://x", name="east"), ReplicaConfig(url="http://[::1]:8/")]
     )
     fleet = Fleet()
-    fleet.add(replica("east", num_ranks=2))
-    fleet.add(replica("r2"))
+    fleet.members.add(replica("east", num_ranks=2))
+    fleet.members.add(replica("r2"))
     return CandidateNames(registry, fleet)
 
 

@@ -43,7 +43,7 @@ def test_a_conversation_has_its_class_at_both_routers() -> None:
     """Interactive requests there wait for no room of it, either."""
     a, b = Node("a", ("x",)), Node("b", ("x",))
     booking = Booking(num_uncached_tokens=100, num_cached_tokens=0, session_hash=5, is_batch=True)
-    lease = a.fleet.admit(R1, booking, 1.0)
+    lease = a.fleet.load.admit(R1, booking, 1.0)
     a.outbox.began(lease, claim=None, num_held_blocks=0, session_hash=5)
     b.receive(a, now_s=1.0)
 
@@ -73,7 +73,7 @@ def test_a_request_counts_at_both_routers() -> None:
     a.first_token(lease, 1.2)
     b.receive(a, now_s=1.2)
     assert b.load(1.2) == a.load(1.2)
-    assert b.fleet.status(1.2)[1].num_observations == 1
+    assert b.fleet.load.status(1.2)[1].num_observations == 1
 
     a.end(lease, claim, 2.0)
     b.receive(a, now_s=2.0)
@@ -144,15 +144,15 @@ def test_two_routers_decide_as_one_would(seed: int) -> None:
 def test_health_is_each_routers_own() -> None:
     """Another router's request is no trial, and its end neither clears nor blames."""
     a, b = Node("a"), Node("b")
-    b.fleet.end(b.begin("r1", chain_of(1, 2), 0.0)[0], 0.0, Outcome.REPLICA_UNREACHABLE)
+    b.fleet.load.end(b.begin("r1", chain_of(1, 2), 0.0)[0], 0.0, Outcome.REPLICA_UNREACHABLE)
     lease, claim = a.begin("r1", chain_of(2, 2), 40.0)
     b.receive(a, now_s=40.0)
-    assert b.fleet.is_up("r1", 40.0)  # the trial is still to be had
+    assert b.fleet.members.is_up("r1", 40.0)  # the trial is still to be had
 
     a.first_token(lease, 40.1)
     a.end(lease, claim, 40.2)
     b.receive(a, now_s=40.2)
-    assert {s.replica: s.state for s in b.fleet.status(40.2)} == {"r1": "trial", "r2": "up"}
+    assert {s.replica: s.state for s in b.fleet.load.status(40.2)} == {"r1": "trial", "r2": "up"}
 
 
 def test_replicas_are_idle_when_ours_are_done() -> None:
@@ -161,11 +161,11 @@ def test_replicas_are_idle_when_ours_are_done() -> None:
     a.begin("r1", chain_of(1, 2), 0.0)
     b.receive(a, now_s=0.0)
 
-    assert [(s.num_requests, s.num_elsewhere) for s in b.fleet.status(0.0)] == [(1, 1), (0, 0)]
-    assert b.fleet.is_idle("r1")
-    assert not a.fleet.is_idle("r1")
+    assert [(s.num_requests, s.num_elsewhere) for s in b.fleet.load.status(0.0)] == [(1, 1), (0, 0)]
+    assert b.fleet.load.is_idle("r1")
+    assert not a.fleet.load.is_idle("r1")
     b.begin("r1", chain_of(2, 2), 0.0)
-    assert not b.fleet.is_idle("r1")
+    assert not b.fleet.load.is_idle("r1")
 
 
 def test_engine_figures_do_not_count_others_twice() -> None:
@@ -175,9 +175,9 @@ def test_engine_figures_do_not_count_others_twice() -> None:
     a.begin("r1", chain_of(2, 2), 0.0)
     b.begin("r1", chain_of(3, 2), 0.0)
     b.receive(a, now_s=0.0)
-    b.fleet.note_engine_load(R1, EngineLoad(num_running=1, num_waiting=3, at_s=0.1))
+    b.fleet.load.note_engine_load(R1, EngineLoad(num_running=1, num_waiting=3, at_s=0.1))
 
-    view = b.fleet.views(b.fleet.candidates("m", 0.1), {}, 0.1)[0]
+    view = b.fleet.load.views(b.fleet.offers.candidates("m", 0.1), {}, 0.1)[0]
     assert (view.num_requests, view.num_waiting) == (4, 3)
 
 
@@ -200,7 +200,7 @@ def test_notes_received_twice_do_nothing() -> None:
     for _ in range(2):
         say(b, began(1), Answered(1, 50.0))
     assert b.load(0.0)["http://x"][0] == 1
-    assert b.fleet.status(0.0)[0].num_observations == 1
+    assert b.fleet.load.status(0.0)[0].num_observations == 1
 
     for _ in range(2):
         say(b, Ended(1, True))
@@ -251,7 +251,7 @@ def test_a_router_that_joins_knows_all_at_once() -> None:
     assert late.held("r1", chain_of(1, 10)) == 10
     a.first_token(first, 0.2)
     late.receive(a, now_s=0.2)
-    assert late.fleet.status(0.2)[0].num_waiting == 1
+    assert late.fleet.load.status(0.2)[0].num_waiting == 1
 
 
 def test_an_outbox_that_is_not_emptied_is_sent_anew() -> None:
@@ -414,7 +414,7 @@ def test_what_was_unknown_is_booked_once_it_is_known() -> None:
     b.find("r2", num_ranks=2)
     say(b, Alive((1, 2), 2))
 
-    by_id = {s.id: (s.num_requests, s.num_waiting) for s in b.fleet.status(0.0)}
+    by_id = {s.id: (s.num_requests, s.num_waiting) for s in b.fleet.load.status(0.0)}
     assert by_id == {"r1": (0, 0), "r2#0": (0, 0), "r2#1": (2, 1)}
 
 
@@ -448,7 +448,7 @@ def test_nonsense_is_counted_and_survived() -> None:
 
     assert b.count("malformed") == 3
     assert b.load(0.0)["http://x"][0] == 1
-    assert b.fleet.status(0.0)[0].num_observations == 0
+    assert b.fleet.load.status(0.0)[0].num_observations == 0
 
 
 # -- sessions ------------------------------------------------------------------------------------

@@ -264,12 +264,16 @@ async def test_pods_come_and_go_in_a_router(tmp_path: Path) -> None:
 
             new = endpoint("127.0.0.1", "vllm-b", ready=True)
             server.set(slice_of(new))
-            await stage.until(lambda: [r.name for r in stage.router.fleet.replicas] == ["vllm-b"])
+            await stage.until(
+                lambda: [r.name for r in stage.router.fleet.members.replicas] == ["vllm-b"]
+            )
             await stage.ready()
             assert (await stage.ask(chat(words(1)))).replica == "vllm-b"
 
             server.set(slice_of(new, labels={"warmroute.io/role": "decode"}))
-            await stage.until(lambda: [r.role for r in stage.router.fleet.replicas] == ["decode"])
+            await stage.until(
+                lambda: [r.role for r in stage.router.fleet.members.replicas] == ["decode"]
+            )
             await stage.ready()
             assert (await stage.ask(chat(words(1)))).headers["x-warmroute-prefill"] == "local"
 

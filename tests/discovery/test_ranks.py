@@ -23,20 +23,20 @@ async def test_ranks_that_go_are_dropped_and_those_that_come_are_found() -> None
         engine.pages |= pages(0, 1, 2)
         async with on_stage(engine, **settings, policy__name="round_robin") as stage:
             fleet = stage.router.fleet
-            assert fleet.replica("r1").num_ranks == 3
+            assert fleet.members.replica("r1").num_ranks == 3
 
             normal = engine.pages
             engine.pages = dict.fromkeys(normal, (503, "scaling"))
-            await stage.until(lambda: not fleet.is_up("r1", 0.0))
+            await stage.until(lambda: not fleet.members.is_up("r1", 0.0))
             engine.pages = normal | pages(0, 1)
-            await stage.until(lambda: fleet.replica("r1").num_ranks == 2)
-            await stage.until(lambda: fleet.is_up("r1", 0.0))
+            await stage.until(lambda: fleet.members.replica("r1").num_ranks == 2)
+            await stage.until(lambda: fleet.members.is_up("r1", 0.0))
             for _ in range(6):
                 assert (await stage.ask(chat("a"))).status == 200
             named = {r.headers.get("X-data-parallel-rank") for r in engine.received}
             assert named == {"0", "1"}
 
             engine.pages = normal | pages(0)
-            await stage.until(lambda: fleet.replica("r1").num_ranks == 1)
+            await stage.until(lambda: fleet.members.replica("r1").num_ranks == 1)
             engine.pages = normal | pages(0, 1, 2)
-            await stage.until(lambda: fleet.replica("r1").num_ranks == 3)
+            await stage.until(lambda: fleet.members.replica("r1").num_ranks == 3)

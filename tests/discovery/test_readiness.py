@@ -18,7 +18,7 @@ async def test_a_router_that_was_ready_stays_so_without_a_replica_that_answers()
     async with Engines(2) as engines, on_stage(*engines, **QUICK) as stage:
         await stage.admin("/admin/replicas/r1/drain", {"draining": True})
         await engines[1].__aexit__(None, None, None)
-        await stage.until(lambda: stage.router.fleet.is_down("r2"))
+        await stage.until(lambda: stage.router.fleet.members.is_down("r2"))
         reply = await stage.ask(chat(words(1)))
 
         assert await readyz(stage) == 200
@@ -30,7 +30,7 @@ async def test_a_router_is_not_ready_once_its_last_replica_was_removed() -> None
     async with Engines(1) as (engine,), on_stage(engine) as stage:
         before = await readyz(stage)
         await stage.admin("/admin/replicas/r1?now=1", method="DELETE")
-        await stage.until(lambda: not stage.router.fleet.replicas)
+        await stage.until(lambda: not stage.router.fleet.members.replicas)
         removed = await readyz(stage)
         await stage.admin("/admin/replicas", {"url": engine.url})
         await stage.ready()
@@ -46,7 +46,7 @@ async def test_what_is_found_later_leaves_a_router_ready() -> None:
             assert await readyz(stage) == 200
             stage.router.prompters.start_loading("other")  # and never finishes
             await stage.admin("/admin/replicas", {"url": other.url})
-            await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+            await stage.until(lambda: len(stage.router.fleet.members.replicas) == 2)
             for _ in range(20):
                 answers.append(await readyz(stage))
                 await asyncio.sleep(0.01)

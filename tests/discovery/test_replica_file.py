@@ -62,7 +62,7 @@ def put(file: Path, *urls: str) -> None:
 
 
 def urls(stage: Stage) -> set[str]:
-    return {replica.url for replica in stage.router.fleet.replicas}
+    return {replica.url for replica in stage.router.fleet.members.replicas}
 
 
 async def test_a_file_is_followed_while_the_router_serves(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ async def test_routers_that_see_a_change_at_different_times_undo_nothing(
             for stage, known in ((early, {a.url, b.url}), (late, {a.url})):
                 await stage.until(lambda stage=stage, known=known: urls(stage) == known)  # type: ignore[misc]
                 await stage.until(lambda stage=stage: stage.metric("warmroute_routers") == 2)  # type: ignore[misc]
-            (name,) = (r.name for r in early.router.fleet.replicas if r.url == b.url)
+            (name,) = (r.name for r in early.router.fleet.members.replicas if r.url == b.url)
             await early.admin(f"/admin/replicas/{name}/drain", {"draining": True})
             await late.until(lambda: late.router.registry.records)
             assert urls(late) == {a.url}

@@ -38,12 +38,12 @@ async def test_another_engine_at_the_address_is_discovered_again(other: dict[str
                 old = await stage.ask(prompt)
                 await stage.settled(engine)
             assert old.predicted == old.reported > 0
-            (before,) = stage.router.fleet.replicas
+            (before,) = stage.router.fleet.members.replicas
             await stack.aclose()
             async with Emulator(EmulatorOptions(**options | other)) as new:
                 await stage.until(lambda: stage.log.count("replica found") == 4)  # two log forms
                 await stage.ready()
-                (replica,) = stage.router.fleet.replicas
+                (replica,) = stage.router.fleet.members.replicas
                 assert all(
                     stage.router.caches.index.num_blocks(c.id, "gpu") == 0
                     for c in (*candidates_of(before), *candidates_of(replica))

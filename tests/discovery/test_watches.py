@@ -44,7 +44,7 @@ def nothing_of(stage: Stage, name: str) -> bool:
     """Return whether a replica has left nothing behind."""
     router = stage.router
     return (
-        name not in [replica.name for replica in router.fleet.replicas]
+        name not in [replica.name for replica in router.fleet.members.replicas]
         and router.registry.find(name) is None
         and router.caches.stream(name) is None  # type: ignore[arg-type]
         and not router.caches.index.epoch(name)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) 
         await stage.until(
             lambda: stage.metric("warmroute_follower_failures_total", follower="replica") == 1
         )
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.until(lambda: len(stage.router.fleet.members.replicas) == 2)
         await stage.ready()
 
         assert (await stage.ask(chat(words(1)))).status == 200
@@ -93,7 +93,7 @@ async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) 
 async def test_an_added_replica_takes_its_share() -> None:
     async with Engines(2) as engines, on_stage(engines[0], policy__name="round_robin") as stage:
         assert await add(stage, engines[1], name="east") == "east"
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.until(lambda: len(stage.router.fleet.members.replicas) == 2)
         await stage.ready()
         replies = [await stage.ask(chat(words(number))) for number in range(4)]
 
@@ -107,7 +107,7 @@ async def test_an_added_replica_takes_its_share() -> None:
 
 async def test_a_removed_replica_finishes_its_answers() -> None:
     async with Engines(2, time_model=SLOW) as engines, on_stage(*engines) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.until(lambda: len(stage.router.fleet.members.replicas) == 2)
         body = streamed(chat(words(1), max_tokens=100, ignore_eos=True))
         async with stage.asking(body) as answer:
             name = answer.headers["x-warmroute-replica"]
@@ -125,11 +125,11 @@ async def test_a_removed_replica_finishes_its_answers() -> None:
 
 async def test_removing_now_waits_for_no_answer() -> None:
     async with Engines(2, time_model=STUCK) as engines, on_stage(*engines) as stage:
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.until(lambda: len(stage.router.fleet.members.replicas) == 2)
         async with stage.hanging_up(streamed(chat(words(1)))):
             await stage.until(lambda: any(map(num_running, engines)))
             first, other = engines if num_running(engines[0]) else reversed(engines)
-            name = next(r.name for r in stage.router.fleet.replicas if r.url == first.url)
+            name = next(r.name for r in stage.router.fleet.members.replicas if r.url == first.url)
             await remove(stage, name, "?now=1")
             await stage.until(lambda: num_running(other))
             await stage.until(lambda: nothing_of(stage, name))
@@ -203,7 +203,7 @@ async def test_an_order_reaches_all_routers() -> None:
         await a.admin("/admin/replicas/r1/drain", {"draining": True})
         for _ in range(2):
             b.router.discovery.watches.apply(a.router.registry.records)
-        await b.until(lambda: any(r.name == "east" for r in b.router.fleet.replicas))
+        await b.until(lambda: any(r.name == "east" for r in b.router.fleet.members.replicas))
         await b.ready()
         assert not b.router.discovery.watches.is_offered("r2")  # r1 there is r2 here
         assert (await b.ask(chat(words(1)))).replica == "east"
@@ -222,7 +222,7 @@ async def test_a_replica_that_moves_is_found_at_its_new_address() -> None:
         await stage.ask(chat(words(1)))
         await stage.settled(old)
         watches.apply({"east": ReplicaRecord(url=new.url)})
-        await stage.until(lambda: [r.url for r in stage.router.fleet.replicas] == [new.url])
+        await stage.until(lambda: [r.url for r in stage.router.fleet.members.replicas] == [new.url])
         await stage.ready()
         reply = await stage.ask(chat(words(1)))
 
@@ -245,7 +245,7 @@ async def test_a_replica_drained_before_discovery_stays_drained() -> None:
             name = await add(stage, engine)
             if engine is engines[0]:
                 await stage.admin(f"/admin/replicas/{name}/drain", {"draining": True})
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 2)
+        await stage.until(lambda: len(stage.router.fleet.members.replicas) == 2)
         await stage.ready()
         assert (await stage.ask(chat(words(1)))).replica == "r2"
 
@@ -258,7 +258,7 @@ async def test_a_replica_drained_before_discovery_stays_drained() -> None:
 async def test_readiness_does_not_wait_for_a_removed_ones_tokenizer() -> None:
     async with Engines(2) as (first, second), on_stage(**EMPTY) as stage:
         await add(stage, first)
-        await stage.until(lambda: stage.router.fleet.replicas)
+        await stage.until(lambda: stage.router.fleet.members.replicas)
         await remove(stage, "r1", "?now=1")
         await add(stage, second)
         await stage.ready()

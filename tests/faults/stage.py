@@ -251,7 +251,7 @@ class Stage:
         router = self.router
         left = [
             f"{status.id}: {status.num_requests} leases"
-            for status in router.fleet.status(asyncio.get_running_loop().time())
+            for status in router.fleet.load.status(asyncio.get_running_loop().time())
             if status.num_requests or status.num_queued_tokens
         ]
         for candidate, num_blocks in router.caches.index.claimed().items():
@@ -268,7 +268,7 @@ class Stage:
     def held(self, engine: Emulator) -> list[set[BlockKey]]:
         """Read the blocks that each rank of an engine has, as this router knows it."""
         index = self.router.caches.index
-        for replica in self.router.fleet.replicas:
+        for replica in self.router.fleet.members.replicas:
             if replica.url == engine.url:
                 return [set(index.held(c.id)["gpu"]) for c in candidates_of(replica)]
         return []
@@ -318,7 +318,7 @@ class Stage:
         await self.until(lambda: all(self._follows(engine) for engine in engines))
 
     def _follows(self, engine: Emulator) -> bool:
-        for replica in self.router.fleet.replicas:
+        for replica in self.router.fleet.members.replicas:
             if replica.url != engine.url:
                 continue
             for number, rank in enumerate(engine.replica.ranks):
@@ -380,7 +380,9 @@ async def on_stage(
             try:
                 stage.url, stage.admin_url = await listens
                 if ready:
-                    await stage.until(lambda: len(stage.router.fleet.replicas) >= num_wanted)
+                    await stage.until(
+                        lambda: len(stage.router.fleet.members.replicas) >= num_wanted
+                    )
                     await stage.ready()
                 yield stage
                 if is_idle:
@@ -566,7 +568,7 @@ class Engines:
 
 def holder(stage: Stage, reply: Reply, engines: Sequence[Emulator]) -> Emulator:
     """Find the engine that gave an answer."""
-    url = stage.router.fleet.replica(reply.replica.partition("#")[0]).url
+    url = stage.router.fleet.members.replica(reply.replica.partition("#")[0]).url
     return next(engine for engine in engines if engine.url == url)
 
 

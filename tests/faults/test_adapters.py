@@ -62,14 +62,14 @@ async def test_an_adapter_reloaded_at_one_replica_matches_no_blocks_of_another_p
         )
         for name, predicts in (("r1", True), ("r2", False)):
             other = "r2" if name == "r1" else "r1"
-            stage.router.fleet.drain(other)
+            stage.router.fleet.members.drain(other)
             for _ in range(2):
                 reply = await stage.ask(chat(words(1), model="sql"))
                 await stage.knows(a, b)
                 assert reply.replica == name
             assert reply.reported > 0
             assert reply.predicted == (reply.reported if predicts else 0)
-            stage.router.fleet.drain(other, draining=False)
+            stage.router.fleet.members.drain(other, draining=False)
 
 
 async def test_an_adapter_unloaded_at_one_replica_is_served_by_another() -> None:
@@ -83,7 +83,7 @@ async def test_an_adapter_unloaded_at_one_replica_is_served_by_another() -> None
             where, *_ = await sent(stage, a, b)
             assert where != first
         assert stage.metric("warmroute_failovers_total", reason="adapter_unloaded") == 1
-        assert {status.state for status in stage.router.fleet.status(0)} == {"up"}
+        assert {status.state for status in stage.router.fleet.load.status(0)} == {"up"}
 
         await order(left, "unload", lora_name="sql")
         for _ in range(2):

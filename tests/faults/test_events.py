@@ -259,7 +259,7 @@ async def test_nonsense_from_an_engine_does_no_harm() -> None:
         stage = await stack.enter_async_context(
             on_stage(*engines, ready=False, policy__name="round_robin")
         )
-        await stage.until(lambda: len(stage.router.fleet.replicas) == len(NONSENSE))
+        await stage.until(lambda: len(stage.router.fleet.members.replicas) == len(NONSENSE))
         for _ in range(5 * len(NONSENSE)):
             assert (await stage.ask(chat("a"))).status == 200
             unserved = [number for number, engine in enumerate(engines) if not engine.received]

@@ -146,7 +146,7 @@ async def test_one_death_refuses_nothing() -> None:
         for _ in range(6):
             assert (await stage.ask(chat(POISON))).status == 200
         assert num_dead(engines) == 1
-        assert not stage.router.deaths.is_watching  # it was answered
+        assert not stage.router.deaths.num_suspects  # it was answered
 
 
 async def test_a_broken_connection_is_no_death() -> None:
@@ -157,7 +157,7 @@ async def test_a_broken_connection_is_no_death() -> None:
         replies = [await stage.ask(chat(POISON)) for _ in range(4)]
 
         assert {reply.status for reply in replies} == {502}
-        assert not stage.router.deaths.is_watching
+        assert not stage.router.deaths.num_suspects
 
 
 def mortal(kind: str) -> FakeEngine:
@@ -221,7 +221,7 @@ async def test_deaths_of_every_kind_count(kind: str) -> None:
     async with engines[0], engines[1], engines[2], engines[3], on_stage(*engines) as stage:
         body: Json = {"model": "tiny", "input": POISON, "stream": "inside" in kind}
         await stage.ask(body, "/v1/responses")
-        await stage.until(lambda: stage.router.deaths.is_watching)
+        await stage.until(lambda: stage.router.deaths.num_suspects)
         _, last = await ask_twice(stage, body, "/v1/responses")
 
         assert last.status == 422
@@ -272,7 +272,7 @@ async def test_routers_know_it_from_one_another(start_redis: Start) -> None:
         assert [reply.status for reply in replies] == [502, 422, 422, 422]
         assert num_dead(engines) == 2
         async with on_stage(*engines, ready=False, redis=redis, **QUICK) as third:
-            await third.until(lambda: third.router.deaths.is_watching)
+            await third.until(lambda: third.router.deaths.num_suspects)
             assert (await third.ask(chat(POISON))).status == 422
         assert num_dead(engines) == 2
 
@@ -286,7 +286,7 @@ async def test_a_death_at_each_of_two_routers_is_enough(start_redis: Start) -> N
     ):
         poison(engines)
         assert (await first.ask(chat(POISON))).status == 502
-        await second.until(lambda: second.router.deaths.is_watching)
+        await second.until(lambda: second.router.deaths.num_suspects)
         assert (await second.ask(chat(POISON))).status == 502
         await first.until(lambda: len(list(first.router.deaths.all_lost())) == 2)
         assert (await first.ask(chat(POISON))).status == 422
@@ -340,10 +340,10 @@ async def test_the_end_of_a_draining_replica_is_no_death() -> None:
             for _ in range(2):
                 await stage.until(lambda: any(map(num_running, engines)))
                 busy = next(engine for engine in engines if num_running(engine))
-                (name,) = [r.name for r in stage.router.fleet.replicas if r.url == busy.url]
+                (name,) = [r.name for r in stage.router.fleet.members.replicas if r.url == busy.url]
                 await stage.admin(f"/admin/replicas/{name}/drain", {"draining": True})
                 arm(busy, "kill")
                 await busy.serve()
 
         assert asked.result().status == 502
-        assert not stage.router.deaths.is_watching
+        assert not stage.router.deaths.num_suspects

@@ -151,7 +151,7 @@ async def test_a_restarted_replica_is_asked_again() -> None:
 
             engine.pages["/metrics"] = (200, "process_start_time_seconds 1.0\n")
             await stage.until(lambda: "replica restarted" in stage.log)
-            await stage.until(lambda: not any(stage.router.fleet.lacking.values()))
+            await stage.until(lambda: not any(stage.router.fleet.members.lacking.values()))
 
             assert (await stage.ask(BODIES[path], path)).status == 200
 
@@ -182,7 +182,7 @@ async def test_routes_with_an_id_are_one_route(method: str) -> None:
                 assert reply.status == 200
 
             assert len(a.received) <= 1
-            assert len(stage.router.fleet.lacking) <= 1
+            assert len(stage.router.fleet.members.lacking) <= 1
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_another_404_is_the_clients(said: Json | str) -> None:
         assert reply.status == 404
         assert (reply.json() if isinstance(said, dict) else reply.body.decode()) == said
         assert len(a.received) + len(b.received) == 1
-        assert not stage.router.fleet.lacking
+        assert not stage.router.fleet.members.lacking
 
 
 async def test_an_operators_route_is_the_other_servers_matter() -> None:

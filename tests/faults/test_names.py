@@ -66,7 +66,7 @@ async def test_requests_go_on_while_no_name_resolves(failure: socket.gaierror | 
         assert {reply.status for reply in replies} == {200}
         assert {reply.replica for reply in replies} == {"r1", "r2"}
         assert stage.metric("warmroute_unresolved_names") == 2
-        assert {status.state for status in stage.router.fleet.status(0)} == {"up"}
+        assert {status.state for status in stage.router.fleet.load.status(0)} == {"up"}
         text = "host name engine-{}.test does not resolve: its last addresses are used"
         await is_wrong(stage, text.format(0), text.format(1))
         assert stage.log.count("its last addresses are used on") == 4  # two names, in both forms

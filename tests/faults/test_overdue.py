@@ -87,8 +87,8 @@ async def test_overload_moves_no_request() -> None:
     soon = SOON | {"forward__overdue_floor_s": 4.0}  # all have been sent in half of it
     async with Engines(2, time_model=SLOW) as engines, on_stage(*engines, **soon) as stage:
         await learned(stage)
-        for state in stage.router.fleet._states.values():  # of a busy machine: a wait of its own
-            state.fit.model = replace(state.fit.model, base_ms=20.0, error_ms=0.0)
+        for state in stage.router.fleet.members.states.values():  # a busy machine waits, too
+            state.speed.fit.model = replace(state.speed.fit.model, base_ms=20.0, error_ms=0.0)
         ranks = [engine.replica.ranks[0].engine for engine in engines]
         for rank in ranks:
             rank.speed = 1e-9

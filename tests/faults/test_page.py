@@ -7,7 +7,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from router.metrics import Metrics, PoolState, RankState, SharingState
+from router.metrics import Metrics, PoolState, SharingState
+from router.replicas.state import RankState
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/operate/failures.md").read_text(encoding="utf-8")

@@ -108,14 +108,14 @@ async def test_a_failed_read_and_a_dead_replica_are_no_clients_error(
         def dies(*_: float) -> float:
             """Draw the pause before the second try."""
             arm(dead, "kill")
-            fleet.drain(first.replica, draining=is_known)
+            fleet.members.drain(first.replica, draining=is_known)
             return 0.0
 
         (other,) = {"r1", "r2"} - {first.replica}
-        fleet.drain(other)
+        fleet.members.drain(other)
         async with it.stage.hanging_up(chat("stays")):  # so the next one goes to the other
-            await it.stage.until(lambda: not fleet.is_idle(first.replica))
-            fleet.drain(other, draining=False)
+            await it.stage.until(lambda: not fleet.load.is_idle(first.replica))
+            fleet.members.drain(other, draining=False)
             monkeypatch.setattr(retry, "random", SimpleNamespace(uniform=dies))
             reply = await it.stage.ask(chat(words(0)))
 

@@ -589,7 +589,7 @@ async def test_blocks_of_an_unreachable_event_port_are_looked_up(
         async with on_stage(redis=redis, **near) as writer:
             await together([writer], engine)
             async with on_stage(redis=redis, ready=False, **far, **LOOKED_UP) as stage:
-                await stage.until(lambda: len(stage.router.fleet.replicas) == 1)
+                await stage.until(lambda: len(stage.router.fleet.members.replicas) == 1)
                 replies = []
                 texts = [words(1)]
                 for _ in range(5):
@@ -625,7 +625,7 @@ async def test_a_late_look_up_is_not_waited_for(start_redis: Start) -> None:
         far = {"replicas": [unreachable(engine, free_port())]}
         async with on_stage(redis=redis, ready=False, **far, **settings) as stage:
             await stage.until(lambda: stage.metric("warmroute_redis_up") == 1)
-            await stage.until(lambda: len(stage.router.fleet.replicas) == 1)
+            await stage.until(lambda: len(stage.router.fleet.members.replicas) == 1)
             redis.pause()
             late = await stage.ask(chat(words(1)))
             redis.resume()

@@ -136,8 +136,10 @@ async def test_a_draining_replica_is_asked_for_what_no_router_knows() -> None:
     async with keepers(2) as engines:
         engines[1].kept["resp_1"] = {"id": "resp_1", "object": "response", "output": []}
         async with on_stage(*engines) as stage:
-            name = next(r.name for r in stage.router.fleet.replicas if r.url == engines[1].url)
-            stage.router.fleet.drain(name)
+            name = next(
+                r.name for r in stage.router.fleet.members.replicas if r.url == engines[1].url
+            )
+            stage.router.fleet.members.drain(name)
 
             assert (await retrieve(stage, "resp_1")).status == 200
 
@@ -187,7 +189,7 @@ async def test_a_response_of_a_replica_that_is_gone_is_not_found(way: str) -> No
     async with keepers(2) as engines, on_stage(*engines, policy__name="round_robin") as stage:
         response_id = await create(stage)
         (owner,) = (engine for engine in engines if engine.kept)
-        name = next(r.name for r in stage.router.fleet.replicas if r.url == owner.url)
+        name = next(r.name for r in stage.router.fleet.members.replicas if r.url == owner.url)
         if way == "dead":
             await owner.die()
         else:
@@ -212,8 +214,8 @@ async def test_a_draining_replica_still_has_its_responses() -> None:
     async with keepers(2) as engines, on_stage(*engines, policy__name="round_robin") as stage:
         response_id = await create(stage)
         owner = next(engine for engine in engines if engine.kept)
-        name = next(r.name for r in stage.router.fleet.replicas if r.url == owner.url)
-        stage.router.fleet.drain(name)
+        name = next(r.name for r in stage.router.fleet.members.replicas if r.url == owner.url)
+        stage.router.fleet.members.drain(name)
 
         assert (await retrieve(stage, response_id)).status == 200
 

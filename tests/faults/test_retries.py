@@ -48,7 +48,7 @@ async def test_a_poison_request_takes_no_replica_down(at_once: bool) -> None:
         assert replies[0].error["message"] == "emulated: status 500"
         assert num_fired(engines) <= 2 * len(replies)
         assert stage.metric("warmroute_replica_healthy") == 4
-        assert all(s.state == "up" for s in stage.router.fleet.status(time.monotonic()))
+        assert all(s.state == "up" for s in stage.router.fleet.load.status(time.monotonic()))
         assert stage.metric("warmroute_failures_absolved_total") == len(replies)
         assert (await stage.ask(chat(words(1)))).status == 200
 

@@ -56,7 +56,10 @@ async def test_a_conversation_that_changes_routers_stays_exact(
             assert exact(replies)
             assert all(reply.reported > 0 for reply in replies[1:])
         by_url = {
-            tuple(stages[i % 2].router.fleet.replica(r.replica).url for i, r in enumerate(replies))
+            tuple(
+                stages[i % 2].router.fleet.members.replica(r.replica).url
+                for i, r in enumerate(replies)
+            )
             for replies in several
         }
         assert all(len(set(urls)) == 1 for urls in by_url)
@@ -310,11 +313,11 @@ def long(text: str) -> Json:
 
 
 def known(stage: Stage, engine: Emulator) -> bool:
-    return any(replica.url == engine.url for replica in stage.router.fleet.replicas)
+    return any(replica.url == engine.url for replica in stage.router.fleet.members.replicas)
 
 
 def offered(stage: Stage, engine: Emulator) -> bool:
-    return any(r.url == engine.url and not r.draining for r in stage.router.fleet.replicas)
+    return any(r.url == engine.url and not r.draining for r in stage.router.fleet.members.replicas)
 
 
 async def remove(stage: Stage, name: str) -> None:

@@ -205,7 +205,7 @@ async def test_a_beginning_of_an_engine_that_hangs_is_kept() -> None:
         on_stage(a, b, policy__name="round_robin", **soon) as stage,
     ):
         fleet = stage.router.fleet
-        await stage.until(lambda: all(each.engine_load for each in fleet.status(monotonic())))
+        await stage.until(lambda: all(each.engine_load for each in fleet.load.status(monotonic())))
         for _ in range(2):
             reply = await stage.ask(streamed(chat(words(1))))
             assert reply.body == ROLE + TOKEN + LAST + DONE

@@ -53,7 +53,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 async def views(stage: Stage, name: str = "r1") -> set[str]:
     """Say what each view shows of a replica."""
     shown = set()
-    [status] = [each for each in stage.router.fleet.status(monotonic()) if each.replica == name]
+    [status] = [
+        each for each in stage.router.fleet.load.status(monotonic()) if each.replica == name
+    ]
     shown.add(status.state)
     state = (await stage.admin("/admin/state")).json()
     shown |= {row["state"] for row in state["replicas"]["shown"] if row["name"] == name}
@@ -83,7 +85,7 @@ async def all_show(stage: Stage, state: str, name: str = "r1") -> None:
 async def known(stage: Stage) -> None:
     """Wait until metrics were read."""
     fleet = stage.router.fleet
-    await stage.until(lambda: all(each.engine_load for each in fleet.status(monotonic())))
+    await stage.until(lambda: all(each.engine_load for each in fleet.load.status(monotonic())))
 
 
 async def looked_at(stage: Stage, *engines: FakeEngine, times: int) -> None:
@@ -204,13 +206,15 @@ async def test_a_replica_that_dies_in_its_sleep_is_dead_in_every_view(
 ) -> None:
     """An engine that was ordered to wake up may die before the router knows that it did."""
     async with Engines(2) as engines, on_stage(*engines, **QUICK) as stage:
-        one = next(each for each in engines if each.url == stage.router.fleet.replica("r1").url)
+        one = next(
+            each for each in engines if each.url == stage.router.fleet.members.replica("r1").url
+        )
         await known(stage)
         await stage.admin("/admin/control", {"route": route, "replicas": ["r1"]})
         await all_show(stage, away)
 
         arm(one, "restart", down_s=1.0)
-        await stage.until(lambda: stage.router.fleet.is_down("r1"))
+        await stage.until(lambda: stage.router.fleet.members.is_down("r1"))
         await all_show(stage, "down")
         refused = await stage.ask(chat(words(1)) | {"model": "other"})
         assert refused.status == 404
@@ -222,9 +226,9 @@ async def test_an_error_names_a_dead_replicas_state() -> None:
     async with Engines(1) as (engine,), on_stage(engine, **QUICK) as stage:
         await known(stage)
         await stage.admin("/admin/control", {"route": "sleep", "replicas": ["r1"]})
-        await stage.until(lambda: stage.router.fleet.replica("r1").asleep)
+        await stage.until(lambda: stage.router.fleet.members.replica("r1").asleep)
         assert "(r1: asleep)" in (await stage.ask(chat(words(1)))).error["message"]
 
         arm(engine, "kill")
-        await stage.until(lambda: stage.router.fleet.is_down("r1"))
+        await stage.until(lambda: stage.router.fleet.members.is_down("r1"))
         assert "(r1: down (probe refused))" in (await stage.ask(chat(words(1)))).error["message"]

@@ -108,7 +108,9 @@ async def test_one_replica_of_another_release_gets_no_ids(tmp_path: Path) -> Non
     settings = LOOKING | {"tokens__models": ours, "policy__name": "round_robin"}
     async with engines(tmp_path, "right", "left", "right") as made:
         async with on_stage(*made, **settings) as stage:
-            other = next(r.name for r in stage.router.fleet.replicas if r.url == made[1].url)
+            other = next(
+                r.name for r in stage.router.fleet.members.replicas if r.url == made[1].url
+            )
             for number in range(30):
                 await answer(stage, number)
             await stage.until(lambda: len(takers(stage)) == 2)

@@ -263,7 +263,7 @@ async def test_prompts_before_the_tokenizer_is_loaded_do_not_wait() -> None:
     """They are routed without tokens; /readyz says what is loading."""
     async with Engines(1) as engines, on_stage(*engines, ready=False) as stage:
         stage.router.prompters.start_loading("tiny")  # and never finishes
-        await stage.until(lambda: stage.router.fleet.replicas)
+        await stage.until(lambda: stage.router.fleet.members.replicas)
         reply = await stage.ask(chat(words(1)))
         ready = await stage.ask(None, "/readyz", method="GET")
 

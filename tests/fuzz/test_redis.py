@@ -131,7 +131,7 @@ def is_sane(node: Node) -> bool:
     """Return whether a decision can be made of what a router knows."""
     return all(
         math.isfinite(figure) and figure >= 0
-        for status in node.fleet.status(10.0)
+        for status in node.fleet.load.status(10.0)
         for figure in (status.num_requests, status.num_queued_tokens)
     )
 
@@ -172,9 +172,9 @@ def test_notes(some: list[bytes], load: bytes, session: bytes) -> None:
     assert is_sane(node)
 
     node.peers.apply(Notes("sane", (Began(1, X, 100, 0, 0, True),)), 2.0)
-    assert node.fleet.status(2.0)[0].num_requests >= 1
+    assert node.fleet.load.status(2.0)[0].num_requests >= 1
     node.peers.expire(1_000.0)
-    assert node.fleet.status(1_000.0)[0].num_requests == 0
+    assert node.fleet.load.status(1_000.0)[0].num_requests == 0
 
 
 RECORD = ReplicaRecord(url="http://y", events=("tcp://y:1",), replay=("tcp://y:2",))

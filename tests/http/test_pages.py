@@ -47,9 +47,9 @@ async def test_health_is_503_where_no_replica_takes_requests(way: str) -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
         fleet = stage.router.fleet
         if way == "drained":
-            fleet.drain("r1")
+            fleet.members.drain("r1")
         else:
-            fleet.set_sleep("r1", asleep=True, paused=False)
+            fleet.members.set_sleep("r1", asleep=True, paused=False)
 
         assert (await get(stage, "/health")).status == 503
 

@@ -46,7 +46,8 @@ async def main():
         router, stop, urls = Router(config.load(flags=flags)), asyncio.Event(), []
         async with asyncio.TaskGroup() as tg:
             tg.create_task(run(router, stop, lambda *both: urls.extend(both)))
-            while not urls or len(router.fleet.replicas) < 2 or router.readiness.not_ready():
+            found = router.fleet.members
+            while not urls or len(found.replicas) < 2 or router.readiness.not_ready():
                 await asyncio.sleep(0.02)
             texts, cached = ["hello there " * 80], []
             async with aiohttp.ClientSession() as client:

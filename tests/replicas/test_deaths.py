@@ -28,9 +28,9 @@ def refused(deaths: Deaths, now_s: float) -> set[Body]:
 
 def test_a_request_is_refused_after_two_deaths() -> None:
     deaths = Deaths()
-    assert not deaths.is_watching
+    assert not deaths.num_suspects
     die(deaths, "r1", 100.0, X)
-    assert deaths.is_watching
+    assert deaths.num_suspects
     assert not refused(deaths, 101.0)
     die(deaths, "r2", 102.0, X)
 
@@ -130,7 +130,7 @@ def test_a_death_is_forgotten_after_an_hour() -> None:
     die(deaths, "r1", 100.0, X)
     die(deaths, "r2", 101.0, X)
     assert not refused(deaths, 102.0 + MEMORY_S)
-    assert not deaths.is_watching
+    assert not deaths.num_suspects
     die(deaths, "r3", 5000.0, X)
     assert not refused(deaths, 5001.0)
 
@@ -182,7 +182,7 @@ def test_a_request_cleared_elsewhere_is_not_announced_again() -> None:
     deaths.learn(Lost(replica="r1", body=X, is_answered=False, died_s=100.0), 100.1)
     deaths.clear(X, is_told=True)
 
-    assert not deaths.is_watching
+    assert not deaths.num_suspects
     assert told == []
 
 

@@ -11,12 +11,12 @@ RULES = HealthRules(failures_to_open=1, backoff_s=60.0, slow_start_s=10.0)
 
 
 def offered(fleet: Fleet, now_s: float = 0.0) -> list[str]:
-    return [candidate.id for candidate in fleet.candidates("m", now_s)]
+    return [candidate.id for candidate in fleet.offers.candidates("m", now_s)]
 
 
 def fail(fleet: Fleet, *names: str) -> None:
     for name in names:
-        fleet.end(send(fleet, name, 0.0), 0.0, Outcome.REPLICA_FAILED)
+        fleet.load.end(send(fleet, name, 0.0), 0.0, Outcome.REPLICA_FAILED)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_broken_replicas_are_offered_in_a_panic_only(
     fleet = fleet_of(*names, rules=RULES)
     fail(fleet, *failed)
     for name in refused:
-        fleet.probe_failed(name, ProbeFailure.REFUSED, 0.0)
+        fleet.members.probe_failed(name, ProbeFailure.REFUSED, 0.0)
 
     assert offered(fleet) == expected
 
@@ -41,16 +41,16 @@ def test_broken_replicas_are_offered_in_a_panic_only(
 def test_a_panic_does_not_offer_dead_replicas() -> None:
     fleet = fleet_of("a", "b", rules=RULES)
     for name in "ab":
-        fleet.probe_failed(name, ProbeFailure.REFUSED, 0.0)
+        fleet.members.probe_failed(name, ProbeFailure.REFUSED, 0.0)
 
     with pytest.raises(NoReplicaAvailable):
-        fleet.candidates("m", 0.0)
+        fleet.offers.candidates("m", 0.0)
 
 
 def test_a_recovering_replica_gets_its_share_only() -> None:
     fleet = fleet_of("a", "b", "c", rules=RULES)
-    fleet.probe_failed("c", ProbeFailure.REFUSED, 0.0)
-    fleet.probe_ok("c", 100.0)
+    fleet.members.probe_failed("c", ProbeFailure.REFUSED, 0.0)
+    fleet.members.probe_ok("c", 100.0)
     for _ in range(10):
         send(fleet, "a", 100.0)
         send(fleet, "b", 100.0)
@@ -67,8 +67,8 @@ def test_a_recovering_replica_gets_its_share_only() -> None:
 
 def test_a_recovering_fleet_is_offered_whole_when_all_are_at_their_share() -> None:
     fleet = fleet_of("a", rules=RULES)
-    fleet.probe_failed("a", ProbeFailure.REFUSED, 0.0)
-    fleet.probe_ok("a", 100.0)
+    fleet.members.probe_failed("a", ProbeFailure.REFUSED, 0.0)
+    fleet.members.probe_ok("a", 100.0)
     send(fleet, "a", 100.0)
 
     assert offered(fleet, 100.0) == ["a"]
@@ -89,6 +89,6 @@ def test_stalled_replicas_are_offered_when_nothing_else_is_left(
     fleet = fleet_of(*names, rules=RULES)
     fail(fleet, *failed)
     for name in stalled:
-        assert fleet.note_signs(name, True, 0.0)
+        assert fleet.members.note_signs(name, True, 0.0)
 
     assert offered(fleet) == expected

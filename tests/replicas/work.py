@@ -24,7 +24,7 @@ def replica(name: str, *, models: tuple[str, ...] = ("m",), num_ranks: int = 1) 
 def fleet_of(*names: str, rules: HealthRules | None = None) -> Fleet:
     fleet = Fleet(rules=rules, prior=UNIT)
     for name in names:
-        fleet.add(replica(name))
+        fleet.members.add(replica(name))
     return fleet
 
 
@@ -43,7 +43,7 @@ def send(
         num_fetched_tokens=fetched,
         streams=streams,
     )
-    return fleet.admit(CandidateId(candidate), booking, now_s)
+    return fleet.load.admit(CandidateId(candidate), booking, now_s)
 
 
 def book(

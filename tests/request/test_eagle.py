@@ -43,8 +43,9 @@ async def test_it_is_learned_from_answers() -> None:
         assert stage.metric("warmroute_last_block_dropped", replica="r1") == 1
         assert stage.metric("warmroute_trust_ratio", replica="r1") == 1
         assert "set replicas[].eagle" in stage.log
-        (rank,) = stage.router.status.describe()[0]["ranks"]
-        assert rank["eagle"] == {"drops_last_block": True, "learned": True, "changes": 1}
+        listed = (await stage.admin("/admin/replicas")).json()["replicas"]
+        eagle = {"drops_last_block": True, "learned": True, "changes": 1}
+        assert [rank["eagle"] for each in listed for rank in each["ranks"]] == [eagle]
 
 
 async def test_the_pool_gives_a_block_less_too() -> None:
@@ -95,8 +96,9 @@ async def test_hashes_that_cover_the_next_tokens_are_predicted(
 
             assert reply.reported > 0
             assert stage.metric("warmroute_last_block_dropped", replica="r1") == 0
-            (rank,) = stage.router.status.describe()[0]["ranks"]
-            assert rank["eagle"]["drops_last_block"] is False
+            (rank,) = stage.router.status.rank_states()
+            assert rank.eagle is not None
+            assert not rank.eagle.drops_last_block
 
 
 async def test_a_prompt_that_parts_behind_a_block_hits_a_block_less() -> None:

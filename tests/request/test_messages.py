@@ -101,7 +101,7 @@ async def test_the_first_token_is_what_was_generated(
     async with FakeEngine(slow) as engine, on_stage(engine) as stage:
 
         def num_waiting() -> int:
-            return sum(s.num_queued_tokens > 0 for s in stage.router.fleet.status(0.0))
+            return sum(s.num_queued_tokens > 0 for s in stage.router.fleet.load.status(0.0))
 
         async with asyncio.TaskGroup() as tg:
             asked = tg.create_task(stage.ask(message(words(1), stream=True), PATH))

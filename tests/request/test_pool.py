@@ -35,9 +35,7 @@ async def test_the_other_replica_fetches_what_one_has_computed() -> None:
         status = stage.router.status.pools.describe(time.monotonic())[0]
         assert status is not None
         assert status["models"]["tiny"]["key_pattern"].startswith("tiny_model@tp_rank:0@")
-        assert all(
-            rank["reads_pool"] for d in stage.router.status.describe() for rank in d["ranks"]
-        )
+        assert all(rank.reads_pool for rank in stage.router.status.rank_states())
 
 
 async def test_predictions_are_right_while_the_pool_evicts() -> None:
@@ -188,9 +186,7 @@ async def test_who_does_not_fetch_is_found_out() -> None:
                 break
         replies = await both(stage, (one, two), 50)
         assert all(reply.predicted == reply.reported for reply in replies)
-        reads = {
-            d["replica"].name: d["ranks"][0]["reads_pool"] for d in stage.router.status.describe()
-        }
+        reads = {rank.replica.name: rank.reads_pool for rank in stage.router.status.rank_states()}
         assert reads == {"r1": True, "r2": False}
         two.replica.pool = connector
         for number in range(60, 64):

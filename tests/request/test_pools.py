@@ -63,7 +63,7 @@ async def ask(stage: Stage, pools: TwoPools, text: str) -> Reply:
     """Ask, and wait until the pool has what was computed, and its keys are known."""
     reply = await stage.ask(streamed(chat(text)))
     await stage.saved(*pools.engines)
-    pool = stage.router.fleet.replica(reply.replica).pool
+    pool = stage.router.fleet.members.replica(reply.replica).pool
     assert pool is not None
     await stage.until(lambda: "tiny" in stage.router.pools[pool].catalog.layouts)
     return reply
@@ -166,7 +166,9 @@ async def test_one_without_a_pool_s_name_reads_none() -> None:
                 assert engine.replica.pool is not None
             wrong = await stage.admin("/admin/replicas", {"url": added.url, "pool": "c"})
             await stage.admin("/admin/replicas", {"url": added.url, "name": "new"})
-            await stage.until(lambda: "new" in {r.name for r in stage.router.fleet.replicas})
+            await stage.until(
+                lambda: "new" in {r.name for r in stage.router.fleet.members.replicas}
+            )
             found = await in_pools(stage, words(1))
 
             assert "unknown pool 'c'; write a, b, or false" in wrong.error["message"]

@@ -266,13 +266,13 @@ async def test_a_prompt_leaves_a_prefill_replica_that_is_paused() -> None:
         first = explained["prefill"]["where"]
         arm(engines[first], "hang", count=1)
         asked = tg.create_task(stage.ask(long_chat(1)))
-        await stage.until(lambda: stage.router.fleet.num_sent(first))
+        await stage.until(lambda: stage.router.fleet.load.num_sent(first))
         await stage.admin("/admin/control", {"route": "pause", "replicas": [first]})
         reply = await asked
 
         assert reply.headers["x-warmroute-prefill"] == {"p1": "p2", "p2": "p1"}[first]
         assert it.prefills(result="failed", why="set_aside") == 1
-        assert stage.router.fleet.status(0.0)[0].reason == ""
+        assert stage.router.fleet.load.status(0.0)[0].reason == ""
 
 
 async def test_where_all_prefill_replicas_fail_the_prompt_is_computed_by_the_third() -> None:
@@ -332,7 +332,7 @@ async def test_a_client_that_leaves_ends_its_prompt() -> None:
     async with split(prefill={"time_model": STUCK}) as it:
         async with it.stage.hanging_up(long_chat(1)):
             await it.stage.until(lambda: num_running(it.p) == 1)
-            statuses = it.stage.router.fleet.status(asyncio.get_running_loop().time())
+            statuses = it.stage.router.fleet.load.status(asyncio.get_running_loop().time())
             assert sorted(s.num_requests for s in statuses) == [0, 1, 1]
         await it.stage.until(lambda: num_running(it.p) == 0)
         await it.stage.until(lambda: not it.stage.leftovers())
@@ -385,7 +385,7 @@ async def test_a_request_that_an_engine_refuses_is_refused_by_the_decode_replica
         assert reply.status == 400
         assert "temperature" in orjson.dumps(reply.error).decode()
         assert it.prefills(result="failed", why="status_400") == 1
-        assert it.stage.router.fleet.is_up("p1", asyncio.get_running_loop().time())
+        assert it.stage.router.fleet.members.is_up("p1", asyncio.get_running_loop().time())
 
 
 async def test_a_fleet_without_roles_knows_nothing_of_it() -> None:
@@ -395,7 +395,7 @@ async def test_a_fleet_without_roles_knows_nothing_of_it() -> None:
 
         assert "x-warmroute-prefill" not in reply.headers
         assert stage.metric("warmroute_prefills_total") == 0
-        assert not stage.router.fleet.is_split
+        assert not stage.router.fleet.members.is_split
 
 
 async def test_two_routers_count_both_halves(start_redis: Start) -> None:
@@ -416,4 +416,4 @@ async def test_two_routers_count_both_halves(start_redis: Start) -> None:
 def num_elsewhere(stage: Stage) -> list[int]:
     """Count what other routers have in flight at each replica."""
     now_s = asyncio.get_running_loop().time()
-    return [status.num_elsewhere for status in stage.router.fleet.status(now_s)]
+    return [status.num_elsewhere for status in stage.router.fleet.load.status(now_s)]

@@ -25,8 +25,8 @@ from router.base.errors import NoReplicaAvailable
 from router.config import QueueConfig
 from router.config.experiments import Arm, ArmQueue, Experiment
 from router.metrics import Metrics
+from router.replicas import Fleet
 from router.replicas.cost_fit import PRIOR
-from router.replicas.fleet import Fleet
 from router.replicas.ledger import NOTHING, InFront
 from router.request.queue import WaitingRoom
 from router.request.results import Tries
@@ -54,6 +54,7 @@ from tests.faults.tenants import A as TENANT_A
 from tests.faults.tenants import B as TENANT_B
 from tests.faults.tenants import tenants_file
 from tests.redis_servers import Start
+from tests.replicas.work import fleet_of, send
 
 ON: Any = {"queue__mode": "on", "queue_rules": ONE_AT_A_TIME, "health__interval_s": 60.0}
 ONE_READY: Any = {"queue_rules": QueueRules(window=1, ready_ms=0.0)}
@@ -137,7 +138,7 @@ async def one_computing(gate: Gate, **settings: Any) -> AsyncIterator[tuple[Stag
 
 def keep_busy(stage: Stage) -> None:
     """Have no idle time of the replica be saved up."""
-    stage.router.fleet.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
+    stage.router.fleet.load.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
 
 
 async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
@@ -565,7 +566,9 @@ async def decoding(**settings: Any) -> AsyncIterator[tuple[Stage, Emulator, asyn
         assert (await asking.ask("short", max_tokens=2, ignore_eos=True)).status == 200
         long = asking.ask("long", max_tokens=30_000, ignore_eos=True)
         fleet = stage.router.fleet
-        await stage.until(lambda: fleet.tbt_ms(CandidateId("r1"), 10, time.monotonic()) is not None)
+        await stage.until(
+            lambda: fleet.load.tbt_ms(CandidateId("r1"), 10, time.monotonic()) is not None
+        )
         yield stage, engine, long
         long.cancel()
 
@@ -682,18 +685,19 @@ class Placing:
         self.released.append(placement)
 
 
-class OneFull(Fleet):
-    """A fleet whose one replica computes a prompt, and has one ready."""
-
-    def num_ready(self, candidate: CandidateId, now_s: float) -> int:
-        return 2
+def one_full() -> Fleet:
+    """Make a fleet whose one replica computes a prompt, and has one ready."""
+    fleet = fleet_of("r1")
+    for _ in range(2):
+        send(fleet, "r1", time.monotonic())
+    return fleet
 
 
 def room_of(placing: Placing) -> WaitingRoom:
     return WaitingRoom(
         QueueConfig(),
         is_on=True,
-        fleet=OneFull(),
+        fleet=one_full(),
         place=placing,  # type: ignore[arg-type]
         metrics=Metrics(),
         rules=ONE_AT_A_TIME,

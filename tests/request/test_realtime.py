@@ -245,7 +245,7 @@ async def test_a_replica_without_the_route_is_left_for_one_that_has_it() -> None
                     assert (await hear(ws))["type"] == "session.created"
                 await stage.until(lambda: new.replica.num_in_flight == 0)
             assert stage.metric("warmroute_failovers_total", reason="no_route") <= 1
-            assert stage.router.fleet.lacking == {"GET /v1/realtime": {"r1"}}
+            assert stage.router.fleet.members.lacking == {"GET /v1/realtime": {"r1"}}
             assert stage.metric("warmroute_replica_healthy") == 2
 
 

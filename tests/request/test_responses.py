@@ -110,7 +110,7 @@ async def test_its_work_counts_as_load() -> None:
             await stage.until(lambda: stage.metric("warmroute_inflight_uncached_tokens") > 300)
             await stage.until(lambda: any(map(num_running, engines)))
             fleet = stage.router.fleet
-            (busy,) = (r.name for r in fleet.replicas if not fleet.is_idle(r.name))
+            (busy,) = (r.name for r in fleet.members.replicas if not fleet.load.is_idle(r.name))
             other = {"model": "tiny", "input": words(9, num_words=200)}
             explained = (await stage.admin("/admin/explain", other)).json()
             task.cancel()

@@ -33,8 +33,8 @@ async def test_one_that_says_so_is_left_out_and_not_to_blame(body: object) -> No
             assert {reply.status for reply in replies} == {200}
             assert len(one.received) == 1
             assert len(two.received) == 8
-            (name,) = [r.name for r in stage.router.fleet.replicas if r.url == one.url]
-            assert stage.router.fleet.replica(name).paused
+            (name,) = [r.name for r in stage.router.fleet.members.replicas if r.url == one.url]
+            assert stage.router.fleet.members.replica(name).paused
             assert stage.metric("warmroute_replica_failures_total", replica=name) in (0, None)
             assert "replica is paused: it gets no requests" in stage.log
 
@@ -46,17 +46,17 @@ async def test_another_503_is_a_failure_as_before() -> None:
             await stage.ask(chat(words(1)))
             await stage.ask(chat(words(2)))
 
-            assert not any(replica.paused for replica in stage.router.fleet.replicas)
+            assert not any(replica.paused for replica in stage.router.fleet.members.replicas)
 
 
 async def test_its_metrics_say_when_it_goes_on() -> None:
     """While it scales they are 503, too."""
     async with refusing(SCALING) as one, on_stage(one, **QUICK) as stage:
         first = await stage.ask(chat(words(1)))
-        assert stage.router.fleet.replica("r1").paused
+        assert stage.router.fleet.members.replica("r1").paused
         one.on_request = FakeEngine().on_request
         one.pages["/metrics"] = (200, METRICS)
-        await stage.until(lambda: not stage.router.fleet.replica("r1").paused)
+        await stage.until(lambda: not stage.router.fleet.members.replica("r1").paused)
         again = await stage.ask(chat(words(1)))
 
         assert (first.status, again.status) == (503, 200)
@@ -69,6 +69,6 @@ async def test_without_metrics_it_is_tried_again_after_a_while(
     monkeypatch.setattr(sleep, "ASIDE_S", 0.1)
     async with refusing(PAUSED) as one, on_stage(one, **QUICK) as stage:
         await stage.ask(chat(words(1)))
-        assert stage.router.fleet.replica("r1").paused
+        assert stage.router.fleet.members.replica("r1").paused
 
-        await stage.until(lambda: not stage.router.fleet.replica("r1").paused)
+        await stage.until(lambda: not stage.router.fleet.members.replica("r1").paused)

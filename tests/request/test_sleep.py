@@ -39,7 +39,7 @@ async def order(url: str) -> None:
 
 
 def is_asleep(stage: Stage) -> bool:
-    return stage.router.fleet.replica("r1").asleep
+    return stage.router.fleet.members.replica("r1").asleep
 
 
 async def test_a_replica_that_sleeps_is_left_out_and_empties_the_pool() -> None:
@@ -107,7 +107,7 @@ async def test_a_nap_keeps_the_cache() -> None:
 
 
 def is_paused(stage: Stage) -> bool:
-    return stage.router.fleet.replica("r1").paused
+    return stage.router.fleet.members.replica("r1").paused
 
 
 async def test_a_replica_that_is_paused_gets_no_requests_until_it_goes_on() -> None:
@@ -218,12 +218,12 @@ async def unaware(
     """A router that has read its engines' metrics, and does not read them again by itself."""
     async with Engines(number, **engine) as engines, on_stage(*engines, **HOURLY) as stage:
         fleet = stage.router.fleet
-        await stage.until(lambda: all(each.engine_load for each in fleet.status(monotonic())))
+        await stage.until(lambda: all(each.engine_load for each in fleet.load.status(monotonic())))
         yield stage, engines
 
 
 def at_r1(stage: Stage, engines: Sequence[Emulator]) -> Emulator:
-    url = stage.router.fleet.replica("r1").url
+    url = stage.router.fleet.members.replica("r1").url
     return next(engine for engine in engines if engine.url == url)
 
 
@@ -236,12 +236,12 @@ async def waiting(
     async with asyncio.TaskGroup() as tg:
         asked = [tg.create_task(stage.ask(body)) for body in bodies]
         await stage.until(lambda: sum(each.done() for each in asked) == len(bodies) // 2)
-        assert stage.router.fleet.num_sent("r1") == len(bodies) // 2
+        assert stage.router.fleet.load.num_sent("r1") == len(bodies) // 2
         yield asked
 
 
 def nobody_is_to_blame(stage: Stage) -> bool:
-    return not any(status.reason for status in stage.router.fleet.status(monotonic()))
+    return not any(status.reason for status in stage.router.fleet.load.status(monotonic()))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -286,7 +286,7 @@ async def test_requests_with_nowhere_to_go_wait_until_the_replica_goes_on() -> N
         await order(f"{engine.url}/pause")
         async with asyncio.TaskGroup() as tg:
             asked = tg.create_task(stage.ask(chat(words(1))))
-            await stage.until(lambda: stage.router.fleet.num_sent("r1"))
+            await stage.until(lambda: stage.router.fleet.load.num_sent("r1"))
             stage.router.discovery.sleepers.look("r1")
             await stage.until(lambda: is_paused(stage))
             await order(f"{engine.url}/resume")
@@ -301,7 +301,7 @@ async def test_requests_leave_when_another_replica_is_back() -> None:
         await order(f"{at_r1(stage, engines).url}/sleep?level=0")
         async with asyncio.TaskGroup() as tg:
             asked = tg.create_task(stage.ask(chat(words(1))))
-            await stage.until(lambda: stage.router.fleet.num_sent("r1"))
+            await stage.until(lambda: stage.router.fleet.load.num_sent("r1"))
             stage.router.discovery.sleepers.look("r1")
             await stage.until(lambda: is_asleep(stage))
             await stage.admin("/admin/replicas/r2/drain", {"draining": False})

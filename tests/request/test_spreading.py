@@ -85,7 +85,7 @@ async def test_a_batch_is_booked_as_all_of_its_prompts(kind: str) -> None:
     async with Engines(1, time_model=SLOW) as engines, on_stage(*engines) as stage:
 
         def num_queued() -> int:
-            return stage.router.fleet.status(monotonic())[0].num_queued_tokens
+            return stage.router.fleet.load.status(monotonic())[0].num_queued_tokens
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(stage.ask(body, "/v1/completions"))

@@ -125,7 +125,7 @@ async def test_when_the_time_is_over_it_moves() -> None:
         await stage.settled(*engines)
         first = await turn(stage, engines, words(1))
         await evacuate(stage, first.replica, within_s=0.05)
-        until = stage.router.fleet.evacuations[first.replica].until
+        until = stage.router.fleet.members.evacuations[first.replica].until
         await stage.until(lambda: time.time() >= until)
         over = await left(stage, first.replica)
         second = await turn(stage, engines, words(1), "yes", words(9))
@@ -165,7 +165,7 @@ async def test_it_stays_whichever_router_it_comes_to(start_redis: Start) -> None
         await together(stages, *engines)
         first = await turn(one, engines, words(1))
         await evacuate(one, first.replica)
-        await two.until(lambda: two.router.fleet.evacuations and len(two.router.sessions))
+        await two.until(lambda: two.router.fleet.members.evacuations and len(two.router.sessions))
         await two.settled(*engines)
         second = await turn(two, engines, words(1), "yes", words(9))
         new = await turn(two, engines, words(2), of=OTHER)
@@ -178,7 +178,7 @@ async def test_a_replica_that_sleeps_keeps_nothing() -> None:
         await stage.settled(*engines)
         first = await turn(stage, engines, words(1))
         await evacuate(stage, first.replica)
-        stage.router.fleet.set_sleep(first.replica, asleep=True, paused=False)
+        stage.router.fleet.members.set_sleep(first.replica, asleep=True, paused=False)
         second = await turn(stage, engines, words(1), "yes", words(9))
 
     assert second.replica != first.replica

@@ -77,7 +77,7 @@ class Decider:
         self._caches = CacheView(BlockIndex())
         for number in range(_NUM_REPLICAS):
             name = f"r{number + 1}"
-            self._fleet.add(
+            self._fleet.members.add(
                 Replica(
                     name=name,
                     url=f"http://{name}",
@@ -90,7 +90,7 @@ class Decider:
                     cost_class=_MODEL,
                 )
             )
-            self._fleet.probe_ok(name, 0.0)
+            self._fleet.members.probe_ok(name, 0.0)
             candidate = CandidateId(name)
             self._caches.add(candidate, new_stream(self._caches.index, candidate))
             deepest = len(keys) - _SHARED_BLOCKS - _NEW_BLOCKS
@@ -108,7 +108,7 @@ class Decider:
         now_s = 10.0 + number / 100
         fleet, caches, num_tokens = self._fleet, self._caches, self._tokens.num_tokens
         start_s = time.thread_time()
-        candidates = fleet.candidates(_MODEL, now_s)
+        candidates = fleet.offers.candidates(_MODEL, now_s)
         ids = caches.by_contract([c.id for c in candidates])[CONTRACT]
         keys = self._tokens.keys(CONTRACT)
         reusable = (num_tokens - 1) // BLOCK_SIZE
@@ -125,16 +125,16 @@ class Decider:
             number=number,
             seed=7,
             request=RequestView(num_tokens=num_tokens),
-            replicas=fleet.views(candidates, matches, now_s),
+            replicas=fleet.load.views(candidates, matches, now_s),
         )
         chosen = self._policy.decide(snapshot).candidate
         num_blocks = matches[chosen].num_gpu_tokens // BLOCK_SIZE
         num_cached = caches.surviving(keys, chosen, num_blocks) * BLOCK_SIZE
         booking = Booking(num_uncached_tokens=num_tokens - num_cached, num_cached_tokens=num_cached)
-        lease = fleet.admit(chosen, booking, now_s)
+        lease = fleet.load.admit(chosen, booking, now_s)
         claim = caches.claim(chosen, keys, num_cached // BLOCK_SIZE)
         taken_s = time.thread_time() - start_s
         caches.release(claim, computed=False, now_s=now_s)
         caches.expire_claims(now_s)  # as the router does all the time: they hold the chain
-        fleet.end(lease, now_s, Outcome.OK)
+        fleet.load.end(lease, now_s, Outcome.OK)
         return taken_s * 1e6

@@ -125,7 +125,7 @@ class Early(Observer):
         read = prompt.read
         if read.session_hash is None or read.chat is None or read.response_id is not None:
             return None
-        if answer.status != 200 or answer.is_encoded or self._fleet.is_split:
+        if answer.status != 200 or answer.is_encoded or self._fleet.members.is_split:
             return None
         if prompt.has_media or not prompt.is_matchable or prompt.original is not None:
             return None
@@ -194,7 +194,7 @@ class Early(Observer):
     def _look(self, tg: asyncio.TaskGroup, now_s: float) -> None:
         """Cut what is in the way of other routers' requests; start what may start."""
         for replica in self._running:
-            if self._fleet.num_sent(replica):
+            if self._fleet.load.num_sent(replica):
                 self._cut(replica)
         for following in list(self._waiting.values()):
             replica = following.replica
@@ -213,12 +213,12 @@ class Early(Observer):
         if now_s - following.since_s < _SETTLE_S or self._num_queued():
             return False
         name = following.replica
-        if not self._fleet.has(following.candidate) or self._fleet.num_sent(name):
+        if following.candidate not in self._fleet.members.states or self._fleet.load.num_sent(name):
             return False
-        replica, known = self._fleet.replica(name), following.placement.candidate.replica
+        replica, known = self._fleet.members.replica(name), following.placement.candidate.replica
         if replica.url != known.url or not replica.is_offered:
             return False
-        if not self._fleet.is_up(name, now_s):
+        if not self._fleet.members.is_up(name, now_s):
             return False
         return not self._refusing.is_suspect(name, now_s)
 
@@ -253,11 +253,11 @@ class Early(Observer):
             return "cached"
         if not self._has_room(following.candidate, num_tokens):
             return "no_room"
-        self._fleet.set_early(following.candidate, 1)
+        self._fleet.load.set_early(following.candidate, 1)
         try:
             status = await self._send(following, beginning, num_cached)
         finally:
-            self._fleet.set_early(following.candidate, 0)
+            self._fleet.load.set_early(following.candidate, 0)
         if status != _OK:
             logger.warning(
                 "replica refuses to compute early",
@@ -273,7 +273,7 @@ class Early(Observer):
 
     def _has_room(self, candidate: CandidateId, num_tokens: int) -> bool:
         """Return whether a cache has room beside the conversations that live there."""
-        capacity = self._fleet.capacity_tokens(candidate)
+        capacity = self._fleet.load.capacity_tokens(candidate)
         if capacity is None:
             return True
         num_live = self._fleet.conversations.num_tokens_at(candidate)
@@ -295,7 +295,7 @@ class Early(Observer):
 
     def _num_at_once(self, following: _Next, num_before: int, block_size: int) -> int:
         """Return how many blocks a piece has behind so many tokens."""
-        [view] = self._fleet.views([following.placement.candidate], {}, monotonic())
+        [view] = self._fleet.load.views([following.placement.candidate], {}, monotonic())
         token_ms = view.cost.ms_per_token + view.cost.ms_per_mtoken2 * num_before / 1e6
         num_tokens = _PIECE_MS / token_ms if token_ms > 0.0 else _MOST_PIECE_TOKENS
         num_tokens = max(_LEAST_PIECE_TOKENS, min(num_tokens, _MOST_PIECE_TOKENS))

@@ -46,7 +46,7 @@ def build(router: Router) -> Part:
 def _sections(router: Router, feed: Feed, history: History) -> Mapping[str, Section]:
     """Return what describes each section of a state line when a line is made."""
     replicas = ReplicaRows(
-        router.fleet, router.caches, router.discovery.waiting, router.metrics, router.status.losses
+        router.status, router.fleet, router.caches, router.waiting, router.metrics
     )
     room, config = router.story.steps.queue, router.config
     is_on = config.queue.is_on(config.policy.name)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from router.index.candidate_stream import StreamReason
+from router.replicas.state import ON_PURPOSE
 
 State = dict[str, Any]
-
-_ON_PURPOSE: Final = ("draining", "asleep", "paused")
 
 
 def degraded(state: State) -> list[str]:
@@ -39,7 +38,7 @@ def _found(state: State) -> Iterator[str]:
     for each in replicas["missing"]:
         yield f"replica {each['name']} is not discovered: {each['reason']}"
     for each in replicas["shown"]:
-        if each["state"] not in ("up", *_ON_PURPOSE):
+        if each["state"] not in ("up", *ON_PURPOSE):
             yield f"replica {each['name']} is {each['state']}: {each['reason']}"
         elif each["cache"] != "exact" and not is_idle(each):
             yield f"the cache of {each['name']} is {each['cache']}: {_why_not_exact(each)}"

@@ -85,7 +85,7 @@ def _waiting_fields(waiting: Waiting, prompt: Prompt, now_s: float) -> dict[str,
 
 def tokenizer_fields(fleet: Fleet, prompters: Prompters) -> list[dict[str, str]]:
     """Describe the models whose prompts have no tokens here, or others than a replica's."""
-    bases = (m.id for replica in fleet.replicas for m in replica.models if m.parent is None)
+    bases = (m.id for replica in fleet.members.replicas for m in replica.models if m.parent is None)
     return [
         {"model": model, "reason": why}
         for model in dict.fromkeys(bases)

@@ -46,7 +46,7 @@ class Hooks:
             what: Becomes of it.
         """
         is_known = False
-        models = {model.id for replica in self._fleet.replicas for model in replica.models}
+        models = {model.id for replica in self._fleet.members.replicas for model in replica.models}
         conversations = self._fleet.conversations
         at_once = max(1, _AT_ONCE // (len(models) + 1))
         for number, owner in enumerate(owners, start=1):
@@ -78,7 +78,7 @@ class Hooks:
                 conversations.compact(digest)
         name = engine_name(note.conversation)
         logger.info("agent's hook", extra={"what": note.what, "session": name})
-        self._fleet.on_change()
+        self._fleet.members.changed()
         return True
 
     def _compacted(self, note: Over) -> Iterable[Session]:

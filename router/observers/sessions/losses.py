@@ -19,8 +19,8 @@ from router.index.cache_view import CacheView
 from router.observers.sessions.ledger import Ledger, Session
 from router.observers.sessions.threads import Thread
 from router.replicas.fleet import Fleet
-from router.replicas.loss import CandidateLoss
 from router.replicas.replica import Candidate, Replica, candidates_of
+from router.replicas.state import CandidateLoss
 from router.request.fetch import Fetches
 
 MAX_LOOKS: Final = 2_000
@@ -89,10 +89,12 @@ class Losses:
         self._last = float("-inf"), {}
 
     def _compute(self, now_s: float) -> Mapping[CandidateId, CandidateLoss]:
-        statuses = self._fleet.status(now_s)
+        statuses = self._fleet.load.status(now_s)
         costs = {each.id: each.cost for each in statuses}
         candidates = {
-            each.id: each for replica in self._fleet.replicas for each in candidates_of(replica)
+            each.id: each
+            for replica in self._fleet.members.replicas
+            for each in candidates_of(replica)
         }
         most = max(1, min(_MAX_PROMPTS, self._max_looks // max(1, len(statuses))))
         sums: dict[CandidateId, _Sum] = {}

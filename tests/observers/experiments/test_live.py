@@ -211,15 +211,15 @@ async def slow_homes(
         Engines(2) as fast,
         on_stage(slow, *fast, log__decisions=file, **switchback(**fields)) as stage,
     ):
-        await stage.until(lambda: len(stage.router.fleet.replicas) == 3)
+        await stage.until(lambda: len(stage.router.fleet.members.replicas) == 3)
         for number in range(8):
             home(stage, number)
         fleet, now_s = stage.router.fleet, asyncio.get_running_loop().time()
-        busy = fleet.admit(SLOW, Booking(num_uncached_tokens=0, num_cached_tokens=0), now_s)
+        busy = fleet.load.admit(SLOW, Booking(num_uncached_tokens=0, num_cached_tokens=0), now_s)
         try:
             yield stage
         finally:
-            fleet.end(busy, now_s, Outcome.CLIENT_GONE)
+            fleet.load.end(busy, now_s, Outcome.CLIENT_GONE)
 
 
 def home(stage: Stage, session: int) -> None:

@@ -10,6 +10,9 @@ from msgspec.structs import replace
 
 from policies import CandidateId, Decision
 from router.api.sessions import engine_name
+from router.base.names import Names
+from router.config import MooncakeConfig
+from router.discovery.status import Status
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
@@ -17,11 +20,13 @@ from router.observers.live.lines import MAX_COSTS, decision_line
 from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.ledger import Ledger
-from router.observers.sessions.losses import Losses
 from router.observers.sessions.rows import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.observers.sessions.threads import Thread
 from router.observers.sessions.turns import Turn
-from router.replicas.fleet import Fleet
+from router.pool.pools import Pools
+from router.pool.status import PoolStatus
+from router.replicas.registry import Registry
+from router.upstream.connections import Strays
 from tests.policies.snapshots import replica as view
 from tests.policies.snapshots import snapshot
 from tests.replicas.work import fleet_of, send
@@ -37,11 +42,6 @@ def _ledger() -> Ledger:
     for number in range(1, 10_001):
         _book(ledger, number, f"q{number}")
     return ledger
-
-
-def losses_of(fleet: Fleet) -> Losses:
-    caches = CacheView(BlockIndex())
-    return Losses(fleet=fleet, caches=caches, ledger=Ledger(), fetches=None)
 
 
 def _book(ledger: Ledger, number: int, request_id: str) -> None:
@@ -72,12 +72,20 @@ def _book(ledger: Ledger, number: int, request_id: str) -> None:
 def test_of_a_thousand_replicas_those_in_trouble_come_first() -> None:
     """Then those with the most work ahead."""
     fleet = fleet_of(*(f"r{number}" for number in range(1_000)))
-    fleet.drain("r500")
+    fleet.members.drain("r500")
     send(fleet, "r900", time.monotonic(), tokens=50_000)
     waiting = {f"new{number}": "refused the connection" for number in range(200)}
-    rows = ReplicaRows(
-        fleet, CacheView(BlockIndex()), waiting, Metrics(), losses_of(fleet).by_candidate
-    ).describe()
+    caches = CacheView(BlockIndex())
+    pools = Pools(MooncakeConfig(), (), metrics=Metrics(), names=Names(), strays=Strays(print))
+    status = Status(
+        Registry(()),
+        fleet=fleet,
+        caches=caches,
+        waiting=waiting,
+        pools=PoolStatus(pools, fleet),
+        sharing=None,
+    )
+    rows = ReplicaRows(status, fleet, caches, waiting, Metrics()).describe()
 
     assert (rows["total"], rows["num_missing"]) == (1_000, 200)
     assert len(rows["shown"]) == len(rows["missing"]) == MAX_ROWS

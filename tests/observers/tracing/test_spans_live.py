@@ -275,7 +275,7 @@ async def test_a_request_that_waits_says_for_what(collector: Receiver) -> None:
             tg.create_task(stage.ask(streamed(chat(words(1)))))
             await stage.until(lambda: engine.received)
             now_s = time.monotonic()  # no idle time of the replica may be saved up
-            stage.router.fleet.spend_idle_time(CandidateId("r1"), 3_600_000.0, now_s)
+            stage.router.fleet.load.spend_idle_time(CandidateId("r1"), 3_600_000.0, now_s)
             tg.create_task(stage.ask(streamed(chat(words(2)))))
             await stage.until(lambda: stage.metric("warmroute_waiting_requests") == 1)
             await asyncio.sleep(0.05)

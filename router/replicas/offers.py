@@ -1,0 +1,241 @@
+"""Which candidates can take a request now, and why there is none.
+
+What must live here: whom a model's requests may go to. What must not: which one to take (policies).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from router.base.errors import NoReplicaAvailable, RouterError
+from router.replicas.eligibility import eligible
+from router.replicas.lengths import Lengths
+from router.replicas.members import Members, Serving
+from router.replicas.refusals import (
+    absent,
+    check_roles,
+    no_replica,
+    none_available,
+    states_of,
+    unknown_model,
+)
+from router.replicas.replica import Candidate, Replica, candidates_of
+
+
+class Offers:
+    """Offers candidates to requests.
+
+    Args:
+        members: The replicas.
+        waiting: Replicas and sources that have not answered yet, and why; grows and shrinks.
+    """
+
+    __slots__ = ("_members", "_waiting")
+
+    def __init__(self, members: Members, waiting: Mapping[str, str]) -> None:
+        self._members = members
+        self._waiting = waiting
+
+    def candidates(
+        self,
+        model: str | None,
+        now_s: float,
+        *,
+        exclude: Collection[str] = (),
+        num_tokens: int = 0,
+    ) -> tuple[Candidate, ...]:
+        """List the candidates that can take a request for `model` now, in the order configured.
+
+        Args:
+            model: Model or adapter id; None: any model (routes without one).
+            now_s: Now.
+            exclude: Names of replicas that were tried already.
+            num_tokens: Of prompt and answer. Replicas that are too short are left out. If all are
+                too short, the longest remain, and their engine refuses the request.
+
+        Raises:
+            UnknownModel: No replica serves it.
+            NoReplicaAvailable: Some serve it, but all are out, draining or excluded.
+        """
+        serving = self._members.serving.get(model) or self._serving_of(model)
+        offered, lengths = serving.candidates, serving.lengths
+        if num_tokens and lengths is not None and not lengths.are_equal:
+            offered = lengths.fitting(offered, num_tokens)
+        if exclude or self._members.restricted:
+            offered = self._eligible(offered, now_s, exclude)
+        if not offered:
+            raise self._none_available(model, now_s)
+        return offered
+
+    def prefillers(
+        self, model: str | None, reader: Replica | None, now_s: float
+    ) -> tuple[Candidate, ...]:
+        """List the candidates that can compute a prompt for others now, in the order configured.
+
+        None that has stalled: the replica that decodes can compute the prompt, too.
+
+        `reader`: the replica that will read the prompt's KV. Both need the same transfer, and the
+        same pool if it goes through one. None: any.
+        """
+        if not self._members.is_split:
+            return ()
+        offered = tuple(
+            state.candidate
+            for member in self._members.by_name.values()
+            if member.replica.role == "prefill" and member.replica.is_offered
+            if member.health.can_accept(now_s) or not member.health.can_accept_at_last()
+            if any(served.id == model for served in member.replica.models)
+            if reader is None or _can_meet(member.replica, reader)
+            for state in member.states.values()
+        )
+        return self._eligible(offered, now_s, ()) if self._members.restricted else offered
+
+    def draining(
+        self, model: str | None, now_s: float, *, exclude: Collection[str] = ()
+    ) -> tuple[Candidate, ...]:
+        """List the candidates that get no new work, but may have what they were asked before."""
+        return tuple(
+            candidate
+            for replica in self._members.replicas
+            if replica.draining and replica.is_awake and replica.name not in exclude
+            if model is None or replica.serves(model)
+            if self._members.listens(replica.name, now_s)
+            for candidate in candidates_of(replica)
+        )
+
+    def candidates_at(
+        self, name: str, model: str | None, now_s: float, *, exclude: Collection[str] = ()
+    ) -> tuple[Candidate, ...]:
+        """List the candidates of one replica, draining or not, in whatever health.
+
+        Raises:
+            NoReplicaAvailable: it is excluded, or gone.
+        """
+        member = self._members.by_name.get(name) if name not in exclude else None
+        if member is None:
+            raise self._none_available(model, now_s)
+        return candidates_of(member.replica)
+
+    def all_lack(self, model: str | None, route: str) -> bool:
+        """Return whether there are replicas that serve a model, and all of them lack a route."""
+        serving = {
+            replica.name
+            for replica in self._members.replicas
+            if replica.role != "prefill"
+            if model is None or replica.serves(model)
+        }
+        return bool(serving) and serving <= self._members.lacking.get(route, set())
+
+    def longest(self, model: str) -> int | None:
+        """Return the tokens of the longest request that a replica takes for a model.
+
+        None: some may take any, as far as is known.
+        """
+        try:
+            serving = self._members.serving.get(model) or self._serving_of(model)
+        except RouterError:
+            return None
+        return serving.lengths.longest if serving.lengths is not None else None
+
+    def available(self, now_s: float) -> Iterator[tuple[str, int]]:
+        """Yield each base model, and how many replicas take requests for it now."""
+        bases = (m.id for each in self._members.replicas for m in each.models if m.parent is None)
+        for name in dict.fromkeys(bases):
+            try:
+                yield name, len({each.replica.name for each in self.candidates(name, now_s)})
+            except RouterError:
+                yield name, 0
+
+    def unserved(self, now_s: float) -> Iterator[tuple[str, str]]:
+        """Yield the models and adapters that no replica takes requests for now, and why."""
+        served = {
+            model.id
+            for each in self._members.replicas
+            if each.is_offered and each.role == "both" and each.name not in self._members.restricted
+            for model in each.models
+        }
+        for name in [each for each in self._members.served if each not in served]:
+            try:
+                self._serving_of(name)
+            except RouterError as error:  # by their roles
+                yield name, error.message
+                continue
+            try:
+                self.candidates(name, now_s)
+            except NoReplicaAvailable:
+                yield name, states_of(name, self._members.by_name.values(), now_s)
+
+    def absent(self) -> str:
+        """List the replicas and sources that have not answered yet, with why; empty: none."""
+        return absent(self._waiting, self._members.by_name)
+
+    def no_replica(self) -> NoReplicaAvailable:
+        """Make the error for a fleet without any replica."""
+        return no_replica(self.absent())
+
+    # -- private -----------------------------------------------------------------------------
+
+    def _serving_of(self, model: str | None) -> Serving:
+        """List a model's candidates that may be offered.
+
+        Raises:
+            UnknownModel: no replica has it, and the models of all replicas are known.
+            NoReplicaAvailable: those that have it cannot answer, by their roles.
+        """
+        members = self._members
+        known = members.serving.get(model)
+        if known is not None:
+            return known
+        replicas = [each for each in members.replicas if model is None or each.serves(model)]
+        if not replicas:
+            if model is not None and all(replica.models for replica in members.replicas):
+                raise self._unknown_model(model)
+            return Serving((), None)  # not kept: clients may ask for any name
+        check_roles(replicas, is_split=members.is_split)
+        serving = members.serving[model] = Serving(
+            tuple(
+                state.candidate
+                for replica in replicas
+                if replica.is_offered and replica.role != "prefill"
+                for state in members.states_of(replica.name)
+            ),
+            Lengths.of(model, replicas) if model is not None else None,
+        )
+        return serving
+
+    def _eligible(
+        self, serving: Sequence[Candidate], now_s: float, exclude: Collection[str]
+    ) -> tuple[Candidate, ...]:
+        """Leave out candidates that were tried, and those whose health forbids it."""
+        members = self._members
+        states = [members.states[c.id] for c in serving if c.replica.name not in exclude]
+        offered = tuple(
+            state.candidate for state in eligible(states, members.rules, now_s, members.restricted)
+        )
+        for name in list(members.restricted):
+            members.by_name[name].health.weight(now_s)  # a slow start that is over ends here
+            members.restrict(name)
+        return offered
+
+    def _unknown_model(self, model: str) -> RouterError:
+        if not self._members.replicas:
+            return self.no_replica()
+        return unknown_model(model, [*self._members.served], self.absent())
+
+    def _none_available(self, model: str | None, now_s: float) -> NoReplicaAvailable:
+        """Make the error for "no replica", with the time after which to try again."""
+        members = self._members
+        if not members.replicas:
+            return self.no_replica()
+        waits_s = [
+            members.states[candidate.id].health.retry_at_s - now_s
+            for candidate in self._serving_of(model).candidates
+        ]
+        return none_available(model, members.by_name.values(), waits_s, now_s)
+
+
+def _can_meet(prefill: Replica, decode: Replica) -> bool:
+    """Return whether one replica can read the KV that the other computes."""
+    if prefill.transfer != decode.transfer:
+        return False
+    return prefill.transfer != "store" or prefill.pool == decode.pool
