@@ -48,7 +48,7 @@ def nothing_of(stage: Stage, name: str) -> bool:
         and router.registry.find(name) is None
         and router.caches.stream(name) is None  # type: ignore[arg-type]
         and not router.caches.index.epoch(name)  # type: ignore[arg-type]
-        and name not in router.discovery.waiting
+        and name not in router.waiting
         and not any(task.get_name().endswith(f" {name}") for task in asyncio.all_tasks())
     )
 
@@ -86,7 +86,7 @@ async def test_a_watch_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) 
         await stage.ready()
 
         assert (await stage.ask(chat(words(1)))).status == 200
-        assert "r1" not in stage.router.discovery.waiting
+        assert "r1" not in stage.router.waiting
         assert "task failed: it is restarted follower=replica replica=r1" in stage.log
 
 
