@@ -99,7 +99,7 @@ def test_a_grid_that_is_stopped_keeps_what_is_done(
 
         monkeypatch.setattr(cli, "place", stopped)
         assert main(flags) == 130
-        kept.append([each.num_recomputed_tokens for each in read(out).grid])
+        kept.append([each.num_computed_tokens for each in read(out).grid])
 
     assert kept == [[30_000], [20_000, 10_000]]
 
