@@ -38,7 +38,7 @@ from loadtest.runner.display import Display
 from loadtest.runner.stack import start_replicas, start_router
 from loadtest.runner.stop import Stop
 from loadtest.simulator import Setup
-from loadtest.words import duration, percent, ratio, thousands, time_span
+from loadtest.words import clock, duration, percent, ratio, thousands
 from loadtest.workload import Workload
 
 DEFAULT_POLICIES: Final = "round_robin,session_sticky,kv_aware,unlimited"
@@ -254,7 +254,7 @@ def _table(report: Report) -> Table:
             "TTFT",
             "P99",
             "in 2 s",
-            "session",
+            "session, min",
             "longest",
             "busiest",
         ),
@@ -279,7 +279,7 @@ def _session_cells(arm: ArmFigures) -> tuple[str, str]:
     times = arm.sessions
     if times is None:
         return "-", "-"
-    return time_span(times.mean_s), time_span(times.longest_s)
+    return clock(times.mean_s), clock(times.longest_s)
 
 
 def headline(report: Report) -> str:
@@ -307,10 +307,10 @@ def sessions_line(report: Report) -> str:
         return ""
     own = means.pop(ours)
     limit = means.pop(UNLIMITED, None)
-    parts = [f"{time_span(mean_s)} under {name}" for name, mean_s in means.items()]
+    parts = [f"{clock(mean_s)} under {name}" for name, mean_s in means.items()]
     if limit is not None:
-        parts.append(f"{time_span(limit)} if no cache ever evicted")
-    return ", ".join([f"A session takes {time_span(own)}", *parts])
+        parts.append(f"{clock(limit)} if no cache ever evicted")
+    return ", ".join([f"A session takes {clock(own)} min", *parts])
 
 
 def _difference(ours: int, theirs: int) -> str:
