@@ -24,9 +24,9 @@ from rich.text import Text
 
 from loadtest import pictures
 from loadtest.compare import answer, store
-from loadtest.compare.arms import Arm, parse_policies, serve_flags
+from loadtest.compare.arms import UNLIMITED, Arm, parse_policies, serve_flags
 from loadtest.compare.places import Simulated, cache_tokens
-from loadtest.compare.report import Report, make_report, turns_by_arm
+from loadtest.compare.report import ArmFigures, Report, make_report, turns_by_arm
 from loadtest.compare.setting import Setting, make_order
 from loadtest.compare.study import study
 from loadtest.extras import MissingExtra
@@ -38,10 +38,10 @@ from loadtest.runner.display import Display
 from loadtest.runner.stack import start_replicas, start_router
 from loadtest.runner.stop import Stop
 from loadtest.simulator import Setup
-from loadtest.words import duration, percent, ratio, thousands
+from loadtest.words import clock, duration, percent, ratio, thousands
 from loadtest.workload import Workload
 
-DEFAULT_POLICIES: Final = "round_robin,session_sticky,kv_aware"
+DEFAULT_POLICIES: Final = "round_robin,session_sticky,kv_aware,unlimited"
 NUM_REPLICAS: Final = 3
 ENGINE: Final = "h100x4-70b"
 _OURS: Final = "kv_aware"
@@ -120,7 +120,7 @@ def demo(
         raise click.BadParameter("name each policy once", param_hint="--policies")
     job = Job(
         num_sessions=sessions or (14 if short else 24),
-        num_turns=turns or (4 if short else 8),
+        num_turns=turns or (4 if short else 30),
         arms=arms,
         seeds=tuple(range(seed, seed + repeat)),
         out=out,
@@ -196,9 +196,10 @@ async def _play(job: Job, seed: int, out: Path, console: Console, stop: Stop) ->
 
 
 def _setting(arms: tuple[Arm, ...], workload: Workload, seed: int, num_blocks: int) -> Setting:
-    """Describe the comparison; the baseline is the last policy that is not `kv_aware`."""
+    """Describe the comparison; the baseline is the last policy beside `kv_aware`."""
     labels = [arm.label for arm in arms]
-    baseline = next((label for label in reversed(labels) if label != _OURS), labels[0])
+    others = [label for label in labels if label not in (_OURS, UNLIMITED)]
+    baseline = others[-1] if others else labels[0]
     return Setting(
         place="simulated",
         arms=arms,
@@ -216,6 +217,8 @@ def _show(report: Report, runs: list[Run], out: Path, console: Console) -> None:
     """Print the verdict, the table and what limits it; write the report and the picture."""
     console.print()
     console.print(Text(f"{headline(report)}.", style="bold"))
+    if sessions := sessions_line(report):
+        console.print(Text(f"{sessions}.", style="bold"))
     console.print()
     console.print(on_terminal(_table(report)))
     console.print()
@@ -244,18 +247,27 @@ def _show(report: Report, runs: list[Run], out: Path, console: Console) -> None:
 def _table(report: Report) -> Table:
     """List the figures of each policy, in at most 100 columns."""
     return Table(
-        head=("policy", "recomputed", "hit", "TTFT", "P50", "P90", "P99", "busiest", "in 2 s"),
+        head=(
+            "policy",
+            "computed",
+            "hit",
+            "TTFT",
+            "P99",
+            "in 2 s",
+            "session, min",
+            "longest",
+            "busiest",
+        ),
         rows=tuple(
             (
                 arm.label,
-                thousands(arm.whole.num_recomputed_tokens // _ROUNDS),
+                thousands(arm.whole.num_computed_tokens // _ROUNDS),
                 ratio(answer.hit_ratio(arm)),
                 duration(arm.whole.ttft_mean_s),
-                duration(arm.whole.ttft_p50_s),
-                duration(arm.whole.ttft_p90_s),
                 duration(arm.whole.ttft_p99_s),
-                f"{arm.imbalance or 1.0:.2f} ×",
                 ratio(arm.good_share),
+                *_session_cells(arm),
+                f"{arm.imbalance or 1.0:.2f} ×",
             )
             for arm in report.arms
         ),
@@ -263,20 +275,42 @@ def _table(report: Report) -> Table:
     )
 
 
+def _session_cells(arm: ArmFigures) -> tuple[str, str]:
+    times = arm.sessions
+    if times is None:
+        return "-", "-"
+    return clock(times.mean_s), clock(times.longest_s)
+
+
 def headline(report: Report) -> str:
-    """Write the verdict in one sentence: recomputed tokens against every other policy."""
-    totals = {arm.label: arm.whole.num_recomputed_tokens for arm in report.arms}
+    """Write the verdict in one sentence: computed tokens against every other policy."""
+    totals = {arm.label: arm.whole.num_computed_tokens for arm in report.arms}
     ours = _OURS if _OURS in totals else list(totals)[-1]
     own = totals.pop(ours)
+    totals.pop(UNLIMITED, None)
     parts = [
         f"{_difference(own, tokens)} {name}"
         for name, tokens in sorted(totals.items(), key=lambda item: item[1])
         if tokens
     ]
     if not parts:
-        return f"{ours} recomputes {thousands(own // _ROUNDS)} prompt tokens"
+        return f"{ours} computes {thousands(own // _ROUNDS)} prompt tokens"
     parts[0] = parts[0].replace(" than", " prompt tokens than", 1)
-    return f"{ours} recomputes {' and '.join(parts)}"
+    return f"{ours} computes {' and '.join(parts)}"
+
+
+def sessions_line(report: Report) -> str:
+    """Write what a whole session takes under each policy; "": no session ended."""
+    means = {arm.label: arm.sessions.mean_s for arm in report.arms if arm.sessions is not None}
+    ours = _OURS if _OURS in means else next(iter(means), "")
+    if not ours:
+        return ""
+    own = means.pop(ours)
+    limit = means.pop(UNLIMITED, None)
+    parts = [f"{clock(mean_s)} under {name}" for name, mean_s in means.items()]
+    if limit is not None:
+        parts.append(f"{clock(limit)} if no cache ever evicted")
+    return ", ".join([f"A session takes {clock(own)} min", *parts])
 
 
 def _difference(ours: int, theirs: int) -> str:
@@ -290,18 +324,19 @@ async def _serve(job: Job, console: Console) -> None:
     """Run the last policy in front of emulated replicas, in real time, until a signal."""
     logs = job.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    served = next((arm for arm in reversed(job.arms) if not arm.is_unlimited), job.arms[-1])
     async with AsyncExitStack() as stack:
         replicas = await stack.enter_async_context(
             start_replicas(["--preset", ENGINE], NUM_REPLICAS, logs)
         )
         urls = [replica.announced[1] for replica in replicas]
         router = await stack.enter_async_context(
-            start_router(urls, serve_flags(job.arms[-1]), logs, port=job.port)
+            start_router(urls, serve_flags(served), logs, port=job.port)
         )
         url = router.url
         console.print(
             f"""
-Serving in real time: the router ({job.arms[-1].label}) and three emulated replicas.
+Serving in real time: the router ({served.label}) and three emulated replicas.
 
     base URL      {url}/v1        model: tiny, any API key
     an agent      OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none  your-agent

@@ -29,7 +29,7 @@ class TurnResult(Struct, frozen=True, kw_only=True):
 
     Times are seconds; `start_s` counts from the start of the drive. `error` is None or one of
     `connect`, `timeout`, `broken` (the answer broke off), `stream` (an error event in it),
-    `garbage` (no event stream of this API), `http_STATUS`. `recomputed` tokens are prompt tokens
+    `garbage` (no event stream of this API), `http_STATUS`. `computed` tokens are prompt tokens
     minus cached ones. `due_s` is when an open-loop workload wanted the turn sent. Times count from
     there, so a late driver hides no queue (no coordinated omission). `late_s` is the delay of the
     driver; in a closed loop it is the delay of the driver's own timers.
@@ -60,7 +60,7 @@ class TurnResult(Struct, frozen=True, kw_only=True):
     is_warm_up: bool = False  # sent, but not to be counted
 
     @property
-    def num_recomputed_tokens(self) -> int:
+    def num_computed_tokens(self) -> int:
         """Count the prompt tokens the engine had to compute; 0 where no usage came."""
         return (self.num_prompt_tokens or 0) - (self.num_cached_tokens or 0)
 
@@ -97,7 +97,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     num_turns: int
     num_errors: int
     num_prompt_tokens: int
-    num_recomputed_tokens: int
+    num_computed_tokens: int
     hit_ratio: float  # cached / prompt tokens
     ttft_mean_s: float
     ttft_p50_s: float
@@ -117,14 +117,14 @@ def summarize(results: Iterable[TurnResult]) -> Summary:
         if turn.error is not None:
             errors[turn.error] = errors.get(turn.error, 0) + 1
     num_prompt_tokens = sum(turn.num_prompt_tokens or 0 for turn in good)
-    num_recomputed_tokens = sum(turn.num_recomputed_tokens for turn in good)
+    num_computed_tokens = sum(turn.num_computed_tokens for turn in good)
     ttfts = sorted(turn.ttft_s for turn in good if turn.ttft_s is not None)
     return Summary(
         num_turns=len(turns),
         num_errors=len(turns) - len(good),
         num_prompt_tokens=num_prompt_tokens,
-        num_recomputed_tokens=num_recomputed_tokens,
-        hit_ratio=1 - num_recomputed_tokens / num_prompt_tokens if num_prompt_tokens else 0.0,
+        num_computed_tokens=num_computed_tokens,
+        hit_ratio=1 - num_computed_tokens / num_prompt_tokens if num_prompt_tokens else 0.0,
         ttft_mean_s=_mean(ttfts),
         ttft_p50_s=percentile(ttfts, 0.50),
         ttft_p90_s=percentile(ttfts, 0.90),

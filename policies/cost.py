@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
@@ -13,6 +14,10 @@ from policies.view import CandidateCost, Decision, ReplicaView, Snapshot
 TIE_MS = 1.0
 TIE_RATIO = 0.01
 """Totals closer than 1 ms or 1 % are equal: no cost model predicts better than that."""
+
+MOST_DELAYED = 0.5
+"""Of the conversations at a candidate, those that a prompt delays at most: each sends one request
+meanwhile, which comes when half of the work is done."""
 
 MAX_BUSY = 0.95
 """Most of a candidate's time that is taken to be busy: beyond, queues grow without bound."""
@@ -30,10 +35,11 @@ class MinTtft(Policy, frozen=True, kw_only=True):
 
 
 class KvAware(Policy, frozen=True, kw_only=True):
-    """Choose the lowest cost to all requests: `ttft + alpha x work x arrivals x (queue + work / 2)
-    / (1 - busy)`. The first part is the request's own wait, as in `min_ttft`. The second part is
-    the delay for others. So a prompt stays at its cache until the queue there costs more than
-    recomputing it costs all requests. A new conversation goes where fewer live.
+    """Choose the lowest cost to all requests: `ttft + work x delayed`. The first part is the
+    request's own wait, as in `min_ttft`. The second part is the delay for others: `delayed` is
+    `alpha x arrivals x (queue + work / 2) / (1 - busy)`, at most half of the conversations that
+    live there. So a prompt stays at its cache until the queue there costs more than computing it
+    again costs all requests. A new conversation goes where fewer live.
     """
 
     name: ClassVar[str] = "kv_aware"
@@ -88,8 +94,11 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
     """
     num_tokens = snapshot.request.num_tokens
     arrivals = _arrivals_per_ms(snapshot) if alpha else [0.0] * len(snapshot.replicas)
+    num_sessions = snapshot.num_sessions or (inf,) * len(arrivals)
     costs: list[CandidateCost] = []
-    for replica, arrivals_per_ms in zip(snapshot.replicas, arrivals, strict=True):
+    for replica, arrivals_per_ms, num_there in zip(
+        snapshot.replicas, arrivals, num_sessions, strict=True
+    ):
         model = replica.cost
         num_gpu = replica.num_gpu_tokens
         num_own = replica.num_cpu_tokens
@@ -117,9 +126,11 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
         )
         prefill_ms = model.base_ms + compute_ms
         if arrivals_per_ms:
-            num_delayed = arrivals_per_ms * (queue_ms + 0.5 * compute_ms)
             busy_ratio = replica.busy_ratio if replica.busy_ratio < MAX_BUSY else MAX_BUSY
-            others_ms += alpha * compute_ms * num_delayed / (1.0 - busy_ratio)
+            num_delayed = alpha * arrivals_per_ms * (queue_ms + 0.5 * compute_ms)
+            num_delayed /= 1.0 - busy_ratio
+            most = MOST_DELAYED * num_there
+            others_ms += compute_ms * (num_delayed if num_delayed < most else most)
         costs.append(
             CandidateCost(
                 id=replica.id,

@@ -10,7 +10,7 @@ from loadtest.compare.setting import PLACES
 from loadtest.statistics import Comparison, words
 from loadtest.statistics.words import bounds
 
-_LEADING = ("mean TTFT", "recomputed tokens", "within SLO")
+_LEADING = ("mean TTFT", "mean session", "computed tokens", "within SLO")
 
 
 def lead(report: Report) -> str:
@@ -103,4 +103,4 @@ def _clause(found: Comparison) -> str:
 
 def hit_ratio(arm: ArmFigures) -> float | None:
     """Return cached tokens by prompt tokens; None: engines did not report them."""
-    return 1 - arm.origin.recomputed / arm.origin.total if arm.origin.total else None
+    return 1 - arm.origin.computed / arm.origin.total if arm.origin.total else None

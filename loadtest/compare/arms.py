@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Final
 
 import click
 import msgspec
@@ -17,6 +18,8 @@ from router.config.experiments import ArmQueue
 from router.scheduling.waiting import QueueRules
 
 _QUEUE = "queue."
+UNLIMITED: Final = "unlimited"
+_BEST: Final = "kv_aware"
 
 
 class Arm(Struct, frozen=True, kw_only=True):
@@ -27,6 +30,7 @@ class Arm(Struct, frozen=True, kw_only=True):
     params: dict[str, str] = {}
     url: str | None = None
     queue: ArmQueue | None = None  # None: as a router of this policy has it
+    is_unlimited: bool = False  # on caches that never evict: the limit of what a router can do
 
     def make_policy(self) -> Policy:
         """Make the policy object, for the simulator."""
@@ -47,12 +51,14 @@ def arm_of(label: str) -> Arm:
     """Read `NAME[:PARAM=VALUE,…]`: a policy and its queue.
 
     A parameter `queue.KEY` belongs to the router's queue and switches the queue on.
-    `queue.mode=off` switches it off.
+    `queue.mode=off` switches it off. `unlimited` is `kv_aware` on caches that never evict.
 
     Raises:
         ValueError: A policy or parameter is unknown (names the nearest), or a value is out of its
             range.
     """
+    if label == UNLIMITED:
+        return Arm(label=label, policy=_BEST, is_unlimited=True)
     name, params = split(label)
     queue = _queue_of(params)
     create(name, params)

@@ -11,8 +11,16 @@ import httpx
 from msgspec import Struct
 
 from loadtest.compare.arms import Arm, check_arms, parse_policies, parse_targets, parse_url
-from loadtest.compare.options import ONLY, refuse_elsewhere
-from loadtest.compare.places import Emulated, Engines, Place, Simulated, Targets, cache_tokens
+from loadtest.compare.options import ONLY, refuse_elsewhere, refuse_unlimited
+from loadtest.compare.places import (
+    Emulated,
+    Engines,
+    Place,
+    Simulated,
+    Targets,
+    cache_tokens,
+    written_blocks,
+)
 from loadtest.compare.setting import Place as PlaceName
 from loadtest.compare.setting import Setting, make_order
 from loadtest.engine_model.time_model import PRESETS
@@ -74,6 +82,7 @@ def make_job(
     replicas = _replica_urls(options.pop("replica_texts"))
     place = name_place(simulate=options.pop("simulate"), replicas=replicas, arms=arms)
     refuse_elsewhere(ctx, place)
+    refuse_unlimited(arms, place)
     given = {name: options.pop(name) for name in ONLY}
     fleet = Fleet(**{name: given[name] for name in Fleet.__struct_fields__})
     headers = dict(given["headers"])
@@ -147,7 +156,7 @@ def make_place(job: Job, *, logs: Path) -> Place:
             return Emulated(
                 workload,
                 job.options,
-                flags=_replica_flags(workload, fleet, setting.seed),
+                flags=lambda arm: _replica_flags(workload, fleet, setting.seed, arm),
                 num_replicas=fleet.replicas or _DEFAULT_REPLICAS,
                 has_pool=fleet.pool_speed is not None,
                 logs=logs,
@@ -261,15 +270,18 @@ def _setup(workload: Workload, fleet: Fleet, seed: int) -> Setup:
     )
 
 
-def _replica_flags(workload: Workload, fleet: Fleet, seed: int) -> list[str]:
+def _replica_flags(workload: Workload, fleet: Fleet, seed: int, arm: Arm) -> list[str]:
     """Write the options of `warmroute emulate`; the same seed on all: replies do not depend on
     where a prompt goes.
     """
+    num_blocks = fleet.blocks or _fitting_blocks(workload, fleet)
+    if arm.is_unlimited:
+        num_blocks = written_blocks(workload) * -(-workload.block_size // _EMULATED_BLOCK)
     flags: dict[str, Any] = {
         "preset": fleet.engine,
         "speed": fleet.speed,
         "block-size": _EMULATED_BLOCK,
-        "num-gpu-blocks": fleet.blocks or _fitting_blocks(workload, fleet),
+        "num-gpu-blocks": num_blocks,
         "tick-ms": 5.0,  # a first token is at most this late; fewer wake-ups
         "seed": seed,
     }

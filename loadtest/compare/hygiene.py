@@ -17,7 +17,8 @@ from msgspec import Struct
 from loadtest.compare.facts import COLD, SHARED, late_p99_s
 from loadtest.compare.setting import Setting
 from loadtest.results import Run, TurnResult, summarize
-from loadtest.statistics import Comparison, num_differing_tokens, roots
+from loadtest.statistics import Comparison, num_differing_tokens
+from loadtest.whole_sessions import roots
 from loadtest.words import milliseconds
 
 LATE_S: Final = 0.01  # as late as a quiet driver is at its P99

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from loadtest.compare.arms import UNLIMITED, Arm
 from loadtest.compare.setting import Place
 from loadtest.engine_model.time_model import PRESETS
 from loadtest.runner.parameters import POSITIVE, sending_options
@@ -23,7 +24,8 @@ _COMPARISON: Final = (
         "--policies",
         multiple=True,
         metavar="A,B,…|all",
-        help="Policies to compare, each as NAME or NAME:PARAM=VALUE,…; repeatable.",
+        help="Policies to compare, each as NAME or NAME:PARAM=VALUE,…; repeatable. unlimited: "
+        "kv_aware on modelled caches that never evict, the limit of what a router can do.",
     ),
     click.option(
         "--target",
@@ -162,6 +164,20 @@ def refuse_elsewhere(ctx: click.Context, place: Place) -> None:
             raise click.UsageError(
                 f"{_flag(ctx, name)} means nothing for {place} runs, only for: {known}"
             )
+
+
+def refuse_unlimited(arms: Iterable[Arm], place: Place) -> None:
+    """Refuse the variant `unlimited` where caches have the size that they have.
+
+    Raises:
+        click.UsageError: it is asked for.
+    """
+    if place not in _MODELLED and any(arm.is_unlimited for arm in arms):
+        known = ", ".join(sorted(_MODELLED))
+        raise click.UsageError(
+            f"{UNLIMITED} means nothing for {place} runs, only for: {known}; start engines with "
+            "more blocks, and compare with --target"
+        )
 
 
 def refuse_with_from(ctx: click.Context) -> None:

@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from loadtest import pictures
 from loadtest.compare import answer
 from loadtest.compare.report import Report, turns_by_arm
-from loadtest.compare.tables import arms_table, checks_table, differences_table, rounds_table
+from loadtest.compare.tables import (
+    arms_table,
+    checks_table,
+    differences_table,
+    limit_table,
+    rounds_table,
+)
 from loadtest.extras import MissingExtra
 from loadtest.pages import Figure, Note, Page, Section, Table
 from loadtest.results import Run
@@ -69,6 +75,9 @@ def _arms(report: Report, runs: Sequence[Run]) -> Iterable[Part]:
         absent="No engine reported how many tokens were cached.",
     )
     yield arms_table(report)
+    limit = limit_table(report)
+    if limit is not None:
+        yield limit
     yield rounds_table(report)
 
 

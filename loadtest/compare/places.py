@@ -98,6 +98,8 @@ class Simulated:
             meter.advance(num_turns)
 
         setup = replace(self._setup, seed=self._setup.seed + number - 1, queue=arm.queue_rules())
+        if arm.is_unlimited:
+            setup = replace(setup, num_blocks=written_blocks(self._workload))
         workload = varied(self._workload, number, seed=self._setup.seed)
         try:
             done = await asyncio.to_thread(
@@ -111,6 +113,13 @@ class Simulated:
         info = replace(done.run.info, label=arm.label, round=number, seed=setup.seed)
         info = replace(info, workload=self._workload.name)
         return Ran(run=replace(done.run, info=info), cold="simulated caches start empty")
+
+
+def written_blocks(workload: Workload) -> int:
+    """Count the blocks that the sessions write: a cache of this size never evicts."""
+    distinct = {block for turn in workload.turns for block in turn.hash_ids}
+    replies = sum(turn.num_output_tokens // workload.block_size + 1 for turn in workload.turns)
+    return len(distinct) + replies + 1
 
 
 def cache_tokens(workload: Workload, num_replicas: int) -> float:
@@ -159,7 +168,7 @@ class Emulated:
         workload: Workload,
         options: ReplayOptions,
         *,
-        flags: Sequence[str],
+        flags: Callable[[Arm], Sequence[str]],
         num_replicas: int,
         has_pool: bool,
         logs: Path,
@@ -180,7 +189,7 @@ class Emulated:
         options = _labelled(self._options, arm, number, f"{self._options.seed}.{number}")
         try:
             async with start_replicas(
-                self._flags, self._num_replicas, logs, has_pool=self._has_pool
+                self._flags(arm), self._num_replicas, logs, has_pool=self._has_pool
             ) as replicas:
                 pool = ["--mooncake", replicas[0].announced[2]] if self._has_pool else []
                 urls = [replica.announced[1] for replica in replicas]

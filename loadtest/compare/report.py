@@ -17,8 +17,9 @@ from loadtest.machine import Machine, this_machine
 from loadtest.pictures import Origin, origin
 from loadtest.results import Run, Summary, TurnResult, summarize
 from loadtest.statistics import MEASURES, Comparison, Measure, Round, compare, is_good, within_slo
+from loadtest.whole_sessions import SessionTimes, session_times
 
-REPORT_SCHEMA: Final = "warmroute.compare/1"
+REPORT_SCHEMA: Final = "warmroute.compare/2"
 
 
 class RoundFigures(Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class ArmFigures(Struct, frozen=True, kw_only=True):
     label: str
     rounds: tuple[RoundFigures, ...]
     whole: Summary
+    sessions: SessionTimes | None  # None: no session ended without a failure
     tbt_mean_s: float | None
     origin: Origin
     good_share: float | None
@@ -177,6 +179,7 @@ def _arm(setting: Setting, label: str, runs: Sequence[Run]) -> ArmFigures:
             for run, summary in zip(mine, summaries, strict=True)
         ),
         whole=msgspec.structs.replace(summarize(turns), span_s=span_s),
+        sessions=session_times(counted),
         tbt_mean_s=sum(tbts) / len(tbts) if tbts else None,
         origin=origin(turns),
         good_share=None if good is None or not turns else good / len(turns),
@@ -196,7 +199,7 @@ def imbalance(turns: Iterable[TurnResult]) -> float:
     work: dict[str, float] = {}
     for turn in known:
         assert turn.replica is not None
-        part = float(turn.num_recomputed_tokens) if is_known else 1.0
+        part = float(turn.num_computed_tokens) if is_known else 1.0
         work[turn.replica] = work.get(turn.replica, 0.0) + part
     mean = sum(work.values()) / len(work) if work else 0.0
     return max(work.values()) / mean if mean else 1.0

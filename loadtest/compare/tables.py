@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Final
 
 from loadtest.compare import answer
+from loadtest.compare.arms import UNLIMITED
 from loadtest.compare.hygiene import Outcome
 from loadtest.compare.report import ArmFigures, Report
 from loadtest.pages import Table, Tone
@@ -23,14 +24,15 @@ def arms_table(report: Report) -> Table:
     """List the figures of each variant, over all its turns that succeeded."""
     return Table(
         head=(
-            "variant", "turns", "failed", "TTFT", "over rounds", "P50", "P90", "P99", "turn",
-            "recomputed", "hit", "predicted", "busiest", "good",
+            "variant", "turns", "failed", "session", "P99", "longest", "TTFT", "over rounds", "P90",
+            "P99", "computed", "hit", "predicted", "busiest", "good",
         ),
         rows=tuple(_arm(arm, report.setting.baseline) for arm in report.arms),
-        numeric=tuple(range(1, 14)),
+        numeric=tuple(range(1, 15)),
         tones=tuple("bad" if arm.whole.num_errors else "" for arm in report.arms),
         toned=2,
-        caption="Over all turns that succeeded in the variant. Recomputed: prompt tokens a turn. "
+        caption="Over all turns that succeeded in the variant. Session: from its first request to "
+        "its last answer. Computed: prompt tokens a turn that no cache had, new ones included. "
         "Predicted: turns whose cached tokens the router predicted exactly. Busiest: tokens "
         "computed by the busiest replica over the mean. Good: turns within the SLO.",
     )  # fmt: skip
@@ -39,20 +41,56 @@ def arms_table(report: Report) -> Table:
 def _arm(arm: ArmFigures, baseline: str) -> tuple[str, ...]:
     whole = arm.whole
     has_times = whole.num_turns > whole.num_errors
-    times = (whole.ttft_p50_s, whole.ttft_p90_s, whole.ttft_p99_s, whole.total_mean_s)
-    recomputed = arm.origin.recomputed / arm.origin.num_turns if arm.origin.num_turns else None
+    times = (whole.ttft_p90_s, whole.ttft_p99_s)
+    computed = arm.origin.computed / arm.origin.num_turns if arm.origin.num_turns else None
+    ended = arm.sessions
+    sessions = (None,) * 3 if ended is None else (ended.mean_s, ended.p99_s, ended.longest_s)
     return (
         arm.label + (" *" if arm.label == baseline else ""),
         f"{whole.num_turns:,}",
         f"{whole.num_errors:,}",
+        *(words.value("s", seconds) for seconds in sessions),
         words.value("s", whole.ttft_mean_s if has_times else None),
         _spread(arm),
         *(words.value("s", seconds if has_times else None) for seconds in times),
-        "-" if recomputed is None else f"{recomputed:,.0f}",
+        "-" if computed is None else f"{computed:,.0f}",
         words.value("share", answer.hit_ratio(arm)),
         words.value("share", arm.prediction_exact_ratio),
         "-" if arm.imbalance is None else f"{arm.imbalance:.2f} ×",
         words.value("share", arm.good_share),
+    )
+
+
+def limit_table(report: Report) -> Table | None:
+    """Divide each variant's figures by those on caches that never evict; None: nothing ran so."""
+    limit = next((arm for arm in report.arms if arm.label == UNLIMITED), None)
+    if limit is None:
+        return None
+    return Table(
+        head=("variant over the limit", "computed", "TTFT", "P99", "session", "P99"),
+        rows=tuple(
+            (arm.label, *(f"{part:.2f} ×" if part else "-" for part in over(arm, limit)))
+            for arm in report.arms
+        ),
+        numeric=tuple(range(1, 6)),
+        caption="Over `unlimited`: the same sessions through kv_aware on caches that never evict.",
+    )
+
+
+def over(arm: ArmFigures, limit: ArmFigures) -> tuple[float | None, ...]:
+    """Divide a variant's figures by the limit's: computed tokens, TTFT mean and P99, sessions'."""
+    parts = zip(_of_limit(arm), _of_limit(limit), strict=True)
+    return tuple(ours / theirs if ours is not None and theirs else None for ours, theirs in parts)
+
+
+def _of_limit(arm: ArmFigures) -> tuple[float | None, ...]:
+    whole, ended = arm.whole, arm.sessions
+    return (
+        whole.num_computed_tokens,
+        whole.ttft_mean_s,
+        whole.ttft_p99_s,
+        None if ended is None else ended.mean_s,
+        None if ended is None else ended.p99_s,
     )
 
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from loadtest.compare import answer
 from loadtest.compare.report import Report
-from loadtest.compare.tables import arms_table, checks_table, differences_table
+from loadtest.compare.tables import arms_table, checks_table, differences_table, limit_table
 from loadtest.pages import bullets, on_terminal
 
 
@@ -18,6 +18,10 @@ def show(report: Report, console: Console) -> None:
         console.print()
     console.print(on_terminal(arms_table(report)))
     console.print()
+    limit = limit_table(report)
+    if limit is not None:
+        console.print(on_terminal(limit))
+        console.print()
     console.print(on_terminal(differences_table(report)))
     console.print()
     console.print(on_terminal(checks_table(report), folds=(2, 3)))

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from loadtest.engine_model.time_model import PRESETS
 from loadtest.estimate.saving import (
+    MIN_SESSIONS,
     NO_DIFFERENCE,
     ROUTINGS,
     WARMROUTE,
@@ -166,20 +167,31 @@ def _report(
 
 
 def _verdict(traffic: Traffic, savings: Sequence[Saving]) -> list[str]:
-    """Say what warmroute saves over the better of the others, by tokens computed."""
+    """Say what warmroute saves over the better of the others, by tokens recomputed."""
+    if traffic.num_sessions < MIN_SESSIONS:
+        return [
+            f"{traffic.num_sessions} sessions are too few to say what warmroute saves: record at "
+            f"least {MIN_SESSIONS}."
+        ]
     ours = next(each for each in savings if each.routing == WARMROUTE)
     others = [each for each in savings if each.routing != WARMROUTE]
     best = min(others, key=lambda each: each.num_computed_tokens)
-    saved = less(ours.num_computed_tokens, best.num_computed_tokens)
     sooner = less(ours.ttft_mean_s, best.ttft_mean_s)
-    if abs(saved) < NO_DIFFERENCE and abs(sooner) < NO_DIFFERENCE:
-        return [
-            f"warmroute saves nothing here: with this traffic a {best.routing} does as well.",
-            "It starts to save when conversations exceed the caches: try --speed 2.",
-        ]
-    num_tokens = abs(best.num_computed_tokens - ours.num_computed_tokens)
+    if abs(less(ours.num_computed_tokens, best.num_computed_tokens)) < NO_DIFFERENCE:
+        if abs(sooner) < NO_DIFFERENCE:
+            return [
+                f"warmroute saves nothing here: with this traffic a {best.routing} does as well.",
+                "It starts to save when conversations exceed the caches: try --speed 2.",
+            ]
+        saved = f"recomputes about as many prompt tokens as a {best.routing},"
+    else:
+        share = less(ours.num_recomputed_tokens, best.num_recomputed_tokens)
+        num_tokens = abs(best.num_recomputed_tokens - ours.num_recomputed_tokens)
+        saved = (
+            f"recomputes {abs(share):.0%} {'fewer' if share >= 0 else 'more'} "
+            f"prompt tokens than a {best.routing} ({num_tokens:,}),"
+        )
     return [
-        f"warmroute computes {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} prompt tokens "
-        f"than a {best.routing} ({num_tokens:,}),",
+        f"warmroute {saved}",
         f"and its mean TTFT is {abs(sooner):.0%} {'lower' if sooner >= 0 else 'higher'}.",
     ]

@@ -21,6 +21,7 @@ ROUTINGS: Final = {
     WARMROUTE: "kv_aware",
 }
 """What other routers do by default, and warmroute: name to policy."""
+MIN_SESSIONS: Final = 20  # of fewer, a single one decides
 NO_DIFFERENCE: Final = 0.03  # two simulations of like policies differ by as much
 
 

@@ -94,14 +94,14 @@ METRICS: Final = {
             worse="slower",
         ),
         Metric(
-            name="recomputed",
-            title="recomputed tokens per request",
+            name="computed",
+            title="computed tokens per request",
             unit="tokens",
             numerator=lambda request: _less(request.prompt, request.reported),
         ),
         Metric(
-            name="recomputed_predicted",
-            title="recomputed tokens per request (predicted)",
+            name="computed_predicted",
+            title="computed tokens per request (predicted)",
             unit="tokens",
             numerator=lambda request: _less(request.prompt, request.predicted),
         ),

@@ -32,7 +32,7 @@ SURPRISE: Final = 0.001
 """A variant without any of the last (first) units counts as stopped (not yet started) if chance
 alone would do that less often."""
 
-SOURCES: Final = ("gpu", "cpu", "pool", "recomputed")
+SOURCES: Final = ("gpu", "cpu", "pool", "computed")
 
 
 class Crossed(Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Observations(Struct, frozen=True, kw_only=True):
     counts: Bools  # by the rules
     is_wash_out: Bools
     weight: Floats
-    sources: dict[str, Floats]  # prompt tokens as predicted: gpu, cpu, pool, recomputed
+    sources: dict[str, Floats]  # prompt tokens as predicted: gpu, cpu, pool, computed
     numerators: dict[str, Floats]
     denominators: dict[str, Floats]
     unit_arm: Ints  # index of its first variant
@@ -216,7 +216,7 @@ def _assigned(request: Request) -> AssignmentRecord:
 
 
 def _sources(requests: Sequence[Request]) -> dict[str, Floats]:
-    """Return where prompt tokens come from, as predicted: gpu, cpu, pool, recomputed."""
+    """Return where prompt tokens come from, as predicted: gpu, cpu, pool, computed."""
     parts = []
     for each in requests:
         predicted = each.predicted or 0

@@ -112,7 +112,7 @@ def sources(arms: Mapping[str, Mapping[str, float]]) -> bytes | None:
             cpu=round(parts["cpu"]),
             pool=round(parts["pool"]),
             unknown=0,
-            recomputed=round(parts["recomputed"]),
+            computed=round(parts["computed"]),
         )
         for arm, parts in arms.items()
     }

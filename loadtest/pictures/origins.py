@@ -15,7 +15,7 @@ _KINDS: Final = (
     ("cpu", "CPU cache", "#56B4E9", INK),
     ("pool", "pool", "#0072B2", "white"),
     ("unknown", "cached, tier unknown", "#B9C3CC", INK),
-    ("recomputed", "computed", "#E69F00", INK),
+    ("computed", "computed", "#E69F00", INK),
 )
 _ROOM: Final = 0.055  # share of the picture's width that a number needs
 _BAR: Final = 0.62
@@ -32,12 +32,12 @@ class Origin(Struct, frozen=True, kw_only=True):
     cpu: int
     pool: int
     unknown: int
-    recomputed: int
+    computed: int
 
     @property
     def total(self) -> int:
         """Count all prompt tokens."""
-        return self.gpu + self.cpu + self.pool + self.unknown + self.recomputed
+        return self.gpu + self.cpu + self.pool + self.unknown + self.computed
 
 
 def origin(turns: Iterable[TurnResult]) -> Origin:
@@ -46,7 +46,7 @@ def origin(turns: Iterable[TurnResult]) -> Origin:
     What neither reports is not guessed: turns without both token counts are left out, and
     cached tokens beyond the prediction are of unknown tier.
     """
-    sums = dict.fromkeys(("gpu", "cpu", "pool", "unknown", "recomputed"), 0)
+    sums = dict.fromkeys(("gpu", "cpu", "pool", "unknown", "computed"), 0)
     num_turns = 0
     for turn in counted(turns):
         if turn.num_prompt_tokens is None or turn.num_cached_tokens is None:
@@ -59,7 +59,7 @@ def origin(turns: Iterable[TurnResult]) -> Origin:
                 sums[tier] += from_tier
                 left -= from_tier
         sums["unknown"] += left
-        sums["recomputed"] += turn.num_recomputed_tokens
+        sums["computed"] += turn.num_computed_tokens
     return Origin(num_turns=num_turns, **sums)
 
 
@@ -94,7 +94,7 @@ def paint_origins(axis: Any, found: Mapping[str, Origin]) -> None:
                           ha="center", va="center")  # fmt: skip
         begin = [at + size for at, size in zip(begin, sizes, strict=True)]
     for row, label in enumerate(labels):
-        share = 1 - found[label].recomputed / found[label].total
+        share = 1 - found[label].computed / found[label].total
         axis.text(totals[row] + widest * 0.012, row, f"{share:.1%} hit", va="center", fontsize=9)
     axis.set_xlim(0, widest * 1.12)
     axis.set_xlabel("prompt tokens per turn")

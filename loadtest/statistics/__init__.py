@@ -11,7 +11,7 @@ Pure functions of results and a seed: no measuring, no tables, no pictures.
 from loadtest.statistics.bootstrap import Interval
 from loadtest.statistics.comparison import Comparison, Verdict, compare
 from loadtest.statistics.measures import MEASURES, Measure, is_good, within_slo
-from loadtest.statistics.pairing import Round, num_differing_tokens, pair, roots
+from loadtest.statistics.pairing import Round, num_differing_tokens, pair
 
 __all__ = [
     "MEASURES",
@@ -24,6 +24,5 @@ __all__ = [
     "is_good",
     "num_differing_tokens",
     "pair",
-    "roots",
     "within_slo",
 ]

@@ -7,7 +7,7 @@ sub-agents: they are one cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -15,6 +15,7 @@ from msgspec import Struct
 from loadtest.results import TurnResult
 from loadtest.statistics.bootstrap import Floats, Ints
 from loadtest.statistics.measures import Measure
+from loadtest.whole_sessions import roots, whole_sessions
 from loadtest.workload import TurnKey
 
 
@@ -59,11 +60,11 @@ def pair(measure: Measure, rounds: Sequence[Round], *, same_sessions: bool = Tru
     known: dict[tuple[int, str], int] = {}
     num_left_out = 0
     for number, both in enumerate(rounds):
-        mine, other = _by_key(both.ours), _by_key(both.theirs)
+        of_both = _by_session if measure.is_of_sessions else _by_turn
+        mine, other = of_both(measure, both)
         root_of = roots({session_id for session_id, _ in (*mine, *other)})
         for key in dict.fromkeys((*mine, *other)):
-            left = _value(measure, mine.get(key), both.is_complete)
-            right = _value(measure, other.get(key), both.is_complete)
+            left, right = mine.get(key), other.get(key)
             if left is None or right is None:
                 num_left_out += 1
                 continue
@@ -80,16 +81,6 @@ def pair(measure: Measure, rounds: Sequence[Round], *, same_sessions: bool = Tru
         num_clusters=len(known),
         num_left_out=num_left_out,
     )
-
-
-def roots(session_ids: Iterable[str]) -> dict[str, str]:
-    """Return the session that each one descends from; its own id if it is no sub-agent.
-
-    Sub-agents are named after their parents (`s3.2.0` is one of `s3`). A dot is not enough:
-    the part before it must be a session too.
-    """
-    known = set(session_ids)
-    return {session_id: _root(session_id, known) for session_id in known}
 
 
 def num_differing_tokens(runs: Sequence[Iterable[TurnResult]]) -> tuple[int, int]:
@@ -112,6 +103,35 @@ def num_differing_tokens(runs: Sequence[Iterable[TurnResult]]) -> tuple[int, int
     return len(differing[0]), len(differing[1])
 
 
+Values = dict[TurnKey, float | None]
+
+
+def _by_turn(measure: Measure, both: Round) -> tuple[Values, Values]:
+    """Return the value of each turn of both variants; None: there is none."""
+    mine, other = _by_key(both.ours), _by_key(both.theirs)
+    keys = dict.fromkeys((*mine, *other))
+    first, second = (
+        {key: _value(measure, turns.get(key), both.is_complete) for key in keys}
+        for turns in (mine, other)
+    )
+    return first, second
+
+
+def _by_session(measure: Measure, both: Round) -> tuple[Values, Values]:
+    """Return the time of each session that had the same turns in both variants."""
+    mine, other = whole_sessions(both.ours), whole_sessions(both.theirs)
+    same = {
+        root
+        for root, found in mine.items()
+        if root in other and other[root].num_turns == found.num_turns
+    }
+    first, second = (
+        {(root, 0): found.took_s if root in same else None for root, found in of_it.items()}
+        for of_it in (mine, other)
+    )
+    return first, second
+
+
 def _by_key(turns: Iterable[TurnResult]) -> dict[TurnKey, TurnResult]:
     return {(turn.session_id, turn.number): turn for turn in turns if not turn.is_warm_up}
 
@@ -122,12 +142,3 @@ def _value(measure: Measure, turn: TurnResult | None, is_complete: bool) -> floa
     if turn.error is not None and not measure.counts_failures:
         return None
     return measure.value(turn)
-
-
-def _root(session_id: str, known: Mapping[str, object] | set[str]) -> str:
-    at = session_id.find(".")
-    while at != -1:
-        if session_id[:at] in known:
-            return session_id[:at]
-        at = session_id.find(".", at + 1)
-    return session_id

@@ -148,7 +148,7 @@ async def test_two_routers_are_as_good_as_one(
     assert num_removed(taps) > num_before + 50, "the caches were not overrun"
     assert len(wrong) <= (1 - MIN_EXACT_RATIO) * len(turns), "\n".join(wrong)
     assert states == ["exact"] * 4
-    assert recomputed(turns) <= 2 * recomputed(single)
+    assert computed(turns) <= 2 * computed(single)
 
 
 def some_sessions() -> list[Session]:
@@ -193,10 +193,10 @@ async def test_siblings_join_across_routers(
     with start_routers(replicas) as routers:
         async with httpx.AsyncClient(timeout=60) as client:
             asked = [ask(client, routers[number % 2].url, number) for number in range(num_siblings)]
-            num_recomputed = sum(await asyncio.gather(*asked))
+            num_computed = sum(await asyncio.gather(*asked))
 
     own = num_siblings * (40 + 32)  # what is theirs alone, and a block that is not full
-    assert num_shared_tokens <= num_recomputed <= 2 * num_shared_tokens + own
+    assert num_shared_tokens <= num_computed <= 2 * num_shared_tokens + own
 
 
 # ------------------------------------------------------------------------- with a pool
@@ -453,5 +453,5 @@ def assert_fetched(result: TurnResult, before: TurnResult) -> None:
     assert result.predicted.total >= (before.num_prompt_tokens or 0) // 32 * 32
 
 
-def recomputed(turns: Sequence[tuple[Any, TurnResult]]) -> int:
-    return sum(result.num_recomputed_tokens for _, result in turns)
+def computed(turns: Sequence[tuple[Any, TurnResult]]) -> int:
+    return sum(result.num_computed_tokens for _, result in turns)

@@ -42,7 +42,7 @@ def test_a_rehearsal_ends_with_a_page(tmp_path: Path) -> None:
     assert len({(run.num_turns, run.num_prompt_tokens) for run in found.runs}) == 1
     assert [run.num_errors for run in found.runs] == [0, 0]
     assert all(run.num_exact > 0.8 * run.num_predicted > 0 for run in found.runs)
-    assert all(run.num_recomputed_tokens >= run.num_ideal_tokens for run in found.runs)
+    assert all(run.num_computed_tokens >= run.num_ideal_tokens for run in found.runs)
     (prefill,), (hand_over,) = found.prefills, found.hand_overs
     assert prefill.num_tokens > 400
     assert min(*prefill.measured_ms, *prefill.predicted_ms) > 0

@@ -132,7 +132,7 @@ class Study:
         self._took_s[cell, arm] = max(took_s, self._took_s.get((cell, arm), 0.0))
         self._keep(runs=(run,), prefills=tuple(prefills))
         self._say(
-            f"{what}: TTFT {run.ttft_mean_s:.3f} s, {run.num_recomputed_tokens:,} of "
+            f"{what}: TTFT {run.ttft_mean_s:.3f} s, {run.num_computed_tokens:,} of "
             f"{run.num_prompt_tokens:,} tokens computed, {run.num_errors} failed, {took_s:.0f} s"
         )
 

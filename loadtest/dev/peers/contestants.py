@@ -108,6 +108,12 @@ CONTESTANTS: Final = (
         ready_path="/readyz",
     ),
     Contestant(
+        name="vllm-router `sticky_least_loaded`",
+        package="vllm-router==0.1.17",
+        knows="nothing: a session stays where the load was least when it came",
+        command=_vllm_router("sticky_least_loaded"),
+    ),
+    Contestant(
         name="vllm-router `consistent_hash`",
         package="vllm-router==0.1.17",
         knows="nothing: a hash of the session id",

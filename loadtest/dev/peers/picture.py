@@ -1,4 +1,4 @@
-"""The comparison in one picture: recomputed tokens and time to first token of each router."""
+"""The comparison in one picture: computed tokens and time to first token of each router."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def slow_prefill(runs: Sequence[GridRun]) -> list[GridRun]:
 
 
 def draw_comparison(runs: Sequence[GridRun], routers: Sequence[str]) -> bytes:
-    """Draw two bars for each router, the fewest recomputed tokens first.
+    """Draw two bars for each router, the fewest computed tokens first.
 
     `routers` are the variants of other routers. warmroute's default and its hash of the session
     id are drawn beside them.
     """
     shown = {*_PLAIN_NAMES, *routers}
     found = [each for each in sums(slow_prefill(runs)) if each.arm in shown]
-    found.sort(key=lambda each: each.num_recomputed_tokens, reverse=True)
+    found.sort(key=lambda each: each.num_computed_tokens, reverse=True)
 
     def paint(figure: Any) -> None:
         tokens, times = figure.subplots(1, 2, sharey=True)
@@ -34,8 +34,8 @@ def draw_comparison(runs: Sequence[GridRun], routers: Sequence[str]) -> bytes:
             "Two vLLM replicas (CPU build, tiny model, slow prefill, small caches): less is better",
             x=0.01, ha="left", fontsize=9.5, color=INK,
         )  # fmt: skip
-        millions = [each.num_recomputed_tokens / 1e6 for each in found]
-        _bars(tokens, found, millions, "recomputed tokens, millions")
+        millions = [each.num_computed_tokens / 1e6 for each in found]
+        _bars(tokens, found, millions, "computed tokens, millions")
         _bars(times, found, [each.ttft_mean_s for each in found], "mean time to first token, s")
 
     return draw(paint, width=7.4, height=1.1 + 0.32 * len(found))

@@ -1,4 +1,4 @@
-"""Tokens that two real engines recompute behind each router: the real grid with other routers.
+"""Tokens that two real engines compute behind each router: the real grid with other routers.
 
 warmroute takes part with its default, its default without the queue, and its other policies.
 """

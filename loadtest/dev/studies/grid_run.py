@@ -11,15 +11,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadtest.compare.arms import arm_of
-from loadtest.dev.studies.cells import NUM_ENGINES, Cell, Prefill
+from loadtest.dev.studies.cells import NUM_ENGINES, UNLIMITED_BLOCKS, Cell, Prefill
 from loadtest.dev.studies.draw import Draw
 from loadtest.engine_model.time_model import PRESETS, StepWork
 from loadtest.machine import Machine
 from loadtest.results import TurnResult, percentile, summarize
 from loadtest.simulator import PoolSetup, Setup, simulate
+from loadtest.whole_sessions import SessionTimes, session_times
 from policies import Policy
 
-SCHEMA: Final = "warmroute.grid/1"
+SCHEMA: Final = "warmroute.grid/2"
 ENGINES: Final[dict[Prefill, str]] = {"fast": "cpu-tiny", "slow": "cpu-slow"}
 MODEL: Final = "tiny"  # as the real engines serve it, so sessions have the same hashes
 _BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaults, CPU, API server
@@ -67,7 +68,7 @@ class GridRun(Struct, frozen=True, kw_only=True):
     num_turns: int
     num_errors: int
     num_prompt_tokens: int
-    num_recomputed_tokens: int
+    num_computed_tokens: int
     num_ideal_tokens: int
     ttft_mean_s: float
     ttft_p50_s: float
@@ -76,6 +77,8 @@ class GridRun(Struct, frozen=True, kw_only=True):
     num_exact: int
     num_moved: int
     router_p99_ms: float | None = None
+    ttft_p99_s: float | None = None  # None: recorded before it was counted
+    sessions: SessionTimes | None = None  # as before, or no session ended
     span_s: float
     pace: float = 1.0
     is_report: bool = False  # of a seed that nothing was tuned on
@@ -146,7 +149,7 @@ def run_of(
         num_turns=summary.num_turns,
         num_errors=summary.num_errors,
         num_prompt_tokens=summary.num_prompt_tokens,
-        num_recomputed_tokens=summary.num_recomputed_tokens,
+        num_computed_tokens=summary.num_computed_tokens,
         num_ideal_tokens=draw.num_ideal_tokens,
         ttft_mean_s=summary.ttft_mean_s,
         ttft_p50_s=summary.ttft_p50_s,
@@ -155,6 +158,8 @@ def run_of(
         num_exact=num_exact,
         num_moved=num_moved(good),
         router_p99_ms=percentile(router_ms, 0.99) if router_ms and kind == "real" else None,
+        ttft_p99_s=summary.ttft_p99_s,
+        sessions=session_times([turns]),
         span_s=summary.span_s,
         pace=pace,
         is_report=is_report,
@@ -208,6 +213,8 @@ def under(label: str, setup: Setup) -> tuple[Policy, Setup]:
         ValueError: `label` names no variant.
     """
     arm = arm_of(label)
+    if arm.is_unlimited:
+        setup = replace(setup, num_blocks=UNLIMITED_BLOCKS)
     return arm.make_policy(), replace(setup, queue=arm.queue_rules())
 
 

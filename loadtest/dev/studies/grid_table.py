@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import fmean
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -17,8 +17,8 @@ NEAR: Final = 0.1
 """How far a simulation may be from the real run."""
 
 _HEADER: Final = (
-    "variant", "recomputed", "over baseline", "TTFT mean, s", "over baseline", "P90, s", "exact",
-    "moved", "router p99, ms",
+    "variant", "computed", "over baseline", "TTFT mean, s", "over baseline", "P99, s",
+    "session mean, s", "over baseline", "longest, s", "exact", "moved", "router p99, ms",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def report(runs: Sequence[GridRun], baseline: str = BASELINE) -> str:
 
 
 def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
-    """Compare recomputed tokens and times of real runs with their simulations."""
+    """Compare computed tokens and times of real runs with their simulations."""
     rows, errors = [], []
     for cell in _cells(real):
         for arm in _arms(real):
@@ -45,7 +45,7 @@ def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
             theirs = [r for r in simulated if r.cell == cell and r.arm == arm and r.seed in seeds]
             if not ours or not theirs:
                 continue
-            tokens = _mean(ours, _recomputed), _mean(theirs, _recomputed)
+            tokens = _mean(ours, _computed), _mean(theirs, _computed)
             times = _mean(ours, _ttft), _mean(theirs, _ttft)
             errors.append(abs(tokens[1] / tokens[0] - 1.0))
             rows.append(
@@ -61,12 +61,12 @@ def comparison(real: Sequence[GridRun], simulated: Sequence[GridRun]) -> str:
                 ]
             )
     header = [
-        "cell", "variant", "recomputed: real", "simulated", "ratio", "TTFT mean, s: real",
+        "cell", "variant", "computed: real", "simulated", "ratio", "TTFT mean, s: real",
         "simulated", "ratio",
     ]  # fmt: skip
     num_near = sum(error <= NEAR for error in errors)
     return (
-        f"{table(header, rows)}\n\nRecomputed tokens are within {NEAR:.0%} in {num_near} of "
+        f"{table(header, rows)}\n\nComputed tokens are within {NEAR:.0%} in {num_near} of "
         f"{len(rows)} rows, {max(errors, default=0.0):.0%} off at worst."
     )
 
@@ -91,9 +91,12 @@ class Sum(Struct, frozen=True, kw_only=True):
     """What a variant's runs come to. `waited_s` is the sum of all times to first token."""
 
     arm: str
-    num_recomputed_tokens: int
+    num_computed_tokens: int
     waited_s: float
     num_turns: int
+    ttft_p99_s: float | None  # mean over the runs; None: not recorded
+    session_mean_s: float | None
+    session_longest_s: float | None
 
     @property
     def ttft_mean_s(self) -> float:
@@ -112,9 +115,12 @@ def sums(runs: Sequence[GridRun]) -> list[Sum]:
         found.append(
             Sum(
                 arm=arm,
-                num_recomputed_tokens=sum(run.num_recomputed_tokens for run in ours),
+                num_computed_tokens=sum(run.num_computed_tokens for run in ours),
                 waited_s=sum(map(_waited, ours)),
                 num_turns=sum(run.num_turns for run in ours),
+                ttft_p99_s=_known_mean([run.ttft_p99_s for run in ours]),
+                session_mean_s=_known_mean([_of_session(run, "mean_s") for run in ours]),
+                session_longest_s=_known_mean([_of_session(run, "longest_s") for run in ours]),
             )
         )
     return found
@@ -127,14 +133,18 @@ def sum_table(runs: Sequence[GridRun], baseline: str) -> str:
     rows = [
         [
             f"`{each.arm}`",
-            f"{each.num_recomputed_tokens:,}",
-            _over(each.num_recomputed_tokens, base.num_recomputed_tokens if base else 0),
+            f"{each.num_computed_tokens:,}",
+            _over(each.num_computed_tokens, base.num_computed_tokens if base else 0),
             f"{each.ttft_mean_s:.2f}" if each.num_turns else "",
             _over(each.waited_s, base.waited_s if base else 0),
+            _seconds(each.ttft_p99_s),
+            _seconds(each.session_mean_s),
+            _over(each.session_mean_s or 0.0, (base and base.session_mean_s) or 0.0),
+            _seconds(each.session_longest_s),
         ]
         for each in found
     ]
-    return table(_HEADER[:5], rows)
+    return table(_HEADER[:9], rows)
 
 
 def _over(value: float, total: float) -> str:
@@ -150,14 +160,14 @@ def best_table(runs: Sequence[GridRun], arm: str, others: Collection[str]) -> st
         if not by_arm[arm] or not any(by_arm[name] for name in others):
             continue
         row = [cell.name]
-        for value in (_recomputed, _ttft, _p90):
+        for value in (_computed, _ttft, _p90):
             means = {name: _mean(ours, value) for name, ours in by_arm.items() if ours}
             own = means.pop(arm)
             best = min(means, key=lambda name: means[name])
             ratio = f"{own / means[best]:.2f} of" if means[best] else f"{own:g}; none with"
             row.append(f"{ratio} `{best}`")
         rows.append(row)
-    return table(("cell", "recomputed", "TTFT mean", "P90"), rows)
+    return table(("cell", "computed", "TTFT mean", "P90"), rows)
 
 
 def _cell_table(runs: Sequence[GridRun], baseline: str) -> str:
@@ -185,15 +195,32 @@ def _row(
     in_router = [run.router_p99_ms for run in runs if run.router_p99_ms is not None]
     return [
         f"`{arm}`{failed}",
-        f"{_mean(runs, _recomputed):,.0f}",
-        _spread(ratios(all_runs, baseline, _recomputed, arm)),
+        f"{_mean(runs, _computed):,.0f}",
+        _spread(ratios(all_runs, baseline, _computed, arm)),
         f"{_mean(runs, _ttft):.2f}",
         _spread(ratios(all_runs, baseline, _ttft, arm)),
-        f"{_mean(runs, lambda run: run.ttft_p90_s):.2f}",
+        _seconds(_known_mean([run.ttft_p99_s for run in runs])),
+        _seconds(_known_mean([_of_session(run, "mean_s") for run in runs])),
+        _spread(ratios(all_runs, baseline, _session, arm)),
+        _seconds(_known_mean([_of_session(run, "longest_s") for run in runs])),
         exact,
         f"{sum(run.num_moved for run in runs) / num_turns:.0%}" if num_turns else "",
         f"{fmean(in_router):.1f}" if in_router else "",
     ]
+
+
+def _known_mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None: there are no values, or one is not known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _of_session(run: GridRun, field: Literal["mean_s", "longest_s"]) -> float | None:
+    return None if run.sessions is None else getattr(run.sessions, field)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -217,8 +244,8 @@ def _mean(runs: Sequence[GridRun], value: Callable[[GridRun], float]) -> float:
     return fmean(map(value, runs)) if runs else 0.0
 
 
-def _recomputed(run: GridRun) -> float:
-    return run.num_recomputed_tokens
+def _computed(run: GridRun) -> float:
+    return run.num_computed_tokens
 
 
 def _ideal(run: GridRun) -> float:
@@ -231,6 +258,10 @@ def _ttft(run: GridRun) -> float:
 
 def _p90(run: GridRun) -> float:
     return run.ttft_p90_s
+
+
+def _session(run: GridRun) -> float:
+    return _of_session(run, "mean_s") or 0.0
 
 
 def _waited(run: GridRun) -> float:

@@ -221,7 +221,7 @@ def table(runs: Sequence[Run]) -> str:
         for some in (back, every):
             ttfts = sorted(result.ttft_s or 0.0 for result in some)
             cols += [f"{fmean(ttfts):.3f}", f"{percentile(ttfts, 0.9):.3f}"]
-        cols += [str(sum(r.num_recomputed_tokens for r in some)) for some in (back, every)]
+        cols += [str(sum(r.num_computed_tokens for r in some)) for some in (back, every)]
         cols += [f"{each.counts.get('sent', 0):.0f}"]
         cols += [" ".join(f"{k}={v:.0f}" for k, v in each.counts.items())]
         lines.append(f"| {' | '.join(cols)} |")

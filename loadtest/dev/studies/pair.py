@@ -25,7 +25,7 @@ from loadtest.dev.studies.grid_run import pace_of
 from loadtest.engines.mooncake import MASTER_READY_S, SEGMENT_BYTES, Master
 from loadtest.engines.ports import free_port
 from loadtest.engines.process import Process, all_up
-from loadtest.engines.vllm import TOOL_OPTIONS, Engine
+from loadtest.engines.vllm import BLOCK_BYTES, TOOL_OPTIONS, Engine
 from loadtest.results import TurnResult
 from loadtest.runner.sessions import drive
 from loadtest.runner.stack import start_router
@@ -57,6 +57,7 @@ _MODELS: Final[dict[Prefill, tuple[str, ...]]] = {
     ),
 }
 """The tiny model, and one of its kind with slow prefill."""
+_BLOCK_BYTES: Final[dict[Prefill, int]] = {"fast": BLOCK_BYTES, "slow": 2 * BLOCK_BYTES}
 _SILENCE_S: Final = 60.0 + QueueRules().max_wait_s  # a client has to wait for longer than that
 _OTHER_READY_S: Final = 60.0
 
@@ -87,11 +88,19 @@ class Pair:
         pace: How long they take for a prompt over their profile in the simulator (`warm_up`).
     """
 
-    __slots__ = ("_log_dir", "_options", "engines", "pace")
+    __slots__ = ("_has_tier", "_log_dir", "_options", "engines", "pace")
 
-    def __init__(self, engines: Sequence[Engine], log_dir: Path, options: Sequence[str]) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        log_dir: Path,
+        options: Sequence[str],
+        *,
+        has_tier: bool = False,
+    ) -> None:
         self.engines = engines
         self.pace = 1.0
+        self._has_tier = has_tier
         self._log_dir = log_dir
         self._options = options
 
@@ -154,7 +163,7 @@ class Pair:
             ChildDied, RuntimeError, TimeoutError: it did not start.
         """
         for engine in self.engines:
-            engine.reset_prefix_cache(external=bool(self._options))
+            engine.reset_prefix_cache(external=bool(self._options) or self._has_tier)
             engine.complete([_SHORT_TOKEN])  # the engine publishes the clearing with its next step
         urls = [engine.url for engine in self.engines]
         if arm.command is None:
@@ -172,8 +181,17 @@ def running(
     *,
     has_pool: bool,
     prefill: Prefill = "fast",
+    tier: float = 0.0,
+    num_blocks: int = NUM_BLOCKS,
 ) -> Iterator[Pair]:
     """Run both engines, with or without a shared pool, as long as the context lasts.
+
+    Args:
+        log_dir: Where they write.
+        has_pool: Whether they share a Mooncake pool.
+        prefill: The model's cost.
+        tier: Blocks of each engine's CPU tier over `num_blocks`.
+        num_blocks: Of each engine's cache.
 
     Raises:
         FileNotFoundError: no vLLM is installed.
@@ -185,15 +203,15 @@ def running(
             Engine(
                 name,
                 log_dir,
-                num_blocks=NUM_BLOCKS,
+                num_blocks=num_blocks,
                 max_model_len=_MAX_MODEL_LEN,
                 buffer_steps=_BUFFER_STEPS,
-                options=(*_OPTIONS, *_MODELS[prefill]),
+                options=(*_OPTIONS, *_MODELS[prefill], *_tier_options(prefill, tier * num_blocks)),
             )
             for name in names
         ]
         with all_up(engines):
-            yield _warm(Pair(engines, log_dir, ()), prefill)
+            yield _warm(Pair(engines, log_dir, (), has_tier=tier > 0), prefill)
         return
     master = Master(log_dir, lease_ms=_LEASE_MS)
     with all_up([master], timeout_s=MASTER_READY_S):
@@ -202,7 +220,7 @@ def running(
                 name,
                 log_dir,
                 segment_bytes=_SEGMENT_BYTES[prefill],
-                num_blocks=NUM_BLOCKS,
+                num_blocks=num_blocks,
                 max_model_len=_MAX_MODEL_LEN,
                 buffer_steps=_BUFFER_STEPS,
                 options=_MODELS[prefill],
@@ -211,6 +229,19 @@ def running(
         ]
         with all_up(engines):
             yield _warm(Pair(engines, log_dir, master.options), prefill)
+
+
+def _tier_options(prefill: Prefill, num_blocks: float) -> tuple[str, ...]:
+    """Write the option of a CPU tier of so many blocks (`site/cpu_tier.py`); none for 0."""
+    if not num_blocks:
+        return ()
+    extra = {
+        "spec_name": "TorchTier",
+        "spec_module_path": "cpu_tier",
+        "cpu_bytes_to_use": round(num_blocks * _BLOCK_BYTES[prefill]),
+    }
+    tier = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    return ("--kv-transfer-config", json.dumps({**tier, "kv_connector_extra_config": extra}))
 
 
 def _warm(pair: Pair, prefill: Prefill) -> Pair:

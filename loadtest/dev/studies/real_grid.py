@@ -1,4 +1,4 @@
-"""Find which policy recomputes least, on two real engines with small caches, or simulated.
+"""Find with which policy sessions end soonest, on two real engines with small caches, or simulated.
 
     python -m loadtest.dev.studies.real_grid --working-set 1.7 --think short --pool no
     python -m loadtest.dev.studies.real_grid --simulate              all cells, without engines
@@ -26,7 +26,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from loadtest.compare.arms import arm_of
+from loadtest.compare.arms import UNLIMITED, arm_of
 from loadtest.dev.studies import cells as grid
 from loadtest.dev.studies import pair
 from loadtest.dev.studies.draw import draw
@@ -48,7 +48,7 @@ from loadtest.machine import this_machine
 
 ARMS: Final = (
     "session_hash", "session_sticky", "least_loaded", "min_ttft", "mooncake",
-    WITHOUT_QUEUE, DEFAULT,
+    WITHOUT_QUEUE, DEFAULT, UNLIMITED,
 )  # fmt: skip
 TUNING_SEEDS: Final = (1, 2, 3)
 REPORT_SEEDS: Final = (101, 102, 103)
@@ -95,11 +95,23 @@ def run_all(
     num_turns = sum(len(drawn.workload.turns) for drawn in draws.values())
     task = progress.add_task("engines start", total=num_turns * len(arms))
     with tempfile.TemporaryDirectory(prefix="grid-") as folder:
-        for (prefill, has_pool), alike in groupby(cells, lambda c: (c.prefill, c.has_pool)):
-            of_these = list(alike)
-            with pair.running(Path(folder), has_pool=has_pool, prefill=prefill) as engines:
+        for (prefill, has_pool, tier, unlimited), alike in groupby(
+            product((False, True), cells),
+            lambda each: (each[1].prefill, each[1].has_pool, each[1].tier, each[0]),
+        ):
+            of_these = [cell for _, cell in alike]
+            these_arms = [arm for arm in arms if (arm.label == UNLIMITED) is unlimited]
+            if not these_arms:
+                continue
+            with pair.running(
+                Path(folder),
+                has_pool=has_pool,
+                prefill=prefill,
+                tier=tier,
+                num_blocks=grid.UNLIMITED_BLOCKS if unlimited else grid.NUM_BLOCKS,
+            ) as engines:
                 for round_, seed in enumerate(seeds):
-                    ordered = arms if round_ % 2 == 0 else arms[::-1]
+                    ordered = these_arms if round_ % 2 == 0 else these_arms[::-1]
                     for cell in of_these:
                         for arm in ordered:
                             progress.update(task, description=f"{cell.name}, {seed}: {arm.label}")
@@ -125,7 +137,7 @@ def beside(runs: Sequence[GridRun], progress: Progress) -> list[GridRun]:
     made: list[GridRun] = []
     task = progress.add_task("simulating the same", total=len(runs))
     for run in runs:
-        if _is_policy(run.arm):
+        if _is_policy(run.arm) and not run.cell.tier:
             drawn = draw(run.cell, run.seed)
             made += [
                 simulated(drawn, run.arm, repeat=k, pace=run.pace) for k in range(_NUM_REPEATS)
@@ -170,6 +182,13 @@ def parser() -> argparse.ArgumentParser:
         help="slow: another random model, whose computed tokens cost about five "
         "times as much",
     )  # fmt: skip
+    made.add_argument(
+        "--turns", type=int, default=grid.NUM_TURNS, help="of a session, in the median"
+    )
+    made.add_argument(
+        "--tier", nargs="+", type=float, default=(0.0,), metavar="N",
+        help="a CPU tier of N times an engine's cache; 0: none",
+    )  # fmt: skip
     seeds = made.add_mutually_exclusive_group()
     seeds.add_argument("--seeds", nargs="+", type=int, default=TUNING_SEEDS)
     seeds.add_argument(
@@ -192,6 +211,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked.error(str(exc))
     if min(args.working_set) <= 0.0:
         asked.error(f"--working-set {min(args.working_set):g}: must be above 0")
+    if args.turns < 1 or min(args.tier) < 0.0:
+        asked.error("--turns must be at least 1, --tier at least 0")
+    if args.simulate and any(args.tier):
+        asked.error("--tier: the simulator has no CPU tier")
+    if "yes" in args.pool and any(args.tier):
+        asked.error("--tier goes with --pool no")
     if args.simulate and args.router:
         asked.error("--router: another router cannot be simulated")
     cells = grid.cells(
@@ -200,6 +225,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         [pool == "yes" for pool in args.pool],
         args.shared,
         args.prefill,
+        args.turns,
+        args.tier,
     )
     words = sys.argv[1:] if argv is None else argv
     command = shlex.join(["python", "-m", "loadtest.dev.studies.real_grid", *words])

@@ -44,6 +44,18 @@ def test_arms_may_differ_in_their_queue() -> None:
     assert {flag for flag in serve_flags(filled) if flag.startswith("--")} <= options
 
 
+def test_unlimited_is_kv_aware_on_caches_that_never_evict() -> None:
+    """The limit of what a router can do, as one more variant; `all` does not name it."""
+    (limit,) = parse_policies(["unlimited"])
+
+    assert (limit.policy, limit.is_unlimited, limit.queue_rules()) == (
+        "kv_aware",
+        True,
+        QueueRules(),
+    )
+    assert not any(arm.is_unlimited for arm in parse_policies(["all"]))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -44,6 +44,8 @@ def run(*args: str) -> Result:
         ([*SMALL, "--policies", "kv_aware,random", "--load", "2"], "--load means nothing"),
         ([*SMALL, "--policies", "kv_aware,random", "--loop", "closed", "--request-rate", "2"],
          "needs the open loop"),
+        ([*SMALL, "--policies", "kv_aware,unlimited", "--replica", "http://127.0.0.1:1"],
+         "unlimited means nothing for engines runs, only for: emulated, simulated"),
         (["--policies", "kv_aware,random", "--simulate"], "either --trace FILE or --generate"),
         (["--from", "nowhere"], "has no compare.json"),
         (["--from", "nowhere", "--policies", "kv_aware"], "--policies does not go with it"),

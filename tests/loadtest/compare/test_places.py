@@ -100,8 +100,8 @@ async def test_targets_get_bytes_of_their_own_and_the_same_structure() -> None:
     assert report.num_errors == 0
     for name in ("same tokens", "cold caches", "unseen bytes", "turns in common"):
         assert found[name].outcome == "passed", found[name]
-    recomputed = next(c for c in report.comparisons if c.measure == "recomputed tokens")
-    assert recomputed.effect == pytest.approx(1.0, abs=0.02)
+    computed = next(c for c in report.comparisons if c.measure == "computed tokens")
+    assert computed.effect == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.timeout(120)
@@ -143,7 +143,7 @@ async def test_policies_run_on_fresh_processes(tmp_path: Path) -> None:
     place = Emulated(
         WORKLOAD,
         OPTIONS,
-        flags=["--preset", "instant", "--num-gpu-blocks", "4096"],
+        flags=lambda arm: ["--preset", "instant", "--num-gpu-blocks", "4096"],
         num_replicas=2,
         has_pool=True,
         logs=tmp_path,
@@ -181,7 +181,7 @@ async def test_processes_that_do_not_start_are_noted_in_an_empty_run(tmp_path: P
     place = Emulated(
         WORKLOAD,
         OPTIONS,
-        flags=["--block-size", "0"],
+        flags=lambda arm: ["--block-size", "0"],
         num_replicas=1,
         has_pool=False,
         logs=tmp_path,

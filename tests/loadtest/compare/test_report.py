@@ -48,7 +48,7 @@ def test_every_arm_is_compared_with_the_baseline_by_every_measure() -> None:
     assert {(c.arm, c.baseline) for c in whole().comparisons} == {("least_loaded", "kv_aware")}
     assert round(found["mean TTFT"].effect, 6) == 2.0
     assert found["mean TTFT"].verdict == "more"
-    assert found["recomputed tokens"].verdict == "within the spread"
+    assert found["computed tokens"].verdict == "within the spread"
     assert found["within SLO"].ours < 1.0
     assert whole().is_complete
     assert whole().num_errors == 0
@@ -74,7 +74,7 @@ def test_late_drivers_take_verdicts_on_times_away() -> None:
 
     verdicts = {c.measure: c.verdict for c in report.comparisons}
     assert verdicts["mean TTFT"] == verdicts["TTFT P99"] == "blurred"
-    assert verdicts["recomputed tokens"] == "within the spread"
+    assert verdicts["computed tokens"] == "within the spread"
     assert "no verdict (the driver was 300 ms late" in answer.lead(report)
 
 
@@ -126,6 +126,17 @@ def test_terminal_shows_arms_differences_and_checks() -> None:
     assert max(map(len, text.splitlines())) <= 140
 
 
+def test_figures_are_held_against_the_limit() -> None:
+    """Over the variant `unlimited`: twice the time to first token is 2.00 ×."""
+    setting = made_setting(("kv_aware", "unlimited"))
+    text = printed(make_report(setting, made_runs(setting, {"kv_aware": 0.2, "unlimited": 0.1})))
+
+    table = text.partition("variant over the limit")[2].splitlines()
+    row = next(line for line in table if line.startswith("kv_aware"))
+    assert row.split()[:6] == ["kv_aware", "1.00", "×", "2.00", "×", "2.00"]
+    assert "variant over the limit" not in printed(whole())
+
+
 def test_json_says_its_version_and_reads_back(tmp_path: Path) -> None:
     """report.json is the report."""
     write_report(tmp_path, whole(), RUNS)
@@ -168,5 +179,5 @@ def test_other_routers_that_report_nothing_are_listed() -> None:
 
     assert report.arms[0].imbalance is None
     assert answer.hit_ratio(report.arms[0]) is None
-    assert "recomputed tokens" not in {c.measure for c in report.comparisons}
+    assert "computed tokens" not in {c.measure for c in report.comparisons}
     assert "No engine reported how many tokens were cached" in html

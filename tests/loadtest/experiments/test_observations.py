@@ -165,7 +165,7 @@ def test_what_was_not_measured_is_in_no_sum(tmp_path: Path) -> None:
 
     num_failed = sum(record.outcome != "ok" for record in made)
     assert num_failed > 0
-    for name in ("ttft", "tbt", "recomputed", "cached"):
+    for name in ("ttft", "tbt", "computed", "cached"):
         assert np.count_nonzero(seen.denominators[name] > 0) == len(made) - num_failed
     assert np.count_nonzero(seen.numerators["errors"] > 0) == num_failed
     assert np.all(seen.denominators["errors"] == 1)

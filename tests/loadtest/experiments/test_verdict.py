@@ -130,13 +130,13 @@ def test_a_switchback_is_judged_by_slots(tmp_path: Path) -> None:
 def test_every_metric_can_decide(tmp_path: Path) -> None:
     """Shares are compared by their difference, and more of a good one is better."""
     cached = reported(tmp_path, even(), Options(metric="cached"))
-    recomputed = reported(tmp_path, even(), Options(metric="recomputed"))
+    computed = reported(tmp_path, even(), Options(metric="computed"))
 
     assert cached.verdicts[0].kind == "better"
     assert "higher by 2" in cached.verdicts[0].text
     assert "points" in cached.verdicts[0].text
-    assert recomputed.verdicts[0].kind == "better"
-    assert "treatment is lower by " in recomputed.verdicts[0].text
+    assert computed.verdicts[0].kind == "better"
+    assert "treatment is lower by " in computed.verdicts[0].text
 
 
 def test_several_arms_share_the_level(tmp_path: Path) -> None:

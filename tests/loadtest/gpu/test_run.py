@@ -40,7 +40,7 @@ def interpreter(folder: Path, found: dict[str, Any]) -> Path:
 def run(arm: str, seed: int, ttft_s: float, num_tokens: int, *turns: TurnResult) -> GridRun:
     return GridRun(
         kind="real", cell=CELL, arm=arm, seed=seed, working_set=1.71, num_turns=10, num_errors=0,
-        num_prompt_tokens=2_000_000, num_recomputed_tokens=num_tokens, num_ideal_tokens=500_000,
+        num_prompt_tokens=2_000_000, num_computed_tokens=num_tokens, num_ideal_tokens=500_000,
         ttft_mean_s=ttft_s, ttft_p50_s=ttft_s, ttft_p90_s=2 * ttft_s, num_predicted=10,
         num_exact=9, num_moved=1, span_s=60.0, turns=turns,
     )  # fmt: skip

@@ -38,7 +38,7 @@ def test_distributions_sources_and_ratios() -> None:
     """Thousands of requests, four sources, and units beside their numbers."""
     rng = np.random.default_rng(0)
     times = {arm: (rng.lognormal(5, 1, 3000), np.ones(3000)) for arm in ("a", "b")}
-    parts = {"gpu": 900.0, "cpu": 0.0, "pool": 80.0, "recomputed": 20.0}
+    parts = {"gpu": 900.0, "cpu": 0.0, "pool": 80.0, "computed": 20.0}
 
     assert is_svg(experiment.distributions(times))
     assert is_svg(experiment.sources({"a": parts, "b": parts}))
@@ -48,7 +48,7 @@ def test_distributions_sources_and_ratios() -> None:
 def test_nothing_known_is_no_picture() -> None:
     """An empty picture would say that there is nothing; there is nothing known."""
     unknown = {"a": grown([-np.inf], [np.inf])}
-    none = {"gpu": 0.0, "cpu": 0.0, "pool": 0.0, "recomputed": 0.0}
+    none = {"gpu": 0.0, "cpu": 0.0, "pool": 0.0, "computed": 0.0}
 
     assert experiment.growth(unknown, baseline="b", margin=0.05, what="x") is None
     assert experiment.distributions({"a": (np.empty(0), np.empty(0))}) is None

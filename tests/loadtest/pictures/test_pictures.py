@@ -74,7 +74,7 @@ def test_tokens_are_split_by_engine_and_router() -> None:
     found = pictures.origin(turns)
 
     assert found == pictures.Origin(
-        num_turns=3, gpu=800, cpu=100, pool=150, unknown=450, recomputed=1500
+        num_turns=3, gpu=800, cpu=100, pool=150, unknown=450, computed=1500
     )
     assert found.total == 3000
 

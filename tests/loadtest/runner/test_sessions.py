@@ -94,7 +94,7 @@ async def test_drives_every_turn_and_measures(engine: tuple[ScriptedEngine, str]
         0.7,
     )
     assert first.predicted == Predicted(gpu=60, cpu=0, pool=4)
-    assert first.num_recomputed_tokens == 40
+    assert first.num_computed_tokens == 40
     assert first.ttft_s is not None
     assert 0 < first.ttft_s <= first.total_s
     assert "x-session-id" not in scripted.headers[0]
@@ -157,7 +157,7 @@ def test_summary_counts_good_turns_only() -> None:
     summary = summarize([good, bad])
 
     assert (summary.num_turns, summary.num_errors, summary.errors) == (2, 1, {"connect": 1})
-    assert (summary.hit_ratio, summary.num_recomputed_tokens) == (0.75, 25)
+    assert (summary.hit_ratio, summary.num_computed_tokens) == (0.75, 25)
     assert (summary.ttft_p50_s, summary.ttft_p99_s, summary.total_mean_s) == (0.5, 0.5, 2.0)
     assert summary.span_s == 4.0
     assert summarize([]).hit_ratio == 0.0

@@ -16,7 +16,7 @@ from tests.loadtest.statistics.samples import session_turns, turn
 
 TTFT = MEASURES["mean TTFT"]
 P90 = MEASURES["TTFT P90"]
-RECOMPUTED = MEASURES["recomputed tokens"]
+COMPUTED = MEASURES["computed tokens"]
 
 
 def found(
@@ -138,7 +138,7 @@ def test_only_turns_that_succeeded_in_both_count() -> None:
     ours = [turn("s0", 0, cached=500), turn("s0", 1, error="timeout"), turn("s1", cached=500)]
     theirs = [turn("s0", 0, cached=0), turn("s0", 1, cached=0), turn("s1", error="timeout")]
 
-    compared = found(ours, theirs, "recomputed tokens")
+    compared = found(ours, theirs, "computed tokens")
 
     assert compared.effect == 0.5
     assert (compared.num_turns, compared.num_left_out) == (1, 2)
@@ -191,12 +191,12 @@ def test_what_is_blurred_stays_so() -> None:
 
 
 def test_nothing_to_compare_is_nothing() -> None:
-    """No common turn, or nothing recomputed at all: no ratio."""
+    """No common turn, or nothing computed at all: no ratio."""
     failed = [turn("s0", error="timeout")]
     all_cached = [turn("s0", cached=1000)]
 
     assert compare(TTFT, "a", "b", [Round(ours=failed, theirs=failed)]) is None
-    assert compare(RECOMPUTED, "a", "b", [Round(ours=all_cached, theirs=all_cached)]) is None
+    assert compare(COMPUTED, "a", "b", [Round(ours=all_cached, theirs=all_cached)]) is None
     assert compare(P90, "a", "b", []) is None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from loadtest.statistics import MEASURES, Round, num_differing_tokens, pair, roots
+from loadtest.statistics import MEASURES, Round, num_differing_tokens, pair
+from loadtest.whole_sessions import roots
 from tests.loadtest.statistics.samples import turn
 
 TTFT = MEASURES["mean TTFT"]
@@ -59,7 +60,7 @@ def test_an_engine_that_reports_no_cached_tokens_is_not_taken_to_compute_all() -
     """Recomputed tokens are left out where the engine did not report them."""
     silent = [turn("a", cached=None)]
 
-    pairs = pair(MEASURES["recomputed tokens"], [Round(ours=silent, theirs=[turn("a")])])
+    pairs = pair(MEASURES["computed tokens"], [Round(ours=silent, theirs=[turn("a")])])
 
     assert (len(pairs.ours), pairs.num_left_out) == (0, 1)
 

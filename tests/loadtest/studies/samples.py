@@ -8,7 +8,7 @@ from loadtest.dev.studies.grid_run import GridRun
 CELL = Cell(working_set=0.3)
 
 
-def run(arm: str, seed: int, num_recomputed_tokens: int, ttft_mean_s: float = 1.0) -> GridRun:
+def run(arm: str, seed: int, num_computed_tokens: int, ttft_mean_s: float = 1.0) -> GridRun:
     return GridRun(
         kind="real",
         cell=CELL,
@@ -18,7 +18,7 @@ def run(arm: str, seed: int, num_recomputed_tokens: int, ttft_mean_s: float = 1.
         num_turns=10,
         num_errors=0,
         num_prompt_tokens=1_000,
-        num_recomputed_tokens=num_recomputed_tokens,
+        num_computed_tokens=num_computed_tokens,
         num_ideal_tokens=100,
         ttft_mean_s=ttft_mean_s,
         ttft_p50_s=1.0,

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from loadtest.dev.studies.cells import cells
 from loadtest.dev.studies.draw import draw
 from loadtest.dev.studies.grid_run import (
     GridFile,
@@ -50,7 +51,33 @@ def test_a_prediction_is_exact_or_not() -> None:
     found = run_of(draw(CELL, seed=1), "x", [turn(0, "r1"), turn(1, "r1", predicted=64, cached=32)])
 
     assert (found.num_predicted, found.num_exact) == (2, 1)
-    assert found.num_recomputed_tokens == 168
+    assert found.num_computed_tokens == 168
+
+
+def test_whole_sessions_stand_in_the_tables() -> None:
+    """A session's mean and longest time, and the mean over the baseline's."""
+    drawn = draw(CELL, seed=1)
+    slow = [turn(number, "r1") for number in range(5)]
+    quick = [turn(number, "r1") for number in range(3)]
+    runs = [run_of(drawn, "session_hash", slow), run_of(drawn, "kv_aware", quick)]
+
+    row = next(line for line in report(runs).splitlines() if "`kv_aware`" in line).split(" | ")
+
+    assert row[6:9] == ["2.50", "0.56", "2.50"]
+
+
+def test_turns_and_tier_are_in_the_name_of_a_cell() -> None:
+    """More turns are smaller ones: the contexts at the ends are about as long."""
+    few, many = cells([1.7], ["short"], [False], ["small"], num_turns=10, tiers=[0.0, 4.0])
+    longer = replace(few, num_turns=30)
+
+    assert many.name == f"{few.name}, CPU tier of 4 caches"
+    assert longer.name == f"{few.name}, 30 turns"
+    ends = [
+        max(each.num_input_tokens for each in draw(cell, seed=3).workload.turns)
+        for cell in (few, longer)
+    ]
+    assert 0.7 < ends[1] / ends[0] < 1.8
 
 
 def test_ratios_are_taken_seed_by_seed() -> None:
@@ -58,7 +85,7 @@ def test_ratios_are_taken_seed_by_seed() -> None:
     runs = [run("session_hash", 1, 200), run("session_hash", 2, 100), run("kv_aware", 1, 100),
             run("kv_aware", 2, 150), run("kv_aware", 3, 999)]  # fmt: skip
 
-    assert ratios(runs, "session_hash", lambda r: r.num_recomputed_tokens, "kv_aware") == [0.5, 1.5]
+    assert ratios(runs, "session_hash", lambda r: r.num_computed_tokens, "kv_aware") == [0.5, 1.5]
     assert "| 1.00 (0.50 to 1.50) |" in report(runs)
 
 
@@ -71,14 +98,14 @@ def test_real_and_simulated_stand_side_by_side() -> None:
 
 
 def test_a_simulated_run_computes_no_less_than_the_ideal() -> None:
-    """With room for all and one replica's worth of sessions, the hash recomputes the minimum."""
+    """With room for all and one replica's worth of sessions, the hash computes the minimum."""
     drawn = draw(CELL, seed=3)
 
     found = simulated(drawn, "session_hash")
 
     assert found.num_turns == len(drawn.workload.turns)
     assert found.num_prompt_tokens == drawn.workload.num_input_tokens
-    assert drawn.num_ideal_tokens <= found.num_recomputed_tokens < 1.2 * drawn.num_ideal_tokens
+    assert drawn.num_ideal_tokens <= found.num_computed_tokens < 1.2 * drawn.num_ideal_tokens
 
 
 def test_the_command_simulates_and_writes(
