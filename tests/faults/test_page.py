@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from router.metrics import Metrics, PoolState, SharingState
+from router.observers.early.metrics import EarlyMetrics
+from router.observers.experiments.metrics import ExperimentMetrics
+from router.observers.shadows.metrics import ShadowMetrics
 from router.replicas.state import RankState
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +91,8 @@ def test_every_metric_on_the_page_exists() -> None:
             return []
 
     metrics = Metrics()
+    for table in (EarlyMetrics, ExperimentMetrics, ShadowMetrics):
+        table(metrics.registry)
     without_redis = SharingState(is_up=False, num_routers=1, num_streams={}, counts={})
     metrics.watch(NoReplicas())
     metrics.watch_sharing(lambda: without_redis)
