@@ -27,7 +27,6 @@ LEFT: dict[str, set[str]] = {
     "experiments/test_runner.py": {"_policies"},
     "faults/several.py": {"_base"},
     "faults/stage.py": {"_collector_to_names", "_names_to_collectors"},
-    "faults/test_overdue.py": {"_states"},
     "faults/test_poison.py": {"_beat_s"},
     "faults/test_redis.py": {"_connection", "_pool", "_share"},
     "faults/test_token_ids.py": {"_PATIENCE_S", "_PAUSE_S"},
