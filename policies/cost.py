@@ -94,7 +94,7 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
     """
     num_tokens = snapshot.request.num_tokens
     arrivals = _arrivals_per_ms(snapshot) if alpha else [0.0] * len(snapshot.replicas)
-    num_sessions = snapshot.num_sessions or (inf,) * len(arrivals)
+    num_sessions = snapshot.num_sessions if any(snapshot.num_sessions) else (inf,) * len(arrivals)
     costs: list[CandidateCost] = []
     for replica, arrivals_per_ms, num_there in zip(
         snapshot.replicas, arrivals, num_sessions, strict=True
