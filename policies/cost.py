@@ -127,10 +127,10 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
         prefill_ms = model.base_ms + compute_ms
         if arrivals_per_ms:
             busy_ratio = replica.busy_ratio if replica.busy_ratio < MAX_BUSY else MAX_BUSY
-            num_delayed = alpha * arrivals_per_ms * (queue_ms + 0.5 * compute_ms)
-            num_delayed /= 1.0 - busy_ratio
-            most = MOST_DELAYED * num_there
-            others_ms += compute_ms * (num_delayed if num_delayed < most else most)
+            num_delayed = arrivals_per_ms * (queue_ms + 0.5 * compute_ms)
+            delay_ms = alpha * compute_ms * num_delayed / (1.0 - busy_ratio)
+            most_ms = MOST_DELAYED * num_there * compute_ms
+            others_ms += delay_ms if delay_ms < most_ms else most_ms
         costs.append(
             CandidateCost(
                 id=replica.id,
