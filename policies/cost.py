@@ -35,11 +35,11 @@ class MinTtft(Policy, frozen=True, kw_only=True):
 
 
 class KvAware(Policy, frozen=True, kw_only=True):
-    """Choose the lowest cost to all requests: `ttft + work x delayed`. The first part is the
-    request's own wait, as in `min_ttft`. The second part is the delay for others: `delayed` is
-    `alpha x arrivals x (queue + work / 2) / (1 - busy)`, at most half of the conversations that
-    live there. So a prompt stays at its cache until the queue there costs more than computing it
-    again costs all requests. A new conversation goes where fewer live.
+    """Choose the lowest cost to all requests: `ttft + work x min(alpha x arrivals x (queue + work
+    / 2) / (1 - busy), conversations / 2)`. The first part is the request's own wait, as in
+    `min_ttft`. The second part is the delay for others, each of which waits at most once. So a
+    prompt stays at its cache until the queue there costs more than computing it again costs all
+    requests. A new conversation goes where fewer live.
     """
 
     name: ClassVar[str] = "kv_aware"
@@ -128,9 +128,10 @@ def candidate_costs(snapshot: Snapshot, alpha: float = 0.0) -> tuple[CandidateCo
         if arrivals_per_ms:
             busy_ratio = replica.busy_ratio if replica.busy_ratio < MAX_BUSY else MAX_BUSY
             num_delayed = arrivals_per_ms * (queue_ms + 0.5 * compute_ms)
-            delay_ms = alpha * compute_ms * num_delayed / (1.0 - busy_ratio)
-            most_ms = MOST_DELAYED * num_there * compute_ms
-            others_ms += delay_ms if delay_ms < most_ms else most_ms
+            if alpha * num_delayed < MOST_DELAYED * num_there * (1.0 - busy_ratio):
+                others_ms += alpha * compute_ms * num_delayed / (1.0 - busy_ratio)
+            else:
+                others_ms += MOST_DELAYED * num_there * compute_ms
         costs.append(
             CandidateCost(
                 id=replica.id,

@@ -445,7 +445,9 @@ def test_every_cause_is_explained_and_watched() -> None:
 
 def test_the_formula_is_the_policys() -> None:
     """The formula of kv_aware that is explained by hand is the one in its docstring."""
-    formula = "ttft + alpha x work x arrivals x (queue + work / 2) / (1 - busy)"
+    formula = (
+        "ttft + work x min(alpha x arrivals x (queue + work / 2) / (1 - busy), conversations / 2)"
+    )
 
     assert formula in " ".join((KvAware.__doc__ or "").split())
     assert formula in " ".join(DOCUMENTS["docs/concepts/policies.md"].split())

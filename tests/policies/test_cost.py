@@ -70,6 +70,13 @@ def test_where_no_conversation_is_known_requests_come_to_all_alike() -> None:
     )
 
 
+def test_a_prompt_without_work_delays_nobody() -> None:
+    """Its price is a number, also where no conversation is known."""
+    asked = snapshot(replica("a", gpu=1000), tokens=1000, arrivals_per_s=10.0)
+
+    assert [cost.others_ms for cost in create("kv_aware").decide(asked).costs] == [0.0]
+
+
 def test_a_new_conversation_goes_where_fewer_live() -> None:
     """A shared system prompt does not draw every one of them to its first holder."""
     views = (replica("holder", gpu=500), replica("empty"))

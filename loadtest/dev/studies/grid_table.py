@@ -144,7 +144,9 @@ def sum_table(runs: Sequence[GridRun], baseline: str) -> str:
         ]
         for each in found
     ]
-    return table(_HEADER[:9], rows)
+    has_sessions = any(each.session_mean_s is not None for each in found)
+    num_columns = 9 if has_sessions else 5  # older files have no sessions
+    return table(_HEADER[:num_columns], [row[:num_columns] for row in rows])
 
 
 def _over(value: float, total: float) -> str:
