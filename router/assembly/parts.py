@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 from router.api.withheld import Withheld
@@ -97,6 +98,7 @@ class Parts:
             conversations=self.sessions,
             waiting=self.waiting,
             layout_of=self.caches.index.groups_of,
+            num_tier_blocks=partial(self.caches.index.num_blocks, tier="cpu"),
             on_down=self.deaths.went_down,
         )
         self.responses = ResponseOwners(max_responses=config.session.max_sessions)

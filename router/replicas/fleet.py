@@ -28,6 +28,11 @@ def _ignore(*_: object) -> None:
     """Do nothing about what is called."""
 
 
+def _none_at(_: CandidateId) -> int:
+    """Return that a candidate has no tier."""
+    return 0
+
+
 class Fleet:
     """The three parts, put together; see the module.
 
@@ -38,6 +43,7 @@ class Fleet:
         conversations: Those that requests belong to.
         waiting: Replicas and sources that have not answered yet, and why; grows and shrinks.
         layout_of: Returns a candidate's KV groups; None: it has one, or they are not known.
+        num_tier_blocks: Counts the blocks in a candidate's CPU tier.
         on_down: Called with a replica that is dead or hangs, unless it was draining, and now.
     """
 
@@ -52,6 +58,7 @@ class Fleet:
         conversations: Conversations | None = None,
         waiting: Mapping[str, str] | None = None,
         layout_of: Callable[[CandidateId], KvLayout | None] = _ignore,
+        num_tier_blocks: Callable[[CandidateId], int] = _none_at,
         on_down: Callable[[str, float], None] = _ignore,
     ) -> None:
         self.conversations = Conversations() if conversations is None else conversations
@@ -63,4 +70,4 @@ class Fleet:
             on_down=on_down,
         )
         self.offers = Offers(self.members, {} if waiting is None else waiting)
-        self.load = Load(self.members, self.conversations, layout_of)
+        self.load = Load(self.members, self.conversations, layout_of, num_tier_blocks)

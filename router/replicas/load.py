@@ -32,20 +32,30 @@ class Load:
         members: The replicas.
         conversations: Those that requests belong to.
         layout_of: Returns a candidate's KV groups; None: it has one, or they are not known.
+        num_tier_blocks: Counts the blocks in a candidate's CPU tier.
     """
 
-    __slots__ = ("_conversations", "_layout_of", "_members", "_num_leases", "_states")
+    __slots__ = (
+        "_conversations",
+        "_layout_of",
+        "_members",
+        "_num_leases",
+        "_num_tier_blocks",
+        "_states",
+    )
 
     def __init__(
         self,
         members: Members,
         conversations: Conversations,
         layout_of: Callable[[CandidateId], KvLayout | None],
+        num_tier_blocks: Callable[[CandidateId], int],
     ) -> None:
         self._members = members
         self._states = members.states
         self._conversations = conversations
         self._layout_of = layout_of
+        self._num_tier_blocks = num_tier_blocks
         self._num_leases = 0
 
     # -- the life of a request ---------------------------------------------------------------
@@ -205,6 +215,24 @@ class Load:
         if layout is None or num_blocks is None:
             return state.candidate.capacity_tokens
         return capacity_tokens(layout, num_blocks, self._conversations.at(candidate).num_sessions)
+
+    def room_tokens(self, candidate: CandidateId) -> int | None:
+        """Return how many tokens conversations may have there, and come back soon; None: any.
+
+        Those that the GPU cache holds. What it evicts comes back from the CPU tier, if there is
+        one: its blocks are room, less what reading them costs over computing them. The tier has
+        all that was computed since it was last full.
+        """
+        capacity, num_blocks = self.capacity_tokens(candidate), self._num_tier_blocks(candidate)
+        if capacity is None or not num_blocks:
+            return capacity
+        state, there = self._states[candidate], self._conversations.at(candidate)
+        block_size = state.candidate.replica.block_size or 1
+        model = state.speed.fit.model
+        num_tokens = max(1, there.num_tokens // max(1, there.num_sessions))  # of a conversation
+        compute_ms = max(model.prefill_ms(num_tokens, 0) - model.base_ms, 1e-3)
+        saved = 1.0 - model.ms_per_cpu_token * num_tokens / compute_ms
+        return max(capacity, int(saved * num_blocks * block_size))
 
     def overdue_s(self, lease: Lease, *, ratio: float, floor_s: float) -> float | None:
         """Return after how long a first token is overdue; None: too little is known.

@@ -79,7 +79,7 @@ class Explainer:
             "where": where,
             "num_sessions": conversations.at(where).num_sessions,
             "num_session_tokens": round(conversations.num_tokens_at(where)),
-            "capacity_tokens": self._fleet.load.capacity_tokens(where),
+            "capacity_tokens": self._fleet.load.room_tokens(where),
             "goes_at_once": verdict.goes,
             "why": verdict.why,
             "class": prompt.service_class,

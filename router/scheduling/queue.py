@@ -8,9 +8,10 @@ A request goes to the replica that its policy chooses at that moment, as soon as
    request waits here if the engine has no free blocks for it, unless the engine is about to idle.
 2. **Its answer is fast enough**, if there is a limit on inter-token latency.
 3. **It fits.** The conversations that live in the cache take at most `fill` of it, this one
-   included. If they have outgrown the cache, the last that came waits. A batch conversation takes
-   no room from interactive ones. A prompt that does not fit goes when the replica has been idle for
-   the price of the prompt (`_idle_price_ms`), or when it has waited for the maximum.
+   included. A CPU tier is room, too, less what reading from it costs. If they have outgrown the
+   cache, the last that came waits. A batch conversation takes no room from interactive ones. A
+   prompt that does not fit goes when the replica has been idle for the price of the prompt
+   (`_idle_price_ms`), or when it has waited for the maximum.
 
 `router.scheduling.order` has the order. A request with a deadline is refused on arrival if the work
 ahead takes too long. Later it is refused when the time left is too short to compute it. An idle
@@ -323,8 +324,8 @@ class Queue(Generic[C]):
         return not num_before or num_before + num_own <= room
 
     def _room(self, waiting: Waiting, candidate: CandidateId) -> float:
-        """Return the tokens of a cache for the conversations that live there."""
-        capacity = self._candidates.capacity_tokens(candidate)
+        """Return the tokens of a replica for the conversations that live there."""
+        capacity = self._candidates.room_tokens(candidate)
         rules = waiting.rules or self._rules
         return inf if capacity is None else rules.fill * capacity
 

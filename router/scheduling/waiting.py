@@ -60,8 +60,8 @@ class Choice(Protocol):
 class Candidates(Protocol):
     """State of the replicas that the queue asks for."""
 
-    def capacity_tokens(self, candidate: CandidateId) -> int | None:
-        """Return the size of a cache in tokens; None: not known, and everything fits."""
+    def room_tokens(self, candidate: CandidateId) -> int | None:
+        """Return the size of its caches in tokens; None: not known, and everything fits."""
         ...
 
     def num_ready(self, candidate: CandidateId, now_s: float) -> int:

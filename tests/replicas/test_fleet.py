@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from policies import CandidateId, Holding, ReplicaView, RequestView, Snapshot, create
+from policies import CandidateId, CostModel, Holding, ReplicaView, RequestView, Snapshot, create
 from router.base.errors import NoReplicaAvailable, UnknownModel
 from router.base.messages import KvGroup
 from router.base.roles import Role
@@ -443,6 +443,21 @@ def test_the_capacity_comes_from_the_best_known_figure() -> None:
     for session in range(3):
         fleet.conversations.begin(session, r1, 100, 0, 0.0)
     assert fleet.load.capacity_tokens(r1) == (100 - 3) * 16
+
+
+def test_a_cpu_tier_is_room_less_what_reading_costs() -> None:
+    """At 1 ms a token to compute and 0.25 to read, three quarters of the tier's blocks."""
+    r1, tier = CandidateId("r1"), {"r1": 0}
+    fleet = Fleet(
+        prior=CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0, ms_per_cpu_token=0.25),
+        num_tier_blocks=lambda candidate: tier[candidate],
+    )
+    fleet.members.add(Replica(name="r1", url="http://r1", block_size=16, num_blocks=100))
+
+    rooms = []
+    for tier["r1"] in (0, 100, 400):
+        rooms.append(fleet.load.room_tokens(r1))
+    assert rooms == [1600, 1600, 4800]
 
 
 def decoder(**fields: Any) -> tuple[Fleet, Replica]:

@@ -64,7 +64,7 @@ class Stage:
             lambda waiting, choice: waiting.num_tokens <= self.num_free[choice.view.id],
         )
 
-    def capacity_tokens(self, candidate: CandidateId) -> int | None:
+    def room_tokens(self, candidate: CandidateId) -> int | None:
         return self.capacity
 
     def num_ready(self, candidate: CandidateId, now_s: float) -> int:
