@@ -157,7 +157,7 @@ class Session:
         return Turn(session_id=self.id, number=number, wait_s=wait_s, body=body)
 
     def advance(self, reply: str | None) -> list[Session]:
-        """Take the model's reply and call tools; return the sub-agents to run before going on.
+        """Add the model's reply and call tools; return the sub-agents to run before going on.
 
         None stands for a scripted reply: the conversation is then the same on every engine.
         """

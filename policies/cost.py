@@ -16,7 +16,7 @@ TIE_RATIO = 0.01
 """Totals closer than 1 ms or 1 % are equal: no cost model predicts better than that."""
 
 MOST_DELAYED = 0.5
-"""Of the conversations at a candidate, those that a prompt delays at most: each sends one request
+"""The most conversations at a candidate that a prompt delays, as a share: each sends one request
 meanwhile, which comes when half of the work is done."""
 
 MAX_BUSY = 0.95

@@ -26,7 +26,7 @@ def label_of(policy: Policy, *, between: str = ":") -> str:
 
 
 def split(text: str) -> tuple[str, dict[str, str]]:
-    """Take a label apart: name, and parameters as text; commas part them as well.
+    """Split a label into name, and parameters as text; commas part them as well.
 
     Raises:
         ValueError: a parameter is not PARAM=VALUE.
@@ -42,7 +42,7 @@ def split(text: str) -> tuple[str, dict[str, str]]:
 
 
 def split_list(text: str) -> list[str]:
-    """Take a list of labels apart, at commas; `PARAM=VALUE` belongs to the policy before it."""
+    """Split a list of labels at commas; `PARAM=VALUE` belongs to the policy before it."""
     labels: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         if labels and "=" in part and ":" not in part:

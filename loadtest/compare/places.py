@@ -51,7 +51,7 @@ class Meter(Protocol):
     """Measures a run as it goes on."""
 
     def add(self, turn: TurnResult) -> None:
-        """Take a turn's result."""
+        """Add a turn's result."""
         ...
 
     def advance(self, num_turns: int) -> None:

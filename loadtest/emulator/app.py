@@ -271,7 +271,7 @@ def make_request(
 
 
 def request_id(request: web.BaseRequest) -> str:
-    """Take the client's request id, or make one."""
+    """Return the client's request id, or a new one."""
     return request.headers.get("X-Request-Id") or uuid.uuid4().hex
 
 

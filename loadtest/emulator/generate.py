@@ -218,7 +218,7 @@ class Generate:
     def _keep(
         self, id: str, request: web.BaseRequest, choice: Choice, answered: web.Response
     ) -> None:
-        """Keep the KV of a prompt for another replica, if the answer ended for its length."""
+        """Store the KV of a prompt for another replica, if the answer ended for its length."""
         transfers = self._replica.transfers
         if choice.reply.finish_reason != "length":
             transfers.end(id, None)

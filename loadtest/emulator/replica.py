@@ -272,7 +272,7 @@ class Replica:
             self._awake.set()
 
     async def _lose(self) -> None:
-        """Lose everything cached; the pool, too, for all its replicas."""
+        """Drop everything cached; the pool, too, for all its replicas."""
         self.reset_prefix_cache(preempt=True)
         if self.pool is not None:
             await self.pool.remove_all()

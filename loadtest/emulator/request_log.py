@@ -22,11 +22,11 @@ class RequestLog:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def started(self, request_id: str) -> None:
-        """Note the start of a request, by its `X-Request-Id`."""
+        """Record the start of a request, by its `X-Request-Id`."""
         self._write({"request": request_id, "is_end": False})
 
     def ended(self, request_id: str, generations: Sequence[Generation], is_whole: bool) -> None:
-        """Note the end; `is_whole`: the last byte was handed to the connection."""
+        """Record the end; `is_whole`: the last byte was handed to the connection."""
         self._write(
             {
                 "request": request_id,

@@ -92,7 +92,7 @@ class Transfers:
         return id
 
     def end(self, id: str, prompt: list[int] | None) -> None:
-        """Keep a prompt's KV; None: there is none, and the consumer goes on waiting."""
+        """Store a prompt's KV; None: there is none, and the consumer goes on waiting."""
         if prompt is None or self.loses:
             self.done.pop(id, None)
         elif not self._slot(id).done():

@@ -167,7 +167,7 @@ class Blocks:
         return True
 
     def cache(self, sequence: KvSequence, num_tokens: int) -> None:
-        """Let others hit the blocks that the sequence's first `num_tokens` tokens fill."""
+        """Cache the blocks that the sequence's first `num_tokens` tokens fill, for others."""
         start, stop = sequence.num_cached_blocks, self._num_full_blocks(sequence, num_tokens)
         if start >= stop:
             return
@@ -221,7 +221,7 @@ class Blocks:
         return min(num_keyed, len(sequence.keys))
 
     def _release(self, blocks: Iterable[int]) -> None:
-        """Give up blocks, in the order in which they may be handed out."""
+        """Free blocks, in the order in which they may be handed out."""
         num_uses, key_of, blank = self._num_uses, self._key_of, []
         for block in blocks:
             num_uses[block] -= 1
@@ -245,7 +245,7 @@ class Blocks:
             self._num_uses[block] += 1
 
     def _take(self, num_blocks: int) -> list[int]:
-        """Take free blocks; the caller has checked that there are as many."""
+        """Allocate free blocks; the caller has checked that there are as many."""
         taken = []
         for _ in range(num_blocks):
             if self._blank:
@@ -261,7 +261,7 @@ class Blocks:
         self._forget(block, self._by_key, None)
 
     def _forget(self, block: int, by_key: dict[Any, list[int]], window: int | None) -> None:
-        """Take a block's key away, and note it; removals in a row are one change."""
+        """Remove a block's key, and record it; removals in a row are one change."""
         key, self._key_of[block] = self._key_of[block], None
         found = by_key[key]
         found.remove(block)

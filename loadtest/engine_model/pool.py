@@ -62,10 +62,10 @@ class BlockPool:
         return new
 
     def remove(self, keys: Iterable[Any]) -> None:
-        """Lose blocks."""
+        """Remove blocks."""
         for key in keys:
             self._blocks.pop(key, None)
 
     def clear(self) -> None:
-        """Lose all blocks; none counts as evicted."""
+        """Remove all blocks; none counts as evicted."""
         self._blocks.clear()

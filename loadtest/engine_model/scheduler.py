@@ -347,7 +347,7 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _take_loaded_blocks(self) -> bool:
-        """Take the blocks from the last request that was loaded and cannot be admitted.
+        """Free the blocks of the last request that was loaded and cannot be admitted.
 
         Called when nothing runs: no other request will ever free a block.
         """

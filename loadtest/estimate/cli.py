@@ -167,7 +167,7 @@ def _report(
 
 
 def _verdict(traffic: Traffic, savings: Sequence[Saving]) -> list[str]:
-    """Say what warmroute saves over the better of the others, by tokens recomputed."""
+    """Return what warmroute saves over the better of the others, by tokens recomputed."""
     if traffic.num_sessions < MIN_SESSIONS:
         return [
             f"{traffic.num_sessions} sessions are too few to say what warmroute saves: record at "

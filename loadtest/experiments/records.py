@@ -405,7 +405,7 @@ class _Version(Struct):
 
 
 def _bad_line(file: str, number: int, line: bytes, error: Exception) -> BadLine:
-    """Say what is wrong with a line: no JSON, another version, or another kind of record."""
+    """Return what is wrong with a line: no JSON, another version, or another kind of record."""
     is_torn = False
     try:
         schema = msgspec.json.decode(line, type=_Version).schema

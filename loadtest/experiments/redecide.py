@@ -214,7 +214,7 @@ def _decoded(line: bytes) -> DecisionRecord:
 
 
 def _of_each(record: dict[str, Any]) -> dict[str, Any]:
-    """Give each candidate the pool's tokens, which records of schema 1 have once for all."""
+    """Copy the pool's tokens to each candidate; records of schema 1 have them once for all."""
     for snapshot in (record["snapshot"], (record.get("prefill") or {}).get("snapshot")):
         if snapshot is not None:
             for view in snapshot["replicas"]:

@@ -66,6 +66,6 @@ class Script:
         return Done((session_id, number), arrival_s + took_s, num_input_tokens, num_output_tokens)
 
     def workload(self, name: str) -> Workload:
-        """Put all turns in order of arrival."""
+        """Return all turns in order of arrival."""
         turns = sorted(self._turns, key=lambda turn: turn.arrival_s)
         return Workload(name=name, block_size=self.block_size, turns=tuple(turns))

@@ -58,7 +58,7 @@ class Tally:
         self.num_done += num_turns
 
     def add(self, result: TurnResult, *, advances: bool = True) -> None:
-        """Take a turn's result; without `advances` it was counted before."""
+        """Count a turn's result; without `advances` it was counted before."""
         self.num_done += advances
         insort(self._lates, result.late_s)
         if result.error is not None:

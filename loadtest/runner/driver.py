@@ -171,7 +171,7 @@ def _started(
 
 @contextmanager
 def _quiet_collector() -> Iterator[None]:
-    """Keep the garbage collector from walking through the workload while times are taken."""
+    """Stop the garbage collector from walking through the workload while times are taken."""
     gc.collect()
     gc.freeze()
     try:

@@ -75,7 +75,7 @@ class Exchange:
         return "".join(self._text or ())
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the answer's head; `headers` is case-insensitive."""
+        """Record the answer's head; `headers` is case-insensitive."""
         self.status = status
         self._headers = {
             "replica": headers.get("x-warmroute-replica"),
@@ -87,7 +87,7 @@ class Exchange:
         }
 
     def refuse(self, body: bytes) -> None:
-        """Take the body of an answer whose status is not 200."""
+        """Record the body of an answer whose status is not 200."""
         self.fail(f"http_{self.status}", error_text(body))
 
     def fail(self, kind: str, message: str) -> None:
@@ -99,7 +99,7 @@ class Exchange:
         self._errors = {"error": kind, "error_message": message[:_MAX_MESSAGE]}
 
     def receive(self, data: bytes, now_s: float) -> None:
-        """Take the next piece of the stream; it may be cut anywhere."""
+        """Read the next piece of the stream; it may be cut anywhere."""
         *lines, rest = (self._rest + data if self._rest else data).split(b"\n")
         self._rest = rest
         for line in lines:
@@ -110,7 +110,7 @@ class Exchange:
             self.fail("garbage", f"a line of the stream is over {_MAX_LINE_BYTES} bytes long")
 
     def close(self) -> None:
-        """Take the end of the stream."""
+        """End the stream."""
         if self._is_done or self._errors:
             return
         if self._rest and not self._events_seen:
@@ -135,7 +135,7 @@ class Exchange:
         )
 
     def _take(self, data: bytes, now_s: float) -> None:
-        """Take one event."""
+        """Read one event."""
         if data == b"[DONE]":
             self._is_done = True
             return

@@ -67,7 +67,7 @@ def make_prompts(workload: Workload, options: ReplayOptions) -> Prompts:
 
 
 def _vocabulary(options: ReplayOptions) -> text.Vocabulary:
-    """Take the words of a tokenizer where words are needed or one is given, else plain ids."""
+    """Return the words of a tokenizer where words are needed or one is given, else plain ids."""
     if options.tokenizer is None and options.api != "chat":
         return text.of_range(*_IDS)
     path = None if options.tokenizer is None else Path(options.tokenizer)

@@ -188,7 +188,7 @@ _OWN = (
 
 
 def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
-    """Make the setup of options.
+    """Return the setup of options.
 
     Raises:
         click.UsageError: Options contradict each other.

@@ -22,7 +22,7 @@ class OtherRouters:
         self._events = events
 
     def began(self, ticket: Ticket, now_s: float) -> None:
-        """Tell all routers but the ticket's own that it was sent."""
+        """Send all routers but the ticket's own a note that it was sent."""
         if len(self._routers) == 1 or math.isinf(self._lag_s):
             return
         note = ticket.router.note_of(ticket.placed, ticket.placement)
@@ -36,11 +36,11 @@ class OtherRouters:
         self._notify(ticket, now_s, learn)
 
     def answered(self, ticket: Ticket, ttft_s: float, now_s: float) -> None:
-        """Tell the routers that know of it of its first token."""
+        """Send the routers that know of it a note of its first token."""
         self._notify(ticket, now_s, partial(_answered, ttft_s))
 
     def ended(self, ticket: Ticket, now_s: float) -> None:
-        """Tell them that it is over."""
+        """Send them a note that it is over."""
         self._notify(ticket, now_s, _ended)
 
     def _notify(

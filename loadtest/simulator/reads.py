@@ -62,7 +62,7 @@ class Reads:
         )
 
     def finish(self, now_s: float) -> list[Read]:
-        """Take out the reads that are done by now, in the order of replicas and beginnings."""
+        """Remove and return the reads that are done by now, by replica and then beginning."""
         self._advance(now_s)
         self.version += 1
         done: list[Read] = []

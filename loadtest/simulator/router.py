@@ -109,7 +109,7 @@ class Router:
         return self._place.plan(prompt, Tries(), in_front_ms)
 
     def commit(self, prompt: Prompt, plan: Plan, now_s: float) -> Placement:
-        """Put a plan into effect: from here on the request's load and blocks count."""
+        """Carry out a plan: from here on the request's load and blocks count."""
         self._now_s = now_s
         return self._place.commit(prompt, Tries(), plan)
 

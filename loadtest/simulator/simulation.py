@@ -132,7 +132,7 @@ class _Simulation:
         return BlockKey(mix(_FIRST_REPLY_BLOCK + self._num_reply_blocks) & KEY_MASK)
 
     def _plan_readings(self) -> None:
-        """Have each router read each engine's metrics at intervals, one after the other."""
+        """Schedule each router's readings of each engine's metrics, one after the other."""
         pairs = [(router, engine) for engine in self._engines for router in self._routers]
         for number, pair in enumerate(pairs, start=1):
             at_s = _READ_METRICS_S * number / len(pairs)
@@ -297,7 +297,7 @@ class _Simulation:
             self._plan_engine(engine, now_s)
 
     def _prefilled(self, request: Request, answer: Ticket, now_s: float) -> None:
-        """Have a turn answered after its prompt was computed."""
+        """Send a turn to be answered after its prompt was computed."""
         answer.prompt = request
         self._others.ended(answer, now_s)
         answer.router.rebook(answer.placed, answer.placement, now_s)
@@ -345,7 +345,7 @@ class _Simulation:
 
 
 def _reads(setup: Setup) -> Reads | None:
-    """Make the links of the pool or between replicas; None: there are none."""
+    """Return the links of the pool or between replicas; None: there are none."""
     pool, halves = setup.pool, setup.halves
     if pool is not None:
         speed, num_links = pool.speed, pool.num_links or max(1.0, len(setup.roles) / 2)

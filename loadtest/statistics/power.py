@@ -31,7 +31,7 @@ class Need(Struct, frozen=True, kw_only=True):
 
 
 class Needs(Struct, frozen=True, kw_only=True):
-    """None: the variance is unknown, or it would take practically for ever.
+    """What an experiment needs. None: the variance is unknown, or it would take too long.
 
     `detectable` is the least effect that the units so far find with the power asked for, on the
     scale of estimates (a logarithm of a ratio, or a difference).

@@ -120,7 +120,7 @@ class Prompts:
 
 
 def salted(messages: Sequence[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
-    """Put a salt in front of recorded messages, so that no cache has seen them.
+    """Add a salt in front of recorded messages, so that no cache has seen them.
 
     The first text says it: what comes before it (a template's opening) is shared still.
     """

@@ -44,7 +44,7 @@ class Vocabulary(Struct, frozen=True):
 
 
 def of_range(low: int, high: int) -> Vocabulary:
-    """Take tokens in [low, high) for prompts of ids, where the tokenizer is not at hand.
+    """Return tokens in [low, high) for prompts of ids, where the tokenizer is not at hand.
 
     Keep clear of special tokens, which most models have at the ends of their vocabulary.
     """

@@ -94,7 +94,7 @@ def _messages(line: _Line) -> tuple[dict[str, Any], ...]:
 
 
 def _delay_ms(line: _Line) -> float | None:
-    """Take `delay`, or else `pre_gap`."""
+    """Return `delay`, or else `pre_gap`."""
     if line.pre_gap is not None:
         in_range("pre_gap", line.pre_gap, 0, MAX_DELAY_MS / 1000)
     if line.delay is not None:

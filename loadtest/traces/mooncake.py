@@ -155,7 +155,7 @@ def _has_deltas(lines: Iterable[MooncakeLine]) -> bool:
 
 
 def _whole(lines: Iterable[MooncakeLine], block_size: int) -> Iterator[Draft]:
-    """Put deltas together.
+    """Join deltas to whole prompts.
 
     Blocks of a first prompt keep their ids, because sessions may share them. What follows belongs
     to its session alone; a partial last block becomes another one as it fills.

@@ -83,7 +83,7 @@ class LineReader(ABC):
 
     @abstractmethod
     def add(self, raw: bytes) -> None:
-        """Take one line or array entry.
+        """Add one line or array entry.
 
         Raises:
             BadLine: It is not one; nothing of it is kept.
@@ -126,7 +126,7 @@ class Clock:
             )
 
     def set(self, field_ms: float, session_id: str | None = None) -> None:
-        """Keep the timestamp of a line that is good."""
+        """Store the timestamp of a line that is good."""
         if self._first_ms is None:
             self._first_ms = field_ms
         self._last_ms[session_id] = field_ms

@@ -186,7 +186,7 @@ def _image(source: dict[str, Any]) -> Chat:
 
 
 def check_numbers(value: object) -> None:
-    """Look for numbers that our JSON decoder may have read differently from the engine's.
+    """Refuse numbers that our JSON decoder may have read differently from the engine's.
 
     It reads an integer beyond 64 bits as a float.
 

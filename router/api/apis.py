@@ -147,7 +147,7 @@ APIS: Final = {
     "/v1/messages": MESSAGES,
     "/v1/responses": RESPONSES,
 }
-"""By the path of its POSTs."""
+"""The APIs, by the path of their POSTs."""
 
 _SPECIAL: Final = {
     "/v1/messages/count_tokens": COUNT_TOKENS,

@@ -28,7 +28,7 @@ from typing import Any, Final
 import orjson
 
 MAX_BYTES: Final = 64 * 1024
-"""Of a beginning: with `return_token_ids` the role brings the prompt's ids; longer is not held."""
+"""The longest beginning that is held: `return_token_ids` brings the prompt's ids with the role."""
 
 _PREAMBLES: Final = frozenset(
     {"ping", "message_start", "response.created", "response.in_progress", "response.queued"}

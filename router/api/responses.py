@@ -45,7 +45,7 @@ _CUSTOM_PARAMETERS: Final[Json] = {
     "required": ["input"],
     "additionalProperties": False,
 }
-"""Of the function that a custom tool is shown as."""
+"""The parameters of the function that a custom tool is shown as."""
 
 _STATEFUL: Final = ("previous_response_id", "prompt")
 _MEDIA: Final = ("mm_processor_kwargs", "media_io_kwargs")

@@ -41,7 +41,7 @@ class Withheld:
         )
 
     def strip(self, body: bytes, view: dict[str, Any]) -> bytes:
-        """Take the fields out of a JSON object and of `view`, which is the same decoded.
+        """Remove the fields from a JSON object and from `view`, which is the same decoded.
 
         Raises:
             BadRequest: one of them is where it cannot be taken out.

@@ -83,7 +83,7 @@ class Reload:
 
 
 def apply(router: Router, config: Config) -> list[str]:
-    """Put a configuration into effect; return the keys that changed.
+    """Apply a configuration; return the keys that changed.
 
     Raises:
         ConfigError: it needs a restart, or names what is another's; nothing was changed.

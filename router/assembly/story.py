@@ -43,7 +43,7 @@ from router.scheduling.waiting import QueueRules
 
 
 def build_story(parts: Parts, queue_rules: QueueRules) -> Story:
-    """Put the steps of a request together.
+    """Build the story of requests from its steps.
 
     Raises:
         ConfigError: the policy or one of its parameters is unknown.

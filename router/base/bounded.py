@@ -90,7 +90,7 @@ class BoundedBytes(Bounded[Key, Weighed]):
         return evicted
 
     def remove(self, key: Key) -> None:
-        """Take an entry out, if it is there."""
+        """Remove an entry, if it is there."""
         value = self.pop(key, None)
         if value is not None:
             self.size_bytes -= value.size_bytes
@@ -128,6 +128,6 @@ class Backlog(deque[Item]):
         self.append(item)
 
     def take(self, most: int | None = None) -> list[Item]:
-        """Take so many items at most, oldest first; None: all. Others may add some meanwhile."""
+        """Remove so many items at most, oldest first; None: all. Others may add some meanwhile."""
         num = len(self) if most is None else min(most, len(self))
         return [self.popleft() for _ in range(num)]

@@ -76,7 +76,7 @@ def collect_and_freeze() -> None:
 
 
 def give_back_memory() -> None:
-    """Let the C library give back what is free, in all its arenas; only glibc knows how."""
+    """Return free memory of all arenas of the C library to the system; only glibc can."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 

@@ -40,7 +40,7 @@ class Bucket:
         return max(0.0, lacking * MINUTE_S / self.capacity)
 
     def take(self, amount: int, now_s: float) -> None:
-        """Take so much, or give it back if negative."""
+        """Use so much, or return it if negative."""
         self.taken += amount
         self._level = min(float(self.capacity), self.level(now_s) - amount)
 
@@ -116,7 +116,7 @@ class Limits:
         self.num_in_flight -= 1
 
     def charge(self, num_tokens: int, now_s: float) -> Charge:
-        """Take the uncached tokens that a request is expected to have.
+        """Charge the uncached tokens that a request is expected to have.
 
         Raises:
             RateLimited: there are not so many left.

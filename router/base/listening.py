@@ -57,12 +57,12 @@ def listen(host: str, port: int, *, shared: bool = False) -> list[socket.socket]
 
 
 def cannot_listen(host: str, port: int, why: str) -> str:
-    """Say for people that a port cannot be had, in the words of `serve` and `check`."""
+    """Return why a port cannot be had, in the words of `serve` and `check`."""
     return f"cannot listen on {host_port(host, port)}: {why}"
 
 
 def why_not(host: str, exc: OSError) -> str:
-    """Say for people why `listen` failed."""
+    """Return why `listen` failed, in words for people."""
     if isinstance(exc, socket.gaierror):
         return f"unknown host ({exc.strerror})"
     if exc.errno in _LACKS:

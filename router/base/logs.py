@@ -101,7 +101,7 @@ class LineWriter(logging.Handler):
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line for the thread; too many are dropped: traffic goes before its log."""
+        """Queue a line for the thread; too many are dropped: traffic goes before its log."""
         if self._waiting.qsize() < self._max_waiting:
             self._waiting.put(record)
 
@@ -132,7 +132,7 @@ class LineWriter(logging.Handler):
             records = self._take()
 
     def _take(self) -> list[logging.LogRecord | None]:
-        """Take some of what waits."""
+        """Remove and return some of what waits."""
         records: list[logging.LogRecord | None] = []
         with suppress(Empty):
             while len(records) < _AT_ONCE:

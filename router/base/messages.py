@@ -34,7 +34,7 @@ MAX_UNKNOWN = 256
 """Kinds of prompts whose extra keys are not understood: adapters, mostly."""
 
 SCHEMA = 2
-"""Of everything in Redis. A router upgrades data of the schema before, and refuses any other."""
+"""The schema in Redis. A router upgrades data of the schema before, and refuses any other."""
 
 StreamId = NewType("StreamId", str)
 """What routers call a candidate's stream among themselves: its replica's name or else its base URL,
@@ -139,7 +139,7 @@ class StreamStatus(Struct, frozen=True, array_like=True):
     lacks: Text = ""  # what the index has missed, until the next epoch
     unused_is_proven: bool = True  # of schema 1
     groups: Annotated[tuple[KvGroup, ...], Meta(max_length=MAX_GROUPS)] = ()
-    """Of a model with several KV groups, or one without full attention; in the order seen."""
+    """The groups of a model with several, or one without full attention; in the order seen."""
     unknown: Annotated[tuple[Text, ...], Meta(max_length=MAX_UNKNOWN)] = ()
     """Kinds of prompts with extra keys of an unknown form (router.kv_events.unknown_keys)."""
     removes_all_copies: bool = False  # one removal stands for all copies of a block

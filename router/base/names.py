@@ -158,7 +158,7 @@ def _ask(host: str, name: _Name, asking: Future[None]) -> None:
 
 
 def _end(host: str, name: _Name, asking: Future[None], found: list[str] | tuple[int, str]) -> None:
-    """Take an answer: addresses, or the number and the text of a failure."""
+    """End a look-up with its addresses, or with the number and the text of a failure."""
     if isinstance(found, tuple):
         _failed(host, name, found)
     else:

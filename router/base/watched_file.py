@@ -21,7 +21,7 @@ class WatchedFile:
         self._reported = self._last = _signature(path)
 
     def has_changed(self) -> bool:
-        """Look; return whether it has changed, and is not being written.
+        """Return whether the file has changed since the last report, and is not being written.
 
         A change counts once two looks have seen the same, and is reported once.
         """

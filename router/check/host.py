@@ -113,7 +113,7 @@ async def look(config: Config, deadline: Deadline, *, admin_token: str | None = 
 async def _port(
     key: str, section: ListenConfig | AdminConfig, token: str | None, deadline: Deadline
 ) -> tuple[PortSeen, str | None]:
-    """Look at a port, and get the page of the router that has it, if one has."""
+    """Check a port, and get the page of the router that has it, if one has."""
     host, port = section.host, section.port
     error = why_not_free(host, port) if port else None
     page = None
@@ -270,7 +270,7 @@ def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) ->
 
 
 def _meant(seen: HostSeen, replicas: Sequence[ReplicaSeen]) -> HostSeen:
-    """Take the requests and prompts of a router only if it has the replicas that are checked."""
+    """Drop the requests and prompts of a router that has other replicas than the checked ones."""
     by_key = {port.key: port.router for port in seen.ports}
     listen, admin = by_key.get("listen"), by_key.get("admin")
     if listen is not None and admin is not None and listen.names.keys() == admin.names.keys():

@@ -35,7 +35,7 @@ async def check(
     wait_s: float = 10.0,
     on_waiting: Callable[[list[str]], None] = lambda awaited: None,
 ) -> Report:
-    """Look at everything that a router would use; see the package.
+    """Check what a router would use; see the package.
 
     Args:
         redis_password: None: there is none.

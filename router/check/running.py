@@ -69,13 +69,13 @@ def of_listing(page: str | None) -> RouterSeen | None:
 
 
 def kinship(seen: RouterSeen, replicas: Sequence[ReplicaSeen]) -> Kinship:
-    """Tell whether a router is that of the checked replicas; without any of these it is."""
+    """Return whether a router is that of the checked replicas; without any of these it is."""
     known = [place_digest(each.url) in seen.names for each in replicas]
     return "these" if all(known) else "some" if any(known) else "others"
 
 
 def described(seen: RouterSeen, replicas: Sequence[ReplicaSeen]) -> str:
-    """Say whose router it is."""
+    """Return whose router it is, in words."""
     match kinship(seen, replicas):
         case "these":
             return "the router of these replicas"

@@ -127,7 +127,7 @@ def _refused(answer: httpx.Response) -> Refused:
 
 
 def admin_options(command: Any) -> Any:
-    """Give a command the options to ask an admin port, as its argument `admin`."""
+    """Add the options to ask an admin port to a command, as its argument `admin`."""
 
     @wraps(command)
     def with_admin(

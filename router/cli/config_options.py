@@ -134,7 +134,7 @@ class ConfigCommand(click.Command):
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command one flag per configuration key."""
+    """Add one flag per configuration key to a command."""
     for option in reversed(configuration.options()):
         command = _flag(option)(command)
     return click.option(

@@ -93,13 +93,13 @@ def table(explained: dict[str, Any]) -> str:
 
 
 def _pooled(candidate: dict[str, Any]) -> str:
-    """Say what its pool has, and which of several that is."""
+    """Return what the candidate's pool has, and which of several pools that is."""
     number = candidate["view"]["num_pool_tokens"]
     return "-" if number is None else f"{number:,} {candidate.get('pool') or ''}".rstrip()
 
 
 def _prefilled(prefill: dict[str, Any]) -> str:
-    """Say where the prompt would be computed, and why."""
+    """Describe where the prompt would be computed, and why."""
     costs = f"{prefill['here_ms']:,.1f} ms to compute, {prefill['there_ms']:,.1f} ms to read"
     if prefill["where"] is None:
         return f"prefill: where it is decoded ({prefill['why'].replace('_', ' ')}); {costs}"
@@ -107,7 +107,7 @@ def _prefilled(prefill: dict[str, Any]) -> str:
 
 
 def _queued(queue: dict[str, Any]) -> str:
-    """Say whether it would wait, and why."""
+    """Describe whether the request would wait, and why."""
     others = f"{queue['num_waiting']:,} waiting"
     has_deadline = queue.get("deadline_ms") is not None
     if has_deadline or queue["why"] == "window":  # how long room takes is not predicted

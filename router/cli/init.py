@@ -233,7 +233,7 @@ async def _listening() -> list[str]:
 
 
 def _checked(urls: Sequence[str], key_file: Path | None, wait_s: float) -> Report:
-    """Look at the replicas as `warmroute check` does; variables and ports of this shell aside."""
+    """Check the replicas as `warmroute check` does; variables and ports of this shell aside."""
     from router import check as checking
 
     flags: dict[tuple[str, ...], Any] = {

@@ -152,7 +152,7 @@ def _evacuated(name: str, admin: Admin) -> dict[str, Any]:
 
 
 def _left(left: dict[str, Any]) -> str:
-    """Say what is left at a replica."""
+    """Describe what is left at a replica."""
     return (
         f"{num(left['sessions'], 'live session')}, {left['tokens']:,} tokens only there, "
         f"{left['requests']:,} in flight"
@@ -319,7 +319,7 @@ def _use(replica: dict[str, Any]) -> str:
 
 
 def _unused(replica: dict[str, Any], state: str, reason: str = "") -> str:
-    """Say why a replica is not used; "": it is, or is not found yet."""
+    """Return why a replica is not used; "": it is, or is not found yet."""
     if replica["leaving"]:
         return "no: leaving"
     if not replica.get("ready", True):

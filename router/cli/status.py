@@ -77,7 +77,7 @@ def report(state: State, wrong: list[str]) -> str:
 
 
 def headline(state: State) -> str:
-    """Say which router it is, and what it knows and does in a few numbers."""
+    """Return the line that names the router, and what it knows and does in a few numbers."""
     about, replicas = state["router"], state["replicas"]
     known = replicas["by_cache"].get("exact", 0)
     num_up = replicas["by_state"].get("up", 0)
@@ -89,7 +89,7 @@ def headline(state: State) -> str:
 
 
 def overfull(state: State) -> Iterator[str]:
-    """Say which replicas have more live sessions than fit into their caches."""
+    """Yield a line on replicas that have more live sessions than fit into their caches."""
     full = [
         f"{each['name']} ({each['live_fill']:.0%})"
         for each in state["replicas"]["shown"]
@@ -142,7 +142,7 @@ def replica_table(state: State, most: int) -> Table:
 
 
 def queue_line(state: State) -> str:
-    """Say how many requests wait, and for what."""
+    """Return the line on how many requests wait, and for what."""
     queue = state["queue"]
     if not queue["on"]:
         return "queue: off"
@@ -155,7 +155,7 @@ def queue_line(state: State) -> str:
 
 
 def sessions_line(state: State) -> str:
-    """Say which session cost most."""
+    """Return the line on the session that cost most."""
     sessions = state["sessions"]
     text = f"sessions: {sessions['total']:,} known"
     for most in sessions["shown"][:1]:
@@ -176,7 +176,7 @@ def recent(state: State, most_s: float = 600.0) -> tuple[dict[str, int], int]:
 
 
 def tokens_line(tokens: dict[str, int], what: str) -> Text:
-    """Say which part of the prompts was cached, new, and computed again, and why."""
+    """Return which part of the prompts was cached, new, and computed again, and why."""
     from rich.text import Text  # late, as in `drawing`
 
     total = sum(tokens.values())

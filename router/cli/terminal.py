@@ -60,7 +60,7 @@ def grid(*left: str, right: tuple[str, ...] = (), last: str | None = None, gap: 
 
 
 def refuse(error: ConfigError | str) -> NoReturn:
-    """Say in one line what is wrong with the configuration, and end with status 2."""
+    """Print in one line what is wrong with the configuration, and end with status 2."""
     message = error.message if isinstance(error, ConfigError) else error
     name = click.style("warmroute:", fg="red", bold=True)
     click.echo(f"{name} {message}", err=True)

@@ -83,7 +83,7 @@ class Screen:
         self._gone: str | None = None
 
     def take(self, line: dict[str, Any]) -> bool:
-        """Take a line of the feed; return whether to draw again."""
+        """Record a line of the feed; return whether to draw again."""
         match line["kind"]:
             case "decision":
                 self._decisions.appendleft(line)

@@ -49,7 +49,7 @@ class Following:
         self._restarted: set[CandidateId] = set()
 
     async def follow(self, source: CandidateSource) -> None:
-        """Keep a candidate's blocks known until cancelled.
+        """Follow a candidate's blocks until cancelled.
 
         Raises:
             ConfigError: its event endpoint is not valid.
@@ -90,5 +90,5 @@ class Following:
         return stream
 
     def restarted(self, candidate: CandidateId) -> None:
-        """Note that a candidate's engine is a new process, whose cache is empty."""
+        """Record that a candidate's engine is a new process, whose cache is empty."""
         self._restarted.add(candidate)

@@ -87,7 +87,7 @@ class StreamWriter:
         self._last_status: StreamStatus | None = None  # in Redis
 
     def loaded(self, head: StreamHead) -> None:
-        """Note changes from here on: the index has what Redis has at `head`, or more."""
+        """Record changes from here on: the index has what Redis has at `head`, or more."""
         self._base = head
         self._index.journal(self.candidate, True)
 
@@ -119,7 +119,7 @@ class StreamWriter:
         return self.pending
 
     def confirm(self) -> None:
-        """Note that Redis has the pending delta."""
+        """Record that Redis has the pending delta."""
         delta, self.pending = self.pending, None
         assert delta is not None
         if delta.position is not None:

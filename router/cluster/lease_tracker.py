@@ -20,7 +20,7 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 MAX_LEASES: Final = 100_000
-"""Of one router that are open at once; more are not tracked."""
+"""The most leases of one router that are open at once; more are not tracked."""
 
 
 class LeaseTracker(Generic[T]):
@@ -53,7 +53,7 @@ class LeaseTracker(Generic[T]):
         return self.open.pop(number, None)
 
     def keep(self, listed: Collection[int], last: int) -> list[T]:
-        """Take a heartbeat in; return what is over by it, oldest first."""
+        """Apply a heartbeat; return what is over by it, oldest first."""
         over = self._close_unlisted(listed, last)
         if last >= self._last:  # else an old one, received again
             self._last = last
@@ -63,7 +63,7 @@ class LeaseTracker(Generic[T]):
         return over
 
     def joined(self, listed: Collection[int], last: int) -> list[T]:
-        """Take a load in whose leases have been begun; return what is over by it."""
+        """Apply a load whose leases have been begun; return what is over by it."""
         over = self._close_unlisted(listed, last)
         self.missing = {number for number in self.missing if number > last}
         self._last = max(self._last, last)

@@ -36,7 +36,7 @@ class Link:
         self._is_said_up = False
 
     def came_up(self) -> None:
-        """Note that everything is connected and read: state is shared from here."""
+        """Record that everything is connected and read: state is shared from here."""
         self.is_up, self.reason = True, ""
         self.settled.set()
         if not self._said:
@@ -50,7 +50,7 @@ class Link:
             logger.info("redis is connected: state is shared")
 
     def went_down(self, error: StoreError | str) -> None:
-        """Note that Redis cannot be used: until it is up again, every router is on its own."""
+        """Record that Redis cannot be used: until it is up again, every router is on its own."""
         reason = error if isinstance(error, str) else error.message
         if self.is_up:
             self.num_outages += 1

@@ -44,7 +44,7 @@ class NoteKinds:
         self._decode: Callable[[msgspec.Raw], Note] = msgspec.msgpack.Decoder(Note).decode
 
     def register(self, kind: type[N], receive: Receive[N], *, with_own: bool = False) -> None:
-        """Have notes of a kind received. Its tag tells it from the other kinds.
+        """Register the receiver of a kind of notes. Its tag tells it from the other kinds.
 
         `with_own`: our own, too, as they come back: their order among the others' counts.
         """
@@ -74,7 +74,7 @@ class NoteKinds:
         return Notes(entry.router, tuple(notes))
 
     def receive(self, note: Note, router: str, now_s: float, *, is_own: bool) -> None:
-        """Give a note to who receives its kind.
+        """Pass a note to the receiver of its kind.
 
         Raises:
             ValueError: it is malformed.

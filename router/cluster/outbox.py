@@ -102,7 +102,7 @@ class Outbox:
         session_hash: int | None,
         has_named_session: bool = True,
     ) -> None:
-        """Note that one of our requests was sent, and what it is going to compute.
+        """Publish that one of our requests was sent, and what it is going to compute.
 
         A session without a name is stored from its second turn on: most have no second one.
         """
@@ -134,7 +134,7 @@ class Outbox:
             self._turned.put(session_hash, None)
 
     def answered(self, lease: Lease, now_s: float) -> None:
-        """Note that the first token of one of our requests came now."""
+        """Publish that the first token of one of our requests came now."""
         own = self._open.get(lease.number)
         if own is not None and not own.is_answered:
             own.is_answered = True
@@ -142,7 +142,7 @@ class Outbox:
             self._put(Answered(lease.number, (now_s - lease.begun_s) * 1000.0))
 
     def ended(self, lease: Lease, *, computed: bool) -> None:
-        """Note that one of our requests is over, however it ended."""
+        """Publish that one of our requests is over, however it ended."""
         if self._open.pop(lease.number, None) is not None:
             self._put(Ended(lease.number, computed))
 
@@ -152,12 +152,12 @@ class Outbox:
         return len(self._open)
 
     def tell(self, note: Note) -> None:
-        """Put a note into the outbox that is about none of our requests; it is urgent."""
+        """Add a note to the outbox that is about none of our requests; it is urgent."""
         self._told.append(note)
         self.on_note(True)
 
     def tell_later(self, note: Note, num_bytes: int) -> None:
-        """Put a note into the outbox that may wait. It goes into an entry apart from the others.
+        """Add a note to the outbox that may wait. It goes into an entry apart from the others.
 
         Routers of version 0.2 or before skip an entry whole that has a note of an unknown kind.
         """
@@ -169,18 +169,18 @@ class Outbox:
         self.on_note(False)
 
     def take_later(self) -> tuple[Note, ...]:
-        """Take the notes that may wait, oldest first."""
+        """Remove and return the notes that may wait, oldest first."""
         notes = tuple([note for note, _ in self._later])
         self._later.clear()
         self._num_later_bytes = 0
         return notes
 
     def alive(self) -> None:
-        """Put a heartbeat into the outbox, behind all notes so far."""
+        """Add a heartbeat to the outbox, behind all notes so far."""
         self._put(Alive(tuple(self._open), self._last))
 
     def take(self) -> tuple[Note, ...]:
-        """Take the notes to be published, oldest first."""
+        """Remove and return the notes to be published, oldest first."""
         if self._is_lost:
             self._is_lost = False
             for number, own in self._open.items():
@@ -211,7 +211,7 @@ class Outbox:
         return encode(Load(self._last, leases))
 
     def take_sessions(self, max_sessions: int = 1000) -> dict[int, SessionState]:
-        """Take sessions that had a turn here, to be stored for routers that join later."""
+        """Remove and return sessions that had a turn here: routers that join later read them."""
         taken: dict[int, SessionState] = {}
         while self._turned and len(taken) < max_sessions:
             session_hash = next(iter(self._turned))

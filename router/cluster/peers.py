@@ -120,7 +120,7 @@ class Peers:
         self.apply(notes, now_s)
 
     def apply(self, notes: Notes, now_s: float) -> None:
-        """Have the notes of an entry received. Our own change nothing here but by their order."""
+        """Apply the notes of an entry. Our own change nothing here but by their order."""
         router, is_own = notes.router, notes.router == self.name
         if not is_own:
             if any(isinstance(note, Left) for note in notes.notes):
@@ -150,7 +150,7 @@ class Peers:
                 self._kept(peer, peer.work.keep(numbers, last), now_s)
 
     def join(self, loads: Mapping[str, bytes], now_s: float) -> None:
-        """Take over what other routers have in flight.
+        """Add what other routers have in flight.
 
         Each load may be older or newer than the notes that follow.
         """
@@ -211,7 +211,7 @@ class Peers:
         return tuple(self._peers)
 
     def learn_sessions(self, states: Mapping[int, SessionState], now_s: float) -> None:
-        """Take over stored sessions; what we know ourselves is newer."""
+        """Add stored sessions; what we know ourselves is newer."""
         for session_hash, state in states.items():
             candidate = self._names.candidate_of(state.stream_id)
             if candidate is not None:
@@ -300,7 +300,7 @@ class Peers:
             self._book(work)
 
     def _end(self, work: _Work | None, now_s: float, *, computed: bool) -> None:
-        """Give back what another router's request took here."""
+        """Release what another router's request took here."""
         if work is None:
             return
         if work.lease is not None:

@@ -50,7 +50,7 @@ class PoolShare:
         self._rest: list[Delta] = []  # what Redis lacks, to be published
 
     def held(self, held: frozenset[StreamId] | None) -> None:
-        """Note whether listing is ours; None: Redis is gone, and every router lists."""
+        """Record whether listing is ours; None: Redis is gone, and every router lists."""
         is_lister = held is None or self.lister in held
         if is_lister != self._follower.is_lister:
             self._follower.is_lister = is_lister

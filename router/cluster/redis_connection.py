@@ -159,7 +159,7 @@ class RedisConnection:
         )
 
     async def _look_elsewhere(self, waited_s: float) -> None:
-        """Look elsewhere next time, where there is an elsewhere and the wait was a real one."""
+        """Choose another address for the next try, if there is one and the wait was a real one."""
         if self._pool is None:
             self._seeds.append(self._seeds.pop(0))
         elif self._moves and waited_s >= self._config.timeout_s:

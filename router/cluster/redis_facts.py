@@ -42,7 +42,7 @@ async def memory_of(connection: RedisConnection) -> tuple[int | None, int | None
 
 
 def other_schema(found: bytes, base: str, namespace: str) -> StoreRefused:
-    """Say what to do about a namespace of another schema."""
+    """Return the error for a namespace of another schema, with what to do about it."""
     text = found.decode(errors="replace")
     if text.isdigit() and int(text) < SCHEMA:
         advice = f"stop the older routers and delete the keys {base}*, or choose another"

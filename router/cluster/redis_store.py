@@ -269,11 +269,11 @@ class RedisStore:
         return frozenset(id_ for id_, is_ours in zip(wanted, held, strict=True) if is_ours)
 
     async def release(self, stream_ids: Iterable[StreamId]) -> None:
-        """Give leases back."""
+        """Release leases."""
         await self._scripts.run(scripts.RELEASE, self._router, "0", *stream_ids)
 
     async def leave(self, stream_ids: Iterable[StreamId] = ()) -> None:
-        """Give leases back and be no living router any more."""
+        """Release leases, and end as a living router."""
         await self._scripts.run(scripts.RELEASE, self._router, "1", *stream_ids)
 
     async def beat(self, load: bytes) -> Beat:

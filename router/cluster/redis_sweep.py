@@ -29,7 +29,7 @@ class Swept(Struct, frozen=True, kw_only=True):
 async def sweep(
     store: Scripts, *, router: str, lease_ms: int, pause_s: float, forget_after_s: float
 ) -> Swept:
-    """Take dead bits out of the buckets, forget streams long without a lease, and old sessions.
+    """Clear dead bits in the buckets, forget streams long without a lease, and old sessions.
 
     Args:
         router: Who sweeps; one at a time.

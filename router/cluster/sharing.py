@@ -64,7 +64,7 @@ class Shares(Struct, frozen=True, kw_only=True):
 
 
 class Sharing:
-    """See the module. `run` is its life; `link` says whether Redis is there.
+    """The router's part in shared state. `run` is its life; `link` says whether Redis is there.
 
     Args:
         names: What candidates are called among routers.
@@ -176,7 +176,7 @@ class Sharing:
         self._peers.expire(time.monotonic())
 
     async def _leave(self) -> None:
-        """Give our leases back, so that no router waits for them to expire, or misses us."""
+        """Release our leases, so that no router waits for them to expire, or misses us."""
         try:
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
@@ -266,7 +266,7 @@ def _first(group: BaseExceptionGroup[_Error]) -> _Error:
 
 
 def _heed_cancellation() -> None:
-    """Let a cancellation through that came with a failure.
+    """Raise a cancellation again that came with a failure.
 
     Before Python 3.13 a task group that is cancelled while one of its tasks fails raises the
     failure only, and a loop that goes on after it would never end. The count of cancellations is
@@ -278,5 +278,5 @@ def _heed_cancellation() -> None:
 
 
 def _without_message(error: BaseException) -> BaseException:
-    """Keep the place where it happened, not what it was about."""
+    """Return an error with the place where it happened, without what it was about."""
     return RuntimeError(type(error).__name__).with_traceback(error.__traceback__)

@@ -7,7 +7,7 @@ from router.config.tree import Config
 
 
 def open_to(config: Config) -> str | None:
-    """Say which hosts can; None: this machine alone, or clients need a key or a certificate."""
+    """Return which hosts can; None: this machine alone, or clients need a key or a certificate."""
     listen = config.listen
     if listen.tls_client_ca is not None or config.tenants.file is not None:
         return None

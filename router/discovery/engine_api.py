@@ -215,7 +215,7 @@ class EngineApi:
         return read_loads(page, sources, sleep=sleep, now_s=time.monotonic())
 
     async def tokenize(self, replica: str, url: str, body: bytes, *, timeout_s: float) -> list[int]:
-        """Let the engine tokenize the request `body` (its `/tokenize` takes the same fields).
+        """Ask the engine to tokenize the request `body` (its `/tokenize` takes the same fields).
 
         Raises:
             BadRequest: the engine says that the request is wrong.
@@ -412,7 +412,7 @@ async def _read(
 
 
 def _no_engine(url: str, answer: Answer) -> str:
-    """Say what may be wrong with a base URL at which no engine answers."""
+    """Return what may be wrong with a base URL at which no engine answers."""
     if b"https" in answer.body[:_SHOWN].lower() and url.startswith("http://"):
         return "does it speak TLS? Then write https://"
     path = urlsplit(url).path

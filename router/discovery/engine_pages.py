@@ -84,7 +84,7 @@ class _KvTransfer(_Connector):
 
     @property
     def connectors(self) -> list[_Connector]:
-        """Itself, or the connectors of a MultiConnector, in their order."""
+        """Return a connector itself, or the connectors of a MultiConnector, in their order."""
         extra = self.kv_connector_extra_config
         return extra.connectors if self.is_several and extra is not None else [self]
 

@@ -137,7 +137,7 @@ class Probes:
     def _take(
         self, reading: _Reading, replica: Replica, facts: EngineFacts, *, was_up: bool
     ) -> bool:
-        """Take over a reading of a replica's load; False: it may be another process."""
+        """Apply a reading of a replica's load; False: it may be another process."""
         name, fleet, load, asked_s = replica.name, self._fleet, reading.load, reading.asked_s
         if load is None:
             self._sleepers.look_again(name, asked_s)
@@ -159,7 +159,7 @@ class Probes:
         return True
 
     def _note_signs(self, replica: Replica, reading: _Reading) -> None:
-        """Take over the signs of a replica's work; if it has stalled, requests leave it."""
+        """Apply the signs of a replica's work; if it has stalled, requests leave it."""
         name, fleet, now_s = replica.name, self._fleet, time.monotonic()
         figures = reading.load.figures if reading.load is not None else None
         has_requests = figures is not None and figures.num_requests > 0

@@ -84,7 +84,7 @@ class RankStreams:
         return sources
 
     async def follow(self, source: CandidateSource) -> None:
-        """Keep a candidate's blocks known, from its engine or other routers, until cancelled."""
+        """Follow a candidate's blocks, from its engine or other routers, until cancelled."""
         if not source.has_events:
             return
         await keep_running(
@@ -96,7 +96,7 @@ class RankStreams:
         )
 
     def restarted(self, source: CandidateSource) -> None:
-        """Tell other routers that a candidate's engine is a new process."""
+        """Publish that a candidate's engine is a new process."""
         if self._sharing is not None:
             self._sharing.following.restarted(source.candidate)
 

@@ -65,7 +65,7 @@ class Sleepers:
         self._aside_s: dict[str, float] = {}  # since when, by a 503
 
     def note(self, name: str, state: SleepState, asked_s: float) -> None:
-        """Take a replica's state, as it shows it; a change takes effect at once.
+        """Record a replica's state, as it shows it; a change takes effect at once.
 
         `asked_s`: when it was asked; an order since then is newer.
         """
@@ -80,7 +80,7 @@ class Sleepers:
         return replica is not None and not replica.is_awake
 
     def look(self, name: str) -> None:
-        """Have a replica's state read now."""
+        """Request a reading of a replica's state now."""
         self._fleet.members.signs(name).on_doubt()
 
     def set_aside(self, name: str, now_s: float) -> None:
@@ -92,7 +92,7 @@ class Sleepers:
         self._change(name, "paused", is_lost=False)
 
     def look_again(self, name: str, now_s: float) -> None:
-        """Let requests try a replica that was set aside and whose metrics say nothing."""
+        """Allow requests to try a replica that was set aside and whose metrics say nothing."""
         if now_s - self._aside_s.get(name, now_s) >= ASIDE_S:
             self._change(name, "awake", is_lost=False)
 

@@ -30,7 +30,7 @@ from router.replicas.entry import Found
 logger = logging.getLogger(__name__)
 
 MAX_REPLICAS: Final = 1024
-"""Of one source; an answer that names more is not followed."""
+"""The most replicas of one source; an answer that names more is not followed."""
 _MAX_REFUSED: Final = 32  # shown of one answer
 
 
@@ -38,10 +38,10 @@ class Sink(Protocol):
     """Takes what a source finds."""
 
     def found(self, source: str, found: Sequence[Found]) -> None:
-        """Take a whole answer; the same one again confirms it."""
+        """Apply a whole answer; the same one again confirms it."""
 
     def failed(self, source: str, reason: str) -> None:
-        """Take why there is no answer."""
+        """Record why there is no answer."""
 
 
 class Source(Protocol):
@@ -107,7 +107,7 @@ class Sources:
     # -- answers -----------------------------------------------------------------------------
 
     def found(self, source: str, found: Sequence[Found]) -> None:
-        """Take a whole answer of a source."""
+        """Apply a whole answer of a source."""
         if len(found) > MAX_REPLICAS:
             self.failed(source, f"it names {len(found)} replicas: more than {MAX_REPLICAS}")
             return
@@ -124,7 +124,7 @@ class Sources:
         self._in_force(source, usable, refused)
 
     def failed(self, source: str, reason: str) -> None:
-        """Take why a source has no answer; its last replicas stay."""
+        """Record why a source has no answer; its last replicas stay."""
         self._count(source, "failed")
         self._empty.pop(source, None)
         if source in self._waiting:

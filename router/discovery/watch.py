@@ -143,7 +143,7 @@ class ReplicaWatch:
         return info.key_head if info is not None else None
 
     def _register(self, facts: EngineFacts, key_head: str | None) -> Replica:
-        """Put a discovered replica into the fleet; its caches are not known yet.
+        """Register a discovered replica with the fleet; its caches are not known yet.
 
         A replica that was draining stays so: the operator decides when that ends.
         """

@@ -168,7 +168,7 @@ class Watches:
         self._changed(self._registry.apply(records), "replica ordered elsewhere")
 
     def configure(self, replicas: Sequence[ReplicaConfig]) -> None:
-        """Take another list of configured replicas.
+        """Apply another list of configured replicas.
 
         Raises:
             ConfigError: a name in it is another replica's; nothing changed.
@@ -247,7 +247,7 @@ class Watches:
             self._reconcile(name)
 
     def _note_gone(self, name: str) -> None:
-        """Have series of replicas dropped that went long ago: new pods come for ever."""
+        """Drop the series of replicas that went long ago: new pods come for ever."""
         found = (replica for replica in self._fleet.members.replicas if replica.name == name)
         candidates = [c.id for replica in found for c in candidates_of(replica)]
         series = tuple(dict.fromkeys((name, *candidates, *self._gone.get(name, ()))))

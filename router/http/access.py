@@ -79,7 +79,7 @@ class Origins:
         return {ALLOW: origin, "Access-Control-Expose-Headers": _EXPOSED, "Vary": "Origin"}
 
     def restrict(self, asked: Mapping[str, str], answer: CIMultiDict[str]) -> None:
-        """Take an engine's permission out of an answer, if the page is not allowed here."""
+        """Remove an engine's permission from an answer, if the page is not allowed here."""
         if not self._all and asked.get("Origin", "").lower() not in self._allowed:
             answer.popall(ALLOW, None)
 

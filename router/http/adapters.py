@@ -108,7 +108,7 @@ class Adapters:
         base: str,
         replicas: list[Replica],
     ) -> dict[str, Any]:
-        """Give the order; `complete`: all replicas of the base are now as it says."""
+        """Send the order; `complete`: all replicas of the base are now as it says."""
         names = [replica.name for replica in replicas]
         answers: list[dict[str, Any]] = []
         if names:

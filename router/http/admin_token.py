@@ -32,7 +32,7 @@ def default_file(environ: Mapping[str, str]) -> Path:
 
 
 def with_token(config: Config, environ: Mapping[str, str]) -> Config:
-    """Give a configuration without a token the user's own, created (mode 0600) if it is not there.
+    """Add the user's own token if there is none, created (mode 0600) if it is not there.
 
     Raises:
         ConfigError: it cannot be created or read, or others can read it.

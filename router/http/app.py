@@ -168,7 +168,7 @@ class DataApp:
         await self._story.serve(inbound, exchange, exchange.request_id)
 
     async def _connect(self, exchange: Exchange, route: Route, held: HeldBody) -> None:
-        """Have a WebSocket answered, if it may be opened.
+        """Answer a WebSocket, if it may be opened.
 
         Raises:
             RouterError: it is refused, or it broke off.

@@ -34,16 +34,16 @@ class Owner(Protocol):
     """Opens connections, and is called at what happens to them: the listener."""
 
     def opened(self, connection: Connection) -> None:
-        """Note that a connection can be used."""
+        """Record that a connection can be used."""
 
     def closed(self, connection: Connection) -> None:
-        """Note that a connection that was opened is gone."""
+        """Record that a connection that was opened is gone."""
 
     def not_http(self, connection: Connection, kind: str) -> None:
-        """Note that a client sent what is no request; `kind` is the parser's name for it."""
+        """Record that a client sent what is no request; `kind` is the parser's name for it."""
 
     def answers(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """See an answer before its head goes out."""
+        """Receive an answer before its head goes out."""
 
 
 class Request(web.BaseRequest):

@@ -156,7 +156,7 @@ class Control:
         }
 
     def _note(self, name: str, command: _Command, params: Mapping[str, _Value]) -> None:
-        """Know at once of a pause and of its end; of sleep, read the replica's metrics now."""
+        """Record a pause and its end at once; after an order to sleep, read the metrics now."""
         if command.path == "/pause":
             is_lost = str(params.get("clear_cache", True)).lower() not in _FALSE
             self._sleepers.ordered(name, "paused", monotonic(), is_lost=is_lost)

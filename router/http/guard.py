@@ -41,7 +41,7 @@ class Guard:
         return self._token_digest is not None
 
     def check(self, request: web.Request) -> None:
-        """Let a request through.
+        """Check that a request is an operator's.
 
         Raises:
             AdminRefused: it is not an operator's; the message says what is missing.
@@ -57,7 +57,7 @@ class Guard:
                 raise AdminRefused(415, "send Content-Type: application/json", "Content-Type")
 
     def check_sender(self, request: web.Request) -> None:
-        """Let a request through that is not from another web page, with a token or without.
+        """Check that a request is not from another web page, with a token or without.
 
         Raises:
             AdminRefused: it is, or it calls the port by a name that is not its own.

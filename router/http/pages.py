@@ -67,7 +67,7 @@ class Pages:
         return web.Response(status=503, text=f"{reason}\n", headers={"Retry-After": "1"})
 
     async def _health(self, _: web.BaseRequest) -> web.Response:
-        """Say whether a request could be answered now: 200 or 503, as vLLM's `/health` does."""
+        """Answer whether a request could be answered now: 200 or 503, as vLLM's `/health` does."""
         try:
             self._fleet.offers.candidates(None, time.monotonic())
         except RouterError:
@@ -75,7 +75,7 @@ class Pages:
         return web.Response(status=503 if self._draining.reason is not None else 200)
 
     async def _version(self, request: web.BaseRequest) -> web.Response:
-        """Say which release of vLLM all replicas have at least."""
+        """Answer with the release of vLLM that all replicas have at least."""
         if not self._fleet.members.replicas:
             return error_answer(self._fleet.offers.no_replica(), request.path)
         body = orjson.dumps({"version": self._fleet.members.version()})

@@ -88,7 +88,7 @@ class Listener:
         self._tg: asyncio.TaskGroup | None = None
 
     def bind(self, host: str, port: int, *, shared: bool = False) -> str:
-        """Take the port; return its base URL. Nothing is accepted yet.
+        """Bind the port; return its base URL. Nothing is accepted yet.
 
         Args:
             shared: Others may have it, too; no connection comes before `start`.
@@ -305,13 +305,13 @@ class Listener:
         self._is_leaving = True
 
     def take_queued(self) -> None:
-        """Take the connections that the kernel has accepted: closing would reset what they ask."""
+        """Accept the connections that the kernel has queued: closing would reset what they ask."""
         for listening in self._sockets:
             for _ in range(0, BACKLOG, _ACCEPTS_AT_ONCE):
                 self._accept(listening)
 
     def close(self) -> None:
-        """Take no new connections."""
+        """Stop taking new connections."""
         self._is_leaving = True
         self._close_sockets()
 

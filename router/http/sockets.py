@@ -12,7 +12,7 @@ _RESERVE: Final = 256
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process open as many files as it may: each client needs two."""
+    """Raise the limit of open files as far as this process may: each client needs two."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:

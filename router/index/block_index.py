@@ -74,7 +74,7 @@ class Speculation:
         return len(self._keys) - num_leading(self._keys, held)
 
     def end(self) -> None:
-        """Give the claim back; a second time does nothing."""
+        """Release the claim; a second time does nothing."""
         keys, self._keys = self._keys, ()
         remove(self._computing, keys)
 
@@ -258,7 +258,7 @@ class BlockIndex:
         return 0 if journal is None else journal.num_pending
 
     def take_changes(self, candidate: CandidateId, max_blocks: int = 65_536) -> Changes | None:
-        """Take the changes since the last call; None: there are none, or no journal.
+        """Remove and return the changes since the last call; None: there are none, or no journal.
 
         Takes 0.2 us a block. See router.index.journal for what the owner must know.
         """
@@ -268,7 +268,7 @@ class BlockIndex:
         return journal.take(self.held(candidate), max_blocks)
 
     def note_again(self, candidate: CandidateId, changes: Iterable[TierChange]) -> None:
-        """Take back changes that could not be published: the stored blocks are pending again."""
+        """Record changes again that could not be published: the stored blocks are pending again."""
         journal = self._journals.get(candidate)
         if journal is None:
             return

@@ -1,6 +1,9 @@
-"""Claims of requests on blocks, and the audit: predictions compared with what engines report.
+"""Claim the blocks that requests compute, and compare predictions with what engines report.
 
-What must live here: whose fault a wrong prediction is, and what follows. What must not: matches.
+A `Claim` marks the blocks that one request will compute, until they are stored or it has failed.
+The `Audit` compares each predicted number of cached tokens with the number that the engine reports.
+A wrong prediction counts against its source: the event stream, the cpu tier, the kind of prompt,
+or the rule for the last block of a hit. router.index.cache_view matches prompts with blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class Claim(Struct, kw_only=True):
     is_new: bool = False  # the GPU did not have the last block when it was made
 
     def end(self) -> None:
-        """Give the blocks back; a second time does nothing."""
+        """Release the blocks; a second time does nothing."""
         if self.speculation is not None:
             self.speculation.end()
             self.speculation = None
@@ -221,5 +224,5 @@ class Audit:
 
 
 def share_right(ratio: float) -> str:
-    """Say how many predictions were right."""
+    """Return how many predictions were right, in words."""
     return f"only {ratio:.0%} of recent predictions were right"

@@ -1,30 +1,31 @@
 """Predict which blocks an engine will have evicted when it schedules a request that is sent now.
 
+`EvictionOrder` has the order in which an engine's blocks were last used, and so which are evicted
+next. `Use` has the blocks of one request in it. The blocks that an engine holds and its free room
+are in router.index.cache_view. Nothing here chooses where a request is sent.
+
 An engine looks a prompt up when it schedules it. Requests in front of it take blocks meanwhile,
 from the front of a queue of free blocks. A request's blocks join the end of that queue when the
-request is over, the last block of its chain first, and a hit takes them out. Source:
-vllm/v1/core/{block_pool,kv_cache_utils,kv_cache_manager}.py, 0.32.0. No event says that order. It
-follows from the requests that were sent.
+request is over, the last block of its chain first. A hit takes them out of the queue. No event
+shows that order, so it is derived from the requests that were sent. Source:
+vllm/v1/core/{block_pool,kv_cache_utils,kv_cache_manager}.py, 0.32.0.
 
-What must live here: the order of last use, and which blocks go next. What must not: which blocks
-are held and how much room there is (router.index.cache_view), and which request goes where.
+Each block belongs to one request: to a running one that uses it, or else to the last one that did.
+Two chains have only leading blocks in common. So the blocks of a request are the rest of its chain,
+from one block on. `_first` maps that block to the request, and a walk along a chain finds the
+requests that its blocks belong to.
 
-A block belongs to a running request that has it, or else to the last one that had it. Chains that
-part never meet again, so what belongs to a request is the rest of its chain from some block on.
-That block names the request in `_first`. So a chain finds the owners of its blocks by walking along
-itself.
+The blocks of a reply are added to their request as events bring them, each behind the one before.
+If another router follows the engine, its events do not come here. Then evicted blocks of an old
+conversation's last reply are charged to its prompt.
 
-Blocks of a reply join their request as events bring them, each behind the one before. The events of
-an engine that another router follows do not come here. There, the first blocks that an old
-conversation's last reply gives up are charged to its prompt.
-
-Requests that end in one step of the engine end here in any order. A request among the first few
-that has lost its tail is the one the engine is at. After a pause all streams come at once, so their
+Requests that end in one step of the engine end here in any order. If one of the first few has lost
+its last block, the engine is evicting that one. After a pause all streams come at once, so their
 ends have no order. But each stream brings the tokens that it generated meanwhile, one event for
-each, so the stream with the fewest ended first.
+each, so the stream with the fewest events ended first.
 
-An answer needs one block that is not full, and soon another where its stream is ahead of what its
-events show.
+An answer uses one block that is not full. It soon uses a second one if its stream is ahead of its
+block events.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Use:
         self._owned: array[int] | None = None
 
     def answered(self, num_events: int) -> None:
-        """Note events of its stream that have come at once."""
+        """Count events of the request's stream that have come at once."""
         self.num_last = num_events
         self.num_events += num_events
 
@@ -189,7 +190,7 @@ class EvictionOrder:
         num_tokens: int | None = None,
         num_cut: int = 0,
     ) -> Use:
-        """Note a request that is sent: its prompt's full blocks are in use.
+        """Begin a request that is sent: its prompt's full blocks are in use.
 
         `held`: what the candidate holds; who has lost everything is forgotten. `num_cut`: blocks
         that stand before these in its chain.
@@ -208,7 +209,7 @@ class EvictionOrder:
         return use
 
     def stored(self, parent: BlockKey, keys: Sequence[BlockKey]) -> None:
-        """Note blocks that the candidate has stored behind another; a reply's join its request.
+        """Add blocks that the candidate has stored behind another; a reply's join its request.
 
         A prompt's are its own from the beginning.
         """
@@ -223,7 +224,7 @@ class EvictionOrder:
         use.prolong(keys)
 
     def end(self, use: Use, now_s: float) -> None:
-        """Note that a request is over, however it ended; once more has no effect."""
+        """End a request, however it ended; once more has no effect."""
         if use in self._running:
             del self._running[use]
             self._leave(use, len(use.keys))
@@ -256,7 +257,7 @@ class EvictionOrder:
         return tuple(found)
 
     def _put_before(self, use: Use) -> None:
-        """Put a request before those that ended at once with it, and after it in the engine."""
+        """Move a request before those that ended at once with it, and after it in the engine."""
         at = bisect_right(self._at_once, _num_at_once(use), key=_num_at_once)
         for later in self._at_once[at:]:
             if later in self._over:
@@ -277,7 +278,7 @@ class EvictionOrder:
         return chain(oldest, left)
 
     def _take(self, use: Use) -> None:
-        """Give a request its blocks, except those that belong to a running request.
+        """Assign a request its blocks, except those that belong to a running request.
 
         The running request also gets the blocks that requests before it leave: it has them, too. No
         block of a chain may belong to no request, or walks along the chain end there. But blocks in

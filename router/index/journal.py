@@ -100,7 +100,7 @@ class Journal:
     # -- taking ------------------------------------------------------------------------------
 
     def take(self, held: dict[Tier, Copies], max_blocks: int) -> Changes | None:
-        """Take the changes of at most `max_blocks` keys; None: there are none.
+        """Remove and return the changes of at most `max_blocks` keys; None: there are none.
 
         Args:
             held: The blocks now.
@@ -121,7 +121,7 @@ class Journal:
         return Changes(tuple(changes), cleared=cleared, is_whole=not self.num_pending)
 
     def _draw(self, touched: deque[Sequence[BlockKey]], max_blocks: int) -> dict[BlockKey, None]:
-        """Take keys from the oldest records, each once, in their order."""
+        """Remove and return keys of the oldest records, each once, in their order."""
         drawn: dict[BlockKey, None] = {}
         while touched and len(drawn) < max_blocks:
             keys = touched.popleft()

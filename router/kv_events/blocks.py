@@ -238,7 +238,7 @@ class RankBlocks:
         self.counters.num_stored += len(keys)
 
     def _salt(self, event: BlockStored, tier: Tier) -> int | None:
-        """Learn the event's KV group; return what its keys differ by, None: it is not indexed.
+        """Add the event's KV group; return what its keys differ by, None: it is not indexed.
 
         Of what connectors store, only full attention is: their events may lack the kind.
         """
@@ -259,7 +259,7 @@ class RankBlocks:
         return groups.salts.get(group or 0)
 
     def _lay_out(self) -> None:
-        """Let the index know the KV groups, or that there is but one of full attention."""
+        """Pass the KV groups to the index, or that there is but one of full attention."""
         groups = self._groups
         self.understands_groups = groups.is_plain
         if groups.is_plain:
@@ -273,7 +273,7 @@ class RankBlocks:
         self._index.lay_out(self._candidate, layout)
 
     def _examine(self, event: BlockStored, payload: bytes, position: int) -> None:
-        """Learn about the contract, and extra keys, from an event that starts a prompt."""
+        """Examine an event that starts a prompt, for the contract and for extra keys."""
         search, view = self.search, self._view(event)
         if view is None:  # beside full attention, a window's event shows nothing
             return
@@ -295,7 +295,7 @@ class RankBlocks:
             self.unknown_form = form or self.unknown_form
 
     def _search(self, view: StoredView) -> None:
-        """Learn about the contract from an event with its tokens."""
+        """Examine an event with its tokens, for the contract."""
         search, contract, phase = self.search, self.contract, self.phase
         num_misses = search.num_misses
         self.needs_history = search.examine(view)
@@ -308,7 +308,7 @@ class RankBlocks:
             self._unexplained = None
 
     def _explain(self) -> None:
-        """Look again at an event that the search made nothing of: what a hash covers was not known.
+        """Examine an event again that the search made nothing of: what a hash covers was not known.
 
         The groups of one step come in events of their own, the one with the shortest blocks last.
         """

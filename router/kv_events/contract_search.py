@@ -27,7 +27,7 @@ MAX_MISSES: Final = 3
 """Plain events that obey none before translation: not one, for an old engine hides salts."""
 
 VERIFY_EVERY: Final = 256
-"""Of the events that start a prompt, one in so many is verified with tokens."""
+"""One in so many of the events that start a prompt is verified with tokens."""
 
 _MAX_TAG_CHECKS: Final = 64
 """An adapter whose path is not known obeys neither way: do not check for ever."""
@@ -98,7 +98,7 @@ class ContractSearch:
         return self.phase is Phase.SEARCHING
 
     def examine(self, stored: StoredView) -> bool:
-        """Learn from an event with its tokens.
+        """Check the contract against an event with its tokens, or search it.
 
         Returns:
             True if blocks were indexed under wrong keys so far: history is needed again.
@@ -136,7 +136,7 @@ class ContractSearch:
         return False
 
     def _check_tag(self, stored: StoredView, verdict: bool | None) -> None:
-        """Learn from a salted or adapter's event whether extra keys are tagged in digests."""
+        """Check by a salted or adapter's event whether extra keys are tagged in digests."""
         other = structs.replace(self.contract, tagged=not self.contract.tagged)
         if verdict is False and obeys(other, stored, lora_paths=self._lora_paths):
             self.contract = other

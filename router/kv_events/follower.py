@@ -56,7 +56,7 @@ async def follow(
     clock: Callable[[], float] = time.monotonic,
     pace: Pace = _PATIENT,
 ) -> None:
-    """Keep the index equal to one rank's cache, until cancelled. Closes `source`."""
+    """Update the index with one rank's cache until cancelled. Closes `source`."""
     follower = _Follower(stream, source, clock, pace)
     backoff = Backoff(pace.min_pause_s, pace.max_pause_s)
     try:
@@ -108,7 +108,7 @@ class _Follower:
         self._backoff = Backoff(pace.min_pause_s, pace.max_pause_s)
 
     async def step(self) -> None:
-        """Take one turn."""
+        """Run one turn: receive, apply, and replay what was missed."""
         received = await self._source.receive(self._pace.tick_s)
         self._stream.counters.num_undecodable += received.num_odd
         self._note_link(received.is_up)

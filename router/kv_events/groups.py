@@ -68,7 +68,7 @@ class RankGroups:
         return make_layout(self.groups, unit) if self._is_whole else None
 
     def learn(self, event: BlockStored) -> bool:
-        """Learn from blocks stored on the gpu; return whether there was anything new."""
+        """Add the group of blocks stored on the gpu; return whether there was anything new."""
         index, size = event.group_idx or 0, event.block_size
         if not size:
             return False

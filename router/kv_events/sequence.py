@@ -101,7 +101,7 @@ class History:
         self.mark_suspect()
 
     def opened(self, *, has_replay: bool) -> None:
-        """Note whether there is a replay endpoint."""
+        """Record whether there is a replay endpoint."""
         self.has_replay = has_replay
         if not has_replay:
             self.wanted = None
@@ -140,7 +140,7 @@ class History:
     # -- replay ------------------------------------------------------------------------------
 
     def ask(self) -> bool:
-        """Want the last batch and all behind it; False: there is no replay."""
+        """Request the last batch and all behind it; False: there is no replay."""
         if self.next_sequence is None:
             return self.ask_all()
         if not self._can_ask():
@@ -150,7 +150,7 @@ class History:
         return True
 
     def ask_all(self) -> bool:
-        """Want everything from the start, to begin again with it; False: there is no replay."""
+        """Request everything from the start, to begin again with it; False: there is no replay."""
         if not self._can_ask():
             return False
         self.wanted = 0
@@ -163,7 +163,7 @@ class History:
         return self.has_replay and self._num_failed < MAX_FAILED_REPLAYS
 
     def mark_suspect(self) -> None:
-        """Let no batch pass before a replay has shown that the engine is the same: it reconnected.
+        """Hold batches until a replay has shown that the engine is the same: it reconnected.
 
         Without replay, sequences that go on are proof enough.
         """
@@ -284,7 +284,7 @@ class History:
     # -- what is known -----------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Know nothing, want nothing."""
+        """Reset: nothing is known, nothing wanted."""
         self.wanted = None
         self.next_sequence = None
         self._is_behind = self._is_fresh = self._is_suspect = False

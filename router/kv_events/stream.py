@@ -248,24 +248,24 @@ class RankStream(CandidateStream):
     # -- the connection ----------------------------------------------------------------------
 
     def opened(self, *, has_replay: bool) -> None:
-        """Note that a follower has started, and whether there is a replay endpoint."""
+        """Record that a follower has started, and whether there is a replay endpoint."""
         self._history.opened(has_replay=has_replay)
 
     def connected(self) -> None:
-        """Note that the publisher is there: ask for missed batches, and whether it is the same."""
+        """Record that the publisher is there: ask what was missed, and whether it is the same."""
         self._presence.came()
         self._history.mark_suspect()
 
     def disconnected(self, now_s: float) -> None:
-        """Note that the publisher is gone; its blocks count for `patience.BLIND_AFTER_S` more."""
+        """Record that the publisher is gone; its blocks count for `patience.BLIND_AFTER_S` more."""
         self._presence.went(now_s)
 
     def unheard(self, now_s: float, reason: str) -> None:
-        """Note that no publisher has answered so far, and why that may be."""
+        """Record that no publisher has answered so far, and why that may be."""
         self._presence.not_heard(now_s, reason)
 
     def tick(self, now_s: float) -> None:
-        """Let time pass: BLIND if the publisher is gone for long; read history again if due."""
+        """Apply the time: BLIND if the publisher is gone for long; read history again if due."""
         if self._has_understood and self._presence.is_lost(now_s):
             self._history.forget()
             self._blocks.emptied()
@@ -281,7 +281,7 @@ class RankStream(CandidateStream):
                 self._history.ask_all()
 
     def failed(self, reason: str) -> None:
-        """Note, on a new stream, why the last one failed: nothing is known any more."""
+        """Record, on a new stream, why the last one failed: nothing is known any more."""
         self.counters.num_failures += 1
         self._lost_reason = reason
 

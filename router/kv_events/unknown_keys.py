@@ -50,7 +50,7 @@ class UnknownKeys:
     def examine(
         self, stored: StoredView, contract: HashContract, lora_paths: Mapping[str, str]
     ) -> str | None:
-        """Learn from an event with its tokens; return how a key looks that is not understood.
+        """Examine an event with its tokens; return how a key looks that is not understood.
 
         None: it is understood, or was known not to be.
         """

@@ -19,10 +19,10 @@ from msgspec.msgpack import Decoder, Encoder
 from router.base.decoding import UNDECODABLE
 
 MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
-"""Of one message: some 1.5 million new tokens of five bytes; real steps have some 10,000."""
+"""The largest message: some 1.5 million new tokens of five bytes; real steps have some 10,000."""
 
 MAX_BLOCKS: Final = 1 << 17
-"""Of one message, stored and removed: one message is applied in one piece, in 0.1 s at most."""
+"""Blocks of one message, stored and removed: it is applied in one piece, in 0.1 s at most."""
 
 MAX_EVENTS: Final = 1 << 16
 

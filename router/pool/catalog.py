@@ -241,7 +241,7 @@ class PoolCatalog:
         return num_new + num_gone
 
     def fill(self, name: str, chain: Sequence[BlockKey], asked: Sequence[int]) -> None:
-        """Take the blocks between two that are on SSD to be on SSD, too.
+        """Record blocks between two that are on SSD as on SSD, too.
 
         The master evicts what was not used for longest, so whole stretches of a prompt.
         """
@@ -321,7 +321,7 @@ class PoolCatalog:
         self.counters.num_listings += 1
 
     def abandon_listing(self) -> None:
-        """Give a listing up: what it did not reach stays as it is."""
+        """End a listing early: what it did not reach stays as it is."""
         self._listing = None
         self.wants_listing = True
         for directory in self.directories.values():

@@ -163,7 +163,7 @@ class PoolDirectory:
         self._changes = {} if on else None
 
     def take_changes(self) -> TierChange | None:
-        """Take the changes since the last call, or a part of them; None: there are none."""
+        """Remove and return the changes since the last call, or a part; None: there are none."""
         if not self._changes:
             return None
         taken = dict(islice(self._changes.items(), _MAX_CHANGES))

@@ -56,7 +56,7 @@ class PoolReaders:
         num_pool_tokens: int,
         num_reported: int,
     ) -> bool | None:
-        """Learn from one answer; return whether it reads the pool if that changed, else None.
+        """Record one answer; return whether it reads the pool if that changed, else None.
 
         Args:
             candidate: The one that answered.

@@ -1,4 +1,4 @@
-"""Say to an agent's user why prompt tokens were computed, and what can be done about it."""
+"""Explain to an agent's user why prompt tokens were computed, and what can be done about it."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ class Reason(Struct, frozen=True, kw_only=True):
 
 
 def causes_in_words(computed: Computed) -> list[str]:
-    """Say each cause but `new` in one line, the largest first."""
+    """Describe each cause but `new` in one line, the largest first."""
     causes = sorted(computed.tokens.items(), key=lambda pair: -pair[1])
     return [_line(cause, num, computed) for cause, num in causes if cause != "new"]
 
 
 def advice_for(cause: Cause, change: Change | None, move: Move | None = None) -> str:
-    """Say what can be done; "": nothing."""
+    """Return what can be done about a cause; "": nothing."""
     if cause == "changed" and change is not None:
         return _CHANGES[change.part][1]
     if cause == "moved" and move is not None and move.has_left:
@@ -92,7 +92,7 @@ def advice_for(cause: Cause, change: Change | None, move: Move | None = None) ->
 
 
 def advice_in_words(computed: Computed) -> list[str]:
-    """Say what can be done about the causes of a turn, each advice once."""
+    """Return what can be done about the causes of a turn, each advice once."""
     every = (advice_for(cause, computed.change, computed.move) for cause in computed.tokens)
     return list(dict.fromkeys(filter(None, every)))
 

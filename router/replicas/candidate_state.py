@@ -248,7 +248,7 @@ class CandidateState:
         self.speed.observe(lease.work, ttft_ms, lease.predicted_ms, elsewhere_s)
 
     def end(self, lease: Lease, now_s: float, outcome: Outcome | None, jitter: float) -> bool:
-        """Give a lease back and learn from the outcome; False if that was done before.
+        """End a lease, and record its outcome; False if it was ended before.
 
         `outcome` None: it was another router's.
 
@@ -270,7 +270,7 @@ class CandidateState:
         return True
 
     def note_engine_load(self, load: EngineLoad) -> None:
-        """Take over a reading of the engine's own figures."""
+        """Record a reading of the engine's own figures."""
         self._view = None
         self._observe_steps(load)
         self.engine_load = load
@@ -286,7 +286,7 @@ class CandidateState:
         )
 
     def _observe_steps(self, load: EngineLoad) -> None:
-        """Learn inter-token latency since the last reading."""
+        """Add the inter-token latency since the last reading to the fit."""
         last, self._num_tokens_read = self.engine_load, self.ledger.num_tokens
         if last is None or load.num_tokens - last.num_tokens < _MIN_TOKENS:
             return

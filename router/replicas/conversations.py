@@ -216,7 +216,7 @@ class Conversations:
         return True
 
     def learn(self, session: int, candidate: CandidateId, num_tokens: int, now_s: float) -> None:
-        """Take over what another router knows of a conversation that is new here."""
+        """Add what another router knows of a conversation that is new here."""
         if session not in self._live and session not in self._past:
             self._past.put(session, Conversation(candidate, now_s, num_tokens, goes_on=True))
 
@@ -359,7 +359,7 @@ class Conversations:
         return entry
 
     def _put(self, session: int, entry: Conversation) -> None:
-        """Put a conversation behind all others: it was active last."""
+        """Add a conversation behind all others: it was active last."""
         self._live[session] = entry
         for sets in self._sets_of[entry.is_batch]:
             found = sets.get(entry.candidate)

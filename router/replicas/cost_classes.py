@@ -96,7 +96,7 @@ class Speed:
     def observe(
         self, work: Work, ttft_ms: float, predicted_ms: float, elsewhere_s: float | None = None
     ) -> None:
-        """Learn from one first token; arguments as of `CostFit.observe`.
+        """Add one first token to the fit; arguments as of `CostFit.observe`.
 
         `elsewhere_s`: now, if another router saw it.
         """

@@ -172,7 +172,7 @@ class CostFit:
         self._next_elsewhere_s = 0.0
 
     def observe(self, work: Work, ttft_ms: float, predicted_ms: float) -> None:
-        """Learn from one first token; `predicted_ms` was predicted at dispatch.
+        """Add one first token to the fit; `predicted_ms` was predicted at dispatch.
 
         Impossible values (not finite, not positive) are ignored.
         """

@@ -78,7 +78,7 @@ class _Death(Struct, kw_only=True):
 
 
 def _ignore(*_: object) -> None:
-    """Tell no other router."""
+    """Do nothing: no other router is there."""
 
 
 class Deaths:
@@ -126,7 +126,7 @@ class Deaths:
             self._explain(self._begin(replica, now_s, is_ours=True), now_s)
 
     def learn(self, lost: Lost, now_s: float) -> None:
-        """Take over what another router has seen."""
+        """Add what another router has seen."""
         for death in self._deaths:
             if death.replica == lost.replica and abs(death.at_s - lost.died_s) < NEAR_S:
                 break

@@ -35,7 +35,7 @@ class EngineKey:
         return cls(key, (r.url for r in config.replicas), HostRules(config.engine.key_hosts))
 
     def configure(self, config: Config) -> None:
-        """Take another list of configured replicas."""
+        """Apply another list of configured replicas."""
         self._urls = frozenset(replica.url.rstrip("/") for replica in config.replicas)
 
     def headers(self, url: str) -> Mapping[str, str]:

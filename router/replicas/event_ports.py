@@ -34,7 +34,7 @@ class EventPorts(Struct, frozen=True):
         used: Mapping[int, tuple[str, str | None]],
         reported: Mapping[int, tuple[str, str | None]],
     ) -> Self:
-        """Take each rank's event and replay endpoint."""
+        """Build it from each rank's event and replay endpoint."""
         return cls(replica, _places(url, used), _places(url, reported))
 
     def why_doubtful(self) -> str | None:

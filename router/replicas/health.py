@@ -160,7 +160,7 @@ class Health:
             self._recover(now_s)
 
     def ended(self, number: int, outcome: Outcome, now_s: float, jitter: float) -> None:
-        """Learn from a request's end."""
+        """Record a request's end."""
         on_trial = self._state is HealthState.TRIAL and self._trial == number
         if on_trial:
             self._trial = None
@@ -193,7 +193,7 @@ class Health:
                 pass
 
     def absolve(self, number: int) -> None:
-        """Take the failure of lease `number` back: the request was at fault, not the replica.
+        """Remove the failure of lease `number`: the request was at fault, not the replica.
 
         A breaker that would not have opened without it closes again, as if it never had.
         """
@@ -209,7 +209,7 @@ class Health:
             self.reason = self.reason if self._opened_on_trial else ""
 
     def probe_ok(self, now_s: float) -> None:
-        """Learn that a probe succeeded."""
+        """Record that a probe succeeded."""
         self._num_probe_failures = 0
         if self._is_out() and self._by_probe:
             self._recover(now_s)
@@ -217,11 +217,11 @@ class Health:
             self._state = HealthState.TRIAL  # it listens again: let a request try early
 
     def probe_excused(self) -> None:
-        """Learn that a probe got no answer, though bytes of answers came meanwhile."""
+        """Record that a probe got no answer, though bytes of answers came meanwhile."""
         self._num_probe_failures = 0
 
     def probe_failed(self, failure: ProbeFailure, now_s: float, jitter: float) -> None:
-        """Learn that a probe failed."""
+        """Record that a probe failed."""
         self._num_probe_failures += 1
         reason = f"probe {failure.value}"
         if failure is ProbeFailure.REFUSED:
@@ -233,7 +233,7 @@ class Health:
             self._open(HealthState.SUSPECT, reason, now_s, jitter, by_probe=True)
 
     def stalled(self, quiet_s: float, now_s: float) -> None:
-        """Learn that it takes requests and has shown no activity for so long."""
+        """Record that the replica takes requests and has shown no activity for so long."""
         if self.is_down:
             return
         reason = f"it was sent requests, and has computed nothing for {quiet_s:.0f} s"
@@ -241,7 +241,7 @@ class Health:
         self._stalled_until_s = now_s + self._rules.stalled_s
 
     def moves(self, now_s: float) -> None:
-        """Learn that it shows activity; one that has stalled goes on."""
+        """Record that the replica shows activity; one that has stalled goes on."""
         if self.is_stalled:
             self._recover(now_s)
 

@@ -255,7 +255,7 @@ class Ledger:
         return True
 
     def end(self, lease: Lease, now_s: float) -> bool:
-        """Give a lease back, in any state; False if that was done before."""
+        """End a lease in any state; False if that was done before."""
         if self._decoding.pop(lease.number, None) is None and not self._leave_queue(lease, now_s):
             return False
         self.num_requests -= 1
@@ -337,7 +337,7 @@ class Ledger:
         return share * head.booking.num_uncached_tokens, share * head.num_mtoken2
 
     def _leave_queue(self, lease: Lease, now_s: float) -> bool:
-        """Take a lease out of the waiting ones; after a head, the next is computed from now on."""
+        """Remove a lease from the waiting ones; after a head, the next is computed from now on."""
         if self._waiting.pop(lease.number, None) is None:
             return False
         self.num_waiting -= 1

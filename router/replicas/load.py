@@ -120,7 +120,7 @@ class Load:
     def end(
         self, lease: Lease, now_s: float, outcome: Outcome | None, *, jitter: float = 0.5
     ) -> bool:
-        """Give a lease back and learn from the outcome; None: it was another router's.
+        """End a lease, and record its outcome; None: it was another router's.
 
         `jitter` is uniform in [0, 1), drawn by the caller: it spreads retries of a failed
         replica. Idempotent: False, and no effect, if the lease was given back before or its
@@ -146,7 +146,7 @@ class Load:
         return True
 
     def absolve(self, lease: Lease) -> None:
-        """Take back what the failure of an ended lease did to its replica's health."""
+        """Undo what the failure of an ended lease did to its replica's health."""
         state = self._states.get(lease.candidate)
         if state is not None:
             state.health.absolve(lease.number)
@@ -155,14 +155,14 @@ class Load:
     # -- what engines say --------------------------------------------------------------------
 
     def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
-        """Take over a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
+        """Record a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
         state = self._states.get(candidate)
         if state is not None:
             state.note_engine_load(load)
             self._members.changed()
 
     def set_early(self, candidate: CandidateId, num_requests: int) -> None:
-        """Say how many requests an engine has that yield to all others; they are no load."""
+        """Set how many requests an engine has that yield to all others; they are no load."""
         state = self._states.get(candidate)
         if state is not None:
             state.num_early = num_requests

@@ -232,7 +232,7 @@ class Members:
         self.changed()
 
     def restrict(self, name: str) -> None:
-        """Keep the set of replicas that `Offers.candidates` must examine: mostly none."""
+        """Update the set of replicas that `Offers.candidates` must examine: mostly none."""
         member = self.by_name[name]
         if member.health.is_unrestricted and member.replica.weight >= 1.0:
             self.restricted.discard(name)
@@ -242,7 +242,7 @@ class Members:
     # -- private -----------------------------------------------------------------------------
 
     def _describe(self, replica: Replica) -> None:
-        """Put the description of a known replica in place, and its candidates."""
+        """Replace the description of a known replica, and its candidates."""
         member = self.by_name[replica.name]
         member.replica = replica
         classes = self._classes.of(replica.base_model, replica.cost_class)

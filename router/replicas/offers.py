@@ -170,7 +170,7 @@ class Offers:
         return absent(self._waiting, self._members.by_name)
 
     def no_replica(self) -> NoReplicaAvailable:
-        """Make the error for a fleet without any replica."""
+        """Return the error for a fleet without any replica."""
         return no_replica(self.absent())
 
     # -- private -----------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Offers:
         return unknown_model(model, [*self._members.served], self.absent())
 
     def _none_available(self, model: str | None, now_s: float) -> NoReplicaAvailable:
-        """Make the error for "no replica", with the time after which to try again."""
+        """Return the error for "no replica", with the time after which to try again."""
         members = self._members
         if not members.replicas:
             return self.no_replica()

@@ -36,14 +36,14 @@ def absent(waiting: Mapping[str, str], known: Container[str]) -> str:
 
 
 def no_replica(absent: str) -> NoReplicaAvailable:
-    """Make the error for a fleet without any replica; `absent` lists those that did not answer."""
+    """Return the error for a fleet without any replica; `absent`: those that did not answer."""
     return NoReplicaAvailable(
         f"No replica has answered yet: {absent}." if absent else "No replica is configured."
     )
 
 
 def unknown_model(model: str, served: Sequence[str], absent: str) -> RouterError:
-    """Make the error for a model that no replica is known to serve."""
+    """Return the error for a model that no replica is known to serve."""
     if absent:  # one of these may serve it, so the client may come back
         return NoReplicaAvailable(
             f"No replica that has answered serves `{model}` "
@@ -57,7 +57,7 @@ def unknown_model(model: str, served: Sequence[str], absent: str) -> RouterError
 def none_available(
     model: str | None, members: Iterable[Member], waits_s: Sequence[float], now_s: float
 ) -> NoReplicaAvailable:
-    """Make the error for a model whose replicas are all out, draining or excluded.
+    """Return the error for a model whose replicas are all out, draining or excluded.
 
     `waits_s`: until they may be tried again.
     """
@@ -70,7 +70,7 @@ def none_available(
 
 
 def states_of(model: str | None, members: Iterable[Member], now_s: float) -> str:
-    """Say in which state the first replicas of a model are, and why; None: of any."""
+    """Return in which state the first replicas of a model are, and why; None: of any."""
     states = [
         _shown(member, now_s) for member in members if model is None or member.replica.serves(model)
     ]
@@ -107,7 +107,7 @@ def _producers(replicas: Sequence[Replica]) -> list[str]:
 
 
 def _shown(member: Member, now_s: float) -> str:
-    """Say in which state a replica is, and why."""
+    """Return in which state a replica is, and why."""
     replica, health = member.replica, member.health
     state = state_of(replica, health, now_s)
     reason = f" ({health.reason})" if health.reason and state not in ON_PURPOSE else ""

@@ -167,14 +167,14 @@ class Registry:
             self._names.pop(entry.identity, None)  # pods come under new names for ever
 
     def saved(self, identity: str, record: ReplicaRecord) -> None:
-        """Learn that a record is stored; a newer one of that identity still is not."""
+        """Record that a record is stored; a newer one of that identity still is not."""
         if self.unsaved.get(identity) == record:
             del self.unsaved[identity]
 
     # -- other inputs ------------------------------------------------------------------------
 
     def configure(self, replicas: Sequence[ReplicaConfig]) -> tuple[str, ...]:
-        """Take another list of configured replicas; return the names that changed.
+        """Apply another list of configured replicas; return the names that changed.
 
         Those that it no longer lists are leaving, without a record: each router has a configuration
         of its own.
@@ -192,7 +192,7 @@ class Registry:
         return self._reconcile()
 
     def follow(self, source: str, found: Sequence[Found]) -> tuple[str, ...]:
-        """Take the whole set that a source found; return the names that changed. Idempotent.
+        """Apply the whole set that a source found; return the names that changed. Idempotent.
 
         Each is a replica where one may be found.
         """

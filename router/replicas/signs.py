@@ -90,14 +90,14 @@ class Signs:
         return max(self.said_s, self.moved_s)
 
     def broke(self) -> None:
-        """Note that a request failed as it does when a replica dies: is that still there?"""
+        """Record that a request failed as at a dying replica, and ask whether it is still there."""
         self.has_broken = True
         self.on_doubt()
 
     def read(
         self, figures: Figures | None, num_sent: int, now_s: float, *, is_excused: bool = False
     ) -> bool | None:
-        """Take over a reading; return whether it has stalled. None: nothing shows either.
+        """Record a reading; return whether it has stalled. None: nothing shows either.
 
         Args:
             figures: None: there are none.

@@ -37,7 +37,7 @@ class StepFit:
         self._num_readings = 0
 
     def observe(self, num_running: float, num_tokens: float, tbt_ms: float) -> None:
-        """Learn from one reading; impossible values are ignored."""
+        """Add one reading to the fit; impossible values are ignored."""
         if not (isfinite(tbt_ms) and tbt_ms > 0.0 and num_running > 0.0):
             return
         row = np.array((1.0, num_running, num_tokens * _MTOKEN))

@@ -119,7 +119,7 @@ class TokenAudit:
         self._sample(prompt, prompter)
 
     def _observe_blocks(self, expected: _Expected, came: bool) -> None:
-        """Note whether an engine has our ids of a prompt that it tokenized itself."""
+        """Record whether an engine has our ids of a prompt that it tokenized itself."""
         prompter = self._prompters.get(expected.model)
         replica = expected.placement.candidate.replica
         if prompter is None:
@@ -173,7 +173,7 @@ class TokenAudit:
             self._prove(prompt, prompter)
 
     def _is_sampled(self) -> bool:
-        """Take every n-th request, the first among them."""
+        """Return whether this request is the n-th; the first one is."""
         ratio = self._prove_ratio
         return ratio > 0 and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
 

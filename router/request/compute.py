@@ -51,7 +51,7 @@ class Compute:
     async def run(
         self, prompt: Prompt, placement: Placement, body: bytes, transfer: Transfer
     ) -> Done:
-        """Have a prompt computed, and end its placement."""
+        """Send a prompt to be computed, and end its placement."""
         replica = placement.candidate.replica
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         try:

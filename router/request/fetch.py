@@ -316,7 +316,7 @@ class Fetches(Observer):
             logger.warning("reads from the pool are suspect", extra={"candidate": lease.candidate})
 
     def audit(self, placement: Placement, num_reported: int) -> bool:
-        """Learn from what an engine reused; return whether the pool had any part in it.
+        """Record what an engine reused; return whether the pool had any part in it.
 
         Where it had, a wrong prediction says nothing about the replica's own event stream.
         """

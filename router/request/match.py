@@ -160,7 +160,7 @@ def _add_fetchable(
 def _of_any_rank(
     held: dict[CandidateId, Holding], candidates: Sequence[Candidate]
 ) -> dict[CandidateId, Holding]:
-    """Give each rank what its replica's ranks have in the mean: the engine will choose one.
+    """Return for each rank what its replica's ranks have in the mean: the engine will choose one.
 
     Rounded down to blocks. So replicas compare by what can be expected of them.
     """

@@ -71,7 +71,7 @@ class MediaTokenizer:
     async def _with_items(
         self, read: Read, chat: ChatRequest, prompter: Prompter, limit: Limit
     ) -> Tokenized:
-        """Make a prompt up to the first item that is not known.
+        """Return a prompt up to the first item that is not known.
 
         Raises:
             NeedsEngine: nothing of it can be made here.
@@ -110,7 +110,7 @@ class MediaTokenizer:
     async def _before_media(
         self, read: Read, chat: ChatRequest, prompter: Prompter, limit: Limit
     ) -> Tokenized:
-        """Make what stands before the first message with media.
+        """Return what stands before the first message with media.
 
         No engine is asked: it would fetch and decode them, and once more for the request itself.
 

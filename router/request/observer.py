@@ -103,43 +103,43 @@ class Observer:
     """Watches requests. Override what you need; what is not overridden costs nothing."""
 
     def read(self, read: Read) -> None:
-        """Take what a request says, while its parsed content is there."""
+        """Receive what a request says, while its parsed content is there."""
 
     def leased(self, prompt: Prompt, placement: Placement) -> None:
-        """Take a decision that is in force from now on."""
+        """Receive a decision that is in force from now on."""
 
     def sent(self, prompt: Prompt, placement: Placement, headers: CIMultiDict[str]) -> None:
-        """Take a try that is about to be sent; `headers` are the engine's."""
+        """Receive a try that is about to be sent; `headers` are the engine's."""
 
     def first_token(self, placement: Placement, at_s: float) -> None:
-        """Take the time of a first token, monotonic."""
+        """Receive the time of a first token, monotonic."""
 
     def listen(self, passage: Passage) -> Callable[[bytes], None] | None:
         """Return what takes the bytes of an answer, which it cannot alter. None: nothing does."""
 
     def released(self, placement: Placement, outcome: Outcome) -> None:
-        """Take the end of a lease."""
+        """Receive the end of a lease."""
 
     def failed(self, prompt: Prompt, placement: Placement, failure: str) -> None:
-        """Take the failure of a try; `failure` is of a small closed set."""
+        """Receive the failure of a try; `failure` is of a small closed set."""
 
     def refused(self, request_id: str, code: str) -> None:
-        """Take a request that the router answered with an error; `code` as in `errors`."""
+        """Receive a request that the router answered with an error; `code` as in `errors`."""
 
     def counted(self, read: Read, num_tokens: int) -> None:
-        """Take a request that the router answered with the number of its prompt's tokens."""
+        """Receive a request that the router answered with the number of its prompt's tokens."""
 
     def ended(self, facts: Facts) -> None:
-        """Take what became of a request. It may add to `facts.notes`."""
+        """Receive what became of a request. It may add to `facts.notes`."""
 
     def settled(self, facts: Facts) -> None:
-        """Take a request whose block events have come, or are overdue.
+        """Receive a request whose block events have come, or are overdue.
 
         Only of requests for which `ended` was called. It may add to `facts.notes`.
         """
 
     def recorded(self, record: DecisionRecord) -> None:
-        """Take the decision record of a request that has settled."""
+        """Receive the decision record of a request that has settled."""
 
     def close(self) -> None:
         """End: the router stops, and no request follows. This may wait for a moment."""

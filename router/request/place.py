@@ -199,7 +199,7 @@ class Place:
         return replace(plan, helper=helper, split=split)
 
     def look(self, prompt: Prompt, placement: Placement) -> Plan:
-        """Look again at the candidate of a request; the decision stays."""
+        """Plan again for the candidate of a request; the decision stays."""
         plan = placement.plan
         return self._choose(prompt, (plan.candidate,), plan.policy, self._clock())
 
@@ -268,7 +268,7 @@ class Place:
     # ---------------------------------------------------------------- commit
 
     def commit(self, prompt: Prompt, tries: Tries, plan: Plan) -> Placement:
-        """Put a plan into effect: from here on the request's load and blocks count.
+        """Carry out a plan: from here on the request's load and blocks count.
 
         Raises:
             RateLimited: its caller has no tokens left this minute.
@@ -369,7 +369,7 @@ class Place:
     # ---------------------------------------------------------------- first token, end
 
     def answered(self, prompt: Prompt, placement: Placement, answer: Answer) -> None:
-        """Note the first token of an answer, if it has come."""
+        """Record the first token of an answer, if it has come."""
         read = prompt.read
         if answer.outcome_status != 200:
             return
@@ -381,14 +381,14 @@ class Place:
             self.first_token(placement, answer.first_s)
 
     def first_token(self, placement: Placement, at_s: float) -> None:
-        """Learn from the time of a first token."""
+        """Record the time of a first token."""
         self._fleet.load.first_token(placement.lease, at_s)
         if self._outbox is not None:
             self._outbox.answered(placement.lease, at_s)
         self._observers.first_token(placement, at_s)
 
     def end(self, placement: Placement, outcome: Outcome) -> None:
-        """Give back what a request holds, once: its load, and its claim on blocks."""
+        """Release what a request holds, once: its load, and its claim on blocks."""
         if placement.is_ended:
             return
         placement.is_ended = True
@@ -408,5 +408,5 @@ class Place:
                 self.end(each, Outcome.CLIENT_GONE)
 
     def absolve(self, lease: Lease) -> None:
-        """Take back what a request's failure counted against its replica."""
+        """Undo what a request's failure counted against its replica."""
         self._fleet.load.absolve(lease)

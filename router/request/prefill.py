@@ -144,7 +144,7 @@ class Prefill:
         helper: Placement,
         record: PrefillRecord,
     ) -> tuple[PrefillRecord, Transfer, Sent | None]:
-        """Have a prompt computed elsewhere.
+        """Send a prompt to be computed elsewhere.
 
         Returns:
             How that went, what goes with the request, and how that went if it was sent, too.
@@ -209,7 +209,7 @@ class Prefill:
     async def _elsewhere(
         self, prompt: Prompt, tries: Tries, placement: Placement, helper: Placement
     ) -> tuple[Done, Sent | None]:
-        """Have a prompt computed elsewhere, and end that placement.
+        """Send a prompt to be computed elsewhere, and end that placement.
 
         Returns:
             How that went, and how the request went if it was sent, too.

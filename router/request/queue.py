@@ -261,7 +261,7 @@ class WaitingRoom:
     # Releases
 
     def _wake(self) -> None:
-        """Have a release soon: one for all that happens until then."""
+        """Schedule a release soon: one for all that happens until then."""
         if self._queue and self._next is None:
             self._next = asyncio.get_running_loop().call_soon(self.release)
 

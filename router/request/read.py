@@ -119,7 +119,7 @@ class Reader:
         digests: Sequence[int],
         form_model: str | None,
     ) -> Read:
-        """Say what routing needs of a parsed body."""
+        """Return what routing needs of a parsed body."""
         outline, body = (parsed, parsed.fields) if isinstance(parsed, Outline) else (None, parsed)
         inbound = self._stripped(received, body, outline)
         request, kind = _request(inbound, body, outline), None

@@ -96,7 +96,7 @@ class Read(Struct, frozen=True, kw_only=True):
     received: The request as it came.
     request: What decides its prompt. None: the route is only passed through.
     outline: Set if the body was not read whole.
-    kind: How its prompt is made. None: its token ids are not handed over.
+    kind: What decides its prompt besides the messages. None: engines get no token ids for it.
     keepalive_s: How often its client gets a comment before the first token. None: never.
     response_id: An earlier response that the request is about, or goes on from.
     is_kept: Its engine may keep the response, so others may ask for it.

@@ -225,7 +225,7 @@ class Retries:
         return True
 
     def take(self, placement: Placement) -> None:
-        """Take from the budget: what failed there is sent again."""
+        """Charge the retry budget: what failed there is sent again."""
         self._budget.take(placement.replica, placement.lease.begun_s, monotonic())
 
     async def move_on(self, prompt: Prompt, tries: Tries, placement: Placement) -> None:

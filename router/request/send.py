@@ -283,7 +283,7 @@ class Sender:
             logger.warning("answers come compressed", extra={"replica": replica, "hint": hint})
 
     async def _hold(self, prompt: Prompt, answer: Answer) -> None:
-        """Keep a stream's beginning here until something was generated, or generating failed.
+        """Hold a stream's beginning here until something was generated, or generating failed.
 
         After `hold_s` it is passed on, unless its replica may hang: then another one may answer.
         """

@@ -133,7 +133,7 @@ class Story:
         return read
 
     async def _answer(self, prompt: Prompt, tries: Tries, reply: Reply) -> None:
-        """Have a request answered, and pass its answer on.
+        """Send a request, and pass its answer on.
 
         Raises:
             RouterError: there is no answer, or it broke off.
@@ -224,7 +224,7 @@ class Story:
             await steps.retries.move_on(prompt, tries, placement)
 
     async def verify(self, prompt: Prompt, tries: Tries) -> None:
-        """Have what a request would fetch verified, if that could change where it goes.
+        """Verify what a request would fetch, if that could change where it goes.
 
         Raises:
             UnknownModel, NoReplicaAvailable: as `Place.plan`.
@@ -282,7 +282,7 @@ class Story:
             raise
 
     def _finish(self, passage: Passage, usage: Usage | None) -> None:
-        """Give back what a request holds, and record it."""
+        """Release what a request holds, and record it."""
         steps, tries, placement = self.steps, passage.tries, passage.placement
         status, outcome = passage.answer.status, passage.outcome
         passage.answer.close()
@@ -305,7 +305,7 @@ class Story:
 
 
 def _refund(tries: Tries) -> None:
-    """Take a charge back: no replica answered."""
+    """Undo a charge: no replica answered."""
     if tries.charge is not None:
         tries.charge.settle(0, monotonic())
 

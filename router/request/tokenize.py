@@ -175,7 +175,7 @@ class Tokenizer:
     async def _locally(
         self, read: Read, request: Request, prompter: Prompter, limit: Limit
     ) -> Tokens | None:
-        """Make the tokens of a prompt without media. None: it is too long to be worth it.
+        """Return the tokens of a prompt without media. None: it is too long to be worth it.
 
         Raises:
             BadRequest, TemplateFailed: as `find`.

@@ -96,7 +96,7 @@ class Witness:
             self._fleet.members.signs(name).broke()
 
     def left(self, prompt: Prompt, tries: Tries, placement: Placement) -> None:
-        """Note that a client left; a suspect if its replica is down, as one that hangs."""
+        """Record that a client left; a suspect if its replica is down, as one that hangs."""
         received, name = prompt.read.received, placement.replica
         if not received.body or not self._fleet.members.is_down(name):
             return
@@ -108,7 +108,7 @@ class Witness:
         )
 
     def answered(self, tries: Tries, placement: Placement, outcome: Outcome) -> None:
-        """Note how an answer ended: a request that was answered is no suspect."""
+        """Record how an answer ended: a request that was answered is no suspect."""
         is_answered = outcome in (Outcome.OK, Outcome.CLIENT_ERROR)
         if is_answered and tries.digest is not None and tries.lost_lease != placement.lease.number:
             self._deaths.clear(tries.digest)

@@ -141,7 +141,7 @@ class Order:
                 self._replace(waiting, Place(False, 0, False, False, 0.0, number))
 
     def charge(self, waiting: Waiting, compute_ms: float) -> None:
-        """Take a sent request from its caller's share; O(n) when a caller's state changes."""
+        """Charge a sent request to its caller's share; O(n) when a caller's state changes."""
         caller = waiting.caller
         shares = self._shares.setdefault(caller.priority, Shares(QUANTUM_MS))
         names = self._callers.get(caller.priority, Counter())
@@ -191,7 +191,7 @@ class Order:
         )
 
     def _replace(self, waiting: Waiting, place: Place) -> None:
-        """Give a request another place in its line."""
+        """Move a request to another place in its line."""
         key = self._leave(waiting)
         waiting.place = place
         self._join(waiting, key)

@@ -239,7 +239,7 @@ class Queue(Generic[C]):
     def _go(
         self, waiting: Waiting, choice: C, verdict: Verdict, now_s: float, send: Send[C]
     ) -> None:
-        """Take a request out of the queue and send it."""
+        """Remove a request from the queue and send it."""
         self._order.remove(waiting)
         self._book(waiting, choice, verdict, now_s)
         send(waiting, choice, verdict.why)
@@ -406,13 +406,13 @@ class Queue(Generic[C]):
         self._order.put(waiting, choice.view.id, own_ms, is_home=is_home)
 
     def _book(self, waiting: Waiting, choice: C, verdict: Verdict, now_s: float) -> None:
-        """Take what a sent request uses from idle time and from its caller's share."""
+        """Charge a sent request to idle time and its caller's share."""
         if verdict.price_ms:
             self._candidates.spend_idle_time(choice.view.id, verdict.price_ms, now_s)
         self._order.charge(waiting, compute_ms(choice, waiting.num_tokens))
 
     def _note_turn(self, waiting: Waiting, now_s: float) -> None:
-        """Note that a conversation goes on: its pause is over."""
+        """Record that a conversation goes on: its pause is over."""
         if waiting.session is not None:
             self._working_sets.asked(waiting.session, now_s)
 

@@ -34,7 +34,7 @@ class Shares:
     def charge(
         self, caller: str | None, weight: float, compute_ms: float, waiting: Collection[str | None]
     ) -> bool:
-        """Take a sent request from a caller's share; return whether any caller's state changed.
+        """Charge a sent request to a caller's share; return whether any caller's state changed.
 
         Args:
             waiting: The callers that have requests in the queue.

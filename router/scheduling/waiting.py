@@ -77,7 +77,7 @@ class Candidates(Protocol):
         ...
 
     def spend_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> None:
-        """Take this much from a replica's saved idle time."""
+        """Subtract this much from a replica's saved idle time."""
         ...
 
     def tbt_ms(self, candidate: CandidateId, num_tokens: int, now_s: float) -> float | None:

@@ -59,5 +59,5 @@ class IdCuts:
 
 
 def slice_ids(data: bytes, new: Sequence[NewSegment]) -> list[TokenIds]:
-    """Take the segments' ids out of the bytes of an array of ids."""
+    """Return the segments' ids from the bytes of an array of ids."""
     return [array("I", data[segment.start : segment.end]) for segment in new]

@@ -54,7 +54,7 @@ class TextEncoder(PlainEncoder):
         return TextCuts(data, self._needles)
 
     def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
-        """See `PlainEncoder.encode`; without the GIL for most of the time."""
+        """Encode as `PlainEncoder.encode` does, without the GIL for most of the time."""
         encoded: list[TokenIds] = []
         is_small = not new or new[-1].end - new[0].start <= _BATCH_BYTES
         for batch in (new,) if is_small else _batches(new):

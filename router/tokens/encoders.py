@@ -53,11 +53,11 @@ class MarkedEncoder(ABC):
         return TextCuts(data, _NEEDLES)
 
     def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
-        """See `ChatEncoder.encode`."""
+        """Encode as `ChatEncoder.encode` does."""
         return [self.encode_marked(data[segment.start : segment.end].decode()) for segment in new]
 
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
-        """See `ChatEncoder.encode_whole`."""
+        """Encode as `ChatEncoder.encode_whole` does."""
         return self.encode_marked(text)
 
     @abstractmethod
@@ -91,11 +91,11 @@ class PlainEncoder(ABC):
 
     @abstractmethod
     def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
-        """See `ChatEncoder.encode`. `suffix` goes behind the last of `new`, the text's tail."""
+        """Encode as `ChatEncoder.encode`. `suffix` goes behind the last of `new`, the tail."""
 
     @abstractmethod
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
-        """See `ChatEncoder.encode_whole`."""
+        """Encode as `ChatEncoder.encode_whole` does."""
 
     @abstractmethod
     def texts_of(self, ids: Sequence[int]) -> list[str]:

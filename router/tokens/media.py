@@ -200,7 +200,7 @@ class MediaBook:
         return texts[::2], texts[1::2] == [self.placeholders[kind].token for kind in kinds]
 
     def get(self, key: int) -> KnownMedia | None:
-        """Look an item up by `media_key`; None: it is not known."""
+        """Return an item by its `media_key`; None: it is not known."""
         return self._known.use(key)
 
     def put(self, key: int, known: KnownMedia) -> None:

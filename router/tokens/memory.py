@@ -53,7 +53,7 @@ class Tokens:
         num_known_tokens: int,
         num_known_segments: int,
     ) -> None:
-        """Take a path whose first segments, with these tokens, were known before."""
+        """Count the new tokens of a path, whose first segments were known before."""
         self._tree = tree
         self._path = path
         self.num_new_tokens = 0

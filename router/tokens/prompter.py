@@ -115,7 +115,7 @@ class Prompter:
         return renderer.render_parts(renderer.adapted(request), apart=apart, owner=owner)
 
     def adapted(self, request: ChatRequest) -> ChatRequest:
-        """See `Renderer.adapted`.
+        """Adapt as `Renderer.adapted` does.
 
         Raises:
             NeedsEngine: the request depends on a template that is not known here.

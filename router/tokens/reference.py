@@ -41,11 +41,11 @@ class Reference:
         self._media = media
 
     def chat_ids(self, request: ChatRequest) -> list[int]:
-        """Make a chat's ids."""
+        """Return a chat's ids."""
         return self._chat_ids(request, self._renderer)
 
     def text_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Make a text's ids."""
+        """Return a text's ids."""
         return self._encoder.encode_whole(text, add_special_tokens=add_special_tokens).tolist()
 
     def media_ids(

@@ -156,7 +156,7 @@ class ChatRenderer(Renderer):
         return [_cut_at_tag("".join(parts), final_text)] if continues else parts
 
     def wants_system_first(self) -> bool:
-        """See `Renderer.wants_system_first`; True if any of the templates asks for it."""
+        """Return as `Renderer.wants_system_first`; True if any of the templates asks for it."""
         try:
             sources = {self.template(has).source for has in (False, True)}
             return any(map(wants_system_first, sources))

@@ -201,7 +201,7 @@ class Answer:
             raise pouring.failure
 
     def upgraded(self) -> Socket:
-        """Take the connection over, after status 101: what comes from here on is no HTTP."""
+        """Replace the connection's parser, after status 101: what comes from here on is no HTTP."""
         protocol = self._response.connection.protocol
         assert protocol is not None
         socket = Socket(protocol)
@@ -243,7 +243,7 @@ class Answer:
         return piece
 
     def _note(self, piece: bytes) -> bool:
-        """Note that a piece has come; return whether it says more than that."""
+        """Record that a piece has come; return whether it says more than that."""
         now_s, signs, keep_alives = self._loop.time(), self._signs, self._keep_alives
         if keep_alives.are_all(piece) if keep_alives is not None else not piece.strip():
             self._is_kept_alive = bool(piece)
@@ -276,7 +276,7 @@ class Answer:
                 self._pouring.look()
 
     def close(self) -> None:
-        """Give the connection back, or cut it where the answer was not read to its end."""
+        """Release the connection, or cut it where the answer was not read to its end."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._response.close()
@@ -335,7 +335,7 @@ class _Pouring:
 
 
 MAX_BYTES: Final = 64 * 1024
-"""Of a line without an end; a longer one counts as an event."""
+"""The most bytes of a line without an end; a longer one counts as an event."""
 
 _LINES: Final = re.compile(
     rb'(?:(?::[^\r\n]*|data:?[ \t]*|event: ?ping|data: ?\{"type": ?"ping"\}|)(?:\r\n|\r|\n))*'

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES: Final = 16 * 1024
 MAX_HEADERS: Final = 128
-"""Of an answer: as many as the router takes from clients, see `server.header_bytes`."""
+"""The limits of an answer's head: as the router takes from clients, see `server.header_bytes`."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 _BEGINNING: Final = b"HTTP/"
@@ -139,7 +139,7 @@ class Guarded(ResponseHandler):
     def feed_data(
         self, data: tuple[RawResponseMessage, aiohttp.StreamReader], size: int = 0
     ) -> None:
-        """Take the head of an answer; a final one ends the sending of the request."""
+        """Receive the head of an answer; a final one ends the sending of the request."""
         super().feed_data(data, size)
         if data[0].code < 200 and data[0].code != SWITCHING_PROTOCOLS:
             return

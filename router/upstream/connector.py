@@ -76,7 +76,7 @@ class Connector(aiohttp.TCPConnector):
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
     ) -> Connection:
-        """Take a connection, or make one; if that fails, the name is asked for again."""
+        """Return an idle connection, or a new one; if that fails, the name is asked for again."""
         try:
             return await super().connect(req, traces, timeout)
         except (aiohttp.ClientConnectorError, TimeoutError):

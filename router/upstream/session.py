@@ -57,7 +57,7 @@ class Response:
         self.content = content
 
     def close(self) -> None:
-        """Give the connection back, or cut it where the body has not come to its end."""
+        """Release the connection, or cut it where the body has not come to its end."""
         if self.content.is_eof():
             self.connection.release()
         else:
@@ -83,7 +83,7 @@ class Session:
         await self.connector.close()
 
     async def connect(self, url: str, server: str) -> tuple[Connection, bool]:
-        """Take a connection; return whether it has served a request before.
+        """Return a connection, and whether it has served a request before.
 
         Args:
             url: Of the request.
@@ -214,7 +214,7 @@ async def _write(writer: StreamWriter, body: bytes, protocol: Guarded) -> None:
 
 
 def _origin(base: str) -> aiohttp.ClientRequest:
-    """Make what aiohttp's connector wants to know of a server: a request to it, never sent."""
+    """Return what aiohttp's connector wants to know of a server: a request to it, never sent."""
     skipped = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
     return aiohttp.ClientRequest("GET", URL(base), skip_auto_headers=skipped)
 

@@ -32,12 +32,12 @@ class Socket:
             self.content.feed_eof()
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Take bytes that came."""
+        """Receive bytes."""
         self.content.feed_data(data)
         return False, b""
 
     def feed_eof(self) -> None:
-        """Take the end."""
+        """Receive the end."""
         self.content.feed_eof()
 
     async def read(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Take a response's body as soon as bytes of it have come: no task has to wake up for them.
+"""Receive a response's body as soon as bytes of it have come: no task has to wake up for them.
 
 A stream's events come one by one. Waking a task for each, through a dozen awaits, was most of the
 cost of passing an event on. Parsing each was half of the rest.
@@ -64,15 +64,15 @@ class Taker(Protocol):
         """Whether it wants no more."""
 
     def look(self) -> bytes:
-        """Take what aiohttp has parsed; return the last piece of it."""
+        """Pass on what aiohttp has parsed; return the last piece of it."""
 
     def pass_on(self, body: bytes) -> bool:
-        """Take what aiohttp need not parse; False: no more is wanted."""
+        """Pass on a body that aiohttp need not parse; False: no more is wanted."""
 
 
 @contextmanager
 def tapped(response: Response, taker: Taker) -> Iterator[None]:
-    """Have a response's body taken as it comes, until its taker wants no more."""
+    """Pass a response's body on as it comes, until its taker wants no more."""
     transport = response.connection.transport
     if transport is None:  # it broke off
         yield

@@ -98,7 +98,7 @@ class Decider:
             self._caches.index.store(candidate, keys[: _SHARED_BLOCKS + depth])
 
     def chain(self) -> float:
-        """Put the chain together, as each request does once; return the time in µs."""
+        """Build the chain, as each request does once; return the time in µs."""
         start_s = time.thread_time()
         self._tokens.keys(CONTRACT)
         return (time.thread_time() - start_s) * 1e6

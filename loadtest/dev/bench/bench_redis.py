@@ -98,7 +98,7 @@ def _keys(num: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 async def _memory(setting: Setting, client: redis.Redis) -> list[Line]:
-    """Let one replica hold the blocks, then eight; then load all of it."""
+    """Measure writing one replica's blocks, then eight's, and loading all of them."""
     store = await _opened(client)
     num_blocks = setting.size(1_000_000, 8_192)
     keys = _keys(num_blocks, 1)

@@ -20,7 +20,7 @@ class Budget(Struct, frozen=True):
     is_floor: bool = False
 
     def shortfall(self, measured: float) -> float:
-        """Say by which factor the budget is missed; 1.0 or less: it is met."""
+        """Return the factor by which the budget is missed; 1.0 or less: it is met."""
         if self.is_floor:
             return self.limit / measured if measured > 0 else float("inf")
         return measured / self.limit
@@ -46,7 +46,7 @@ class Line(Struct, frozen=True, kw_only=True):
         return found
 
     def verdict(self) -> str:
-        """Say `met`, or by how much the worst budget is missed; empty without budgets."""
+        """Return `met`, or by how much the worst budget is missed; empty without budgets."""
         if not self.budgets:
             return ""
         worst = self.shortfall()

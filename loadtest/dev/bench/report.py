@@ -13,7 +13,7 @@ from msgspec import Struct
 from loadtest.dev.bench.measures import Budget, Line
 
 SCHEMA: Final = 1
-"""Of the JSON; changes when a field changes its meaning."""
+"""The version of the JSON; changes when a field changes its meaning."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):

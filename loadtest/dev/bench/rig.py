@@ -65,7 +65,7 @@ class Rig:
         return int(self._process.memory_info().rss)
 
     def num_cached_tokens(self, prepared: Prepared, replica: str) -> int:
-        """Say how many of the prompt's tokens an engine would reuse at `replica`."""
+        """Return how many of the prompt's tokens an engine would reuse at `replica`."""
         keys = prepared.keys[: prepared.num_reusable_blocks]
         return num_leading(keys, self._held[replica]) * BLOCK_SIZE
 
@@ -87,7 +87,7 @@ class Rig:
 
     @property
     def prediction_note(self) -> str:
-        """Say how many predictions were right, for the table."""
+        """Return how many predictions were right, for the table."""
         return f"{self.num_predicted - self.num_wrong} of {self.num_predicted} predictions exact"
 
     async def warm(self, connection: Connection, prepared: Prepared) -> str:

@@ -198,7 +198,7 @@ def _take_content(read: Read, event: Mapping[str, Any]) -> None:
 
 
 def _name(read: Read, id_: Any) -> None:
-    """Note an answer's id; behind its first dash is that of the request."""
+    """Record an answer's id. Behind its first dash is the id of the request."""
     if isinstance(id_, str):
         read.ids.add(id_)
         read.requests.add(id_.partition("-")[2])

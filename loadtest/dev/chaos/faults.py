@@ -167,7 +167,7 @@ class Injector:
         raise AssertionError(subject)
 
     async def _last(self, fault: Fault, until_s: float) -> None:
-        """Let a fault last, and do what belongs to it again and again."""
+        """Wait until a fault ends, and repeat what belongs to it meanwhile."""
         loop = asyncio.get_running_loop()
         match fault.kind.name:
             case "http gets strays":
@@ -231,7 +231,7 @@ class Injector:
         return armed
 
     def _ordered(self, begin: str, end: str) -> Callable[[str], AbstractAsyncContextManager[None]]:
-        """Give an engine an order of an operator, and take it back."""
+        """Send an engine an order of an operator, and undo it at the end."""
 
         @asynccontextmanager
         async def ordered(name: str) -> AsyncIterator[None]:
@@ -260,7 +260,7 @@ class Injector:
 
     @asynccontextmanager
     async def _names_fail(self, router: str) -> AsyncIterator[None]:
-        """Have a router's resolver fail: it has no answer, or says that there is no such name."""
+        """Make a router's resolver fail: it has no answer, or says that there is no such name."""
         file = self._stack.surroundings_of(router)
         surroundings.fail_names(file, socket.EAI_AGAIN if router == "a" else socket.EAI_NONAME)
         try:

@@ -69,7 +69,7 @@ class _Kept(asyncio.StreamReaderProtocol):
         super().data_received(data)
 
     def answered(self, piece: bytes) -> None:
-        """Note a piece of an answer: it ends with a last chunk, or is all of a short answer."""
+        """Record a piece of an answer: it ends with a last chunk, or is all of a short answer."""
         self._is_idle = piece.endswith(b"\r\n0\r\n\r\n") or _is_whole(piece)
 
     def send(self, data: bytes) -> bool:
@@ -88,7 +88,7 @@ class _Kept(asyncio.StreamReaderProtocol):
             self._out.close()
 
     def look(self) -> None:
-        """Note whether a request had been sent before the stray could be seen."""
+        """Record whether a request had been sent before the stray could be seen."""
         self._is_crossed = _is_readable(self._socket)
 
 

@@ -100,7 +100,7 @@ class Load:
         await self._client.close()
 
     async def run(self, num_agents: int, until: Callable[[], bool]) -> None:
-        """Let agents work; each ends after the request it is in once `until` is true."""
+        """Run agents; each ends after the request it is in once `until` is true."""
         async with asyncio.TaskGroup() as tg:
             for number in range(num_agents):
                 tg.create_task(self._work(number, until))

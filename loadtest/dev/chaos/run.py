@@ -116,7 +116,7 @@ async def _show(progress: Progress, ledger: Ledger, injector: Injector, start_s:
 
 
 async def _settle(watch: Watch, stack: Stack) -> None:
-    """Look at the routers until nothing is in flight, at most for `_SETTLE_S`."""
+    """Wait until nothing is in flight at the routers, at most for `_SETTLE_S`."""
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     await asyncio.sleep(1.5)  # what ended last is counted by then

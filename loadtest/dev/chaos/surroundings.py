@@ -44,7 +44,7 @@ def step(file: Path, offset_s: float) -> None:
 
 
 def fail_names(file: Path, error: int) -> None:
-    """Have every name fail with an error of getaddrinfo; 0: have names resolve again."""
+    """Make every name fail with an error of getaddrinfo; 0: names resolve again."""
     _write(file, _FAILURE_AT, float(error))
 
 
@@ -55,7 +55,7 @@ def _write(file: Path, position: int, value: float) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Put clock and resolver in place, then become the module."""
+    """Replace clock and resolver, then become the module."""
     file, module, *args = argv
     with open(file, "rb") as opened:
         shared = mmap.mmap(opened.fileno(), _SHARED.size, access=mmap.ACCESS_READ)

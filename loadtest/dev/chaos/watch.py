@@ -47,13 +47,13 @@ class Watch:
         self._stack = stack
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Sample the routers until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
             await self.look()
 
     async def look(self) -> None:
-        """Take one sample of every router; one that does not answer is left out."""
+        """Record one sample of every router; one that does not answer is left out."""
         timeout = aiohttp.ClientTimeout(total=1.5)
         async with aiohttp.ClientSession(timeout=timeout) as client, asyncio.TaskGroup() as tg:
             for server in self._stack.routers():

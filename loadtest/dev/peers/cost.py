@@ -135,7 +135,7 @@ class _Bench:
         self._num_pairs = num_pairs
 
     async def hold(self, prepared: Prepared) -> None:
-        """Let the first replica publish the prompt's blocks, and all of them render it."""
+        """Publish the prompt's blocks at the first replica, and render it at all of them."""
         rendered = orjson.dumps({"token_ids": list(prepared.token_ids)})
         for number, port in enumerate(self._ports):
             async with Connection(port) as connection:

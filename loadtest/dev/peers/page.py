@@ -45,7 +45,7 @@ _GROUPS: Final[tuple[tuple[str, Prefill, bool], ...]] = (
 
 
 def with_costs(found: Comparison, costs: Sequence[Cost]) -> Comparison:
-    """Put costs in place of older ones of the same routers."""
+    """Replace older costs of the same routers."""
     names = {cost.name for cost in costs}
     order = [one.name for one in CONTESTANTS]
     kept = [cost for cost in found.costs if cost.name not in names]

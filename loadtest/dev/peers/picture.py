@@ -14,7 +14,7 @@ _OTHERS: Final = "#b4bbc3"
 
 
 def slow_prefill(runs: Sequence[GridRun]) -> list[GridRun]:
-    """Keep the runs that the picture is drawn from: slow prefill, no pool."""
+    """Return the runs that the picture is drawn from: slow prefill, no pool."""
     return [run for run in runs if run.cell.prefill == "slow" and not run.cell.has_pool]
 
 

@@ -32,7 +32,7 @@ def measured(measure: Callable[[Progress], None], console: Console) -> int:
 
 
 def add_arms(asked: argparse.ArgumentParser, default: Sequence[str]) -> None:
-    """Let a command line name variants, as `loadtest.compare.arms.arm_of` reads them."""
+    """Add the option that names variants, as `loadtest.compare.arms.arm_of` reads them."""
     asked.add_argument(
         "--arms", nargs="+", default=default, metavar="POLICY[:PARAM=VALUE,…]",
         help="policies by label, with the queue as it is by default; queue.KEY=VALUE: with "
@@ -41,6 +41,6 @@ def add_arms(asked: argparse.ArgumentParser, default: Sequence[str]) -> None:
 
 
 def interrupt_on_sigterm() -> None:
-    """Let SIGTERM end a run as Ctrl-C does, and Ctrl-C also where it was set to be ignored."""
+    """End a run on SIGTERM as Ctrl-C does, and on Ctrl-C even where it was set to be ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))

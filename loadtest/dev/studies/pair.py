@@ -34,7 +34,7 @@ from router.scheduling.waiting import QueueRules
 SESSION_HEADER: Final = "x-session-id"
 _MAX_MODEL_LEN: Final = 32_768
 _SEGMENT_BYTES: Final[dict[Prefill, int]] = {"fast": 4 * SEGMENT_BYTES, "slow": 10 * SEGMENT_BYTES}
-"""Of each engine: 8,192 blocks in all, more than any cell needs."""
+"""Each engine's pool segment: 8,192 blocks in all, more than any cell needs."""
 _LEASE_MS: Final = 5_000  # Mooncake's default
 _WARM_UP_TOKENS: Final = 6_000
 _NUM_WARM_UPS: Final = 3  # the last one is timed
@@ -105,7 +105,7 @@ class Pair:
         self._options = options
 
     def warm_up(self, prefill: Prefill) -> None:
-        """Let both engines compute long prompts, to warm them up and to measure their pace.
+        """Compute long prompts at both engines, to warm them up and to measure their pace.
 
         Both compute at once, as under load, because they share the machine. The time of one-token
         prompts is subtracted: it is spent before the engine computes.

@@ -256,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def arms_of(labels: Sequence[str], routers: Sequence[str]) -> list[Arm]:
-    """Make the variants that the command line names.
+    """Return the variants that the command line names.
 
     Raises:
         ValueError: an unknown policy, a command without its places, or a label that comes twice.

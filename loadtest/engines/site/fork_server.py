@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _become(order: dict[str, Any]) -> None:
-    """Take the place of a process that was started with this command."""
+    """Become the process that was started with this command."""
     os.setsid()
     _step_back()
     null = os.open(os.devnull, os.O_RDONLY)
@@ -76,7 +76,7 @@ def _become(order: dict[str, Any]) -> None:
 
 
 def _step_back() -> None:
-    """Let whatever else runs go first: a router shares its cores with no engine's prefill.
+    """Lower the priority of this process: a router shares its cores with no engine's prefill.
 
     Linux gives every session its share where it groups them (sched(7), autogroup), and looks at
     single processes where it does not.

@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 MAX_BYTES: Final = 1024 * 1024
-"""Of text, and of one event."""
+"""The most bytes of text, and of one event."""
 
 _FOLD_BYTES: Final = 16 * 1024
 _STOPPED: Final = frozenset({"stop", "end_turn", "completed"})
@@ -45,7 +45,7 @@ class AnswerText:
         return not self.is_bad and self.finish in _STOPPED
 
     def take(self, piece: bytes) -> None:
-        """Take the next piece of the answer."""
+        """Add the next piece of the answer."""
         if self.is_bad:
             return
         self._bytes += piece

@@ -1,4 +1,4 @@
-"""Have the known beginning of a conversation's next prompt computed before its client comes back.
+"""Compute the known beginning of a conversation's next prompt before its client comes back.
 
 A chat template may leave out reasoning once the next message of the user is there. Everything
 behind the first reasoning that is left out is computed again then, while the user waits. All of it
@@ -138,7 +138,7 @@ class Early(Observer):
         return text.take
 
     def ended(self, facts: Facts) -> None:
-        """Let a conversation wait for an idle moment, if a message of its user comes next."""
+        """Queue a conversation for an idle moment, if a message of its user comes next."""
         answer: AnswerText | None = facts.read.inbound.slots.pop(self, None)
         session, placement = facts.read.session_hash, facts.placement
         if answer is None or placement is None or session is None:
@@ -280,7 +280,7 @@ class Early(Observer):
         return num_live + num_tokens <= _FILL * capacity
 
     async def _send(self, following: _Next, beginning: Beginning, num_cached: int) -> int:
-        """Have an engine compute a beginning; return the status of its last answer.
+        """Ask an engine to compute a beginning; return the status of its last answer.
 
         Piece by piece, because a step of an engine cannot be cut: a request waits for one piece.
         """
@@ -302,7 +302,7 @@ class Early(Observer):
         return max(1, round(num_tokens / block_size))
 
     async def _send_piece(self, following: _Next, ids: Sequence[int]) -> int:
-        """Have an engine compute token ids; return the status of its answer."""
+        """Ask an engine to compute token ids; return the status of its answer."""
         read, replica = following.prompt.read, following.placement.candidate.replica
         prompt = replace(
             following.prompt, read=replace(read, inbound=replace(read.inbound, slots={}))

@@ -26,7 +26,7 @@ from router.request.tokenize import Tokenizer
 from router.tokens import Tokens
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
-"""Of a request whose conversation is followed; its body is parsed once more."""
+"""The largest body of a request whose conversation is followed: it is parsed once more."""
 
 _NEW_TEXTS: Final = ("a", "The 2nd")
 

@@ -244,7 +244,7 @@ class ExperimentRunner:
         return removed
 
     def saved(self, name: str, state: State) -> None:
-        """Note that a state is stored, unless there is a newer one."""
+        """Record that a state is stored, unless there is a newer one."""
         if self.unsaved.get(name) == state:
             del self.unsaved[name]
 

@@ -36,7 +36,7 @@ class Stopped(Struct, frozen=True, kw_only=True):
 
 
 class State(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """See the module."""
+    """The state of an experiment, as it is stored."""
 
     id: str
     definition: Experiment
@@ -65,7 +65,7 @@ class State(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def merged(ours: State, theirs: State) -> State:
-    """Make one state of two of the same name; see the module."""
+    """Merge two states of the same name; see the module."""
     if ours.id != theirs.id:
         return max(ours, theirs, key=lambda state: (state.started_s, state.id))
     changes = {msgspec.json.encode(c, order="sorted"): c for c in (*ours.changes, *theirs.changes)}

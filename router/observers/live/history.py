@@ -29,7 +29,7 @@ class History:
         self._due_s = time.monotonic() + STEP_S
 
     def sweep(self, now_s: float) -> None:
-        """Take a sample if it is time."""
+        """Record a sample if it is time."""
         if now_s >= self._due_s:
             self._due_s = now_s + STEP_S
             self._samples.append((time.time(), self.totals()))

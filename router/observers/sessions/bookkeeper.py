@@ -268,7 +268,7 @@ def _named(prompt: Prompt, placement: Placement, caches: CacheView) -> _Named:
 
 
 def _space(prompt: Prompt, placement: Placement) -> int:
-    """Stand for what else names blocks: salt, adapter and base model."""
+    """Return a digest of what else names blocks: salt, adapter and base model."""
     base, extra = placement.candidate.base_model or prompt.read.model, prompt.extra
     if extra.cache_salt is None:
         return _unsalted_space(base, extra.lora)

@@ -17,7 +17,7 @@ COLUMNS = (
     "output_tokens", "gpu", "cpu", "pool", "computed", "moves", "waited_s", "engine_s", "saved_s",
     "engine_ms_per_turn",
 )  # fmt: skip
-"""Of the table of sessions; behind them one for each cause."""
+"""The columns of the table of sessions; behind them one for each cause."""
 
 
 def session_fields(session: Session) -> dict[str, Any]:

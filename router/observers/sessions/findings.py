@@ -50,12 +50,12 @@ class Finding(Struct, kw_only=True):
 
     @property
     def what(self) -> str:
-        """Say what changes."""
+        """Return what changes, in words."""
         return _CAUSES[self.part, self.hint]
 
     @property
     def text(self) -> str:
-        """Say it to the agent's user, with what to do."""
+        """Return the finding in words for the agent's user, with what to do."""
         each = f"{self.num_again // max(1, self.num_turns):,} tokens are computed again each time"
         so_far = f", {self.num_again:,} so far" if self.num_turns > 1 else ""
         return f"{self.what}: {each}{so_far}. {_ADVICE[self.part]}"
@@ -100,7 +100,7 @@ class Findings:
         session: str,
         body: bytes | None,
     ) -> Finding | None:
-        """Note a change; return the finding if it is a new one."""
+        """Record a change; return the finding if it is a new one."""
         if change.part not in _EARLY or change.num_in_row < LEAST_IN_ROW:
             return None
         key = tenant, change.part
@@ -130,7 +130,7 @@ class Findings:
 
 
 def _hint(part: Part, body: bytes | None) -> Hint:
-    """Look for what probably changes. Nothing of the text is kept."""
+    """Guess what changes from known signs. Nothing of the text is kept."""
     if part == "tool_order":
         return "order"
     if part != "system" or body is None or len(body) > _MAX_BYTES:

@@ -85,7 +85,7 @@ class HookPages:
         return web.Response(status=204)
 
     async def _apply(self, agent: str, hook: _Hook, owners: Iterable[str]) -> str:
-        """Put a hook into effect; return what became of it."""
+        """Apply a hook; return what became of it."""
         what = _EVENTS.get(hook.hook_event_name)
         if what is None:
             return "ignored"

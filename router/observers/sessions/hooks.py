@@ -25,7 +25,7 @@ _NOTE_BYTES: Final = 40
 
 
 def _ignore(*_: object) -> None:
-    """Tell no other router: there is none."""
+    """Do nothing: there is no other router."""
 
 
 class Hooks:
@@ -38,7 +38,7 @@ class Hooks:
         self._fleet = fleet
 
     async def apply(self, name: str, owners: Iterable[str], what: Hooked) -> bool:
-        """Put into effect what becomes of a session; False: it is not known.
+        """Apply what becomes of a session; False: it is not known.
 
         Args:
             name: As its client names it.
@@ -65,7 +65,7 @@ class Hooks:
         return is_known
 
     def receive(self, note: Over) -> bool:
-        """Put another router's note into effect, or an own one; False: it concerns nothing here."""
+        """Apply another router's note, or an own one; False: it concerns nothing here."""
         sessions = list(self._ended(note) if note.what == "ended" else self._compacted(note))
         digests = {*note.sessions, *(each for session in sessions for each in session.routing)}
         if not sessions and not digests:

@@ -35,7 +35,7 @@ from router.observers.sessions.turns import Totals, Turn, decode_turn, encode_tu
 
 MAX_SESSIONS: Final = 20_000
 MAX_BYTES: Final = 128 << 20
-"""Of prompts and turns: 8 bytes a block, 40 kB for 80,000 tokens in blocks of 16; 250 a turn."""
+"""Prompts and turns: 8 bytes a block, 40 kB for 80,000 tokens in blocks of 16; 250 a turn."""
 
 MAX_TURNS: Final = 64
 """Turns that are kept of a session, the newest; its totals count all."""

@@ -23,7 +23,7 @@ from router.observers.sessions.ledger import Session
 from router.observers.sessions.turns import Turn
 
 MAX_TURNS: Final = 300
-"""In one trace, the session's own first; 300 take 6 ms of the event loop."""
+"""The most turns in one trace, the session's own first; 300 take 6 ms of the event loop."""
 
 _SESSIONS: Final = 1  # pid
 _FIRST_TID: Final = 101  # a thread whose id is a process's would be that one's main thread
@@ -66,7 +66,7 @@ class _Tracks:
         return self._pids.setdefault(replica, _SESSIONS + 1 + len(self._pids))
 
     def lane(self, pid: int, name: str, begin: int, end: int) -> int:
-        """Take a lane that is free from begin to end; return its thread."""
+        """Choose a lane that is free from begin to end, or add one; return its thread."""
         lanes = self._lanes.setdefault((pid, name), [])
         for i, (tid, busy_until) in enumerate(lanes):
             if busy_until <= begin:

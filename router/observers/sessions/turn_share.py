@@ -114,7 +114,7 @@ def _shared_parts(parts: Parts, before: Sequence[Thread]) -> SharedParts:
 def _memory_of(
     note: Remembered, before: Sequence[Thread], candidate: CandidateId, num_emptied: int
 ) -> Memory:
-    """Put a prompt together again.
+    """Rebuild a prompt from a note.
 
     Raises:
         ValueError: the note is malformed.

@@ -52,7 +52,7 @@ decode_turn = strict(msgspec.msgpack.Decoder(Turn).decode)
 
 
 class Totals(Struct):
-    """Of all turns of a session. `by_cause` has `cached`, too, from turns whose engine reports."""
+    """Sums over a session's turns. `by_cause` has `cached`, too, where the engine reports."""
 
     num_turns: int = 0
     num_tokens: int = 0

@@ -37,7 +37,7 @@ class Collector(Protocol):
         """Send spans, in the caller's thread; return whether they were taken."""
 
     def close(self) -> None:
-        """Give up what is tried again."""
+        """Drop what is tried again."""
 
 
 def collector_at(endpoint: str, names: Names | None = None) -> Collector:
@@ -98,7 +98,7 @@ class Exporter:
                 self._send(batch)
 
     def _due(self, now_s: float, *, is_last: bool) -> list[Trace]:
-        """Take the next requests whose records are there, as many as are sent at once."""
+        """Remove and return the next requests that have records, as many as are sent at once."""
         batch: list[Trace] = []
         while self._waiting and len(batch) < _BATCH:
             if not is_last and self._waiting[0].ended_s + SETTLED_S > now_s:

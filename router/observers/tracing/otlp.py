@@ -65,7 +65,7 @@ class OtlpCollector:
         return result is SpanExportResult.SUCCESS
 
     def close(self) -> None:
-        """Give up what is tried again."""
+        """Drop what is tried again."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _readable(self, span: Span) -> ReadableSpan:

@@ -53,7 +53,7 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 def spans_of(trace: Trace) -> list[Span]:
-    """Make the spans of a request: its own, then one for each try."""
+    """Return the spans of a request: its own, then one for each try."""
     return [_server(trace), *_clients(trace)]
 
 

@@ -55,7 +55,7 @@ class Attempt:
         self.outcome: str | None = None
 
     def end(self, outcome: str) -> None:
-        """Note that it has ended, and how; the first time counts."""
+        """Record that it has ended, and how; the first time counts."""
         if self.ended_s is None:
             self.ended_s, self.outcome = time.monotonic(), outcome
 

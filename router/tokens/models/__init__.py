@@ -35,7 +35,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     modes.KIMI: Family("kimi", "tiktoken", "kimi"),
     modes.MISTRAL: Family("mistral", "mistral_common", "mistral"),
 }
-"""By mode; see `modes`."""
+"""The families, by mode; see `modes`."""
 
 
 class _Module(Protocol):

@@ -263,7 +263,7 @@ class DeepSeekV41Renderer(DeepSeekV4Renderer):
         )
 
     def last_user(self, messages: Sequence[Message]) -> int:
-        """See `DeepSeekV4Renderer.last_user`. From 0.33 on, tool results alone do not count."""
+        """Find the last message that asks for an answer; since 0.33, tool results alone do not."""
         for index in range(len(messages) - 1, -1, -1):
             message = messages[index]
             role = message["role"]
@@ -325,7 +325,7 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _sort_results(messages: list[Message]) -> None:
-    """Put the results in each message into the order of the calls; in place."""
+    """Sort the results in each message into the order of the calls; in place."""
     order: dict[str, int] = {}
     for message in messages:
         if message["role"] == "assistant" and message.get("tool_calls"):

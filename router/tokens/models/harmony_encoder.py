@@ -108,7 +108,7 @@ class HarmonyEncoder(MarkedEncoder):
         return made.with_channel(_CHANNELS[kind])
 
     def _with_legacy_headers(self, ids: list[int]) -> list[int]:
-        """Put a call's recipient before its channel, where the engine puts it."""
+        """Move a call's recipient before its channel, where the engine puts it."""
         start, channel, constrain, message = self._marks
         encode, decode = self._encoding.encode, self._encoding.decode
         made: list[int] = []
