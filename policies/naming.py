@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from policies.policy import Policy
 from policies.registry import create
-
-
-def params_of(policy: Policy) -> dict[str, Any]:
-    """List all parameters of a policy: with its name, the very policy (see `policies.create`)."""
-    return msgspec.structs.asdict(policy)
 
 
 def label_of(policy: Policy, *, between: str = ":") -> str:

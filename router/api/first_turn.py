@@ -14,16 +14,8 @@ from typing import Any, Final
 import xxhash
 
 from router.api.anthropic_blocks import BILLING_HEADER
+from router.api.parts import FIELDS, SYSTEM_ROLES, items_of
 
-FIELDS: Final = {
-    "/v1/chat/completions": ("messages", "system"),
-    "/v1/messages": ("messages", "system"),
-    "/v1/messages/count_tokens": ("messages", "system"),
-    "/v1/responses": ("input", "instructions"),
-}
-"""Route -> the fields with the conversation and with what stands before it."""
-
-SYSTEM_ROLES: Final = ("system", "developer")
 _SYSTEM_CHARS: Final = 512
 _END_CHARS: Final = 512  # of each end of a user's text
 _MAX_ITEMS: Final = 32  # messages, parts of one, fields of a part
@@ -51,16 +43,6 @@ def digest_first_turn(path: str, body: Mapping[str, Any]) -> int | None:
     if not has_user:
         return None
     return xxhash.xxh3_64_intdigest("\0".join(texts).encode(errors="surrogatepass"))
-
-
-def items_of(path: str, body: Mapping[str, Any]) -> list[Any] | None:
-    """Return a conversation's messages, or items; None: it is no chat."""
-    if path not in FIELDS:
-        return None
-    items = body.get(FIELDS[path][0])
-    if isinstance(items, str):
-        return [{"role": "user", "content": items}]
-    return items if type(items) is list else None
 
 
 def _texts(content: object) -> Iterable[str]:

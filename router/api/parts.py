@@ -16,7 +16,16 @@ from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from router.api.anthropic_blocks import BILLING_HEADER
-from router.api.first_turn import FIELDS, SYSTEM_ROLES, items_of
+
+FIELDS: Final = {
+    "/v1/chat/completions": ("messages", "system"),
+    "/v1/messages": ("messages", "system"),
+    "/v1/messages/count_tokens": ("messages", "system"),
+    "/v1/responses": ("input", "instructions"),
+}
+"""Route -> the fields with the conversation and with what stands before it."""
+
+SYSTEM_ROLES: Final = ("system", "developer")
 
 MAX_MESSAGES: Final = 4_096
 """Messages, or tools, of a request that is digested: 10 ms at most."""
@@ -41,6 +50,16 @@ class Parts(Struct, frozen=True, gc=False):
     messages: array[int]
     num_system: int = 0
     has_answers: bool = False
+
+
+def items_of(path: str, body: Mapping[str, Any]) -> list[Any] | None:
+    """Return a conversation's messages, or items; None: it is no chat."""
+    if path not in FIELDS:
+        return None
+    items = body.get(FIELDS[path][0])
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    return items if type(items) is list else None
 
 
 def parts_of(path: str, body: Mapping[str, Any], known: Sequence[int] = ()) -> Parts | None:

@@ -172,8 +172,11 @@ class Audit:
             ):
                 trust.forgive()  # it was not the stream's fault
                 return last_block
-        if claim is not None and self._is_by_copies(
-            claim, stream, num_predicted_tokens, num_reported_tokens
+        is_right = num_predicted_tokens == num_reported_tokens
+        if (
+            claim is not None
+            and not is_right
+            and self._is_by_copies(claim, stream, num_predicted_tokens, num_reported_tokens)
         ):
             if trust.copies.add():
                 is_all = stream.removes_all_copies
@@ -182,8 +185,8 @@ class Audit:
                 trust.forgive()
                 return None
         if num_predicted_tokens or num_reported_tokens:  # nothing is right of a new prompt
-            trust.observe_kinds(kinds, num_predicted_tokens == num_reported_tokens)
-        if trust.observe_gpu(num_predicted_tokens == num_reported_tokens):
+            trust.observe_kinds(kinds, is_right)
+        if trust.observe_gpu(is_right):
             was_read = stream.state == "exact"
             if was_read:
                 stream.mark_suspect(share_right(trust.gpu.ratio))
@@ -206,19 +209,19 @@ class Audit:
     def _is_by_copies(
         self, claim: Claim, stream: CandidateStream, num_predicted: int, num_reported: int
     ) -> bool:
-        """Return whether counting copies the other way explains an answer.
+        """Return whether counting copies the other way explains a wrong prediction.
 
         Either the engine lacked a block that it had removed and of which our count had copies left.
         Or it had a block that was removed here for all copies.
         """
         index, candidate = self._index, claim.candidate
         if not stream.removes_all_copies:
-            if num_predicted <= num_reported:
+            if num_predicted < num_reported:
                 return False
             missing = self._missing(claim, num_reported, num_predicted)
             return any(index.has_left_copies(candidate, key) for key in missing)
         first = num_predicted // stream.contract.block_size
-        if num_predicted >= num_reported or first >= len(claim.keys):
+        if num_predicted > num_reported or first >= len(claim.keys):
             return False
         return index.was_evicted(candidate, claim.keys[first])
 

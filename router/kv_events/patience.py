@@ -18,26 +18,21 @@ The engine may have it in one piece. Once its buffer has lost the batch, the res
 class Presence:
     """Whether the publisher is there."""
 
-    __slots__ = ("_gone_s", "_waits_since_s", "why_silent")
+    __slots__ = ("_waits_since_s", "gone_s", "why_silent")
 
     def __init__(self) -> None:
         self.why_silent: str | None = None  # why there was none, for `BLIND_AFTER_S` or longer
-        self._gone_s: float | None = None
+        self.gone_s: float | None = None  # since when it is not there any more
         self._waits_since_s: float | None = None  # for the first one
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it was there, and is not any more."""
-        return self._gone_s is not None
 
     def came(self) -> None:
         """Record that it is there."""
-        self._gone_s = self._waits_since_s = self.why_silent = None
+        self.gone_s = self._waits_since_s = self.why_silent = None
 
     def went(self, now_s: float) -> None:
         """Record that it is gone; only the first time counts."""
-        if self._gone_s is None:
-            self._gone_s = now_s
+        if self.gone_s is None:
+            self.gone_s = now_s
 
     def not_heard(self, now_s: float, reason: str) -> None:
         """Record that none has answered so far, and why that may be."""
@@ -48,7 +43,7 @@ class Presence:
 
     def is_lost(self, now_s: float) -> bool:
         """Return whether it is gone for so long that its blocks do not count."""
-        return self._gone_s is not None and now_s - self._gone_s >= BLIND_AFTER_S
+        return self.gone_s is not None and now_s - self.gone_s >= BLIND_AFTER_S
 
 
 class Rereading:

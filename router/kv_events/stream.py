@@ -47,7 +47,6 @@ class RankStream(CandidateStream):
     __slots__ = (
         "_blocks",
         "_counts_once_until",
-        "_has_understood",
         "_history",
         "_is_partial",
         "_is_resuming",
@@ -58,9 +57,11 @@ class RankStream(CandidateStream):
         "_suspicion",
         "_why_again",
         "capacity_blocks",
+        "is_blind",
     )
 
     capacity_blocks: int
+    is_blind: bool
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class RankStream(CandidateStream):
             pool_stored=pool_stored,
         )
         self._history = History(self.counters.history)
-        self._has_understood = False
+        self.is_blind = True  # no batch was understood
         self._is_partial = False
         self._num_known_removed = 0  # in a row, none unknown, while history is lost
         self._is_resuming = False  # what the engine did since is not all read yet
@@ -141,10 +142,6 @@ class RankStream(CandidateStream):
     def removes_all_copies(self) -> bool:
         return self._blocks.removes_all_copies
 
-    @property
-    def is_blind(self) -> bool:
-        return not self._has_understood
-
     def state_and_reason(self) -> tuple[StreamState, str]:
         if self.is_blind:
             if self._presence.why_silent is not None:
@@ -152,11 +149,11 @@ class RankStream(CandidateStream):
             if self.counters.num_undecodable:
                 return "blind", StreamReason.EVENTS_NOT_UNDERSTOOD
             return "blind", self._lost_reason or StreamReason.NO_EVENTS
-        phase = self._blocks.phase
+        phase = self._blocks.search.phase
         for is_so, reason in (
             (self._suspicion is not None, self._suspicion),
             (self._is_resuming, StreamReason.RESUMING),
-            (self._presence.is_gone, StreamReason.UNREACHABLE),
+            (self._presence.gone_s is not None, StreamReason.UNREACHABLE),
             (not self._history.is_caught_up, StreamReason.READING),
             (phase is Phase.TRANSLATED, StreamReason.TRANSLATED),
             (phase is Phase.SEARCHING, StreamReason.UNVERIFIED),
@@ -237,7 +234,7 @@ class RankStream(CandidateStream):
             return False
         self._blocks.take_over(status)
         self._history.resume(position)
-        self._has_understood = True
+        self.is_blind = False
         self._is_resuming = True
         self._counts_once_until = newest.sequence if newest is not None else None
         self._is_partial = status.lacks == StreamReason.PARTIAL
@@ -266,14 +263,14 @@ class RankStream(CandidateStream):
 
     def tick(self, now_s: float) -> None:
         """Apply the time: BLIND if the publisher is gone for long; read history again if due."""
-        if self._has_understood and self._presence.is_lost(now_s):
+        if not self.is_blind and self._presence.is_lost(now_s):
             self._history.forget()
             self._blocks.emptied()
             self._begin_epoch()
-            self._has_understood = False
+            self.is_blind = True
             self._lost_reason = StreamReason.LOST
         elif self._lost_reason == StreamReason.BATCH_NOT_UNDERSTOOD and not (
-            self._presence.is_gone or self._history.wanted is not None
+            self._presence.gone_s is not None or self._history.wanted is not None
         ):
             if self._rereading.is_due(now_s):
                 self._why_again = StreamReason.BATCH_NOT_UNDERSTOOD
@@ -380,8 +377,8 @@ class RankStream(CandidateStream):
         num_removed, num_missing = blocks.num_removed, blocks.num_missing
         try:
             batch = decode(payload, with_tokens=self._blocks.wants_tokens)
-            if not self._has_understood:
-                self._has_understood = True
+            if self.is_blind:
+                self.is_blind = False
                 self._blocks.clear()  # the guess made while BLIND
             self._blocks.apply(batch, payload)
         except ValueError:  # of `apply`: tokens that were not read before

@@ -46,17 +46,14 @@ class CandidateInstruments:
         }
 
 
-class CandidateTable:
-    """The instruments of all candidates, each made when it is first asked for."""
+class CandidateTable(dict[str, CandidateInstruments]):
+    """The instruments of all candidates by name, each made when it is first asked for."""
 
     def __init__(self, metrics: Metrics) -> None:
+        super().__init__()
         self._metrics = metrics
-        self._by_name: dict[str, CandidateInstruments] = {}
-        metrics.on_dropped.append(lambda name: self._by_name.pop(name, None))
+        metrics.on_dropped.append(lambda name: self.pop(name, None))
 
-    def of(self, name: str) -> CandidateInstruments:
-        """Return the instruments of a candidate."""
-        found = self._by_name.get(name)
-        if found is None:
-            found = self._by_name[name] = CandidateInstruments(self._metrics, name)
+    def __missing__(self, name: str) -> CandidateInstruments:
+        found = self[name] = CandidateInstruments(self._metrics, name)
         return found

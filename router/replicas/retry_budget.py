@@ -19,26 +19,25 @@ AT_ONCE_S: Final = 5.0
 class RetryBudget:
     """Counts requests and retries.
 
+    requests: How many came recently; each adds 1.
+
     Args:
         ratio: Share of recent requests that may be sent again.
     """
 
-    __slots__ = ("_losses", "_ratio", "_requests", "_retries")
+    __slots__ = ("_losses", "_ratio", "_retries", "requests")
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
-        self._requests = RecentSum(WINDOW_S)
+        self.requests = RecentSum(WINDOW_S)
         self._retries = RecentSum(WINDOW_S)
         self._losses: dict[str, float] = {}  # replica -> when its last loss began
-
-    def note_request(self, now_s: float) -> None:
-        self._requests.add(1.0, now_s)
 
     def can_take(self, replica: str, begun_s: float, now_s: float) -> bool:
         """Return whether a failed request, sent to `replica` at `begun_s`, may be sent again."""
         if self._is_same_loss(replica, begun_s, now_s):
             return True
-        allowed = NUM_ALWAYS + self._ratio * self._requests.at(now_s)
+        allowed = NUM_ALWAYS + self._ratio * self.requests.at(now_s)
         return self._retries.at(now_s) + 1.0 <= allowed
 
     def take(self, replica: str, begun_s: float, now_s: float) -> None:

@@ -124,7 +124,7 @@ class TokenAudit:
         replica = expected.placement.candidate.replica
         if prompter is None:
             return
-        was_known = prompter.trust.num_missed(replica.name) > 0
+        was_known = not came and prompter.trust.num_missed(replica.name) > 0
         ended = prompter.trust.reason
         prompter.trust.observe_blocks(
             replica.name,
@@ -169,13 +169,10 @@ class TokenAudit:
     def _sample(self, prompt: Prompt, prompter: Prompter) -> None:
         """Prove one of many prompts."""
         self._num_requests += 1
-        if self._is_sampled() and self._may_prove():
-            self._prove(prompt, prompter)
-
-    def _is_sampled(self) -> bool:
-        """Return whether this request is the n-th; the first one is."""
         ratio = self._prove_ratio
-        return ratio > 0 and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
+        is_sampled = ratio > 0 and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
+        if is_sampled and self._may_prove():  # every n-th, the first among them
+            self._prove(prompt, prompter)
 
     def _may_prove(self) -> bool:
         """Return whether no proof runs, and those before have not had their share of the time."""

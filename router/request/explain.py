@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from policies.naming import params_of
+from msgspec.structs import asdict
+
 from policies.view import ReplicaView
 from router.index.cache_view import CacheView
 from router.replicas.fleet import Fleet
@@ -37,7 +38,7 @@ class Explainer:
             "num_tokens": prompt.num_tokens,
             "way": prompt.way,
             "policy": plan.policy.name,
-            "policy_params": params_of(plan.policy),
+            "policy_params": asdict(plan.policy),
             "assignment": prompt.variant.record if prompt.variant is not None else None,
             "decision": decision,
             "request": snapshot.request,

@@ -67,8 +67,8 @@ class RequestHeaders:
         headers["Accept-Encoding"] = "identity"  # compressed answers cannot be read on their way
         headers["X-Request-Id"] = engine_id or read.request_id
         headers.popall("X-Session-ID", None)
-        if read.session_hash is not None:  # engines name it in their events
-            headers["X-Session-ID"] = engine_name(read.session_hash)
+        if read.whose.session_hash is not None:  # engines name it in their events
+            headers["X-Session-ID"] = engine_name(read.whose.session_hash)
         if read.inbound.api is REALTIME:
             headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
             headers.popall("Sec-WebSocket-Protocol", None)  # browsers send keys there

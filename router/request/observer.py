@@ -53,6 +53,11 @@ class Facts(Struct, frozen=True, kw_only=True):
     sent: The answer. None: there was none.
     first_s: When its first token or byte came. None: none did.
     ttft_ms: From its place to its first token; of streams that were answered.
+    router_ms: In the router until it was sent, without the queue.
+    total_ms: From its arrival to its end.
+    is_answered: It had an answer, with status 200.
+    num_predicted_cached_tokens: Of its prompt, what the engine was predicted to reuse.
+    num_reported_cached_tokens: What the engine says that it reused. None: it does not say.
     at: Unix time of its end.
     notes: What observers add: `trace` is shown in the log, `computed` is put into the record.
     """
@@ -69,34 +74,15 @@ class Facts(Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     first_s: float | None = None
     ttft_ms: float | None = None
+    router_ms: float
+    total_ms: float
+    is_answered: bool = False
+    num_predicted_cached_tokens: int
+    num_reported_cached_tokens: int | None = None
     placed_s: float
     ended_s: float
     at: float
     notes: dict[str, Any] = {}
-
-    @property
-    def router_ms(self) -> float:
-        """Time in the router until it was sent, without the queue."""
-        arrived_s = self.prompt.read.inbound.arrived_s
-        return (self.placed_s - arrived_s) * 1000 - self.tries.wait.waited_ms
-
-    @property
-    def total_ms(self) -> float:
-        """Time from its arrival to its end."""
-        return (self.ended_s - self.prompt.read.inbound.arrived_s) * 1000
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether it had an answer, with status 200."""
-        return self.first_s is not None and self.status == 200
-
-    @property
-    def has_open_events(self) -> bool:
-        """Whether the engine reused less than predicted: events that say why may be on the way."""
-        reported = self.usage.num_cached_tokens if self.usage is not None else None
-        if not self.is_answered or reported is None or self.placement is None:
-            return False
-        return reported < self.placement.predicted.num_cached_tokens
 
 
 class Observer:

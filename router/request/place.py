@@ -223,8 +223,8 @@ class Place:
         read = prompt.read
         found = self._matcher.match(prompt, candidates)
         conversations, session = self._fleet.conversations, None
-        if read.session_hash is not None:
-            session = conversations.get(read.session_hash, now_s)
+        if read.whose.session_hash is not None:
+            session = conversations.get(read.whose.session_hash, now_s)
         held, home = found.held, None
         if session is not None and read.request is not None and not prompt.is_matchable:
             held, home = with_last_turn(prompt, session, held)
@@ -236,14 +236,14 @@ class Place:
             seed=self._seed,
             request=RequestView(
                 num_tokens=prompt.num_tokens,
-                session_hash=read.session_hash,
-                parent_session_hash=read.parent_session_hash,
+                session_hash=read.whose.session_hash,
+                parent_session_hash=read.whose.parent_session_hash,
                 session_candidate=session.candidate if session is not None else None,
                 first_blocks_hash=found.first_blocks_hash,
             ),
             replicas=views,
             num_sessions=conversations.num_sessions(
-                [each.id for each in candidates], read.session_hash
+                [each.id for each in candidates], read.whose.session_hash
             ),
             arrivals_per_s=conversations.arrivals_per_s(now_s),
         )
@@ -284,7 +284,7 @@ class Place:
                 num_uncached_tokens=0,
                 num_cached_tokens=prompt.num_tokens,
                 streams=False,
-                session_hash=prompt.read.session_hash,
+                session_hash=prompt.read.whose.session_hash,
                 is_batch=prompt.service_class == BATCH,
             )
         else:
@@ -328,6 +328,8 @@ class Place:
         candidate = plan.candidate
         placement = Placement(
             plan=plan,
+            candidate=candidate,
+            replica=candidate.replica.name,
             predicted=plan.prediction,
             lease=self._fleet.load.admit(candidate.id, booking, now_s),
             claim=None,
@@ -360,7 +362,7 @@ class Place:
                 placement.lease,
                 claim=placement.claim,
                 num_held_blocks=num_held_blocks,
-                session_hash=None if plan.helps else prompt.read.session_hash,
+                session_hash=None if plan.helps else prompt.read.whose.session_hash,
                 has_named_session=prompt.read.whose.is_named,
             )
         if self.fetches is not None and plan.view.num_fetched_tokens and not waits:
@@ -373,9 +375,11 @@ class Place:
         read = prompt.read
         if answer.outcome_status != 200:
             return
-        if read.request is not None and read.session_hash is not None:
+        if read.request is not None and read.whose.session_hash is not None:
             candidate = placement.lease.candidate
-            self._fleet.conversations.computed(read.session_hash, candidate, prompt.num_tokens)
+            self._fleet.conversations.computed(
+                read.whose.session_hash, candidate, prompt.num_tokens
+            )
         # A batch's first token is that of one of its prompts.
         if read.streams and read.num_prompts == 1 and answer.first_s is not None:
             self.first_token(placement, answer.first_s)

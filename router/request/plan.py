@@ -75,6 +75,7 @@ class Placement(Struct, kw_only=True):
     """A decision in force, and what the request holds until `Place.end`.
 
     plan: The decision. What is predicted may be newer: see `Place.rebook`.
+    candidate, replica: Where the request goes; the replica's name.
     predicted: What the engine is predicted to reuse.
     state: exact | degraded | blind.
     helper: Where another candidate computes its prompt first.
@@ -82,6 +83,8 @@ class Placement(Struct, kw_only=True):
     """
 
     plan: Plan
+    candidate: Candidate
+    replica: str
     predicted: Holding
     lease: Lease
     claim: Claim | None
@@ -92,16 +95,6 @@ class Placement(Struct, kw_only=True):
     is_ended: bool = False
 
     @property
-    def candidate(self) -> Candidate:
-        """Where the request goes."""
-        return self.plan.candidate
-
-    @property
-    def replica(self) -> str:
-        """Name the replica that it goes to."""
-        return self.plan.candidate.replica.name
-
-    @property
     def predicted_ttft_ms(self) -> float:
         """Predict the time from here to the first token, its prompt's elsewhere included."""
         elsewhere = self.helper.lease.predicted_ms if self.helper is not None else 0.0
@@ -110,7 +103,7 @@ class Placement(Struct, kw_only=True):
     @property
     def had_others(self) -> bool:
         """Whether there were other replicas to choose from; ranks of one are one."""
-        own = self.plan.candidate.replica.name
+        own = self.replica
         for view in self.plan.snapshot.replicas:
             if view.id.partition("#")[0] != own:
                 return True
@@ -140,7 +133,7 @@ def booking_of(prompt: Prompt, plan: Plan) -> Booking:
         is_from_pool=is_fetched,
         num_disk_tokens=there.num_disk_tokens(num_gpu, num_cpu) if there and is_fetched else 0,
         streams=has_first_token,
-        session_hash=read.session_hash if is_prompt and not plan.helps else None,
+        session_hash=read.whose.session_hash if is_prompt and not plan.helps else None,
         is_batch=prompt.service_class == BATCH,
         num_prompts=read.num_prompts,
     )

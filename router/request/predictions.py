@@ -42,12 +42,12 @@ class PredictionAudit(Observer):
         if usage is None or placement is None or prompt.read.num_prompts > 1:
             return  # usage sums the prompts; only the first was predicted
         self._tokens.audit(prompt, placement, facts.sent or Sent(), usage.prompt_tokens)
-        reported = usage.num_cached_tokens
+        reported = facts.num_reported_cached_tokens
         if reported is None or prompt.tokens is None or not _is_here(facts, placement):
             return
         name = placement.lease.candidate
-        metrics = self._instruments.of(name)
-        predicted = placement.predicted.num_cached_tokens
+        metrics = self._instruments[name]
+        predicted = facts.num_predicted_cached_tokens
         verdict = self._verdict(prompt, placement, predicted, reported)
         metrics.audit[verdict].inc()
         metrics.reported_tokens.inc(reported)
@@ -66,12 +66,11 @@ class PredictionAudit(Observer):
         name = placement.lease.candidate
         if placement.plan.is_guess:
             return "partial"
-        contract = self._caches.contract(name)
-        size = contract.block_size if contract is not None else 1
-        if prompt.has_media and reported > predicted > prompt.num_head_tokens - size:
-            return (
-                "partial"  # an image or a sound is unknown, or the engine has another name for it
-            )
+        if prompt.has_media and reported > predicted:
+            contract = self._caches.contract(name)
+            size = contract.block_size if contract is not None else 1
+            if predicted > prompt.num_head_tokens - size:
+                return "partial"  # an item is unknown, or the engine has another name for it
         if self._caches.is_unknown(name, prompt.extra):
             return "partial"
         if predicted <= reported:

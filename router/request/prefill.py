@@ -26,9 +26,8 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any, Final
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from policies.naming import params_of
 from router.api.prefill_body import (
     NIXL_ASK,
     decode_body,
@@ -338,7 +337,7 @@ def _planned(placement: Placement) -> PrefillRecord:
         predicted_ms=helper.lease.predicted_ms,
         num_predicted_cached_tokens=helper.predicted.num_cached_tokens,
         policy=plan.policy.name,
-        policy_params=params_of(plan.policy),
+        policy_params=asdict(plan.policy),
         snapshot=plan.snapshot,
         decision=plan.decision,
     )

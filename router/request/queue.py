@@ -203,7 +203,7 @@ class WaitingRoom:
         """Return a request as one that waits from now on."""
         return Waiting(
             item=_Seat(prompt, tries, asyncio.get_running_loop().create_future()),
-            session=prompt.read.session_hash,
+            session=prompt.read.whose.session_hash,
             num_tokens=prompt.num_tokens + prompt.num_more_tokens,
             since_s=now_s,
             is_batch=prompt.service_class == BATCH,

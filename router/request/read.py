@@ -20,7 +20,7 @@ from router.api.body_fields import with_fields
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import MIN_BYTES, KnownMessages
 from router.api.not_json import why_not_json
-from router.api.openai import ChatRequest
+from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import (
     AT_ONCE_MS,
     LARGE_BYTES,
@@ -156,6 +156,7 @@ class Reader:
             model=model,
             streams=streams,
             request=request,
+            num_prompts=len(request.prompts) if isinstance(request, CompletionRequest) else 1,
             outline=outline,
             kind=kind,
             salt=salt,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import monotonic, time
 
-from policies.naming import params_of
+from msgspec.structs import asdict
+
 from router.api.sessions import engine_name
 from router.api.usage import Usage
 from router.index.cache_view import CacheView
@@ -58,9 +59,15 @@ class Recorder:
 
         `sent` is None if it was never answered.
         """
+        arrived_s, placed_s, ended_s = (
+            prompt.read.inbound.arrived_s,
+            placement.placed_s,
+            monotonic(),
+        )
+        is_answered = first_s is not None and status == 200
         ttft_ms = None
-        if first_s is not None and prompt.read.streams and status == 200:
-            ttft_ms = (first_s - placement.placed_s) * 1000
+        if first_s is not None and prompt.read.streams and is_answered:
+            ttft_ms = (first_s - placed_s) * 1000
         self._end(
             Facts(
                 prompt=prompt,
@@ -75,15 +82,21 @@ class Recorder:
                 usage=usage,
                 first_s=first_s,
                 ttft_ms=ttft_ms,
-                placed_s=placement.placed_s,
-                ended_s=time.monotonic(),
-                at=time.time(),
+                router_ms=(placed_s - arrived_s) * 1000 - tries.wait.waited_ms,
+                total_ms=(ended_s - arrived_s) * 1000,
+                is_answered=is_answered,
+                num_predicted_cached_tokens=placement.predicted.num_cached_tokens,
+                num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
+                placed_s=placed_s,
+                ended_s=ended_s,
+                at=time(),
             )
         )
 
     def left(self, prompt: Prompt, tries: Tries, plan: Plan, *, status: int) -> None:
         """Record a request whose client left while it waited; it was never sent."""
-        now_s = time.monotonic()
+        now_s = monotonic()
+        total_ms = (now_s - prompt.read.inbound.arrived_s) * 1000
         self._end(
             Facts(
                 prompt=prompt,
@@ -94,9 +107,12 @@ class Recorder:
                 state=self._caches.state(plan.candidate.id, prompt.extra),
                 status=status,
                 outcome=Outcome.CLIENT_GONE,
+                router_ms=total_ms - tries.wait.waited_ms,
+                total_ms=total_ms,
+                num_predicted_cached_tokens=plan.prediction.num_cached_tokens,
                 placed_s=now_s,
                 ended_s=now_s,
-                at=time.time(),
+                at=time(),
             )
         )
 
@@ -106,7 +122,9 @@ class Recorder:
 
     def _end(self, facts: Facts) -> None:
         self._observers.ended(facts)
-        if facts.has_open_events:
+        reported = facts.num_reported_cached_tokens
+        is_less = reported is not None and reported < facts.num_predicted_cached_tokens
+        if facts.is_answered and is_less:  # events that say why may be on the way
             self._settling.add(
                 lambda is_last: self._settle(facts, is_last), facts.ended_s + EVENTS_S
             )
@@ -132,7 +150,6 @@ def record_of(facts: Facts) -> DecisionRecord:
     """Return the decision record of a request, with what is known of it so far."""
     prompt, tries, plan, usage = facts.prompt, facts.tries, facts.plan, facts.usage
     read, placement, wait = prompt.read, facts.placement, tries.wait
-    predicted = placement.predicted if placement is not None else plan.prediction
     return DecisionRecord(
         request_id=read.request_id,
         at=facts.at,
@@ -141,7 +158,7 @@ def record_of(facts: Facts) -> DecisionRecord:
         tenant=read.inbound.caller.name,
         session=engine_name(whose) if (whose := read.whose.conversation) is not None else None,
         policy=plan.policy.name,
-        policy_params=params_of(plan.policy),
+        policy_params=asdict(plan.policy),
         assignment=prompt.variant.record if prompt.variant is not None else None,
         state=facts.state,
         snapshot=plan.snapshot,
@@ -151,8 +168,8 @@ def record_of(facts: Facts) -> DecisionRecord:
         outcome=facts.outcome.value,
         status=facts.status,
         num_prompt_tokens=prompt.num_tokens,
-        num_predicted_cached_tokens=predicted.num_cached_tokens,
-        num_reported_cached_tokens=usage.num_cached_tokens if usage is not None else None,
+        num_predicted_cached_tokens=facts.num_predicted_cached_tokens,
+        num_reported_cached_tokens=facts.num_reported_cached_tokens,
         num_completion_tokens=usage.completion_tokens if usage is not None else None,
         router_ms=facts.router_ms,
         service_class=prompt.service_class,

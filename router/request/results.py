@@ -95,6 +95,7 @@ class Read(Struct, frozen=True, kw_only=True):
         of its caller.
     received: The request as it came.
     request: What decides its prompt. None: the route is only passed through.
+    num_prompts: Several if it is a batch of completions.
     outline: Set if the body was not read whole.
     kind: What decides its prompt besides the messages. None: engines get no token ids for it.
     keepalive_s: How often its client gets a comment before the first token. None: never.
@@ -110,6 +111,7 @@ class Read(Struct, frozen=True, kw_only=True):
     model: str | None = None
     streams: bool = False
     request: Request | None = None
+    num_prompts: int = 1
     outline: Outline | None = None
     kind: Kind | None = None
     salt: str | None = None
@@ -118,16 +120,6 @@ class Read(Struct, frozen=True, kw_only=True):
     is_kept: bool = False
     whose: Whose = NO_SESSION
     has_side_effects: bool = False
-
-    @property
-    def session_hash(self) -> int | None:
-        """The session, as routing knows it."""
-        return self.whose.session_hash
-
-    @property
-    def parent_session_hash(self) -> int | None:
-        """The session that started it: it is a sub-agent's."""
-        return self.whose.parent_session_hash
 
     @property
     def chat(self) -> ChatRequest | None:
@@ -139,11 +131,6 @@ class Read(Struct, frozen=True, kw_only=True):
         """The request, if it is a completion."""
         return self.request if isinstance(self.request, CompletionRequest) else None
 
-    @property
-    def num_prompts(self) -> int:
-        """Count the prompts of a request: several if it is a batch of completions."""
-        return len(self.completion.prompts) if self.completion is not None else 1
-
     def without_content(self) -> Read:
         """Drop what was parsed of the prompt, once its tokens are known. Its bytes are kept.
 
@@ -154,8 +141,8 @@ class Read(Struct, frozen=True, kw_only=True):
                 slim: Request = replace(
                     self.request, messages=(), tools=None, documents=None, chat_template_kwargs=None
                 )
-            case CompletionRequest():  # how many prompts it has still matters
-                slim = replace(self.request, prompts=("",) * len(self.request.prompts))
+            case CompletionRequest():
+                slim = replace(self.request, prompts=())
             case _:
                 return self
         return replace(self, request=slim)

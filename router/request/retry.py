@@ -105,7 +105,7 @@ class Retries:
 
     def note_request(self) -> None:
         """Count a request: the budget is a share of all requests."""
-        self._budget.note_request(monotonic())
+        self._budget.requests.add(1.0, monotonic())
 
     def objection(
         self, prompt: Prompt, tries: Tries, placement: Placement, failure: str

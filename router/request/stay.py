@@ -47,7 +47,7 @@ class Stays:
 
     def _home(self, prompt: Prompt, tries: Tries, now_s: float) -> Candidate | None:
         """Find where a conversation lives, if it may stay there. None: it is not evacuated."""
-        session, model, fleet = prompt.read.session_hash, prompt.read.model, self._fleet
+        session, model, fleet = prompt.read.whose.session_hash, prompt.read.model, self._fleet
         if session is None or model is None:
             return None
         fleet.conversations.expire(now_s)

@@ -33,14 +33,7 @@ from policies.view import CandidateId
 from router.replicas.conversations import Conversations
 from router.replicas.ledger import NOTHING, InFront
 from router.scheduling.order import LineKey, Order
-from router.scheduling.waiting import (
-    Candidates,
-    Choice,
-    QueueRules,
-    Waiting,
-    compute_ms,
-    level_of,
-)
+from router.scheduling.waiting import Candidates, Choice, QueueRules, Waiting, level_of
 
 PACE_SHARE: Final = 0.5
 """Part of the work at a replica's own pace that is certain: it computes short prompts together."""
@@ -338,7 +331,7 @@ class Queue(Generic[C]):
         come back. Below 1 an engine could do without its cache.
         """
         there, sets = choice.view.id, self._working_sets
-        own_ms = compute_ms(choice, waiting.num_tokens)
+        own_ms = _compute_ms(choice, waiting.num_tokens)
         num_tokens = max(1.0, sets.num_tokens_at(there))
         fitting = min(1.0, self._room(waiting, there) / num_tokens)
         scarcity = 1e-3 * own_ms * sets.at(there).num_sessions * fitting / sets.cycle_s
@@ -370,7 +363,7 @@ class Queue(Generic[C]):
 
     def outlook(self, waiting: Waiting, choice: C, now_s: float) -> Outlook:
         """Predict a request's first token behind all requests that go before it there. O(n)."""
-        own_ms = compute_ms(choice, waiting.num_tokens)
+        own_ms = _compute_ms(choice, waiting.num_tokens)
         place = waiting.place
         if not place.number:  # not in the queue
             is_spent = self._order.is_spent(waiting.caller)
@@ -401,7 +394,7 @@ class Queue(Generic[C]):
 
     def _put(self, waiting: Waiting, choice: C) -> None:
         """Move a request to the line of the candidate that was chosen."""
-        own_ms = compute_ms(choice, waiting.num_tokens)
+        own_ms = _compute_ms(choice, waiting.num_tokens)
         is_home = self._is_home(waiting, choice.view.id)
         self._order.put(waiting, choice.view.id, own_ms, is_home=is_home)
 
@@ -409,7 +402,7 @@ class Queue(Generic[C]):
         """Charge a sent request to idle time and its caller's share."""
         if verdict.price_ms:
             self._candidates.spend_idle_time(choice.view.id, verdict.price_ms, now_s)
-        self._order.charge(waiting, compute_ms(choice, waiting.num_tokens))
+        self._order.charge(waiting, _compute_ms(choice, waiting.num_tokens))
 
     def _note_turn(self, waiting: Waiting, now_s: float) -> None:
         """Record that a conversation goes on: its pause is over."""
@@ -425,3 +418,14 @@ class Queue(Generic[C]):
 def _ttft_ms(choice: Choice) -> float:
     """Return the predicted time to a first token at the chosen candidate."""
     return next(cost.ttft_ms for cost in choice.costs() if cost.id == choice.view.id)
+
+
+def _compute_ms(choice: Choice, num_tokens: int) -> float:
+    """Predict how long a prompt occupies an engine; at least 1 ms.
+
+    Fetching blocks does not occupy it: it computes other prompts meanwhile.
+    """
+    view = choice.view
+    num_held = view.num_cached_tokens
+    cost = view.cost
+    return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)

@@ -121,14 +121,3 @@ class Waiting(Struct):
 def level_of(*, is_batch: bool, priority: int) -> int:
     """Return the strict part of an order: batch behind interactive, then by priority."""
     return is_batch * _BATCH_LEVEL + MAX_PRIORITY - priority
-
-
-def compute_ms(choice: Choice, num_tokens: int) -> float:
-    """Predict how long a prompt occupies an engine; at least 1 ms.
-
-    Fetching blocks does not occupy it: it computes other prompts meanwhile.
-    """
-    view = choice.view
-    num_held = view.num_cached_tokens
-    cost = view.cost
-    return max(1.0, cost.prefill_ms(num_tokens - num_held, num_held) - cost.base_ms)

@@ -35,10 +35,6 @@ class _Evidence:
         self.agrees: bool | None = None
         self.blocks: deque[bool] = deque(maxlen=_NUM_RECENT)
 
-    @property
-    def num_missed(self) -> int:
-        return self.blocks.count(False)
-
 
 class TokenTrust:
     """Counts agreement with the replicas of one model.
@@ -134,14 +130,15 @@ class TokenTrust:
         if not came:
             self._count(False)
             self.proven.clear()
-        if known.num_missed >= _MAX_MISSED:
-            reason = f"the engine stored other blocks of {known.num_missed} recent prompts"
+        num_missed = known.blocks.count(False)
+        if num_missed >= _MAX_MISSED:
+            reason = f"the engine stored other blocks of {num_missed} recent prompts"
             self._judge(replica, False, reason, has_others=has_others, now_s=now_s)
 
     def num_missed(self, replica: str) -> int:
         """Count the recent prompts of which a replica stored other blocks."""
         known = self._replicas.get(replica)
-        return known.num_missed if known is not None else 0
+        return known.blocks.count(False) if known is not None else 0
 
     def forget(self, replica: str) -> None:
         """Drop the evidence of a replica that is gone, or is another process now."""

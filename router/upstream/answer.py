@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Final
 
 import aiohttp
-from multidict import CIMultiDictProxy
 
 from router.api.encodings import decoded, is_encoded
 from router.base.errors import ClientError
@@ -29,6 +28,7 @@ class Answer:
 
     streams: Whether its body is server-sent events, readable or not.
     is_encoded: Its body is compressed, although that was not asked for: passed on as it comes.
+    is_event_stream: Whether its body is server-sent events that can be read.
     """
 
     __slots__ = (
@@ -48,7 +48,10 @@ class Answer:
         "fault",
         "first",
         "first_s",
+        "headers",
         "is_encoded",
+        "is_event_stream",
+        "status",
         "streams",
     )
 
@@ -77,24 +80,11 @@ class Answer:
         kind = response.headers.get("Content-Type", "").partition(";")[0]
         self.is_encoded = is_encoded(response.headers)
         self.streams = kind.strip().lower() == "text/event-stream"
+        self.is_event_stream = self.streams and not self.is_encoded
+        self.status, self.headers = response.status, response.headers
         self._is_doubted = False  # whether its replica's figures were asked for
         self._is_kept_alive = False  # whether the last bytes were keep-alives
         self._keep_alives = KeepAlives() if self.is_event_stream else None
-
-    @property
-    def status(self) -> int:
-        """The status line's code."""
-        return self._response.status
-
-    @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        """The headers as the replica sent them."""
-        return self._response.headers
-
-    @property
-    def is_event_stream(self) -> bool:
-        """Whether the body is server-sent events that can be read."""
-        return self.streams and not self.is_encoded
 
     @property
     def outcome_status(self) -> int:

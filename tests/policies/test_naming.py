@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import asdict
 
 from policies import POLICIES, create
 from policies.cost import KvAware
-from policies.naming import label_of, params_of, parse, split
+from policies.naming import label_of, parse, split
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -16,7 +17,7 @@ def test_a_label_names_the_very_policy(name: str) -> None:
 
     assert label_of(policy) == name
     assert parse(label_of(policy)) == policy
-    assert create(policy.name, params_of(policy)) == policy
+    assert create(policy.name, asdict(policy)) == policy
 
 
 @pytest.mark.parametrize(

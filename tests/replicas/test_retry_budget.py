@@ -20,7 +20,7 @@ def test_a_few_may_always_be_sent_again() -> None:
 def test_a_share_of_recent_requests_may_be_sent_again() -> None:
     budget = RetryBudget(0.2)
     for _ in range(1000):
-        budget.note_request(100.0)
+        budget.requests.add(1.0, 100.0)
 
     assert abs(spend(budget, 100.0) - (200 + NUM_ALWAYS)) <= 1
     assert spend(budget, 100.01) <= 1  # what fades in that time

@@ -29,7 +29,7 @@ from router.replicas import Fleet
 from router.replicas.cost_fit import PRIOR
 from router.replicas.ledger import NOTHING, InFront
 from router.request.queue import WaitingRoom
-from router.request.results import Tries
+from router.request.results import NO_SESSION, Tries
 from router.scheduling.classes import DEADLINE_HEADER
 from router.scheduling.queue import Queue
 from router.scheduling.waiting import QueueRules
@@ -708,7 +708,7 @@ def a_prompt(num_waiting: int = 0) -> Any:
     view = ReplicaView(id=CandidateId("r1"), cost=PRIOR, num_waiting=num_waiting)
     plan = SimpleNamespace(view=view, candidate=SimpleNamespace(id=view.id), helper=None)
     inbound = SimpleNamespace(caller=ANYBODY)
-    read = SimpleNamespace(session_hash=None, request="any", inbound=inbound)
+    read = SimpleNamespace(whose=NO_SESSION, request="any", inbound=inbound)
     return SimpleNamespace(
         read=read,
         num_tokens=10,

@@ -41,7 +41,7 @@ class RequestCounts(Observer):
     def _count(self, facts: Facts, placement: Placement, waited_s: float) -> None:
         prompt, inbound = facts.prompt, facts.read.inbound
         name, arrived_s = placement.lease.candidate, inbound.arrived_s
-        metrics, stages = self._instruments.of(name), self._stages
+        metrics, stages = self._instruments[name], self._stages
         if inbound.api.counts:
             self._metrics.counted.labels("engine").inc()
         self._metrics.requests.labels(inbound.api.name, name, facts.outcome.value).inc()
@@ -52,7 +52,7 @@ class RequestCounts(Observer):
         stages.total.observe(placement.placed_s - arrived_s - waited_s)
         held = placement.predicted
         metrics.prompt_tokens.inc(prompt.num_tokens)
-        metrics.predicted_tokens.inc(held.num_cached_tokens)
+        metrics.predicted_tokens.inc(facts.num_predicted_cached_tokens)
         metrics.cpu_tokens.inc(held.num_cpu_only_tokens)
         metrics.pool_tokens.inc(held.num_fetched_tokens)
         if facts.ttft_ms is not None:

@@ -123,7 +123,7 @@ class Early(Observer):
         """Read an answer that a next prompt may go on from."""
         prompt, answer = passage.prompt, passage.answer
         read = prompt.read
-        if read.session_hash is None or read.chat is None or read.response_id is not None:
+        if read.whose.session_hash is None or read.chat is None or read.response_id is not None:
             return None
         if answer.status != 200 or answer.is_encoded or self._fleet.members.is_split:
             return None
@@ -131,7 +131,7 @@ class Early(Observer):
             return None
         if len(read.received.body or b"") > MAX_BODY_BYTES:
             return None
-        if not self._results.may(read.session_hash, read.model or "", monotonic()):
+        if not self._results.may(read.whose.session_hash, read.model or "", monotonic()):
             return None
         text = AnswerText(read.inbound.path, is_event_stream=answer.is_event_stream)
         read.inbound.slots[self] = text
@@ -140,7 +140,7 @@ class Early(Observer):
     def ended(self, facts: Facts) -> None:
         """Queue a conversation for an idle moment, if a message of its user comes next."""
         answer: AnswerText | None = facts.read.inbound.slots.pop(self, None)
-        session, placement = facts.read.session_hash, facts.placement
+        session, placement = facts.read.whose.session_hash, facts.placement
         if answer is None or placement is None or session is None:
             return
         answer.end()
@@ -160,7 +160,7 @@ class Early(Observer):
 
     def leased(self, prompt: Prompt, placement: Placement) -> None:
         """Make way for a request that is about to be sent."""
-        session = prompt.read.session_hash
+        session = prompt.read.whose.session_hash
         if session is not None and prompt.read.request is not None:
             self._waiting.remove(session)
             self._judge(session, prompt, placement)

@@ -24,7 +24,7 @@ class Experiments(Observer):
         """
         if self.runner.is_empty:
             return None
-        return self.runner.assign(read.model or "", read.session_hash, time.time())
+        return self.runner.assign(read.model or "", read.whose.session_hash, time.time())
 
     def ended(self, facts: Facts) -> None:
         if facts.prompt.variant is None or facts.placement is None:

@@ -44,7 +44,7 @@ def _whose(read: Read) -> dict[str, Any]:
 
 def _routed(facts: Facts, placement: Placement) -> dict[str, Any]:
     """Return the fields of a request that was placed."""
-    prompt, tries, usage = facts.prompt, facts.tries, facts.usage
+    prompt, tries = facts.prompt, facts.tries
     read, client, variant = prompt.read, prompt.read.inbound.client, prompt.variant
     return {
         "request": read.request_id,
@@ -57,9 +57,9 @@ def _routed(facts: Facts, placement: Placement) -> dict[str, Any]:
         "why": facts.plan.decision.reason,
         "prefill": tries.helped.where if tries.helped is not None else None,
         "tokens": prompt.num_tokens,
-        "cached": placement.predicted.num_cached_tokens,
+        "cached": facts.num_predicted_cached_tokens,
         "pool": placement.predicted.num_fetched_tokens,
-        "reported": usage.num_cached_tokens if usage is not None else None,
+        "reported": facts.num_reported_cached_tokens,
         "state": facts.state,
         "tries": len(tries.records),
         "status": facts.status,

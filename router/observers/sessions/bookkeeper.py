@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -19,8 +18,7 @@ from router.observers.sessions.causes import Fate, Known, causes_of, sharable
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.ledger import Ledger
 from router.observers.sessions.threads import Match, Thread
-from router.observers.sessions.turn_of import turn_of
-from router.observers.sessions.turns import Turn
+from router.observers.sessions.turns import Turn, turn_of
 from router.records.computed import Computed, Loss, Move
 from router.request.fetch import Fetches
 from router.request.observer import Facts, Observer
@@ -73,14 +71,14 @@ class Bookkeeper(Observer):
             return
         prompt = facts.prompt.original or facts.prompt
         has_failed_read = prompt is not facts.prompt
-        tries, whose, now_s = facts.tries, prompt.read.whose, time.monotonic()
+        tries, whose = facts.tries, prompt.read.whose
         if whose.conversation is None or prompt.read.num_prompts > 1:
             return
         named = _named(prompt, placement, self._caches)
         match = self._match(prompt, named)
-        turn = turn_of(prompt, tries, placement, facts.outcome, facts.usage, facts.ttft_ms, now_s)
+        turn = turn_of(facts, prompt, placement)
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
-        thread = self._thread(prompt, placement, match, named, now_s)
+        thread = self._thread(prompt, placement, match, named, facts.ended_s)
         if match.thread is None or not has_failed_read:  # else no cache has its blocks
             self.ledger.remember(
                 whose.conversation,
@@ -105,19 +103,16 @@ class Bookkeeper(Observer):
     def settled(self, facts: Facts) -> None:
         """Book a turn, with the causes if its engine said enough."""
         entry = facts.read.inbound.slots.pop(self, None)
-        if entry is not None:
-            facts.notes["computed"] = self._booked(entry)
-
-    def _booked(self, entry: Entry) -> Computed | None:
-        prompt, placement, turn = entry.prompt, entry.placement, entry.turn
-        entry.thread.num_emptied = self._caches.index.num_emptied(placement.lease.candidate)
+        if entry is None:
+            return
+        prompt, turn = entry.prompt, entry.turn
+        entry.thread.num_emptied = self._caches.index.num_emptied(entry.thread.candidate)
         if entry.has_causes:
             computed = self._computed(entry)
             turn = replace(turn, computed=computed)
             self._count(prompt, computed, turn.num_cached or 0)
-        whose = prompt.read.whose
-        self.ledger.add(whose.conversation or 0, turn)
-        return turn.computed
+        self.ledger.add(prompt.read.whose.conversation or 0, turn)
+        facts.notes["computed"] = turn.computed
 
     def _match(self, prompt: Prompt, named: _Named) -> Match:
         whose, (space, contract, keys) = prompt.read.whose, named
@@ -135,7 +130,7 @@ class Bookkeeper(Observer):
         )
 
     def _thread(
-        self, prompt: Prompt, placement: Placement, match: Match, named: _Named, now_s: float
+        self, prompt: Prompt, placement: Placement, match: Match, named: _Named, at_s: float
     ) -> Thread:
         candidate = placement.lease.candidate
         there, change = placement.plan.fetchable, match.change
@@ -148,7 +143,7 @@ class Bookkeeper(Observer):
             parts=prompt.read.whose.parts if prompt.read.response_id is None else None,
             candidate=candidate,
             num_emptied=self._caches.index.num_emptied(candidate),
-            at_s=now_s,
+            at_s=at_s,
             num_pool_tokens=there.num_tokens if there is not None else 0,
             change=change.part if change is not None else None,
             num_in_row=change.num_in_row if change is not None else 0,
@@ -159,7 +154,7 @@ class Bookkeeper(Observer):
         num_cached = entry.turn.num_cached or 0
         thread, source = match.thread, match.source
         candidate = placement.lease.candidate
-        index, contract = self._caches.index, self._caches.contract(candidate)
+        index, contract = self._caches.index, entry.thread.contract
         size = contract.block_size if contract is not None else 1
         layout = index.groups_of(candidate)
         fetch_until = 0

@@ -55,41 +55,39 @@ class Known(Struct, frozen=True, kw_only=True):
 
 def causes_of(known: Known) -> dict[Cause, int]:
     """Split the tokens that an engine computed by cause; the sum is its own count."""
-    taken: dict[Cause, int] = {}
-    at = known.num_cached
-
-    def take(cause: Cause, until: int) -> None:
-        nonlocal at
-        until = min(until, known.num_tokens)
-        if until > at:
-            taken[cause] = taken.get(cause, 0) + until - at
-            at = until
-
     num_before = known.num_before
     if known.is_unknown and not num_before:
         num_before = known.num_tokens
-    had_blocks = _shareable(known, num_before) > 0
+    had_blocks = min(num_before, known.num_tokens - 1) >= known.step
+    causes: list[tuple[Cause, int]]  # each up to a position, in this order
     if known.is_unknown:
-        take("unknown" if had_blocks else "last_block", num_before)
+        causes = [("unknown" if had_blocks else "last_block", num_before)]
     elif known.is_apart:
-        take("salt_or_model" if had_blocks else "last_block", num_before)
+        causes = [("salt_or_model" if had_blocks else "last_block", num_before)]
     else:
         shared = sharable(known)
-        take("fetch_failed", min(known.fetch_until, shared))
-        take("moved", min(known.moved_until, shared))
-        take("pool_lost", min(known.pool_until, shared))
-        take(known.fate, shared)
-        take("last_block", known.num_common)
-        take("changed" if known.has_changed and had_blocks else "last_block", num_before)
-    take("new", known.num_tokens)
+        causes = [
+            ("fetch_failed", min(known.fetch_until, shared)),
+            ("moved", min(known.moved_until, shared)),
+            ("pool_lost", min(known.pool_until, shared)),
+            (known.fate, shared),
+            ("last_block", known.num_common),
+            ("changed" if known.has_changed and had_blocks else "last_block", num_before),
+        ]
+    taken: dict[Cause, int] = {}
+    at = known.num_cached
+    for cause, until in (*causes, ("new", known.num_tokens)):
+        end = min(until, known.num_tokens)
+        if end > at:
+            taken[cause] = taken.get(cause, 0) + end - at
+            at = end
     return taken
 
 
 def sharable(known: Known) -> int:
-    """Count the leading tokens that an engine can take from a cache at most."""
-    return max(0, _shareable(known, known.num_common) - known.num_dropped)
+    """Count the leading tokens that an engine can take from a cache at most.
 
-
-def _shareable(known: Known, until: int) -> int:
-    """Count the tokens of whole blocks up to a position; engines compute the last token."""
-    return min(until, known.num_tokens - 1) // known.step * known.step
+    They are those of whole blocks. Engines compute the last token.
+    """
+    num_common = min(known.num_common, known.num_tokens - 1)
+    return max(0, num_common // known.step * known.step - known.num_dropped)

@@ -1,8 +1,8 @@
-"""Turns of a session, and their sums."""
+"""Turns of a session, as the ledger keeps them, and their sums."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -11,6 +11,11 @@ from policies.view import CandidateId
 from router.base.decoding import strict
 from router.base.wire import Count, Seconds
 from router.records.computed import Computed
+from router.request.observer import Facts
+from router.request.plan import Placement
+from router.request.results import Prompt
+
+_MOST_TOKENS: Final = 1 << 40
 
 Milliseconds = Annotated[float, Meta(ge=-1e15, le=1e15)]
 """No NaN is in them."""
@@ -49,6 +54,46 @@ class Turn(Struct, frozen=True, array_like=True, kw_only=True):
 
 encode_turn = msgspec.msgpack.Encoder().encode
 decode_turn = strict(msgspec.msgpack.Decoder(Turn).decode)
+
+
+def turn_of(facts: Facts, prompt: Prompt, placement: Placement) -> Turn:
+    """Describe the turn that a request was, without its causes."""
+    usage, wait = facts.usage, facts.tries.wait
+    num_tokens = _sane(usage.prompt_tokens if usage is not None else None)
+    num_tokens = prompt.num_tokens if num_tokens is None else num_tokens
+    reported = _sane(facts.num_reported_cached_tokens)
+    num_cached = facts.num_predicted_cached_tokens if reported is None else reported
+    num_gpu, num_cpu, num_pool = placement.predicted.sources(num_cached)
+    cost = facts.plan.view.cost
+    engine_ms = cost.prefill_ms(max(0, num_tokens - num_cached), num_cached)
+    return Turn(
+        request_id=prompt.read.request_id,
+        at=facts.at - facts.total_ms / 1000,
+        candidate=placement.lease.candidate,
+        model=prompt.read.model or "",
+        outcome=facts.outcome.value,
+        num_tokens=num_tokens,
+        num_cached=reported,
+        num_gpu=num_gpu,
+        num_cpu=num_cpu,
+        num_pool=num_pool,
+        num_output=_sane(usage.completion_tokens if usage is not None else None),
+        router_ms=facts.router_ms,
+        waited_ms=wait.waited_ms,
+        ttft_ms=facts.ttft_ms,
+        total_ms=facts.total_ms,
+        engine_ms=engine_ms,
+        saved_ms=max(0.0, cost.prefill_ms(num_tokens, 0) - engine_ms),
+        prefill_at=placement.helper.lease.candidate if placement.helper is not None else None,
+        waited_for=wait.held_by,
+    )
+
+
+def _sane(num_reported: int | None) -> int | None:
+    """Pass on what an engine reports, if it can be a number of tokens."""
+    if num_reported is None or not 0 <= num_reported <= _MOST_TOKENS:
+        return None
+    return num_reported
 
 
 class Totals(Struct):
