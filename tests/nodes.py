@@ -16,7 +16,7 @@ from router.index.cache_view import CacheView
 from router.index.claims import Claim
 from router.kv_events.stream import RankStream
 from router.metrics import Metrics
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.turn_share import share_turns
 from router.records.outcome import Outcome
 from router.replicas import Booking, Fleet, Lease, Replica, ServedModel
@@ -32,7 +32,7 @@ class Node:
     """One router of several. `urls` by local name: two nodes may name their replicas differently.
 
     Args:
-        sessions: Its conversations; None: as many as by default.
+        conversations: Its conversations; None: as many as by default.
         settings: Of `Outbox`.
     """
 
@@ -41,31 +41,31 @@ class Node:
         name: str,
         urls: Sequence[str] = ("x", "y"),
         *,
-        sessions: Conversations | None = None,
+        conversations: Conversations | None = None,
         **settings: int,
     ) -> None:
         self.registry = Registry([ReplicaConfig(url=f"http://{url}") for url in urls])
-        self.fleet = Fleet(prior=UNIT, conversations=sessions)
+        self.fleet = Fleet(prior=UNIT, conversations=conversations)
         self.caches = CacheView(BlockIndex())
-        self.sessions = self.fleet.conversations
+        self.conversations = self.fleet.conversations
         self.metrics = Metrics()
         names = CandidateNames(self.registry, self.fleet)
         self.peers = Peers(
             name,
             fleet=self.fleet,
             caches=self.caches,
-            sessions=self.sessions,
+            conversations=self.conversations,
             names=names,
             metrics=self.metrics,
         )
         self.outbox = Outbox(
             caches=self.caches,
-            sessions=self.sessions,
+            conversations=self.conversations,
             names=names,
             metrics=self.metrics,
             **settings,
         )
-        self.ledger = Ledger()
+        self.ledger = SessionLedger()
         share_turns(
             self.ledger,
             index=self.caches.index,

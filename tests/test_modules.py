@@ -1,8 +1,10 @@
-"""How tests are kept apart: what several tests use is in modules that are not tests."""
+"""Modules: what several tests use is in no test, and a class name is used once."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parent
@@ -18,3 +20,15 @@ def test_no_test_imports_another_test_module() -> None:
     ]
 
     assert wrong == []
+
+
+def test_a_class_name_is_used_once() -> None:
+    """A class is called so nowhere else in router/ and policies/."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in [*ROOT.parent.glob("router/**/*.py"), *ROOT.parent.glob("policies/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT.parent)}:{node.lineno}")
+
+    assert "Observer" in places
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

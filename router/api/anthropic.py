@@ -123,11 +123,11 @@ class _Counts(Struct):
     cache_read_input_tokens: int | None = None
 
 
-class _WithUsage(Struct):
+class _MessageWithUsage(Struct):
     usage: _Counts | None = None
 
 
-_decoder = msgspec.json.Decoder(_WithUsage)
+_decoder = msgspec.json.Decoder(_MessageWithUsage)
 
 
 def usage_of_message(body: bytes) -> Usage | None:

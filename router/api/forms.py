@@ -41,7 +41,7 @@ class Malformed(Exception):
     """Readers may differ about the form, or vLLM refuses it."""
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class FormPart(Struct, frozen=True, kw_only=True):
     """A part of a form; `start` and `end` of its content in the body."""
 
     name: bytes
@@ -70,7 +70,7 @@ def model_of_form(body: bytes, content_type: str) -> str | None:
         return None
 
 
-def parts_of_form(body: bytes, content_type: str) -> Iterator[Part]:
+def parts_of_form(body: bytes, content_type: str) -> Iterator[FormPart]:
     """Yield a form's parts.
 
     Raises:
@@ -90,7 +90,7 @@ def parts_of_form(body: bytes, content_type: str) -> Iterator[Part]:
             raise Malformed("the head of a part does not end")
         name, is_file = _read_head(body[at + 2 : head_end])
         start, end = head_end + 4, _find(body, delimiter, head_end + 4)
-        yield Part(name=name, is_file=is_file, start=start, end=end)
+        yield FormPart(name=name, is_file=is_file, start=start, end=end)
         at = end + len(delimiter)
     raise Malformed(f"it has more than {MAX_PARTS} parts")
 

@@ -35,7 +35,7 @@ _MARK: Final = "cache_control"
 _UNREADABLE: Final = 1
 
 
-class Parts(Struct, frozen=True, gc=False):
+class PartDigests(Struct, frozen=True, gc=False):
     """The digests of one request; 0: it has no such part.
 
     tool_set: Of the tools, whatever their order.
@@ -62,7 +62,7 @@ def items_of(path: str, body: Mapping[str, Any]) -> list[Any] | None:
     return items if type(items) is list else None
 
 
-def parts_of(path: str, body: Mapping[str, Any], known: Sequence[int] = ()) -> Parts | None:
+def parts_of(path: str, body: Mapping[str, Any], known: Sequence[int] = ()) -> PartDigests | None:
     """Digest the parts of a request; None: it is no chat, or too long.
 
     Args:
@@ -81,7 +81,7 @@ def parts_of(path: str, body: Mapping[str, Any], known: Sequence[int] = ()) -> P
     if text := body.get(FIELDS[path][1]):
         system.append(_digest(_system(text)))
     each = [_digest(_unmarked(tool)) for tool in tools] if type(tools) is list else []
-    return Parts(
+    return PartDigests(
         tools=_joined(each),
         tool_set=_joined(sorted(each)),
         system=_joined(system),

@@ -56,12 +56,12 @@ class _ThinkingBody(Struct):
     thinking: _Thinking | None = None
 
 
-class _Choice(Struct):
+class _EndedChoice(Struct):
     finish_reason: str | None = None
 
 
 class _Ended(Struct):
-    choices: list[_Choice] = []  # chat, completions
+    choices: list[_EndedChoice] = []  # chat, completions
     stop_reason: str | None = None  # messages
     status: str | None = None  # responses
     kv_transfer_params: dict[str, Any] | None = None

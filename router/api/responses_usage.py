@@ -24,11 +24,11 @@ class _ResponseUsage(Struct, frozen=True):
     input_tokens_details: PromptDetails | None = None
 
 
-class _Response(Struct, frozen=True):
+class _ResponseBody(Struct, frozen=True):
     usage: _ResponseUsage | None = None
 
 
-_decoder = msgspec.json.Decoder(_Response)
+_decoder = msgspec.json.Decoder(_ResponseBody)
 _decode_value = json.JSONDecoder().raw_decode
 
 

@@ -37,7 +37,7 @@ _UUID: Final = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{1
 _USER_SESSION: Final = re.compile(r"_session_([^_]+)$")
 
 
-class Session(NamedTuple):
+class SessionIdentity(NamedTuple):
     """A conversation, and the one that started it; None: no other one, as far as its client says.
 
     is_named: Its client has a name for it; False: it is known by its first turn.
@@ -50,20 +50,20 @@ class Session(NamedTuple):
 
 def session_of(
     headers: Mapping[str, str], body: Mapping[str, Any] | None, names: Iterable[str], path: str
-) -> Session | None:
+) -> SessionIdentity | None:
     """Find a request's session; `names` are headers, in order."""
     name = _first_id(headers, names)
     if name is None and body is not None:
         name = _in_body(body)
     if name is None:
         turn = _first_turn(body, path) if body is not None else None
-        return Session(turn, is_named=False) if turn is not None else None
+        return SessionIdentity(turn, is_named=False) if turn is not None else None
     if agent := _id(headers.get(_AGENT)):
         above = _id(headers.get(_PARENT_AGENT))
         has_parent = above not in (None, agent)
-        return Session(f"{name}\0{agent}", f"{name}\0{above}" if has_parent else name)
+        return SessionIdentity(f"{name}\0{agent}", f"{name}\0{above}" if has_parent else name)
     parent = _first_id(headers, _PARENTS)
-    return Session(name, parent if parent != name else None)
+    return SessionIdentity(name, parent if parent != name else None)
 
 
 def session_hash(session: str, model: str) -> int:

@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from router.base.messages import decode_record
-from router.cluster import Orders, OrderShare, PoolShare, RecordShare, Shares, Sharing
+from router.cluster import Orders, OrderShare, PoolShare, RecordShare, SharedState, Sharing
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.death_share import share_deaths
 from router.cluster.outbox import Outbox
@@ -44,14 +44,14 @@ class Cluster:
             name,
             fleet=parts.fleet,
             caches=parts.caches,
-            sessions=parts.sessions,
+            conversations=parts.conversations,
             names=self.names,
             metrics=parts.metrics,
             lease_s=config.redis.lease_s,
         )
         self.outbox = Outbox(
             caches=parts.caches,
-            sessions=parts.sessions,
+            conversations=parts.conversations,
             names=self.names,
             metrics=parts.metrics,
         )
@@ -90,8 +90,8 @@ def _orders(parts: Parts, store: RedisStore) -> OrderShare:
 
 def _shares(
     parts: Parts, store: RedisStore, peers: Peers, outbox: Outbox, orders: OrderShare
-) -> Shares:
-    return Shares(
+) -> SharedState:
+    return SharedState(
         peers=peers,
         outbox=outbox,
         orders=orders,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from router.assembly.own_observers import own_observers
 from router.base.errors import ConfigError
 from router.config import Config
-from router.http.part import Part
+from router.http.part import ObserverPart
 
 if TYPE_CHECKING:
     from router.assembly.router import Router
@@ -47,7 +47,7 @@ def add_observers(router: Router) -> None:
         steps.observers.add(observer)
 
 
-def _built(router: Router) -> Iterator[tuple[str, Part]]:
+def _built(router: Router) -> Iterator[tuple[str, ObserverPart]]:
     for name, sections in FOLDERS.items():
         module_name = f"router.observers.{name}"
         try:

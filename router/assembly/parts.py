@@ -88,14 +88,14 @@ class Parts:
             hosts=HostRules(config.admin.replica_hosts),
             pools=config.mooncake.names,
         )
-        self.sessions = Conversations(
+        self.conversations = Conversations(
             ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
         )
         self.deaths, self.caches = Deaths(), CacheView(BlockIndex())
         self.waiting: Waiting = {}
         self.fleet = Fleet(
             order=[entry.name for entry in self.registry.entries],
-            conversations=self.sessions,
+            conversations=self.conversations,
             waiting=self.waiting,
             layout_of=self.caches.index.groups_of,
             num_tier_blocks=partial(self.caches.index.num_blocks, tier="cpu"),

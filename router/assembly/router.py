@@ -10,7 +10,7 @@ from router.assembly.story import build_story
 from router.config import Config
 from router.config.secrets import read_secret
 from router.http.guard import Guard
-from router.http.part import Part
+from router.http.part import ObserverPart
 from router.http.server import Listener
 from router.scheduling.waiting import DEFAULT_RULES, QueueRules
 
@@ -42,7 +42,7 @@ class Router(Parts):
         admin = config.admin
         self.guard = Guard(read_secret(admin.token_file, "admin.token_file"), admin.hosts)
         self.story = build_story(self, queue_rules)
-        self.observers: dict[str, Part] = {}
+        self.observers: dict[str, ObserverPart] = {}
         add_observers(self)
         self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's
 

@@ -221,7 +221,7 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
     """A heartbeat: the router lives, and of the leases up to number `last` these are open.
 
     All others of it up to there are over. What began after the heartbeat was made has a higher
-    number, so it is safe from a heartbeat that comes late, twice, or after a newer `Load`.
+    number, so it is safe from a heartbeat that comes late, twice, or after newer `OpenLeases`.
     """
 
     open: tuple[Number, ...] = ()
@@ -278,7 +278,7 @@ class OpenLease(Struct, frozen=True, array_like=True):
     is_answered: bool
 
 
-class Load(Struct, frozen=True, array_like=True):
+class OpenLeases(Struct, frozen=True, array_like=True):
     """All that one router has in flight, for one that joins: leases up to number `last`."""
 
     last: Number
@@ -323,6 +323,6 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 encode = msgspec.msgpack.Encoder().encode
 decode_position = decoder(Position, "msgpack")
 decode_status = decoder(StreamStatus, "msgpack")
-decode_load = decoder(Load, "msgpack")
+decode_load = decoder(OpenLeases, "msgpack")
 decode_session = decoder(SessionState, "msgpack")
 decode_record = decoder(ReplicaRecord, "msgpack")

@@ -71,7 +71,7 @@ _HELP_ALL: Final = "help_all"
 _ARGUMENTS: Final = "arguments"
 
 
-class _Choice(click.Choice[str]):
+class _ListedChoice(click.Choice[str]):
     """Shows and completes the allowed values; the loader refuses others, with the key's name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -187,7 +187,7 @@ def _flag(option: Option) -> Callable[[Any], Any]:
     elif option.kind is None or option.joined:
         attributes |= {"multiple": True, "metavar": _metavar(option)}
     elif option.choices:
-        attributes |= {"type": _Choice(option.choices)}
+        attributes |= {"type": _ListedChoice(option.choices)}
     else:
         attributes |= {"type": option.kind, "metavar": _metavar(option)}
     return click.option(name, _parameter(option), **attributes)

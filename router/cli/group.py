@@ -66,7 +66,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 click.Context.formatter_class = Formatter
 
 
-class _Group(click.Group):
+class _LazyGroup(click.Group):
     """A group whose further commands are found by name and imported late."""
 
     def make_context(
@@ -135,7 +135,7 @@ class _Group(click.Group):
             raise click.UsageError(f"{exc.message} Commands: {known}.", ctx) from exc
 
 
-@click.group("warmroute", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("warmroute", cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("warmroute"), message="warmroute %(version)s")
 def main() -> None:
     """Cache-aware routing in front of vLLM replicas.

@@ -21,6 +21,6 @@ from router.cluster.link import Link
 from router.cluster.order_share import Orders, OrderShare
 from router.cluster.pool_share import PoolShare
 from router.cluster.record_share import RecordShare
-from router.cluster.sharing import Shares, Sharing
+from router.cluster.sharing import SharedState, Sharing
 
-__all__ = ["Link", "OrderShare", "Orders", "PoolShare", "RecordShare", "Shares", "Sharing"]
+__all__ = ["Link", "OrderShare", "Orders", "PoolShare", "RecordShare", "SharedState", "Sharing"]

@@ -35,7 +35,7 @@ class Loaded(Struct):
     newest: Position | None = None  # None: not known
 
 
-class _Wanted(Struct):
+class _WantedStream(Struct):
     result: asyncio.Future[Loaded | None]
     until_s: float
 
@@ -45,13 +45,13 @@ class SnapshotLoader:
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
-        self._wanted: dict[StreamId, _Wanted] = {}
+        self._wanted: dict[StreamId, _WantedStream] = {}
         self.num_loads = 0
 
     async def load(self, stream_id: StreamId) -> Loaded | None:
         """Load a stream's blocks; None: Redis does not have them."""
         result: asyncio.Future[Loaded | None] = asyncio.get_running_loop().create_future()
-        self._wanted[stream_id] = _Wanted(result, time.monotonic() + WAIT_S)
+        self._wanted[stream_id] = _WantedStream(result, time.monotonic() + WAIT_S)
         return await result
 
     def cancel(self) -> None:

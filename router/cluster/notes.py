@@ -24,14 +24,14 @@ Receive = Callable[[N, str, float], object]
 """Takes a note, the name of the router that sent it, and now."""
 
 
-class _Entry(Struct, frozen=True, array_like=True):
+class _RawNotes(Struct, frozen=True, array_like=True):
     """`Notes`, not decoded yet."""
 
     router: Text
     notes: tuple[msgspec.Raw, ...]
 
 
-_decode_entry = decoder(_Entry, "msgpack")
+_decode_entry = decoder(_RawNotes, "msgpack")
 
 
 class NoteKinds:

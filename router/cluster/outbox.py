@@ -30,9 +30,9 @@ from router.base.messages import (
     Answered,
     Began,
     Ended,
-    Load,
     Note,
     OpenLease,
+    OpenLeases,
     SessionState,
     encode,
     pack_keys,
@@ -66,7 +66,7 @@ class Outbox:
         self,
         *,
         caches: CacheView,
-        sessions: Conversations,
+        conversations: Conversations,
         names: CandidateNames,
         metrics: Metrics,
         max_notes: int = 20_000,
@@ -76,7 +76,7 @@ class Outbox:
         self.on_note: Callable[[bool], None] = _ignore
         """Called when there is a note to take, with whether it is urgent."""
         self._caches = caches
-        self._sessions = sessions
+        self._conversations = conversations
         self._names = names
         self._metrics = metrics
         self._max_notes = max_notes
@@ -90,7 +90,7 @@ class Outbox:
         self._num_later_bytes = 0
         self._max_later_bytes = max_later_bytes
         self._is_lost = False
-        self._turned: Bounded[int, None] = Bounded(sessions.max_sessions)
+        self._turned: Bounded[int, None] = Bounded(conversations.max_sessions)
         """Sessions that had a turn here and are not stored."""
 
     def began(
@@ -130,7 +130,9 @@ class Outbox:
         self._open[lease.number] = _Own(began=note, begun_s=lease.begun_s)
         self._last = lease.number
         self._put(note, len(note.claimed) + len(note.held), is_urgent=True)
-        if session_hash is not None and (has_named_session or self._sessions.goes_on(session_hash)):
+        if session_hash is not None and (
+            has_named_session or self._conversations.goes_on(session_hash)
+        ):
             self._turned.put(session_hash, None)
 
     def answered(self, lease: Lease, now_s: float) -> None:
@@ -208,7 +210,7 @@ class Outbox:
             OpenLease(own.began, now_s - own.begun_s, own.is_answered)
             for own in self._open.values()
         )
-        return encode(Load(self._last, leases))
+        return encode(OpenLeases(self._last, leases))
 
     def take_sessions(self, max_sessions: int = 1000) -> dict[int, SessionState]:
         """Remove and return sessions that had a turn here: routers that join later read them."""
@@ -216,7 +218,7 @@ class Outbox:
         while self._turned and len(taken) < max_sessions:
             session_hash = next(iter(self._turned))
             del self._turned[session_hash]
-            session = self._sessions.last(session_hash)
+            session = self._conversations.last(session_hash)
             stream_id = self._names.stream_id_of(session.candidate) if session is not None else None
             if session is not None and stream_id is not None:
                 taken[session_hash] = SessionState(stream_id, num_tokens=session.num_tokens)

@@ -26,8 +26,8 @@ from router.base.messages import (
     Began,
     Ended,
     Left,
-    Load,
     Notes,
+    OpenLeases,
     SessionState,
     decode_load,
     unpack_keys,
@@ -89,7 +89,7 @@ class Peers:
         *,
         fleet: Fleet,
         caches: CacheView,
-        sessions: Conversations,
+        conversations: Conversations,
         names: CandidateNames,
         metrics: Metrics,
         lease_s: float = LEASE_S,
@@ -99,7 +99,7 @@ class Peers:
         """Called when another router was found, with now."""
         self._fleet = fleet
         self._caches = caches
-        self._sessions = sessions
+        self._conversations = conversations
         self._names = names
         self._metrics = metrics
         self._lease_s = lease_s
@@ -154,7 +154,7 @@ class Peers:
 
         Each load may be older or newer than the notes that follow.
         """
-        joined: list[tuple[_Peer, Load]] = []
+        joined: list[tuple[_Peer, OpenLeases]] = []
         for router, packed in loads.items():
             if router == self.name:
                 continue
@@ -215,7 +215,7 @@ class Peers:
         for session_hash, state in states.items():
             candidate = self._names.candidate_of(state.stream_id)
             if candidate is not None:
-                self._sessions.learn(session_hash, candidate, state.num_tokens, now_s)
+                self._conversations.learn(session_hash, candidate, state.num_tokens, now_s)
 
     def _peer(self, router: str, now_s: float) -> _Peer | None:
         """Find another router, or add it; None: there are too many."""
@@ -308,7 +308,7 @@ class Peers:
             if computed and work.session_hash is not None:
                 booking = work.lease.booking
                 num_tokens = booking.num_uncached_tokens + booking.num_cached_tokens
-                self._sessions.computed(work.session_hash, work.lease.candidate, num_tokens)
+                self._conversations.computed(work.session_hash, work.lease.candidate, num_tokens)
         if work.claim is not None:
             self._caches.release(work.claim, computed=computed, now_s=now_s)
 

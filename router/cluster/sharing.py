@@ -49,7 +49,7 @@ _LEAVE_S: Final = 0.5
 _STEADY_S: Final = 3.0  # up for so long is no accident
 
 
-class Shares(Struct, frozen=True, kw_only=True):
+class SharedState(Struct, frozen=True, kw_only=True):
     """What routers share besides the index, a part for each kind.
 
     accounts: What tenants used; None: there are none.
@@ -73,7 +73,7 @@ class Sharing:
     def __init__(
         self,
         store: RedisStore,
-        shares: Shares,
+        shares: SharedState,
         *,
         caches: CacheView,
         names: CandidateNames,

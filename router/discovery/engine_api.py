@@ -29,7 +29,7 @@ from router.config.tls import refusal as tls_refusal
 from router.config.tls import system_tls
 from router.discovery import engine_pages as pages
 from router.discovery.engine_facts import EngineFacts, RankLoads, read_facts, read_loads
-from router.discovery.engine_metrics import NO_METRICS, Metrics, SleepState
+from router.discovery.engine_metrics import NO_METRICS, EngineMetrics, SleepState
 from router.discovery.engine_pages import ServerInfo
 from router.kv_events.subscriber import EventSource
 from router.replicas.engine_key import NO_KEY, EngineKey
@@ -37,7 +37,7 @@ from router.replicas.replica import ServedModel
 from router.upstream.connections import Strays
 from router.upstream.connector import Connector
 from router.upstream.failures import unreachable
-from router.upstream.session import Response, Session, StrayAnswer
+from router.upstream.session import HttpSession, Response, StrayAnswer
 
 _TOOL_FLAG: Final = "--enable-auto-tool-choice"  # in vLLM 0.32, renderers/online_renderer.py
 _MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
@@ -49,7 +49,7 @@ _KEPT_S: Final = 4.0  # less than the 5 s after which an engine's server closes 
 _JSON: Final = {"Content-Type": "application/json"}
 
 
-class Answer(Struct, frozen=True):
+class WholeAnswer(Struct, frozen=True):
     """A whole answer."""
 
     status: int
@@ -77,7 +77,7 @@ class EngineApi:
         self._tls = tls if tls is not None else system_tls()
         self._strays = strays
         self._names = names
-        self._session: Session | None = None
+        self._session: HttpSession | None = None
 
     async def __aenter__(self) -> Self:
         connector = Connector(
@@ -87,7 +87,7 @@ class EngineApi:
             keepalive_timeout=_KEPT_S,
             ssl=self._tls,
         )
-        self._session = Session(connector, connect_timeout_s=self._timeout_s)
+        self._session = HttpSession(connector, connect_timeout_s=self._timeout_s)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -107,7 +107,7 @@ class EngineApi:
         metrics = await self._optional(replica, url, "/metrics")
         return read_facts(
             models,
-            Metrics(metrics) if metrics is not None else NO_METRICS,
+            EngineMetrics(metrics) if metrics is not None else NO_METRICS,
             sources,
             version=pages.version(version) if version is not None else None,
             is_paused=await self._is_paused(replica, url),
@@ -204,7 +204,7 @@ class EngineApi:
         metrics = await self._optional(replica, url, "/metrics")
         if metrics is None:
             return None
-        page = Metrics(metrics)
+        page = EngineMetrics(metrics)
         sources: dict[int, EventSource] | None = {}
         if names_sources:
             sources = await self._event_sources(replica, url)
@@ -283,7 +283,7 @@ class EngineApi:
         query: Mapping[str, str | list[str]],
         body: bytes | None,
         timeout_s: float,
-    ) -> Answer:
+    ) -> WholeAnswer:
         """Send an operator's order to `url`; no redirect is followed.
 
         Raises:
@@ -298,7 +298,7 @@ class EngineApi:
             timeout_s=timeout_s,
         )
 
-    async def _get(self, replica: str, url: str, path: str) -> Answer:
+    async def _get(self, replica: str, url: str, path: str) -> WholeAnswer:
         return await self._send(
             replica,
             "GET",
@@ -340,7 +340,7 @@ class EngineApi:
         timeout_s: float,
         next_bytes_s: float | None = None,
         max_bytes: int = _MAX_PAGE_BYTES,
-    ) -> Answer:
+    ) -> WholeAnswer:
         """Get a whole answer: by a deadline, of a bounded size."""
         assert self._session is not None
         # Not compressed: a kilobyte may be a gigabyte.
@@ -351,7 +351,7 @@ class EngineApi:
                     response, first = await self._exchange(replica, url, method, sent, body)
                 try:
                     rest = await _read(response, first, max_bytes, next_bytes_s)
-                    return Answer(response.status, rest)
+                    return WholeAnswer(response.status, rest)
                 finally:
                     response.close()
         except TimeoutError as exc:
@@ -411,7 +411,7 @@ async def _read(
     return bytes(body)
 
 
-def _no_engine(url: str, answer: Answer) -> str:
+def _no_engine(url: str, answer: WholeAnswer) -> str:
     """Return what may be wrong with a base URL at which no engine answers."""
     if b"https" in answer.body[:_SHOWN].lower() and url.startswith("http://"):
         return "does it speak TLS? Then write https://"

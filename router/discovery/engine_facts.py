@@ -23,7 +23,7 @@ from router.base.releases import V0_32, is_at_least
 from router.base.roles import Role
 from router.config import EventsConfig, ReplicaConfig
 from router.discovery import engine_metrics
-from router.discovery.engine_metrics import Metrics, SleepState
+from router.discovery.engine_metrics import EngineMetrics, SleepState
 from router.kv_events.subscriber import EventSource
 from router.replicas.candidate_state import EngineLoad
 from router.replicas.event_ports import EventPorts
@@ -109,7 +109,7 @@ class RankLoads(Struct, frozen=True, kw_only=True):
 
 def read_facts(
     models: tuple[ServedModel, ...],
-    metrics: Metrics,
+    metrics: EngineMetrics,
     sources: Mapping[int, EventSource] | None,
     *,
     version: str | None,
@@ -155,7 +155,7 @@ def read_facts(
 
 
 def read_loads(
-    metrics: Metrics,
+    metrics: EngineMetrics,
     sources: Mapping[int, EventSource] | None,
     *,
     sleep: SleepState | None,
@@ -192,7 +192,7 @@ def read_loads(
     )
 
 
-def _figures(metrics: Metrics, num_requests: int) -> Figures:
+def _figures(metrics: EngineMetrics, num_requests: int) -> Figures:
     """Read what shows that an engine works: tokens computed, and the cache in use.
 
     A long prompt counts when it has been computed; meanwhile it takes blocks. Source: vLLM 0.32

@@ -28,7 +28,7 @@ SleepState = Literal["awake", "asleep", "emptied", "paused"]
 """Emptied: asleep, and it lost its KV cache. Paused: whether it lost it is not known."""
 
 
-class Metrics:
+class EngineMetrics:
     """A page. Lines are searched for: a full parse of a page takes 20 ms of the loop."""
 
     __slots__ = ("_page",)
@@ -97,7 +97,7 @@ class Metrics:
         return lines
 
 
-NO_METRICS: Final = Metrics(b"")
+NO_METRICS: Final = EngineMetrics(b"")
 
 
 def block_size(text: str | None) -> int | None:

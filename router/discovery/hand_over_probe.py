@@ -44,19 +44,19 @@ class WrongIds(Exception):
         self.difference = difference
 
 
-class _Usage(Struct):
+class _PromptUsage(Struct):
     prompt_tokens: int | None = None
     input_tokens: int | None = None
     cache_read_input_tokens: int | None = None  # Messages: not among its input_tokens,
     cache_creation_input_tokens: int | None = None  # nor are these
 
 
-class _Answer(Struct):
-    usage: _Usage | None = None
+class _ProbeAnswer(Struct):
+    usage: _PromptUsage | None = None
     prompt_token_ids: list[int] | None = None
 
 
-_decode = decoder(_Answer, "json")
+_decode = decoder(_ProbeAnswer, "json")
 
 
 async def takes_ids(
@@ -88,7 +88,7 @@ async def takes_ids(
 
 async def _ask(
     api: EngineApi, replica: str, url: str, path: str, fields: dict[str, Any]
-) -> _Answer | None:
+) -> _ProbeAnswer | None:
     """Send a request for one token; None: the replica refuses it."""
     body = orjson.dumps(_ONE_TOKEN[path] | fields)
     answer = await api.order(
@@ -104,7 +104,7 @@ async def _ask(
         return None
 
 
-def _num_tokens(answer: _Answer) -> int | None:
+def _num_tokens(answer: _ProbeAnswer) -> int | None:
     usage = answer.usage
     if usage is None:
         return None

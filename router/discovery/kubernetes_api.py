@@ -59,7 +59,7 @@ class _Event(Struct, frozen=True):
     object: msgspec.Raw
 
 
-class Change(Struct, frozen=True):
+class SliceChange(Struct, frozen=True):
     """A change of one slice."""
 
     part: Slice
@@ -123,7 +123,7 @@ class KubernetesApi:
         *,
         for_s: float,
         opened: Callable[[], None],
-        take: Callable[[list[Change]], None],
+        take: Callable[[list[SliceChange]], None],
     ) -> None:
         """Pass on changes in batches, as they come, until the server ends the watch.
 
@@ -233,7 +233,9 @@ async def _whole(response: aiohttp.ClientResponse, answer_s: float) -> bytes:
     return bytes(body)
 
 
-async def _follow(response: aiohttp.ClientResponse, take: Callable[[list[Change]], None]) -> None:
+async def _follow(
+    response: aiohttp.ClientResponse, take: Callable[[list[SliceChange]], None]
+) -> None:
     """Pass on the changes of each chunk of lines."""
     rest = bytearray()
     async for chunk in response.content.iter_any():
@@ -249,7 +251,7 @@ async def _follow(response: aiohttp.ClientResponse, take: Callable[[list[Change]
             raise DiscoveryError(f"an event of its watch is larger than {_MAX_LINE_BYTES} bytes")
 
 
-def change_of(line: bytes) -> Change | None:
+def change_of(line: bytes) -> SliceChange | None:
     """Read a line of a watch; None: it changes nothing.
 
     Raises:
@@ -265,7 +267,7 @@ def change_of(line: bytes) -> Change | None:
             if code == 410:
                 raise Expired
             raise DiscoveryError(f"its watch ended with {code}")
-        return Change(_decode_slice(event.object), event.type == "DELETED")
+        return SliceChange(_decode_slice(event.object), event.type == "DELETED")
     except ValueError as exc:
         raise DiscoveryError("its watch said what is no event of an EndpointSlice") from exc
 

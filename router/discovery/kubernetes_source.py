@@ -21,7 +21,7 @@ from typing import Final
 from router.base.backoff import Backoff
 from router.base.errors import DiscoveryError
 from router.discovery.endpoint_slices import Slice, replicas_in
-from router.discovery.kubernetes_api import ANSWER_S, Change, Expired, KubernetesApi
+from router.discovery.kubernetes_api import ANSWER_S, Expired, KubernetesApi, SliceChange
 from router.discovery.sources import Sink
 from router.replicas.entry import Found
 
@@ -86,7 +86,7 @@ class KubernetesSource:
         def report() -> None:
             sink.found(self.name, replicas_in(slices.values(), self._port))
 
-        def take(changes: list[Change]) -> None:
+        def take(changes: list[SliceChange]) -> None:
             for change in changes:
                 self._apply(change, slices)
             report()
@@ -100,7 +100,7 @@ class KubernetesSource:
             take=take,
         )
 
-    def _apply(self, change: Change, slices: dict[str, Slice]) -> None:
+    def _apply(self, change: SliceChange, slices: dict[str, Slice]) -> None:
         name = change.part.metadata.name
         if change.is_deleted or not change.part.is_of(self._service):
             slices.pop(name, None)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from router.base.errors import BadRequest, UnknownModel
-from router.http.control import Control, Order
+from router.http.control import Control, EngineOrder
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.replica import Replica
@@ -112,7 +112,7 @@ class Adapters:
         names = [replica.name for replica in replicas]
         answers: list[dict[str, Any]] = []
         if names:
-            order = Order(route=route, params=params, replicas=names)
+            order = EngineOrder(route=route, params=params, replicas=names)
             answers = (await self._control.follow(order))["replicas"]
         known = {replica.name for replica in self._fleet.members.replicas}
         missing = [entry.name for entry in self._registry.entries if entry.name not in known]

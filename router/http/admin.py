@@ -12,7 +12,7 @@ from aiohttp import web
 
 from router.api.routes import shown
 from router.base.errors import AdminRefused, RouterError
-from router.http.admin_pages import Handler, Pages
+from router.http.admin_pages import AdminPages, Handler
 from router.http.answers import error_answer
 from router.http.guard import Guard
 
@@ -30,7 +30,7 @@ class AdminApp:
 
     def __init__(
         self,
-        pages: Sequence[Pages],
+        pages: Sequence[AdminPages],
         *,
         guard: Guard,
         body_bytes: int,

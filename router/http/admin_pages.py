@@ -20,7 +20,7 @@ from router.discovery.status import Status
 from router.discovery.watches import Watches
 from router.http.adapters import Adapter, Adapters
 from router.http.answers import metrics_answer
-from router.http.control import Control, Order
+from router.http.control import Control, EngineOrder
 from router.metrics import Metrics
 from router.replicas.deaths import Body, Deaths
 from router.request.explain import Explainer
@@ -31,7 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _T = TypeVar("_T")
 
 
-class Pages(Protocol):
+class AdminPages(Protocol):
     """Some pages of the admin port."""
 
     def routes(self) -> Mapping[str, Handler]:
@@ -125,7 +125,7 @@ class EnginePages:
 
     async def _order(self, request: web.Request) -> web.Response:
         order = await read_body(
-            request, Order, '{"route": "reset_prefix_cache", "replicas": ["r1"]}'
+            request, EngineOrder, '{"route": "reset_prefix_cache", "replicas": ["r1"]}'
         )
         return json_answer(await self._control.follow(order))
 

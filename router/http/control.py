@@ -71,7 +71,7 @@ COMMANDS: Final = {
 _Value = str | int | float | bool | list[str]
 
 
-class Order(Struct, frozen=True, forbid_unknown_fields=True):
+class EngineOrder(Struct, frozen=True, forbid_unknown_fields=True):
     """What an operator sends; `replicas` None: all."""
 
     route: str
@@ -90,7 +90,7 @@ class Control:
         self._models = models
         self._registry = registry
 
-    async def follow(self, order: Order) -> dict[str, Any]:
+    async def follow(self, order: EngineOrder) -> dict[str, Any]:
         """Send an order to all that it names at once; what fails at one does not stop others.
 
         Raises:

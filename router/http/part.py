@@ -8,15 +8,15 @@ from typing import Any
 from msgspec import Struct
 
 from router.http.access import Access
-from router.http.admin_pages import Pages
+from router.http.admin_pages import AdminPages
 from router.http.connection import Handler
-from router.http.pages import Pages as DataPages
+from router.http.pages import Pages
 from router.request.observer import Observer
 from router.request.prompt import Choose
 from router.request.record import Wrap
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class ObserverPart(Struct, frozen=True, kw_only=True):
     """One folder's part of a router; each field may be left out.
 
     observers: In the order in which they are called.
@@ -34,9 +34,9 @@ class Part(Struct, frozen=True, kw_only=True):
     observers: Sequence[Observer] = ()
     choose: Choose | None = None
     wrap_record: Wrap | None = None
-    pages: Sequence[Pages] = ()
+    pages: Sequence[AdminPages] = ()
     open_paths: Sequence[str] = ()
-    wrap_answer: Callable[[Handler, DataPages, Access], Handler] | None = None
+    wrap_answer: Callable[[Handler, Pages, Access], Handler] | None = None
     sections: Mapping[str, Callable[[], Any]] = {}
     loops: Mapping[str, Callable[[], Awaitable[None]]] = {}
     start: Callable[[], None] | None = None

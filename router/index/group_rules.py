@@ -81,7 +81,7 @@ class _Landmarks(NamedTuple):
         )
 
 
-class Kind:
+class GroupKind:
     """Groups of one rule, which must all hold a block.
 
     Args:
@@ -120,7 +120,7 @@ class Kind:
         return all(key ^ salt in held for salt in self.salts)
 
 
-class Whole(Kind):
+class Whole(GroupKind):
     """Every block. If it is closed (each block implies those before it), by bisecting."""
 
     __slots__ = ("is_closed",)
@@ -147,7 +147,7 @@ class Whole(Kind):
         return length - length % self.alignment
 
 
-class Window(Kind):
+class Window(GroupKind):
     """A sliding window: `need` blocks that end on a boundary, or all blocks before it."""
 
     __slots__ = ("need",)
@@ -193,7 +193,7 @@ class Window(Kind):
         return range((first + 1) * self.size, length + 1, self.size)
 
 
-class Mamba(Kind):
+class Mamba(GroupKind):
     """Mamba: the state at the boundary. Which states a request keeps depends on its chunks."""
 
     __slots__ = ()

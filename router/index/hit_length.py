@@ -32,7 +32,7 @@ from typing import Final
 
 from router.base.contracts import KEY_MASK, BlockKey
 from router.base.messages import KvGroup
-from router.index.group_rules import Chain, Kind, Mamba, Whole, Window
+from router.index.group_rules import Chain, GroupKind, Mamba, Whole, Window
 from router.index.last_block import Drop
 
 FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
@@ -163,14 +163,14 @@ class KvLayout:
         """List the blocks that a hit of `length` units needs, without the first full attention."""
         return [key for kind in self._kinds for key in kind.needed(chain, length)]
 
-    def _by_kind(self, drafting: Collection[int]) -> list[Kind]:
+    def _by_kind(self, drafting: Collection[int]) -> list[GroupKind]:
         """Combine groups with the same rule, full attention first, as the engine does."""
         proves = len(self.groups) > 1  # a dropped block beyond the hit may prove it
         by_rule: dict[tuple[str, int, int | None], list[int]] = {}
         for group in self.groups:
             rule = group.kind, group.block_size // self.unit, group.window
             by_rule.setdefault(rule, []).append(group.index)
-        kinds: list[Kind] = []
+        kinds: list[GroupKind] = []
         for (kind, size, window), indices in by_rule.items():
             salts = [self._salts[index] for index in indices]
             if kind == MAMBA:

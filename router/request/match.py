@@ -13,7 +13,7 @@ from router.index.cache_view import CacheView
 from router.replicas.conversations import Conversation
 from router.replicas.replica import Candidate
 from router.request.fetch import Fetchable, Fetches
-from router.request.plan import Found
+from router.request.plan import PromptMatch
 from router.request.results import Prompt
 
 _ByContract = dict[HashContract, list[CandidateId]]
@@ -34,14 +34,14 @@ class Matcher:
         self.fetches = fetches
         self._first_blocks_tokens = first_blocks_tokens
 
-    def match(self, prompt: Prompt, candidates: Sequence[Candidate]) -> Found:
+    def match(self, prompt: Prompt, candidates: Sequence[Candidate]) -> PromptMatch:
         """Count the leading prompt tokens that each candidate has or can fetch.
 
         None where an engine will not look into its cache, nor fetch.
         """
         if prompt.read.request is not None and not prompt.read.request.reads_cache:
             first_blocks = self._first_blocks(prompt, candidates)
-            return Found(held={}, fetchable={}, first_blocks_hash=first_blocks)
+            return PromptMatch(held={}, fetchable={}, first_blocks_hash=first_blocks)
         same = same_names(prompt, candidates)
         contracts = self._by_contract(prompt, same)
         held = self._held(prompt, contracts)
@@ -52,7 +52,7 @@ class Matcher:
         if self.fetches is not None and contracts:
             fetchable = self.fetches.look(prompt, same, contracts, self.caches.index)
             _add_fetchable(held, fetchable, self.fetches.reads)
-        return Found(
+        return PromptMatch(
             held=held,
             fetchable=fetchable,
             first_blocks_hash=self._first_blocks(prompt, candidates),

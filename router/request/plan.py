@@ -18,7 +18,7 @@ from router.request.results import Prompt
 from router.scheduling.classes import BATCH
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class PromptMatch(Struct, frozen=True, kw_only=True):
     """What candidates have of one prompt, and what they can fetch."""
 
     held: dict[CandidateId, Holding]

@@ -26,7 +26,7 @@ from router.api.clients import Client
 from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
-from router.api.parts import Parts
+from router.api.parts import PartDigests
 from router.base.caller import ANYBODY, Caller
 from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.base.limits import Charge
@@ -82,7 +82,7 @@ class Whose(Struct, frozen=True, kw_only=True):
     is_named: bool = False
     conversation: int | None = None
     parent: int | None = None
-    parts: Parts | None = None
+    parts: PartDigests | None = None
 
 
 NO_SESSION = Whose()

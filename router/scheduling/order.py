@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from policies.view import CandidateId
 from router.base.caller import Caller
 from router.scheduling.shares import Shares
-from router.scheduling.waiting import Place, QueueRules, Waiting
+from router.scheduling.waiting import LinePosition, QueueRules, Waiting
 
 QUANTUM_MS: Final = 5_000.0
 """Compute after which waiting callers of weight 1 take turns."""
@@ -41,7 +41,7 @@ class Order:
         self._rules = rules
         self._requests: dict[int, Waiting] = {}  # by number
         self._keys: dict[int, LineKey] = {}  # line of each request
-        self._lines: dict[LineKey, list[Place]] = {}  # none is empty
+        self._lines: dict[LineKey, list[LinePosition]] = {}  # none is empty
         self._in_time = {is_batch: OrderedDict[int, Waiting]() for is_batch in (False, True)}
         self._work_ms: dict[CandidateId | None, float] = {}  # of all requests for a candidate
         self._num_there: Counter[tuple[CandidateId | None, bool]] = Counter()  # by batch or not
@@ -100,7 +100,7 @@ class Order:
     def add(self, waiting: Waiting, number: int, *, is_home: bool) -> None:
         """Add a request that no candidate was chosen for yet."""
         caller = waiting.caller
-        waiting.place = Place(True, waiting.level, self.is_spent(caller), False, 0.0, number)
+        waiting.place = LinePosition(True, waiting.level, self.is_spent(caller), False, 0.0, number)
         self._requests[number] = waiting
         self._callers.setdefault(caller.priority, Counter())[caller.name] += 1
         self._in_time[waiting.is_batch][number] = waiting
@@ -138,7 +138,7 @@ class Order:
                 if now_s - waiting.since_s < longest_s:
                     break
                 del in_time[number]
-                self._replace(waiting, Place(False, 0, False, False, 0.0, number))
+                self._replace(waiting, LinePosition(False, 0, False, False, 0.0, number))
 
     def charge(self, waiting: Waiting, compute_ms: float) -> None:
         """Charge a sent request to its caller's share; O(n) when a caller's state changes."""
@@ -161,7 +161,7 @@ class Order:
         """
         seen: set[int] = set()
         num_changes = -1
-        heads: list[tuple[Place, LineKey]] = []
+        heads: list[tuple[LinePosition, LineKey]] = []
         while True:
             if num_changes != self._num_changes:
                 num_changes = self._num_changes
@@ -181,7 +181,7 @@ class Order:
             if index < len(line):
                 heappush(heads, (line[index], key))
 
-    def ahead_ms(self, candidate: CandidateId, place: Place) -> float:
+    def ahead_ms(self, candidate: CandidateId, place: LinePosition) -> float:
         """Sum the work that goes to a candidate before a place does; O(n)."""
         return sum(
             self._requests[each.number].compute_ms
@@ -190,7 +190,7 @@ class Order:
             for each in line[: bisect_left(line, place)]
         )
 
-    def _replace(self, waiting: Waiting, place: Place) -> None:
+    def _replace(self, waiting: Waiting, place: LinePosition) -> None:
         """Move a request to another place in its line."""
         key = self._leave(waiting)
         waiting.place = place

@@ -85,7 +85,7 @@ class Candidates(Protocol):
         ...
 
 
-class Place(NamedTuple):
+class LinePosition(NamedTuple):
     """Position in a line: the smallest goes first."""
 
     is_in_time: bool  # False: waited for the maximum, and goes before all others
@@ -108,7 +108,7 @@ class Waiting(Struct):
     deadline_s: float | None = None  # time by which its first token must come; None: any
     rules: QueueRules | None = None  # of its own; the order has none
     answers_at: CandidateId | None = None  # as last chosen, if another replica computes the prompt
-    place: Place = Place(True, 0, False, False, 0.0, 0)  # set by the queue
+    place: LinePosition = LinePosition(True, 0, False, False, 0.0, 0)  # set by the queue
     compute_ms: float = 0.0  # predicted time to compute the prompt, as last chosen
     held_by: str | None = None  # what it waits for, as last judged: `Verdict.why`
 

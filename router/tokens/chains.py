@@ -35,7 +35,7 @@ _STEP_TOKENS = 16_384  # hashed at once: 1.3 ms
 _ChainName = tuple[HashContract, tuple[str, str] | None, bytes | None]  # adapter, digest of a salt
 
 
-class Chain(NamedTuple):
+class SegmentChain(NamedTuple):
     """A segment's part of one chain."""
 
     keys: array[int]
@@ -74,7 +74,7 @@ class HashChains(ABC):
 
     def hashing(
         self, path: Sequence[Segment], contract: HashContract, extra: ExtraKeys
-    ) -> Generator[Callable[[], Chain] | None, Chain, None]:
+    ) -> Generator[Callable[[], SegmentChain] | None, SegmentChain, None]:
         """Hash the same blocks as `keys`, in steps of a few ms.
 
         Yields None when other tasks may run, or work for any thread, whose result must be sent in.
@@ -139,7 +139,7 @@ class HashChains(ABC):
         return found
 
     def _remember_digests(
-        self, segment: Segment, chain_id: int, chain: Chain, digests: bytes
+        self, segment: Segment, chain_id: int, chain: SegmentChain, digests: bytes
     ) -> None:
         assert segment.chains is not None
         segment.chains[chain_id] = chain._replace(digests=digests)
@@ -161,10 +161,10 @@ class HashChains(ABC):
         self,
         segment: Segment,
         chain_id: int,
-        before: Chain,
+        before: SegmentChain,
         contract: HashContract,
         extra: ExtraKeys,
-    ) -> Chain:
+    ) -> SegmentChain:
         """Return a segment's part of a chain, and hash it if it is not known.
 
         Prompts with other salts and adapters may have displaced it here but not in later segments,
@@ -176,7 +176,7 @@ class HashChains(ABC):
             self._remember_chain(segment, chain_id, chain)
         return chain
 
-    def _remember_chain(self, segment: Segment, chain_id: int, chain: Chain) -> None:
+    def _remember_chain(self, segment: Segment, chain_id: int, chain: SegmentChain) -> None:
         if segment.chains is None:
             segment.chains = {}
         grown = _BLOCK_BYTES * len(chain.keys) + _CHAIN_BYTES
@@ -187,20 +187,22 @@ class HashChains(ABC):
         self._grow(segment, grown)
 
 
-_START = Chain(array("Q"), None, array("I"))
+_START = SegmentChain(array("Q"), None, array("I"))
 
 
-def _extended(before: Chain, segment: Segment, contract: HashContract, extra: ExtraKeys) -> Chain:
+def _extended(
+    before: SegmentChain, segment: Segment, contract: HashContract, extra: ExtraKeys
+) -> SegmentChain:
     tokens, media = _joined(before, segment)
     keys, digest = contract.extend(before.digest, tokens, extra, media)
     end = len(keys) * contract.block_size
     open_media = tuple(
         MediaSpan(name, start - end, stop - end) for name, start, stop in media if stop > end
     )
-    return Chain(array("Q", keys), digest, tokens[end:], None, open_media)
+    return SegmentChain(array("Q", keys), digest, tokens[end:], None, open_media)
 
 
-def _joined(before: Chain, segment: Segment) -> tuple[TokenIds, tuple[MediaSpan, ...]]:
+def _joined(before: SegmentChain, segment: Segment) -> tuple[TokenIds, tuple[MediaSpan, ...]]:
     """Append a segment to the open tokens; also return the items among them."""
     tokens = before.open_tokens + segment.ids
     if segment.media is None:

@@ -16,7 +16,7 @@ from typing import Protocol
 from router.api.openai import TokenIds
 from router.tokens.boundaries import Needle
 from router.tokens.cuts import TextCuts
-from router.tokens.incremental import Boundaries, NewSegment
+from router.tokens.incremental import NewSegment, PromptBoundaries
 from router.tokens.marked_text import MARK
 from router.tokens.needs_engine import NeedsEngine
 
@@ -26,7 +26,7 @@ _NEEDLES = (Needle(MARK, MARK.encode(), 0, MARK.encode()),)
 class ChatEncoder(Protocol):
     """Makes token ids of what a renderer writes."""
 
-    def cuts(self, data: bytes) -> Boundaries:
+    def cuts(self, data: bytes) -> PromptBoundaries:
         """Find the boundaries of a prompt."""
         ...
 
@@ -86,7 +86,7 @@ class PlainEncoder(ABC):
         self.failure: str | None = None
 
     @abstractmethod
-    def cuts(self, data: bytes) -> Boundaries:
+    def cuts(self, data: bytes) -> PromptBoundaries:
         """Find the boundaries of a text."""
 
     @abstractmethod
@@ -135,7 +135,7 @@ class NoEncoder(PlainEncoder):
         super().__init__(None, None, array("I"))
         self.reason = reason
 
-    def cuts(self, data: bytes) -> Boundaries:
+    def cuts(self, data: bytes) -> PromptBoundaries:
         raise NeedsEngine("model", self.reason)
 
     def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:

@@ -23,7 +23,7 @@ from xxhash import xxh3_128_intdigest
 
 from router.api.openai import TokenIds
 from router.base.bounded import BoundedBytes
-from router.tokens.chains import Chain, HashChains
+from router.tokens.chains import HashChains, SegmentChain
 
 _SEED_MASK = (1 << 64) - 1
 _LEAF = 0x6C656166  # mixed into a tail's seed: it differs from a segment with the same bytes
@@ -43,7 +43,7 @@ class Boundary(NamedTuple):
     media: str | None = None
 
 
-class Boundaries(Protocol):
+class PromptBoundaries(Protocol):
     """The boundaries of one prompt's bytes."""
 
     def after(self, position: int) -> Boundary | None:
@@ -80,7 +80,7 @@ class Segment:
         self.next_key = 0
         self.next_bytes = 0
         self.next_guard = b""
-        self.chains: dict[int, Chain] | None = None
+        self.chains: dict[int, SegmentChain] | None = None
         self.json: bytes | None = None  # the ids as JSON, separated by commas; None: not needed yet
         self.size_bytes = SEGMENT_BYTES + 4 * len(ids)
 
@@ -126,7 +126,7 @@ class SegmentTree(HashChains):
         """Estimate the memory held; at most the budget after every `commit`."""
         return self.segments.size_bytes
 
-    def walk(self, root: Segment, data: bytes, boundaries: Boundaries) -> Walk:
+    def walk(self, root: Segment, data: bytes, boundaries: PromptBoundaries) -> Walk:
         """Find how much of `data` is known below `root`, and cut the rest.
 
         Args:
@@ -153,7 +153,7 @@ class SegmentTree(HashChains):
         return Walk(path, new)
 
     def _descend(
-        self, root: Segment, data: bytes, view: memoryview, boundaries: Boundaries
+        self, root: Segment, data: bytes, view: memoryview, boundaries: PromptBoundaries
     ) -> tuple[list[Segment], int]:
         """Follow known segments; return them and the position behind the last."""
         segments = self.segments

@@ -16,7 +16,7 @@ from xxhash import xxh3_128_hexdigest
 
 from router.api.openai import TokenIds
 from router.tokens.encoders import ChatEncoder
-from router.tokens.incremental import Boundaries, Boundary, NewSegment
+from router.tokens.incremental import Boundary, NewSegment, PromptBoundaries
 from router.tokens.media import KnownMedia
 
 _EDGE: Final = b"\xff"
@@ -47,7 +47,7 @@ class MediaCuts:
 
     __slots__ = ("_next", "_text", "_text_cuts")
 
-    def __init__(self, text: MediaText, text_cuts: Boundaries) -> None:
+    def __init__(self, text: MediaText, text_cuts: PromptBoundaries) -> None:
         self._text = text
         self._text_cuts = text_cuts
         self._next = 0

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from router.api.openai import TokenIds
 from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract, MediaSpan
-from router.tokens.chains import Chain
-from router.tokens.incremental import Boundaries, NewSegment, Segment, SegmentTree, Walk
+from router.tokens.chains import SegmentChain
+from router.tokens.incremental import NewSegment, PromptBoundaries, Segment, SegmentTree, Walk
 
 _MAX_OWNERS = 4096
 EncodeNew = Callable[[bytes, Sequence[NewSegment]], list[TokenIds]]
@@ -102,7 +102,7 @@ class Tokens:
 
     def hashing(
         self, contract: HashContract, extra: ExtraKeys
-    ) -> Generator[Callable[[], Chain] | None, Chain, None]:
+    ) -> Generator[Callable[[], SegmentChain] | None, SegmentChain, None]:
         """Hash the new part in steps; see `HashChains.hashing`."""
         return self._tree.hashing(self._path, contract, extra)
 
@@ -175,7 +175,7 @@ class PromptMemory:
         self,
         root: Segment,
         data: bytes,
-        cuts: Boundaries,
+        cuts: PromptBoundaries,
         encode_new: EncodeNew,
         *,
         is_text: bool = True,

@@ -1,7 +1,7 @@
 """HTTP to the replicas: one request, a deadline per phase, failures as our own errors.
 
     client     one request, up to the first bytes of its answer     `Upstream`
-    session    a request on a kept connection, the response's head  `Session`
+    session    a request on a kept connection, the response's head  `HttpSession`
     answer     the answer, read to its end                          `Answer`
     tap        its bytes as they come; chunks: without a parser where that is sure
     socket     one end of a WebSocket: its bytes                    `Socket`

@@ -29,7 +29,7 @@ from router.upstream.answer import Answer
 from router.upstream.connections import Strays
 from router.upstream.connector import Connector
 from router.upstream.failures import upstream_error
-from router.upstream.session import Response, Session, StrayAnswer
+from router.upstream.session import HttpSession, Response, StrayAnswer
 
 _RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
 STALE_S: Final = 1.0
@@ -113,8 +113,8 @@ class Upstream:
         self._signs_of = signs_of
         self._strays = strays
         self._names = names or Names()
-        self._kept: Session | None = None
-        self._fresh: Session | None = None  # keeps no connection
+        self._kept: HttpSession | None = None
+        self._fresh: HttpSession | None = None  # keeps no connection
         self._waits: dict[str, set[_Wait]] = {}  # by replica
         self._max_connections = config.max_connections or 0
         self._num_open = 0
@@ -130,8 +130,8 @@ class Upstream:
             ssl=context,
         )
         fresh = Connector(self._names, strays=self._strays, force_close=True, ssl=context)
-        self._kept = Session(kept, connect_timeout_s=connect_s)
-        self._fresh = Session(fresh, connect_timeout_s=connect_s)
+        self._kept = HttpSession(kept, connect_timeout_s=connect_s)
+        self._fresh = HttpSession(fresh, connect_timeout_s=connect_s)
         return self
 
     async def __aexit__(self, *_: object) -> None:

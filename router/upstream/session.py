@@ -64,7 +64,7 @@ class Response:
             self.connection.close()
 
 
-class Session:
+class HttpSession:
     """Connections to replicas.
 
     Args:

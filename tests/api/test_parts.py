@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.api.parts import MAX_MESSAGES, Parts, digest_message, parts_of
+from router.api.parts import MAX_MESSAGES, PartDigests, digest_message, parts_of
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 TOOLS = [{"name": "read", "description": "x"}, {"name": "write"}]
@@ -16,7 +16,7 @@ def user(content: object, **fields: object) -> dict[str, object]:
     return {"role": "user", "content": content} | fields
 
 
-def digested(path: str, **body: Any) -> Parts:
+def digested(path: str, **body: Any) -> PartDigests:
     found = parts_of(path, body)
     assert found is not None
     return found

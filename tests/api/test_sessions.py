@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.sessions import Session, session_hash, session_of
+from router.api.sessions import SessionIdentity, session_hash, session_of
 from router.config import Config
 
 NAMES = Config().session.headers
@@ -213,5 +213,5 @@ def test_a_session_belongs_to_its_model() -> None:
 )
 def test_an_odd_session_is_a_session(session: str) -> None:
     """Any id has a digest of its own."""
-    assert session_of({"x-session-id": session}, None, NAMES, CHAT) == Session(session)
+    assert session_of({"x-session-id": session}, None, NAMES, CHAT) == SessionIdentity(session)
     assert session_hash(session, "m") != session_hash("", "m")

@@ -65,7 +65,7 @@ def test_a_request_counts_at_both_routers() -> None:
     assert b.load(1.0) == a.load(1.0)
     assert b.load(1.0)["http://x"][:3] == (1, 1, 10 * BLOCK_SIZE + 1)
     assert b.held("r2", chain) == a.held("r1", chain) == 10
-    session = b.sessions.get(5, 1.0)
+    session = b.conversations.get(5, 1.0)
     assert session is not None
     assert session.candidate == b.fleet.conversations.home(5) == "r2"
     assert b.fleet.conversations.at(R2).num_tokens == 10 * BLOCK_SIZE + 1
@@ -78,7 +78,7 @@ def test_a_request_counts_at_both_routers() -> None:
     a.end(lease, claim, 2.0)
     b.receive(a, now_s=2.0)
     assert b.held("r2", chain) == a.held("r1", chain) == 10  # blind: guessed, at both
-    session = b.sessions.get(5, 2.0)
+    session = b.conversations.get(5, 2.0)
     assert session is not None
     assert session.num_tokens == 10 * BLOCK_SIZE + 1
     for node in (a, b):
@@ -465,15 +465,15 @@ def test_sessions_reach_a_router_that_joins_late() -> None:
 
     stored = a.outbox.take_sessions(1) | a.outbox.take_sessions()
     assert a.outbox.take_sessions() == {}
-    a.sessions.computed(7, CandidateId("r1"), 50)
+    a.conversations.computed(7, CandidateId("r1"), 50)
     assert stored[7] == SessionState(X)
     late.peers.learn_sessions(stored | {9: SessionState(StreamId("http://z#0"))}, 40.0)
-    seven, eight = late.sessions.get(7, 40.0), late.sessions.get(8, 40.0)
+    seven, eight = late.conversations.get(7, 40.0), late.conversations.get(8, 40.0)
     assert seven is not None
     assert eight is not None
     assert seven.candidate == "r2"
     assert eight.last_s == 30.0
-    assert late.sessions.get(9, 40.0) is None
+    assert late.conversations.get(9, 40.0) is None
 
 
 def test_a_session_without_a_name_is_stored_from_its_second_turn_on() -> None:
@@ -482,7 +482,7 @@ def test_a_session_without_a_name_is_stored_from_its_second_turn_on() -> None:
     for turn in range(2):
         lease, _ = a.begin("r1", chain_of(1, 2), float(turn))
         assert a.outbox.take_sessions() == {}
-        a.sessions.begin(7, CandidateId("r1"), 32, 0, float(turn))
+        a.conversations.begin(7, CandidateId("r1"), 32, 0, float(turn))
         a.outbox.began(
             lease, claim=None, num_held_blocks=0, session_hash=7, has_named_session=False
         )
@@ -492,7 +492,7 @@ def test_a_session_without_a_name_is_stored_from_its_second_turn_on() -> None:
 
 def test_of_sessions_that_no_redis_takes_the_last_are_kept() -> None:
     """As many as are remembered at all; while Redis was away each one stayed, for ever."""
-    a = Node("a", sessions=Conversations(max_sessions=3))
+    a = Node("a", conversations=Conversations(max_sessions=3))
     for number in range(5):
         a.begin("r1", chain_of(number, 2), 0.0, session_hash=number)
 

@@ -37,7 +37,7 @@ from router.base.logs import JsonFormatter, TextFormatter
 from router.cluster import loader
 from router.observers.live.feed import Feed
 from router.observers.sessions.bookkeeper import Bookkeeper
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.ledger import SessionLedger
 from router.pool.catalog import PoolCatalog
 from router.records.record import DecisionRecord
 from router.replicas.replica import candidates_of
@@ -237,7 +237,7 @@ class Stage:
         return len(feed) if feed is not None else 0
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> SessionLedger:
         """Return the router's ledger of sessions."""
         bookkeeper = self.router.observer(Bookkeeper)
         assert bookkeeper is not None

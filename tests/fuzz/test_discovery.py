@@ -13,7 +13,7 @@ from router.base.errors import ConfigError, DiscoveryError
 from router.config import DiscoveryConfig, ReplicaConfig
 from router.config.hosts import HostRules
 from router.discovery.endpoint_slices import replicas_in
-from router.discovery.kubernetes_api import Change, Expired, change_of
+from router.discovery.kubernetes_api import Expired, SliceChange, change_of
 from router.discovery.replica_file import parse
 from router.discovery.sources import why_refused
 from router.replicas.entry import Found
@@ -68,7 +68,7 @@ def test_a_line_of_a_watch(tree: Any) -> None:
     change = None
     with suppress(DiscoveryError, Expired):
         change = change_of(json.dumps(tree, default=repr).encode())
-    if isinstance(change, Change):
+    if isinstance(change, SliceChange):
         for port in (None, "http", "8000"):
             with suppress(DiscoveryError):
                 enter(replicas_in([change.part], port))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from router.api.clients import FORWARDED, Clients
-from router.api.sessions import Session, session_hash, session_of
+from router.api.sessions import SessionIdentity, session_hash, session_of
 from router.api.withheld import PREFIX, Withheld
 from router.upstream import HOP_BY_HOP, end_to_end
 
@@ -71,5 +71,5 @@ def test_any_session_can_be_hashed_and_sent(session: str) -> None:
     headers, body = {"x-session-id": session}, {"prompt_cache_key": session}
     found = session_of(headers, body, ["x-session-id"], "/v1/messages")
 
-    assert found in (Session(session), Session(session, is_named=False), None)
+    assert found in (SessionIdentity(session), SessionIdentity(session, is_named=False), None)
     assert 0 <= session_hash(session, "m") < 1 << 63

@@ -15,9 +15,9 @@ from router.base.messages import (
     Began,
     Consumed,
     Ended,
-    Load,
     Notes,
     OpenLease,
+    OpenLeases,
     PoolChanged,
     Position,
     Registered,
@@ -111,7 +111,7 @@ def a_node() -> Node:
     return node
 
 
-LOAD = Load(2, (OpenLease(BEGAN, 0.5, True),))
+LOAD = OpenLeases(2, (OpenLease(BEGAN, 0.5, True),))
 DEFINITION = {
     "name": "e",
     "arms": [{"name": "a", "policy": "kv_aware"}, {"name": "b", "policy": "least_loaded"}],

@@ -74,7 +74,7 @@ async def test_a_live_conversation_ends_where_it_is() -> None:
         }
         second = await turn(stage, engines, words(1), "yes", words(9))
         during = await left(stage, first.replica)
-        stage.router.sessions.expire(time.monotonic() + 1_000.0)
+        stage.router.conversations.expire(time.monotonic() + 1_000.0)
         after = await left(stage, first.replica)
         third = await turn(stage, engines, words(1), "yes", words(9), "so", words(10))
 
@@ -165,7 +165,9 @@ async def test_it_stays_whichever_router_it_comes_to(start_redis: Start) -> None
         await together(stages, *engines)
         first = await turn(one, engines, words(1))
         await evacuate(one, first.replica)
-        await two.until(lambda: two.router.fleet.members.evacuations and len(two.router.sessions))
+        await two.until(
+            lambda: two.router.fleet.members.evacuations and len(two.router.conversations)
+        )
         await two.settled(*engines)
         second = await turn(two, engines, words(1), "yes", words(9))
         new = await turn(two, engines, words(2), of=OTHER)

@@ -21,10 +21,10 @@ from loadtest.dev.bench.fake_engine import BLOCK_SIZE
 from loadtest.dev.bench.measures import Budget, Line
 from loadtest.dev.bench.setting import Setting
 from policies.view import CandidateId
-from router.api.parts import Parts
+from router.api.parts import PartDigests
 from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.threads import Thread
 from router.observers.sessions.turns import Turn
 from router.records.computed import Computed
@@ -79,7 +79,7 @@ def main(what: str, num: int) -> None:
 
 
 def _sessions(num: int) -> None:
-    ledger = Ledger(max_sessions=num, max_bytes=1 << 40)
+    ledger = SessionLedger(max_sessions=num, max_bytes=1 << 40)
     before_bytes = _rss_bytes()
     for key in range(1, num + 1):
         last: Thread | None = None
@@ -98,7 +98,7 @@ def _thread(key: int, number: int) -> Thread:
         contract=CONTRACT,
         keys=cast("Sequence[BlockKey]", array("Q", range(key, key + num_blocks))),
         num_tokens=num_blocks * BLOCK_SIZE,
-        parts=Parts(1, 2, 3, array("Q", range(2 * number)), 1, True),
+        parts=PartDigests(1, 2, 3, array("Q", range(2 * number)), 1, True),
         candidate=_REPLICA,
         num_emptied=0,
         at_s=0.0,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.http.part import Part
+from router.http.part import ObserverPart
 from router.observers.counts import RequestCounts
 
 if TYPE_CHECKING:
     from router.assembly.router import Router
 
 
-def build(router: Router) -> Part:
+def build(router: Router) -> ObserverPart:
     """Build the part."""
-    return Part(observers=[RequestCounts(router.metrics)])
+    return ObserverPart(observers=[RequestCounts(router.metrics)])

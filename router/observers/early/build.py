@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.http.part import Part
+from router.http.part import ObserverPart
 from router.observers.early.early import Early
 from router.observers.early.metrics import EarlyMetrics
 from router.observers.early.next_prompt import NextPrompts
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from router.assembly.router import Router
 
 
-def build(router: Router) -> Part:
+def build(router: Router) -> ObserverPart:
     """Build the part."""
     metrics = EarlyMetrics(router.metrics.registry)
     if not router.config.early.is_on:
-        return Part()
+        return ObserverPart()
     steps = router.story.steps
     early = Early(
         router.config.early,
@@ -33,4 +33,4 @@ def build(router: Router) -> Part:
         headers=steps.headers,
         metrics=metrics,
     )
-    return Part(observers=[early], loops={"early": early.run})
+    return ObserverPart(observers=[early], loops={"early": early.run})

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from router.cluster import Orders
-from router.http.part import Part
+from router.http.part import ObserverPart
 from router.metrics.families import Families
 from router.observers.experiments import Experiments
 from router.observers.experiments.admin import ExperimentPages
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from router.assembly.router import Router
 
 
-def build(router: Router) -> Part:
+def build(router: Router) -> ObserverPart:
     """Build the part.
 
     Raises:
@@ -43,7 +43,7 @@ def build(router: Router) -> Part:
             )
         )
     experiments = Experiments(runner)
-    return Part(
+    return ObserverPart(
         observers=[experiments],
         choose=experiments.choose,
         pages=[ExperimentPages(runner)],

@@ -21,7 +21,7 @@ from policies.hashing import draw
 from router.config.experiments import UNIT
 
 
-class Layout:
+class ArmLayout:
     """The line, laid out for the variants' shares; immutable.
 
     `blocks` are the variants if they have equal shares of the whole line, else none.

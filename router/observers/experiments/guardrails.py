@@ -32,7 +32,7 @@ _MAX_UNPAIRED = 1_000
 _LAST_ANSWER = 8
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class Breach(Struct, frozen=True, kw_only=True):
     """A variant broke a bound."""
 
     arm: str
@@ -52,7 +52,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     needed: float
 
 
-class Guard:
+class ExperimentGuard:
     """All guardrails of one experiment."""
 
     __slots__ = (
@@ -86,11 +86,11 @@ class Guard:
         self._answers: Bounded[str, int] = Bounded(MAX_UNITS)  # of each unit, so far
         self._unit_noun = "slots" if experiment.design == "switchback" else "sessions"
 
-    def ended(self, arm: str, is_error: bool) -> Verdict | None:
+    def ended(self, arm: str, is_error: bool) -> Breach | None:
         """Record the end of a request."""
         return self._add("errors", arm, float(is_error))
 
-    def answered(self, arm: str, unit: str, ttft_s: float) -> Verdict | None:
+    def answered(self, arm: str, unit: str, ttft_s: float) -> Breach | None:
         """Record the first-token time of a request that counts."""
         max_s = self._rules.max_ttft_s
         if (max_s is None and not self._unpaired) or not self._is_drawn(unit):
@@ -123,20 +123,20 @@ class Guard:
         self._answers.put(unit, number)
         return number == drawn_answer(unit)
 
-    def _pair(self, arm: str, own: deque[float], control: deque[float]) -> Verdict | None:
+    def _pair(self, arm: str, own: deque[float], control: deque[float]) -> Breach | None:
         if not own or not control:
             return None
         value_s, limit_s = own.popleft(), control.popleft() * (self._rules.max_ttft_ratio or 1.0)
         return self._add("ttft_ratio", arm, 0.5 if value_s == limit_s else float(value_s > limit_s))
 
-    def _add(self, guardrail: str, arm: str, value: float) -> Verdict | None:
+    def _add(self, guardrail: str, arm: str, value: float) -> Breach | None:
         evidence = self._evidence.get((guardrail, arm))
         if evidence is None:
             return None
         evidence.add(value)
         if evidence.num < self._rules.min_samples or evidence.log_wealth < self._needed:
             return None
-        return Verdict(arm=arm, guardrail=guardrail, reason=self._reason(guardrail, evidence))
+        return Breach(arm=arm, guardrail=guardrail, reason=self._reason(guardrail, evidence))
 
     def _reason(self, guardrail: str, evidence: Evidence) -> str:
         share = f"{evidence.mean or 0.0:.1%} of {evidence.num}"

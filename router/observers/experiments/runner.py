@@ -20,9 +20,9 @@ from router.base.errors import ConfigError, ExperimentConflict, UnknownExperimen
 from router.config.experiments import Experiment, check, check_shares, conflict
 from router.observers.experiments.arm_metrics import ArmMetrics
 from router.observers.experiments.description import description_of, metric_state_of, status_of
-from router.observers.experiments.guardrails import Verdict
+from router.observers.experiments.guardrails import Breach
 from router.observers.experiments.metrics import ExperimentMetrics, ExperimentState
-from router.observers.experiments.state import Change, State, Stopped, merged
+from router.observers.experiments.state import SharesChange, State, Stopped, merged
 from router.observers.experiments.trial import Trial
 from router.records.outcome import Outcome
 from router.records.record import AssignmentRecord, DecisionRecord
@@ -131,7 +131,7 @@ class ExperimentRunner:
         *,
         is_error: bool | None,
         ttft_s: float | None,
-    ) -> Verdict | None:
+    ) -> Breach | None:
         """Record evidence against a request's variant; with a verdict, the variant is stopped."""
         trial = self._trials.get(assignment.experiment)
         if trial is None or trial.state.id != assignment.trial or not trial.state.is_running:
@@ -199,7 +199,7 @@ class ExperimentRunner:
                 raise ExperimentConflict(f"variant {arm!r} is stopped", param=f"shares.{arm}")
         if len(state.changes) >= _MAX_CHANGES:
             raise ExperimentConflict(f"{name!r} was ramped {_MAX_CHANGES} times", param="shares")
-        change = Change(at_s=max([at_s, *(c.at_s for c in state.changes)]), shares=wanted)
+        change = SharesChange(at_s=max([at_s, *(c.at_s for c in state.changes)]), shares=wanted)
         logger.info("experiment ramped", extra={"experiment": name, "shares": dict(shares)})
         return self._order(replace(state, changes=(*state.changes, change)))
 

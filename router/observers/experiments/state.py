@@ -20,7 +20,7 @@ from router.base.decoding import decoder
 from router.config.experiments import Experiment
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class SharesChange(Struct, frozen=True, kw_only=True):
     """An order: shares of variants from a time on. It ends the definition's own ramp."""
 
     at_s: float  # unix seconds
@@ -41,7 +41,7 @@ class State(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     definition: Experiment
     started_s: float  # unix seconds
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SharesChange, ...] = ()
     stopped: dict[str, Stopped] = {}  # by variant
     ended: Stopped | None = None
     removed: bool = False

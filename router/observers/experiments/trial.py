@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from policies.hashing import mix, text_hash
 from router.config.experiments import UNIT, ArmQueue
-from router.observers.experiments.draw import Layout, place_in_block, slot_of
-from router.observers.experiments.guardrails import Guard, Reading, Verdict
+from router.observers.experiments.draw import ArmLayout, place_in_block, slot_of
+from router.observers.experiments.guardrails import Breach, ExperimentGuard, Reading
 from router.observers.experiments.state import State
 from router.records.record import AssignmentRecord
 from router.request.results import Variant
@@ -25,17 +25,17 @@ class Trial:
 
     __slots__ = ("_arms", "_guard", "_line", "_policies", "_salt", "_slot", "state")
 
-    def __init__(self, state: State, guard: Guard | None = None) -> None:
+    def __init__(self, state: State, guard: ExperimentGuard | None = None) -> None:
         definition = state.definition
         self.state = state
         self._arms = definition.arms
         self._policies = [arm.made() for arm in definition.arms]
         self._line = [
-            (at_s, shares, Layout([shares[arm.name] for arm in self._arms], definition.holdout))
+            (at_s, shares, ArmLayout([shares[arm.name] for arm in self._arms], definition.holdout))
             for at_s, shares in state.timeline()
         ]
         self._salt = text_hash(f"{definition.name}\0{definition.seed}")
-        self._guard = guard or Guard(definition)
+        self._guard = guard or ExperimentGuard(definition)
         self._slot: tuple[int, Variant | None, float] | None = None  # cache of the last slot
 
     # -- questions ---------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Trial:
             ),
         )
 
-    def _laid(self, at_s: float) -> tuple[dict[str, float], Layout]:
+    def _laid(self, at_s: float) -> tuple[dict[str, float], ArmLayout]:
         for since_s, shares, layout in reversed(self._line):
             if since_s <= at_s:
                 return shares, layout
@@ -155,7 +155,7 @@ class Trial:
 
     def observe(
         self, assignment: AssignmentRecord, *, is_error: bool | None, ttft_s: float | None
-    ) -> Verdict | None:
+    ) -> Breach | None:
         """Record a request's result; a verdict says that its variant must be stopped.
 
         Args:

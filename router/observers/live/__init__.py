@@ -2,7 +2,7 @@
 
     feed     finished requests, for its listeners                `Feed`
     lines    one request as a line
-    history  tokens by cause of the last minutes                 `History`
+    history  tokens by cause of the last minutes                 `TrafficHistory`
     state    replicas, queue, sessions and the rest as one line  `LiveState`
     degraded what of it does not work as it should, in words     `degraded`
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-from router.http.part import Part
+from router.http.part import ObserverPart
 from router.observers.live.admin import LivePages
 from router.observers.live.feed import Feed
-from router.observers.live.history import History
+from router.observers.live.history import TrafficHistory
 from router.observers.live.page import PAGE, LivePage
 from router.observers.live.replica_rows import ReplicaRows
 from router.observers.live.state import (
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from router.assembly.router import Router
 
 
-def build(router: Router) -> Part:
+def build(router: Router) -> ObserverPart:
     """Build the part."""
-    feed, history = Feed(), History(router.metrics)
-    return Part(
+    feed, history = Feed(), TrafficHistory(router.metrics)
+    return ObserverPart(
         observers=[feed],
         pages=[
             LivePages(feed, LiveState(_sections(router, feed, history))),
@@ -43,7 +43,7 @@ def build(router: Router) -> Part:
     )
 
 
-def _sections(router: Router, feed: Feed, history: History) -> Mapping[str, Section]:
+def _sections(router: Router, feed: Feed, history: TrafficHistory) -> Mapping[str, Section]:
     """Return what describes each section of a state line when a line is made."""
     replicas = ReplicaRows(
         router.status, router.fleet, router.caches, router.waiting, router.metrics

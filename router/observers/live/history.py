@@ -19,7 +19,7 @@ COLUMNS: Final = ("cached", *CAUSES)
 _ADVICE: Final = {cause: advice_for(cause, None) for cause in CAUSES}
 
 
-class History:
+class TrafficHistory:
     """Sums every 10 s, for 10 minutes."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.http.part import Part
+from router.http.part import ObserverPart
 from router.observers.log import RequestLog
 from router.observers.log.decisions import DecisionLog
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from router.assembly.router import Router
 
 
-def build(router: Router) -> Part:
+def build(router: Router) -> ObserverPart:
     """Build the part."""
     file = router.config.log.decisions
     if file is None:
-        return Part(observers=[RequestLog()])
+        return ObserverPart(observers=[RequestLog()])
     decisions = DecisionLog(file, router.metrics.records_dropped.inc)
-    return Part(observers=[RequestLog(), decisions], loops={"records": decisions.run})
+    return ObserverPart(observers=[RequestLog(), decisions], loops={"records": decisions.run})

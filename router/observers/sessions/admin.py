@@ -16,7 +16,7 @@ from router.base.errors import BadRequest, UnknownSession
 from router.http.admin_pages import Handler, json_answer, number_in
 from router.observers.sessions.describe import COLUMNS, as_row, session_fields, turn_fields
 from router.observers.sessions.findings import Findings
-from router.observers.sessions.ledger import Ledger, Session
+from router.observers.sessions.ledger import Session, SessionLedger
 from router.observers.sessions.timeline import timeline
 from router.records.computed import CAUSES
 from router.records.words import reasons
@@ -35,7 +35,7 @@ _ORDERS: Final[dict[str, Callable[[Session], float]]] = {
 class SessionPages:
     """The sessions' ledger."""
 
-    def __init__(self, ledger: Ledger, findings: Findings, tenants: Tenants | None) -> None:
+    def __init__(self, ledger: SessionLedger, findings: Findings, tenants: Tenants | None) -> None:
         self._ledger = ledger
         self._findings = findings
         self._tenants = tenants

@@ -14,9 +14,9 @@ from router.api.sessions import engine_name
 from router.base.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.observers.sessions.causes import Fate, Known, causes_of, sharable
+from router.observers.sessions.causes import Fate, KnownPrompt, causes_of, sharable
 from router.observers.sessions.findings import Findings
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.threads import Match, Thread
 from router.observers.sessions.turns import Turn, turn_of
 from router.records.computed import Computed, Loss, Move
@@ -29,7 +29,7 @@ _Named = tuple[int, HashContract | None, Sequence[BlockKey]]
 """What a prompt's blocks are called where it was placed: see `Thread`."""
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class LedgerEntry(Struct, frozen=True, kw_only=True):
     """An answered request that is to be booked.
 
     turn: Without its causes.
@@ -51,7 +51,7 @@ class Bookkeeper(Observer):
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: SessionLedger,
         *,
         caches: CacheView,
         fetches: Fetches | None,
@@ -89,7 +89,7 @@ class Bookkeeper(Observer):
                 routing=whose.session_hash,
                 replaces=match.thread,
             )
-        facts.read.inbound.slots[self] = Entry(
+        facts.read.inbound.slots[self] = LedgerEntry(
             prompt=prompt,
             placement=placement,
             match=match,
@@ -149,7 +149,7 @@ class Bookkeeper(Observer):
             num_in_row=change.num_in_row if change is not None else 0,
         )
 
-    def _computed(self, entry: Entry) -> Computed:
+    def _computed(self, entry: LedgerEntry) -> Computed:
         prompt, placement, match = entry.prompt, entry.placement, entry.match
         num_cached = entry.turn.num_cached or 0
         thread, source = match.thread, match.source
@@ -162,7 +162,7 @@ class Bookkeeper(Observer):
             fetch_until = match.num_common
         elif placement.predicted.num_fetched_tokens:
             fetch_until = placement.predicted.num_cached_tokens
-        known = Known(
+        known = KnownPrompt(
             num_tokens=entry.turn.num_tokens,
             num_cached=num_cached,
             num_common=match.num_common,
@@ -189,8 +189,8 @@ class Bookkeeper(Observer):
         )
 
     def _with_fate(
-        self, prompt: Prompt, placement: Placement, known: Known, source: Thread, size: int
-    ) -> tuple[Known, Loss | None]:
+        self, prompt: Prompt, placement: Placement, known: KnownPrompt, source: Thread, size: int
+    ) -> tuple[KnownPrompt, Loss | None]:
         """Find what became of blocks that were there after the turn before."""
         index, home = self._caches.index, source.candidate
         views = {view.id: view for view in placement.plan.snapshot.replicas}
@@ -227,7 +227,7 @@ class Bookkeeper(Observer):
             )
         return replace(known, moved_until=moved_until, fate=fate), loss
 
-    def _with_pool(self, placement: Placement, known: Known, source: Thread) -> Known:
+    def _with_pool(self, placement: Placement, known: KnownPrompt, source: Thread) -> KnownPrompt:
         """Find what the pool had. What it lost since it was asked is no read that failed."""
         there, num_cached = placement.plan.fetchable, known.num_cached
         pool_until, fetch_until = source.num_pool_tokens, known.fetch_until

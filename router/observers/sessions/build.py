@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.http.part import Part
+from router.http.part import ObserverPart
 from router.observers.sessions.admin import SessionPages
 from router.observers.sessions.bookkeeper import Bookkeeper
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.hook_pages import HookPages
 from router.observers.sessions.hooks import Hooks
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.losses import Losses
 from router.observers.sessions.rows import SessionRows
 from router.observers.sessions.turn_notes import Over
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from router.assembly.router import Router
 
 
-def build(router: Router) -> Part:
+def build(router: Router) -> ObserverPart:
     """Build the part."""
-    ledger, findings = Ledger(), Findings()
+    ledger, findings = SessionLedger(), Findings()
     hooks = Hooks(ledger, router.fleet)
     rows = SessionRows(ledger, findings)
     bookkeeper = Bookkeeper(
@@ -50,7 +50,7 @@ def build(router: Router) -> Part:
             outbox=cluster.outbox,
             peers=cluster.peers,
         )
-    return Part(
+    return ObserverPart(
         observers=[bookkeeper],
         pages=[
             SessionPages(ledger, findings, router.tenants),

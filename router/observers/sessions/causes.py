@@ -21,7 +21,7 @@ from router.records.computed import Cause
 Fate = Literal["evicted", "cleared", "unknown"]
 
 
-class Known(Struct, frozen=True, kw_only=True):
+class KnownPrompt(Struct, frozen=True, kw_only=True):
     """What is known of a prompt, in tokens from its beginning.
 
     num_tokens, num_cached: Of the prompt, as the engine reports.
@@ -53,7 +53,7 @@ class Known(Struct, frozen=True, kw_only=True):
     fate: Fate = "unknown"
 
 
-def causes_of(known: Known) -> dict[Cause, int]:
+def causes_of(known: KnownPrompt) -> dict[Cause, int]:
     """Split the tokens that an engine computed by cause; the sum is its own count."""
     num_before = known.num_before
     if known.is_unknown and not num_before:
@@ -84,7 +84,7 @@ def causes_of(known: Known) -> dict[Cause, int]:
     return taken
 
 
-def sharable(known: Known) -> int:
+def sharable(known: KnownPrompt) -> int:
     """Count the leading tokens that an engine can take from a cache at most.
 
     They are those of whole blocks. Engines compute the last token.

@@ -32,7 +32,7 @@ _SIGNS: Final[tuple[tuple[Hint, re.Pattern[str]], ...]] = (
 )
 
 
-class Finding(Struct, kw_only=True):
+class SessionFinding(Struct, kw_only=True):
     """A part that changes in every turn of some sessions.
 
     num_again: Tokens that were computed again for it, of all turns since it was found.
@@ -85,7 +85,7 @@ class Findings:
     """What was found, by tenant and part; the oldest goes first."""
 
     def __init__(self) -> None:
-        self._found: Bounded[tuple[str | None, Part], Finding] = Bounded(_MAX_FINDINGS)
+        self._found: Bounded[tuple[str | None, Part], SessionFinding] = Bounded(_MAX_FINDINGS)
 
     def __iter__(self) -> Any:
         """Yield the findings, the newest first."""
@@ -99,7 +99,7 @@ class Findings:
         tenant: str | None,
         session: str,
         body: bytes | None,
-    ) -> Finding | None:
+    ) -> SessionFinding | None:
         """Record a change; return the finding if it is a new one."""
         if change.part not in _EARLY or change.num_in_row < LEAST_IN_ROW:
             return None
@@ -107,7 +107,7 @@ class Findings:
         finding, is_new = self._found.get(key), False
         if finding is None:
             is_new = True
-            finding = Finding(
+            finding = SessionFinding(
                 tenant=tenant,
                 part=change.part,
                 hint=_hint(change.part, body),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from router.api.sessions import engine_name, session_hash
-from router.observers.sessions.ledger import Ledger, Session
+from router.observers.sessions.ledger import Session, SessionLedger
 from router.observers.sessions.turn_notes import MAX_DIGESTS, Hooked, Over
 from router.replicas.fleet import Fleet
 
@@ -31,7 +31,7 @@ def _ignore(*_: object) -> None:
 class Hooks:
     """Puts hooks into effect, here and at other routers."""
 
-    def __init__(self, ledger: Ledger, fleet: Fleet) -> None:
+    def __init__(self, ledger: SessionLedger, fleet: Fleet) -> None:
         self.tell: Callable[[Over, int], None] = _ignore
         """Called with what other routers should know, and its size in bytes."""
         self._ledger = ledger

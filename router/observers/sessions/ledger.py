@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.api.parts import Parts
+from router.api.parts import PartDigests
 from router.base.bounded import Bounded
 from router.base.contracts import BlockKey, HashContract
 from router.observers.sessions.threads import (
@@ -85,7 +85,7 @@ class Session(Struct, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """A prompt that is remembered; see `Ledger.remember`.
+    """A prompt that is remembered; see `SessionLedger.remember`.
 
     before: Threads of the conversation and of its parent, until then.
     """
@@ -99,7 +99,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     routing: int | None = None
 
 
-class Ledger:
+class SessionLedger:
     """Sessions by digest. Call from one thread."""
 
     def __init__(self, *, max_sessions: int = MAX_SESSIONS, max_bytes: int = MAX_BYTES) -> None:
@@ -148,7 +148,7 @@ class Ledger:
         keys: Sequence[BlockKey],
         contract: HashContract | None,
         num_tokens: int,
-        parts: Parts | None,
+        parts: PartDigests | None,
         tenant: str | None = None,
     ) -> Match:
         """Find what a conversation had of a prompt; changes nothing. O(log blocks) a thread.
@@ -186,7 +186,7 @@ class Ledger:
         change = change_of(thread, parts, num_blocks, size, num_tokens)
         return Match(thread=thread, source=source, num_common=num_common * size, change=change)
 
-    def _origin(self, parts: Parts, tenant: str | None) -> Sequence[Thread]:
+    def _origin(self, parts: PartDigests, tenant: str | None) -> Sequence[Thread]:
         """List the threads that a new conversation may be forked from.
 
         They have its history, but for what has come since: clients do not always name a parent.

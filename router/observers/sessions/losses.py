@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from policies.view import CandidateId, CostModel
 from router.index.cache_view import CacheView
-from router.observers.sessions.ledger import Ledger, Session
+from router.observers.sessions.ledger import Session, SessionLedger
 from router.observers.sessions.threads import Thread
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate, Replica, candidates_of
@@ -63,7 +63,7 @@ class Losses:
         *,
         fleet: Fleet,
         caches: CacheView,
-        ledger: Ledger,
+        ledger: SessionLedger,
         fetches: Fetches | None,
         max_looks: int = MAX_LOOKS,
         clock: Callable[[], float] = time.monotonic,

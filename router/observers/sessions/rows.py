@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from router.observers.sessions.describe import session_fields
 from router.observers.sessions.findings import Findings
-from router.observers.sessions.ledger import Ledger, Session
+from router.observers.sessions.ledger import Session, SessionLedger
 
 MAX_SESSIONS: Final = 12
 MAX_RECENT: Final = 24  # turns of a session
@@ -21,7 +21,7 @@ _SORT_AGAIN_S: Final = 5.0  # 20,000 sessions take 5 ms
 class SessionRows:
     """The sessions that cost most, and what is wrong with prompts."""
 
-    def __init__(self, ledger: Ledger, findings: Findings) -> None:
+    def __init__(self, ledger: SessionLedger, findings: Findings) -> None:
         self._ledger = ledger
         self._findings = findings
         self._keys: list[int] = []

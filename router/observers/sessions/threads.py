@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.api.parts import Parts
+from router.api.parts import PartDigests
 from router.base.contracts import BlockKey, HashContract
 from router.records.computed import Change, Part
 
@@ -36,7 +36,7 @@ class Thread(Struct, kw_only=True):
     contract: HashContract | None
     keys: Sequence[BlockKey]
     num_tokens: int
-    parts: Parts | None
+    parts: PartDigests | None
     candidate: CandidateId
     num_emptied: int
     at_s: float
@@ -86,7 +86,7 @@ def thread_of(
     threads: Sequence[Thread],
     keys: Sequence[BlockKey],
     num_tokens: int,
-    parts: Parts | None,
+    parts: PartDigests | None,
     space: int,
     contract: HashContract | None,
 ) -> Thread | None:
@@ -125,7 +125,7 @@ def thread_of(
     return None
 
 
-def num_equal(one: Parts | None, other: Parts) -> int:
+def num_equal(one: PartDigests | None, other: PartDigests) -> int:
     """Count the leading messages that two requests have in common; O(messages), by memory."""
     if one is None:
         return 0
@@ -143,7 +143,7 @@ def num_equal(one: Parts | None, other: Parts) -> int:
 
 
 def change_of(
-    thread: Thread, parts: Parts | None, num_common: int, size: int, num_tokens: int
+    thread: Thread, parts: PartDigests | None, num_common: int, size: int, num_tokens: int
 ) -> Change | None:
     """Find the first difference from a thread's last prompt; None: all of its blocks are there."""
     if num_common >= len(thread.keys):
@@ -158,7 +158,7 @@ def change_of(
 
 
 def _difference(
-    before: Parts | None, now: Parts | None, is_shorter: bool
+    before: PartDigests | None, now: PartDigests | None, is_shorter: bool
 ) -> tuple[Part, int | None, str]:
     """Find the first part that differs, the message's index, and its digest as it is now."""
     if before is None or now is None:

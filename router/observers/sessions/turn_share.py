@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from policies.view import CandidateId
-from router.api.parts import Parts
+from router.api.parts import PartDigests
 from router.base.contracts import BlockKey
 from router.base.messages import (
     StreamId,
@@ -27,7 +27,7 @@ from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.index.block_index import BlockIndex
-from router.observers.sessions.ledger import Ledger, Memory
+from router.observers.sessions.ledger import Memory, SessionLedger
 from router.observers.sessions.threads import Thread, num_equal, num_shared
 from router.observers.sessions.turn_notes import (
     MAX_TURN_BYTES,
@@ -42,7 +42,7 @@ _NOTE_BYTES = 200
 
 
 def share_turns(
-    ledger: Ledger, *, index: BlockIndex, names: CandidateNames, outbox: Outbox, peers: Peers
+    ledger: SessionLedger, *, index: BlockIndex, names: CandidateNames, outbox: Outbox, peers: Peers
 ) -> None:
     """Connect the ledger of this router with those of others."""
 
@@ -98,7 +98,7 @@ def _note_of(memory: Memory, stream_id: StreamId) -> Remembered:
     )
 
 
-def _shared_parts(parts: Parts, before: Sequence[Thread]) -> SharedParts:
+def _shared_parts(parts: PartDigests, before: Sequence[Thread]) -> SharedParts:
     num_common = max([num_equal(each.parts, parts) for each in before], default=0)
     check, added = _digest(parts.messages[:num_common]), parts.messages[num_common:]
     return SharedParts(
@@ -144,12 +144,12 @@ def _memory_of(
     )
 
 
-def _parts_of(shared: SharedParts, before: Sequence[Thread]) -> Parts | None:
+def _parts_of(shared: SharedParts, before: Sequence[Thread]) -> PartDigests | None:
     known = [each.parts.messages for each in before if each.parts is not None]
     messages = _whole(shared.messages, known, _digest)
     if messages is None:
         return None
-    return Parts(
+    return PartDigests(
         tools=shared.tools,
         tool_set=shared.tool_set,
         system=shared.system,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from policies.registry import create
-from router.http.part import Part
+from router.http.part import ObserverPart
 from router.observers.shadows import Shadows
 from router.observers.shadows.metrics import ShadowMetrics
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from router.assembly.router import Router
 
 
-def build(router: Router) -> Part:
+def build(router: Router) -> ObserverPart:
     """Build the part."""
     config, metrics = router.config.shadow, ShadowMetrics(router.metrics.registry)
     if not config.policies:
-        return Part()
+        return ObserverPart()
     shadows = Shadows(
         [create(shadow.name, shadow.params) for shadow in config.policies],
         share=config.share,
         metrics=metrics,
     )
-    return Part(observers=[shadows], wrap_record=shadows.put)
+    return ObserverPart(observers=[shadows], wrap_record=shadows.put)

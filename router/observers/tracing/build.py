@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from router.http.access import Access
 from router.http.connection import Handler
 from router.http.pages import Pages
-from router.http.part import Part
+from router.http.part import ObserverPart
 from router.observers.tracing.app import TracedApp
 from router.observers.tracing.export import Exporter, collector_at
 from router.observers.tracing.observer import Tracing
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from router.assembly.router import Router
 
 
-def build(router: Router) -> Part:
+def build(router: Router) -> ObserverPart:
     """Build the part.
 
     Raises:
@@ -25,7 +25,7 @@ def build(router: Router) -> Part:
     """
     config = router.config.tracing
     if config.endpoint is None:
-        return Part()
+        return ObserverPart()
     exporter = Exporter(
         collector_at(config.endpoint, router.names), config.endpoint, router.metrics
     )
@@ -34,6 +34,6 @@ def build(router: Router) -> Part:
     def traced(answer: Handler, pages: Pages, access: Access) -> Handler:
         return TracedApp(answer, tracer, pages, access).answer
 
-    return Part(
+    return ObserverPart(
         observers=[Tracing(on_close=exporter.close)], wrap_answer=traced, start=exporter.start
     )

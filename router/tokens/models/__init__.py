@@ -19,7 +19,7 @@ from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
 
 
-class Family(NamedTuple):
+class ModelFamily(NamedTuple):
     """Where a family is: a module here, and the library of the extra that it needs."""
 
     module: str
@@ -27,13 +27,13 @@ class Family(NamedTuple):
     extra: str = ""
 
 
-FAMILIES: Final[Mapping[str, Family]] = {
-    modes.DEEPSEEK_V32: Family("deepseek_v32"),
-    modes.DEEPSEEK_V4: Family("deepseek_v4"),
-    modes.DEEPSEEK_V41: Family("deepseek_v4"),
-    modes.HARMONY: Family("harmony"),  # texts need no library
-    modes.KIMI: Family("kimi", "tiktoken", "kimi"),
-    modes.MISTRAL: Family("mistral", "mistral_common", "mistral"),
+FAMILIES: Final[Mapping[str, ModelFamily]] = {
+    modes.DEEPSEEK_V32: ModelFamily("deepseek_v32"),
+    modes.DEEPSEEK_V4: ModelFamily("deepseek_v4"),
+    modes.DEEPSEEK_V41: ModelFamily("deepseek_v4"),
+    modes.HARMONY: ModelFamily("harmony"),  # texts need no library
+    modes.KIMI: ModelFamily("kimi", "tiktoken", "kimi"),
+    modes.MISTRAL: ModelFamily("mistral", "mistral_common", "mistral"),
 }
 """The families, by mode; see `modes`."""
 
@@ -42,7 +42,7 @@ class _Module(Protocol):
     def load(self, files: ModelFiles, max_bytes: int) -> Prompter: ...
 
 
-def find_family(files: ModelFiles) -> Family | None:
+def find_family(files: ModelFiles) -> ModelFamily | None:
     """Find the family of a model; None: it has a tokenizer.json and a Jinja template.
 
     Raises:
@@ -58,7 +58,7 @@ def find_family(files: ModelFiles) -> Family | None:
     return FAMILIES.get(mode)
 
 
-def load(family: Family, files: ModelFiles, max_bytes: int) -> Prompter:
+def load(family: ModelFamily, files: ModelFiles, max_bytes: int) -> Prompter:
     """Load a model of a family.
 
     Raises:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from router.config.experiments import Guardrails
-from router.observers.experiments.guardrails import MAX_UNITS, Guard, Verdict, drawn_answer
+from router.observers.experiments.guardrails import MAX_UNITS, Breach, ExperimentGuard, drawn_answer
 from tests.observers.experiments.samples import arms, experiment
 
 
-def guard(design: str = "split", **rules: float) -> Guard:
+def guard(design: str = "split", **rules: float) -> ExperimentGuard:
     rules = {"min_samples": 5} | rules  # type: ignore[assignment]
-    return Guard(experiment(design=design, guardrails=Guardrails(**rules)))  # type: ignore[arg-type]
+    return ExperimentGuard(experiment(design=design, guardrails=Guardrails(**rules)))  # type: ignore[arg-type]
 
 
 def units(seed: int = 0) -> Iterator[str]:
@@ -32,7 +32,7 @@ def test_errors_stop_an_arm() -> None:
     verdicts = [guarded.ended("a", is_error=True) for _ in range(10)]
 
     assert verdicts[:9] == [None] * 9
-    assert isinstance(verdicts[9], Verdict)
+    assert isinstance(verdicts[9], Breach)
     assert (verdicts[9].arm, verdicts[9].guardrail) == ("a", "errors")
     assert "100.0% of 10 requests failed; max_error_rate is 0.1" in verdicts[9].reason
 
@@ -108,7 +108,7 @@ def test_several_arms_are_held_against_the_control() -> None:
         control="c",
         guardrails=Guardrails(max_ttft_ratio=1.2, min_samples=5),
     )
-    guarded, sessions = Guard(three), units()
+    guarded, sessions = ExperimentGuard(three), units()
     found = []
     for _ in range(30):
         for arm, value_s in (("a", 1.0), ("b", 5.0), ("c", 1.0)):

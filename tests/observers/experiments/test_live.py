@@ -226,8 +226,8 @@ def home(stage: Stage, session: int) -> None:
     """Let a session's last turn have run on the slow replica."""
     loop = asyncio.get_running_loop()
     digest = session_hash(f"{SECRET}-{session}", "tiny")
-    stage.router.sessions.begin(digest, SLOW, 0, 0, loop.time())
-    stage.router.sessions.end(digest, loop.time())
+    stage.router.conversations.begin(digest, SLOW, 0, 0, loop.time())
+    stage.router.conversations.end(digest, loop.time())
 
 
 async def traffic(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.messages import encode
-from router.observers.experiments.state import Change, State, Stopped, decode_state, merged
+from router.observers.experiments.state import SharesChange, State, Stopped, decode_state, merged
 from tests.observers.experiments.samples import NOW_S, experiment, step
 from tests.policies.snapshots import quick
 
@@ -19,7 +19,7 @@ STATES = st.builds(
     definition=st.just(experiment()),
     started_s=TIMES,
     changes=st.lists(
-        st.builds(Change, at_s=TIMES, shares=st.just({"a": 0.1, "b": 0.2})), max_size=2
+        st.builds(SharesChange, at_s=TIMES, shares=st.just({"a": 0.1, "b": 0.2})), max_size=2
     ).map(lambda changes: tuple(sorted(set_of(changes), key=lambda change: change.at_s))),
     stopped=st.dictionaries(st.sampled_from(["a", "b"]), STOPPED),
     ended=st.none() | STOPPED,
@@ -27,7 +27,7 @@ STATES = st.builds(
 )
 
 
-def set_of(changes: list[Change]) -> list[Change]:
+def set_of(changes: list[SharesChange]) -> list[SharesChange]:
     return list({change.at_s: change for change in changes}.values())
 
 
@@ -56,7 +56,7 @@ def test_a_stop_anywhere_is_a_stop_everywhere() -> None:
         id="1",
         definition=experiment(),
         started_s=NOW_S,
-        changes=(Change(at_s=NOW_S + 1, shares={"a": 0.1, "b": 0.9}),),
+        changes=(SharesChange(at_s=NOW_S + 1, shares={"a": 0.1, "b": 0.9}),),
     )
     stopped = State(
         id="1",
@@ -79,7 +79,7 @@ def test_an_order_ends_the_definitions_own_ramp() -> None:
         id="1",
         definition=definition,
         started_s=NOW_S,
-        changes=(Change(at_s=NOW_S + 30, shares={"a": 0.0, "b": 0.2}),),
+        changes=(SharesChange(at_s=NOW_S + 30, shares={"a": 0.0, "b": 0.2}),),
     )
 
     assert [(at_s - NOW_S, shares["a"], shares["b"]) for at_s, shares in state.timeline()] == [

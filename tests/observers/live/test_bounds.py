@@ -19,7 +19,7 @@ from router.metrics import Metrics
 from router.observers.live.lines import MAX_COSTS, decision_line
 from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
 from router.observers.sessions.findings import Findings
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.rows import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.observers.sessions.threads import Thread
 from router.observers.sessions.turns import Turn
@@ -36,15 +36,15 @@ SOME = CandidateId("r7")
 
 
 @pytest.fixture(name="ledger", scope="module")
-def _ledger() -> Ledger:
+def _ledger() -> SessionLedger:
     """Ten thousand sessions of one turn; the number of each is its cost."""
-    ledger = Ledger()
+    ledger = SessionLedger()
     for number in range(1, 10_001):
         _book(ledger, number, f"q{number}")
     return ledger
 
 
-def _book(ledger: Ledger, number: int, request_id: str) -> None:
+def _book(ledger: SessionLedger, number: int, request_id: str) -> None:
     thread = Thread(
         space=0,
         contract=None,
@@ -95,7 +95,7 @@ def test_of_a_thousand_replicas_those_in_trouble_come_first() -> None:
     assert rows["by_cache"] == {"blind": 1_000}
 
 
-def test_of_ten_thousand_sessions_those_that_cost_most_are_shown(ledger: Ledger) -> None:
+def test_of_ten_thousand_sessions_those_that_cost_most_are_shown(ledger: SessionLedger) -> None:
     rows = SessionRows(ledger, Findings()).describe()
 
     costliest = [engine_name(number) for number in range(10_000, 10_000 - MAX_SESSIONS, -1)]
@@ -104,7 +104,7 @@ def test_of_ten_thousand_sessions_those_that_cost_most_are_shown(ledger: Ledger)
     assert rows["shown"][0]["recent"] == [["r7", 4, 0, 0, 6]]
 
 
-def test_a_river_has_the_last_turns(ledger: Ledger) -> None:
+def test_a_river_has_the_last_turns(ledger: SessionLedger) -> None:
     for number in range(40):
         _book(ledger, 10_000, f"again-{number}")
     rows = SessionRows(ledger, Findings()).describe()

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.observers.sessions.causes import Known, causes_of, sharable
+from router.observers.sessions.causes import KnownPrompt, causes_of, sharable
 from router.records.computed import CAUSES
 
 figures = st.integers(0, 500)
 knowns = st.builds(
-    Known,
+    KnownPrompt,
     num_tokens=figures,
     num_cached=figures,
     num_common=figures,
@@ -31,7 +31,7 @@ knowns = st.builds(
 
 
 @given(knowns)
-def test_causes_add_up_to_what_the_engine_computed(known: Known) -> None:
+def test_causes_add_up_to_what_the_engine_computed(known: KnownPrompt) -> None:
     """Whatever is known, and however little of it fits together."""
     causes = causes_of(known)
 
@@ -41,7 +41,7 @@ def test_causes_add_up_to_what_the_engine_computed(known: Known) -> None:
 
 
 @given(knowns)
-def test_no_more_can_be_shared_than_is_common(known: Known) -> None:
+def test_no_more_can_be_shared_than_is_common(known: KnownPrompt) -> None:
     """Engines share whole blocks, and compute the last token."""
     shared = sharable(known)
 
@@ -51,7 +51,7 @@ def test_no_more_can_be_shared_than_is_common(known: Known) -> None:
 
 def test_what_was_there_is_told_by_position() -> None:
     """First what the pool did not give, then what another replica has, then what was evicted."""
-    known = Known(
+    known = KnownPrompt(
         num_tokens=200,
         num_cached=16,
         num_common=160,
@@ -74,7 +74,7 @@ def test_what_was_there_is_told_by_position() -> None:
 
 
 def test_behind_a_change_all_is_changed_up_to_the_old_end() -> None:
-    known = Known(
+    known = KnownPrompt(
         num_tokens=200, num_cached=48, num_common=48, num_before=150, has_changed=True, step=16
     )
 
@@ -83,25 +83,27 @@ def test_behind_a_change_all_is_changed_up_to_the_old_end() -> None:
 
 def test_a_dropped_last_block_is_no_eviction() -> None:
     """Engines that speculate compute the last block of a hit again."""
-    known = Known(
+    known = KnownPrompt(
         num_tokens=100, num_cached=64, num_common=96, num_before=96, step=16, num_dropped=16
     )
 
     assert causes_of(known) == {"unknown": 16, "last_block": 16, "new": 4}
-    assert causes_of(Known(num_tokens=100, num_cached=80, num_common=96, num_before=96, step=16,
-                           num_dropped=16)) == {"last_block": 16, "new": 4}  # fmt: skip
+    known = KnownPrompt(
+        num_tokens=100, num_cached=80, num_common=96, num_before=96, step=16, num_dropped=16
+    )
+    assert causes_of(known) == {"last_block": 16, "new": 4}
 
 
 def test_other_salts_share_nothing() -> None:
-    known = Known(num_tokens=100, num_cached=0, num_before=80, is_apart=True)
+    known = KnownPrompt(num_tokens=100, num_cached=0, num_before=80, is_apart=True)
 
     assert causes_of(known) == {"salt_or_model": 80, "new": 20}
 
 
 def test_what_is_not_known_is_unknown() -> None:
     """All of it, or as much as the conversation is known to have had."""
-    assert causes_of(Known(num_tokens=9, num_cached=4, is_unknown=True)) == {"unknown": 5}
-    known = Known(num_tokens=9, num_cached=4, num_before=6, is_unknown=True)
+    assert causes_of(KnownPrompt(num_tokens=9, num_cached=4, is_unknown=True)) == {"unknown": 5}
+    known = KnownPrompt(num_tokens=9, num_cached=4, num_before=6, is_unknown=True)
     assert causes_of(known) == {"unknown": 2, "new": 3}
 
 
@@ -116,13 +118,13 @@ def test_what_is_not_known_is_unknown() -> None:
 )
 def test_a_prompt_below_one_block_is_a_last_block(lost: dict[str, Any]) -> None:
     """No cache can have it, so nothing of it was lost: 13 tokens, blocks of 16."""
-    known = Known(num_tokens=13, num_cached=0, step=16, **lost)
+    known = KnownPrompt(num_tokens=13, num_cached=0, step=16, **lost)
 
     assert causes_of(known) == {"last_block": 13}
 
 
 @pytest.mark.parametrize("lost", [{"is_unknown": True}, {"is_apart": True}, {}])
 def test_what_an_earlier_prompt_had_below_one_block_is_no_loss(lost: dict[str, Any]) -> None:
-    known = Known(num_tokens=60, num_cached=0, num_before=13, step=16, **lost)
+    known = KnownPrompt(num_tokens=60, num_cached=0, num_before=13, step=16, **lost)
 
     assert causes_of(known) == {"last_block": 13, "new": 47}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.observers.sessions.findings import LEAST_IN_ROW, Finding, Findings
+from router.observers.sessions.findings import LEAST_IN_ROW, Findings, SessionFinding
 from router.records.computed import Change, Part
 
 
@@ -25,7 +25,7 @@ def note(
     tenant: str | None = None,
     session: str = "s1",
     text: bytes | None = None,
-) -> Finding | None:
+) -> SessionFinding | None:
     change = Change(part=part, offset=16, num_in_row=num_in_row)
     return findings.note(change, 1_000, tenant=tenant, session=session, body=text)
 
@@ -72,7 +72,7 @@ def test_it_is_said_once_and_added_up(caplog: pytest.LogCaptureFixture) -> None:
                 note(findings, num_in_row=in_row, session=session, text=body("It is 12:04."))
         note(findings, tenant="t")
         note(findings, "tools")
-    found: dict[Any, Finding] = {(each.tenant, each.part): each for each in findings}
+    found: dict[Any, SessionFinding] = {(each.tenant, each.part): each for each in findings}
 
     assert len(caplog.records) == 3
     assert set(found) == {(None, "system"), ("t", "system"), (None, "tools")}

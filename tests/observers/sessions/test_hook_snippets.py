@@ -145,7 +145,7 @@ async def test_the_snippets_do_what_the_page_says(
         for number, headers in enumerate(HEADERS[agent]):
             await stage.ask(streamed(chat(words(number))), headers={"X-Session-ID": ""} | headers)
         await stage.settled(engine)
-        sets, counts = stage.router.sessions, []
+        sets, counts = stage.router.conversations, []
         for event in EVENTS:
             await run(event, NAME, CHILD if event == "SubagentStop" else None)
             there = sets.at("r1")  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ async def test_a_session_that_a_user_deletes_has_ended(tmp_path: Path) -> None:
         headers = {"X-Session-ID": ""} | HEADERS["opencode"][0]
         await stage.ask(streamed(chat(words(1))), headers=headers)
         await run("deleted", NAME, None)
-        left = stage.router.sessions.at("r1").num_sessions  # type: ignore[arg-type]
+        left = stage.router.conversations.at("r1").num_sessions  # type: ignore[arg-type]
 
     assert left == 0
 

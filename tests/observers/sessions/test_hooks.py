@@ -50,11 +50,11 @@ async def turn(stage: Stage, *texts: str, **headers: str) -> Reply:
 
 def num_live(stage: Stage) -> int:
     """Conversations with a place in the working set of the only replica."""
-    return stage.router.sessions.at(R1).num_sessions  # type: ignore[arg-type]
+    return stage.router.conversations.at(R1).num_sessions  # type: ignore[arg-type]
 
 
 def num_own_tokens(stage: Stage) -> int:
-    return stage.router.sessions.at(R1).num_tokens  # type: ignore[arg-type]
+    return stage.router.conversations.at(R1).num_tokens  # type: ignore[arg-type]
 
 
 async def known(stage: Stage, name: str) -> Json:

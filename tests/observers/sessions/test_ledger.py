@@ -5,16 +5,16 @@ from __future__ import annotations
 from array import array
 
 from policies.view import CandidateId
-from router.api.parts import Parts
+from router.api.parts import PartDigests
 from router.base.contracts import BlockKey, HashContract
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.threads import Thread
 
 CONTRACT = HashContract(algorithm="sha256", block_size=16)
 
 
-def parts(*messages: int, tools: int = 1) -> Parts:
-    return Parts(
+def parts(*messages: int, tools: int = 1) -> PartDigests:
+    return PartDigests(
         tools=tools, tool_set=tools, system=1, messages=array("Q", messages), has_answers=True
     )
 
@@ -37,12 +37,14 @@ def prompt(number: int, *messages: int, tools: int = 1) -> Thread:
     )
 
 
-def remember(ledger: Ledger, key: int, thread: Thread, replaces: Thread | None = None) -> None:
+def remember(
+    ledger: SessionLedger, key: int, thread: Thread, replaces: Thread | None = None
+) -> None:
     ledger.remember(key, None, thread, num_computed=160, replaces=replaces)
 
 
 def change(
-    ledger: Ledger, number: int, num_tokens: int, *messages: int, tools: int = 1
+    ledger: SessionLedger, number: int, num_tokens: int, *messages: int, tools: int = 1
 ) -> str | None:
     """Return where a prompt of session 1 changes; None: it goes on nothing."""
     found = ledger.match(
@@ -58,7 +60,7 @@ def change(
 
 
 def test_ended_sessions_are_the_first_to_lose_their_prompts() -> None:
-    ledger = Ledger(max_bytes=250)
+    ledger = SessionLedger(max_bytes=250)
     for key in (1, 2):
         remember(ledger, key, prompt(key, key))
     ledger.ended(2)
@@ -70,7 +72,7 @@ def test_ended_sessions_are_the_first_to_lose_their_prompts() -> None:
 
 def test_a_session_that_ended_and_goes_on_has_its_prompt() -> None:
     """Agents resume sessions."""
-    ledger = Ledger()
+    ledger = SessionLedger()
     remember(ledger, 1, prompt(1, 7))
     ended = ledger.ended(1)
 
@@ -83,7 +85,7 @@ def test_a_session_that_ended_and_goes_on_has_its_prompt() -> None:
 
 def test_the_next_prompt_after_a_compaction_is_named_so() -> None:
     """However long it is, and whatever its first message; the one after that is as any other."""
-    ledger = Ledger()
+    ledger = SessionLedger()
     remember(ledger, 1, prompt(1, 7))
     assert change(ledger, 2, 200, 8, 9) is None
 
@@ -96,7 +98,7 @@ def test_the_next_prompt_after_a_compaction_is_named_so() -> None:
 
 def test_a_compaction_concerns_the_longest_prompt() -> None:
     """A client's title generator has a prompt of its own."""
-    ledger = Ledger()
+    ledger = SessionLedger()
     title = prompt(5, 5)
     title.num_tokens = 20
     remember(ledger, 1, prompt(1, 7))
@@ -108,7 +110,7 @@ def test_a_compaction_concerns_the_longest_prompt() -> None:
 
 
 def test_what_is_not_known_has_no_end() -> None:
-    ledger = Ledger()
+    ledger = SessionLedger()
 
     assert ledger.ended(1) is None
     assert ledger.compacted(1) is None
@@ -116,7 +118,7 @@ def test_what_is_not_known_has_no_end() -> None:
 
 def test_a_request_for_a_summary_is_part_of_the_compaction() -> None:
     """Codex sends it without tools. The request after it has them again."""
-    ledger = Ledger()
+    ledger = SessionLedger()
     remember(ledger, 1, prompt(1, 7))
     assert change(ledger, 2, 200, 7, 8, tools=0) == "tools"
 
@@ -129,7 +131,7 @@ def test_a_request_for_a_summary_is_part_of_the_compaction() -> None:
     assert change(ledger, 3, 100, 7) == "compacted"
 
 
-def fork(ledger: Ledger, tenant: str | None, *messages: int) -> Thread | None:
+def fork(ledger: SessionLedger, tenant: str | None, *messages: int) -> Thread | None:
     """Return what a new conversation has a part of; None: of nothing that is known."""
     found = ledger.match(
         7,
@@ -146,7 +148,7 @@ def fork(ledger: Ledger, tenant: str | None, *messages: int) -> Thread | None:
 
 
 def test_a_fork_is_found_by_its_history_at_its_own_tenant_only() -> None:
-    ledger, origin = Ledger(), prompt(1, 11, 12, 13)
+    ledger, origin = SessionLedger(), prompt(1, 11, 12, 13)
     ledger.remember(1, None, origin, num_computed=0, tenant="a")
 
     assert fork(ledger, "a", 11, 12, 13, 14, 15) is origin
@@ -157,7 +159,7 @@ def test_a_fork_is_found_by_its_history_at_its_own_tenant_only() -> None:
 
 def test_what_only_begins_alike_is_no_fork() -> None:
     """Its own history is not known."""
-    ledger = Ledger()
+    ledger = SessionLedger()
     ledger.remember(1, None, prompt(1, 11), num_computed=0)
 
     assert fork(ledger, None, 11, 12, 13, 14, 15, 16) is None
@@ -165,7 +167,7 @@ def test_what_only_begins_alike_is_no_fork() -> None:
 
 
 def test_the_openings_of_forgotten_conversations_take_no_room() -> None:
-    ledger = Ledger(max_sessions=3)
+    ledger = SessionLedger(max_sessions=3)
     for key in range(1, 10):
         ledger.remember(key, None, prompt(key, key), num_computed=0)
 

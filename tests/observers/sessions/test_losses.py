@@ -14,7 +14,7 @@ from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.losses import Losses
 from router.observers.sessions.threads import Thread
 from tests.faults.stage import SECRET, Engines, Reply, Stage, chat, on_stage, streamed, words
@@ -128,7 +128,7 @@ class Counting(CacheView):
 
 def test_of_many_conversations_a_sample_is_examined() -> None:
     """Each has the same share of tokens elsewhere, so the sample is right."""
-    fleet, caches, ledger = fleet_of("r1", "r2"), Counting(), Ledger()
+    fleet, caches, ledger = fleet_of("r1", "r2"), Counting(), SessionLedger()
     for name in ("r1", "r2"):
         stream = RankStream(
             CandidateId(name), caches.index, block_size=BLOCK, capacity_blocks=10_000

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.view import CandidateId
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.threads import Thread
 from tests.faults.stage import Engines, on_stage
 
@@ -35,7 +35,7 @@ async def test_a_list_of_all_sessions_does_not_hold_the_loop(kind: str) -> None:
     assert max(gaps) < 0.1  # at once it takes 0.5 s
 
 
-def fill(ledger: Ledger, num_sessions: int) -> None:
+def fill(ledger: SessionLedger, num_sessions: int) -> None:
     for number in range(1, num_sessions + 1):
         thread = Thread(
             space=1,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.view import CandidateId
-from router.api.parts import Parts
+from router.api.parts import PartDigests
 from router.base.contracts import BlockKey, HashContract
-from router.observers.sessions.ledger import Ledger, Match
+from router.observers.sessions.ledger import Match, SessionLedger
 from router.observers.sessions.threads import Thread, num_equal, num_shared
 from router.observers.sessions.turns import Turn
 
@@ -32,7 +32,7 @@ class Client:
     """A client of one ledger: each prompt is matched, then remembered."""
 
     def __init__(self, **bounds: int) -> None:
-        self.ledger = Ledger(**bounds)
+        self.ledger = SessionLedger(**bounds)
 
     def match(
         self,
@@ -81,8 +81,8 @@ class Client:
         return found
 
 
-def parts_of(*messages: int, system: int = 3, tools: int = 4) -> Parts:
-    return Parts(
+def parts_of(*messages: int, system: int = 3, tools: int = 4) -> PartDigests:
+    return PartDigests(
         tools=tools,
         tool_set=tools // 10,
         system=system,

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from policies import CandidateId
-from router.api.parts import Parts
+from router.api.parts import PartDigests
 from router.base.contracts import BlockKey, HashContract
 from router.base.messages import Notes, encode
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.threads import Match, Thread
 from router.observers.sessions.turn_notes import Booked, Remembered, Run
 from router.observers.sessions.turns import Turn
@@ -27,8 +27,8 @@ SPACE = (1 << 64) - 1
 OTHER = HashContract(algorithm="sha256", block_size=32)
 
 
-def parts(*messages: int, system: int = 3) -> Parts:
-    return Parts(
+def parts(*messages: int, system: int = 3) -> PartDigests:
+    return PartDigests(
         tools=1, tool_set=2, system=system, messages=array("Q", messages), has_answers=True
     )
 
@@ -51,7 +51,9 @@ def thread(
     )
 
 
-def match(ledger: Ledger, chain: Sequence[BlockKey], *messages: int, key: int = SESSION) -> Match:
+def match(
+    ledger: SessionLedger, chain: Sequence[BlockKey], *messages: int, key: int = SESSION
+) -> Match:
     return ledger.match(
         key,
         PARENT,

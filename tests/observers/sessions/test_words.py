@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.observers.sessions.findings import Finding
+from router.observers.sessions.findings import SessionFinding
 from router.records.computed import CAUSES, Cause, Change, Computed, Loss, Move, Part
 from router.records.words import advice_in_words, causes_in_words, reasons
 
@@ -76,7 +76,7 @@ def test_a_sessions_causes_are_added_up() -> None:
 
 def test_a_finding_says_what_changes_in_every_turn() -> None:
     """Only of sessions that change there in every turn."""
-    clock = Finding(tenant=None, part="system", hint="time", offset=16, session="0" * 16)
+    clock = SessionFinding(tenant=None, part="system", hint="time", offset=16, session="0" * 16)
     often = reasons(
         [changed("system", num_in_row=n) for n in range(1, 4)], {clock.part: clock.what}
     )
@@ -87,7 +87,7 @@ def test_a_finding_says_what_changes_in_every_turn() -> None:
 
 
 def test_a_finding_says_what_each_turn_costs() -> None:
-    finding = Finding(tenant=None, part="system", hint="time", offset=16, session="0" * 16)
+    finding = SessionFinding(tenant=None, part="system", hint="time", offset=16, session="0" * 16)
     finding.num_turns, finding.num_again = 4, 56_800
 
     assert finding.text == (
