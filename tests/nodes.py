@@ -16,7 +16,7 @@ from router.index.cache_view import CacheView
 from router.index.claims import Claim
 from router.kv_events.stream import RankStream
 from router.metrics import Metrics
-from router.observers.sessions.ledger import SessionLedger
+from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.turn_share import share_turns
 from router.records.outcome import Outcome
 from router.replicas import Booking, Fleet, Lease, Replica, ServedModel

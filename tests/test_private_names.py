@@ -47,7 +47,7 @@ LEFT: dict[str, set[str]] = {
     "loadtest/text/test_text.py": {"_block_ids"},
     "observers/early/test_answer_text.py": {"_bytes"},
     "observers/experiments/test_guardrails.py": {"_answers"},
-    "observers/sessions/test_ledger.py": {"_of_opening"},
+    "observers/sessions/test_session_ledger.py": {"_of_opening"},
     "observers/sessions/test_turn_share.py": {"_series"},
     "pool/test_master.py": {"_url"},
     "pool/test_questions.py": {"_under_way"},

@@ -13,7 +13,7 @@ from router.api.withheld import Withheld
 from router.assembly.cluster import Cluster
 from router.assembly.discovery import Discovery
 from router.base.errors import ConfigError
-from router.base.names import Names
+from router.base.host_names import Names
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret

@@ -10,7 +10,7 @@ from policies.policy import Policy
 from policies.registry import create
 from router.assembly.parts import Parts
 from router.base.errors import ConfigError, RouterError
-from router.base.turns import Turns
+from router.base.loop_turns import Turns
 from router.config import PolicyConfig
 from router.replicas.fleet import Fleet
 from router.request.ahead import Ahead

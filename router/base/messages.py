@@ -22,7 +22,7 @@ from policies.view import CandidateId
 from router.base.contracts import MAX_BLOCK_SIZE, BlockKey, HashContract
 from router.base.decoding import decoder
 from router.base.roles import Role, Transfer
-from router.base.wire import Count, Keys, Number, Seconds, Text
+from router.base.wire_types import Count, Keys, Number, Seconds, Text
 
 MAX_ORDERS = 4_096
 """Orders of one kind that are read."""

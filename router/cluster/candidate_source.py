@@ -9,7 +9,7 @@ from policies.view import CandidateId
 from router.base.addresses import reachable_endpoint
 from router.base.contracts import BlockKey
 from router.base.errors import ConfigError
-from router.base.names import Names
+from router.base.host_names import Names
 from router.index.block_index import BlockIndex
 from router.index.counters import StreamCounters
 from router.kv_events.stream import RankStream

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from policies.view import CandidateId
 from router.base.messages import SharedId
-from router.base.wire import Seconds
+from router.base.wire_types import Seconds
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers

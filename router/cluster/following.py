@@ -12,7 +12,7 @@ from router.cluster.candidate_names import CandidateNames
 from router.cluster.candidate_source import CandidateSource
 from router.cluster.index_writer import IndexWriter, StreamWriter
 from router.cluster.link import Link
-from router.cluster.loader import SnapshotLoader
+from router.cluster.snapshot_loader import SnapshotLoader
 from router.index.cache_view import CacheView
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream

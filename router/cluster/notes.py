@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from router.base.decoding import UNDECODABLE, decoder
 from router.base.messages import Note, Notes
-from router.base.wire import Text
+from router.base.wire_types import Text
 
 N = TypeVar("N", bound=Note)
 

@@ -26,7 +26,7 @@ from redis.asyncio.connection import (
 from redis.crc import key_slot
 
 from router.base.errors import StoreError, StoreRefused, StoreUnavailable
-from router.base.names import Names
+from router.base.host_names import Names
 from router.cluster.redis_errors import store_error
 from router.cluster.redis_server import (
     Address,

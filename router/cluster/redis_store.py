@@ -35,6 +35,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from router.base.errors import EMPTIED, StoreRefused, StoreUnavailable
+from router.base.host_names import Names
 from router.base.messages import (
     SCHEMA,
     Delta,
@@ -46,7 +47,6 @@ from router.base.messages import (
     encode,
     is_pool_stream,
 )
-from router.base.names import Names
 from router.cluster import redis_scripts as scripts
 from router.cluster.redis_connection import RedisConnection, Word
 from router.cluster.redis_errors import is_out_of_memory

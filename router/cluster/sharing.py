@@ -26,7 +26,6 @@ from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
 from router.cluster.index_writer import IndexWriter
 from router.cluster.link import PAUSE_S, Link
-from router.cluster.loader import SnapshotLoader
 from router.cluster.loops import LeaseKeeper, NotePublisher, publish_usage, read_notes
 from router.cluster.order_share import OrderShare
 from router.cluster.outbox import Outbox
@@ -35,6 +34,7 @@ from router.cluster.pool_share import PoolShare
 from router.cluster.record_share import RecordShare
 from router.cluster.redis_facts import StoreFacts
 from router.cluster.redis_store import RedisStore
+from router.cluster.snapshot_loader import SnapshotLoader
 from router.index.cache_view import CacheView
 from router.metrics import SharingState
 from router.tenants import Accounts

@@ -23,7 +23,7 @@ from router.base.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from router.base.names import Names
+from router.base.host_names import Names
 from router.base.shortage import shortage
 from router.config.tls import refusal as tls_refusal
 from router.config.tls import system_tls

@@ -23,7 +23,7 @@ from msgspec import Struct, field
 
 from router.base.decoding import decoder
 from router.base.errors import DiscoveryError
-from router.base.names import Names
+from router.base.host_names import Names
 from router.config.tls import refusal
 from router.discovery.endpoint_slices import SERVICE_LABEL, Slice
 from router.upstream.connector import Connector

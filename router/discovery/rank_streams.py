@@ -11,7 +11,7 @@ from typing import Final
 from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.base.errors import ConfigError
-from router.base.names import Names
+from router.base.host_names import Names
 from router.base.supervisor import keep_running
 from router.cluster import Sharing
 from router.cluster.candidate_source import CandidateSource, Publisher

@@ -30,7 +30,7 @@ from zmq.utils.monitor import parse_monitor_message
 from router.base.addresses import address_of, host_port
 from router.base.backoff import Backoff
 from router.base.errors import ConfigError, UpstreamUnreachable
-from router.base.names import Names
+from router.base.host_names import Names
 from router.index.candidate_stream import StreamReason
 from router.kv_events.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES
 

@@ -23,7 +23,7 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.index.hit_length import KvLayout
 from router.pool.directory import PoolDirectory
-from router.pool.groups import hit, least
+from router.pool.group_hits import hit, least
 from router.pool.keys import Listing
 from router.pool.layouts import Layout, collisions, find_layout
 from router.pool.master import MasterFigures

@@ -26,7 +26,7 @@ from yarl import URL
 
 from router.base.decoding import decoder
 from router.base.errors import PoolError, PoolGone, PoolLate
-from router.base.names import Names
+from router.base.host_names import Names
 from router.upstream.connections import Strays
 from router.upstream.connector import Connector
 

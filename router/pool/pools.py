@@ -13,7 +13,7 @@ from functools import partial
 from msgspec import Struct
 
 from router.base.contracts import BlockKey
-from router.base.names import Names
+from router.base.host_names import Names
 from router.config import MooncakeConfig, ReplicaConfig, pool_of
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog

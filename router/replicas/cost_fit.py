@@ -39,7 +39,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from policies.view import CostModel
-from router.replicas.bounded import solve_within
+from router.replicas.least_squares import solve_within
 from router.replicas.step_fit import StepFit
 
 PRIOR = CostModel()

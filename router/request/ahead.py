@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from router.base.errors import RouterError
-from router.base.turns import Turns
+from router.base.loop_turns import Turns
 from router.index.cache_view import CacheView
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate

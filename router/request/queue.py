@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.base.errors import DeadlineUnmet, QueueFull, TbtUnmet
-from router.base.turns import TURN_S
+from router.base.loop_turns import TURN_S
 from router.config import QueueConfig
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet

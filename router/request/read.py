@@ -30,7 +30,7 @@ from router.api.outline import (
     costs_ms,
     make_outline,
 )
-from router.api.parts import parts_of
+from router.api.part_digests import parts_of
 from router.api.response_ids import CREATE, is_kept, named_in
 from router.api.routes import has_side_effects, named_model
 from router.api.sessions import session_hash, session_of

@@ -26,7 +26,7 @@ from router.api.clients import Client
 from router.api.encodings import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import Outline
-from router.api.parts import PartDigests
+from router.api.part_digests import PartDigests
 from router.base.caller import ANYBODY, Caller
 from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.base.limits import Charge

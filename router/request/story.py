@@ -34,7 +34,7 @@ from router.base.errors import (
     UpstreamError,
     UpstreamUnreachable,
 )
-from router.base.turns import Turns
+from router.base.loop_turns import Turns
 from router.records.outcome import Outcome
 from router.records.record import Try
 from router.request import charging

@@ -7,8 +7,8 @@ import secrets
 from pathlib import Path
 
 from router.base.errors import ConfigError
+from router.tenants.client_keys import digest_of, new_key, written
 from router.tenants.file import parse, read
-from router.tenants.keys import digest_of, new_key, written
 
 _HEAD = """\
 # Tenants of warmroute (docs/guides/tenants.md). Keep it secret: cache salts are derived from it.

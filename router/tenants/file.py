@@ -28,7 +28,7 @@ from router.base.errors import ConfigError
 from router.base.salts import FORBIDDEN, MAX_CHARS
 from router.config import explained, yaml_file
 from router.scheduling.classes import INTERACTIVE, ServiceClass
-from router.tenants.keys import DIGEST
+from router.tenants.client_keys import DIGEST
 
 MAX_TENANTS: Final = 1000
 _MAX_KEYS: Final = 16

@@ -17,8 +17,8 @@ from router.base.salts import cache_salt
 from router.base.watched_file import WatchedFile
 from router.scheduling.classes import BATCH
 from router.tenants.accounts import Accounts
+from router.tenants.client_keys import DIGEST, digest_of, key_in
 from router.tenants.file import OWN, SHARED, TenantEntry, TenantsFile, read
-from router.tenants.keys import DIGEST, digest_of, key_in
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from router.base.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from router.base.names import Names
+from router.base.host_names import Names
 from router.base.shortage import shortage
 from router.config import ForwardConfig
 from router.replicas.signs import Signs

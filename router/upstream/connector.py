@@ -1,6 +1,6 @@
 """The connector of every HTTP client of the router.
 
-Names resolve as `router.base.names` says. Connections are guarded: router.upstream.connections.
+Names resolve as `router.base.host_names` says; router.upstream.connections guards connections.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.connector import Connection
 
-from router.base.names import Names
+from router.base.host_names import Names
 from router.upstream.connections import Guarded, Strays
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api.known_messages import KnownMessages
-from router.api.parts import MAX_MESSAGES, parts_of
+from router.api.part_digests import MAX_MESSAGES, parts_of
 
 
 def _messages(num: int, seed: int = 1) -> list[dict[str, Any]]:

@@ -34,10 +34,10 @@ from router import config
 from router.assembly import Router
 from router.base.contracts import BlockKey, block_key
 from router.base.logs import JsonFormatter, TextFormatter
-from router.cluster import loader
+from router.cluster import snapshot_loader
 from router.observers.live.feed import Feed
 from router.observers.sessions.bookkeeper import Bookkeeper
-from router.observers.sessions.ledger import SessionLedger
+from router.observers.sessions.session_ledger import SessionLedger
 from router.pool.catalog import PoolCatalog
 from router.records.record import DecisionRecord
 from router.replicas.replica import candidates_of
@@ -529,7 +529,7 @@ def prepared() -> Iterator[None]:
     yet, that is for nothing.
     """
     with (
-        mock.patch.object(loader, "WAIT_S", 0.4),
+        mock.patch.object(snapshot_loader, "WAIT_S", 0.4),
         mock.patch.object(model_files, "load_tokenizer", _load),
         mock.patch.object(loading, "TextEncoder", _copy_encoder),
         mock.patch.object(Environment, "compile", _compile_once),

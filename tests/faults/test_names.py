@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from router.base import names as module
+from router.base import host_names as module
 from router.cli.status import degraded
 from tests.faults.stage import Engines, Json, Stage, chat, on_stage, words
 from tests.resolver import AGAIN, NO_NAME, Named, Resolver, resolver

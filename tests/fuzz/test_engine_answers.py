@@ -77,7 +77,7 @@ def test_json_answers(models: bytes, sources: bytes, version: bytes, tokens: byt
 @fuzz(metrics)
 def test_metrics_pages(body: bytes) -> None:
     """Counts are none or small, times are finite, ranks are few."""
-    page = engine_metrics.Metrics(body)
+    page = engine_metrics.EngineMetrics(body)
     info = page.cache_config()
     for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
         for rank, value in page.by_rank(name).items():

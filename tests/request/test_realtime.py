@@ -14,7 +14,7 @@ import orjson
 import pytest
 from aiohttp import WSMsgType
 
-from router.tenants.keys import digest_of, written
+from router.tenants.client_keys import digest_of, written
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Engines, Stage, arm, on_stage, records_in
 from tests.faults.tenants import A, tenants_file

@@ -21,10 +21,10 @@ from loadtest.dev.bench.fake_engine import BLOCK_SIZE
 from loadtest.dev.bench.measures import Budget, Line
 from loadtest.dev.bench.setting import Setting
 from policies.view import CandidateId
-from router.api.parts import PartDigests
+from router.api.part_digests import PartDigests
 from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex
-from router.observers.sessions.ledger import SessionLedger
+from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.threads import Thread
 from router.observers.sessions.turns import Turn
 from router.records.computed import Computed

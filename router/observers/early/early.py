@@ -34,9 +34,9 @@ from router.base.errors import RouterError
 from router.base.supervisor import described
 from router.config import EarlyConfig
 from router.observers.early.answer_text import AnswerText
+from router.observers.early.early_results import EarlyResults
 from router.observers.early.metrics import EarlyMetrics
 from router.observers.early.next_prompt import MAX_BODY_BYTES, Beginning, NextPrompts
-from router.observers.early.results import EarlyResults
 from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.request.headers import RequestHeaders

@@ -16,7 +16,7 @@ from router.base.errors import BadRequest, UnknownSession
 from router.http.admin_pages import Handler, json_answer, number_in
 from router.observers.sessions.describe import COLUMNS, as_row, session_fields, turn_fields
 from router.observers.sessions.findings import Findings
-from router.observers.sessions.ledger import Session, SessionLedger
+from router.observers.sessions.session_ledger import Session, SessionLedger
 from router.observers.sessions.timeline import timeline
 from router.records.computed import CAUSES
 from router.records.words import reasons

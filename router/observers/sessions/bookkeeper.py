@@ -16,7 +16,7 @@ from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.sessions.causes import Fate, KnownPrompt, causes_of, sharable
 from router.observers.sessions.findings import Findings
-from router.observers.sessions.ledger import SessionLedger
+from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.threads import Match, Thread
 from router.observers.sessions.turns import Turn, turn_of
 from router.records.computed import Computed, Loss, Move

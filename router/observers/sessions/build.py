@@ -10,9 +10,9 @@ from router.observers.sessions.bookkeeper import Bookkeeper
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.hook_pages import HookPages
 from router.observers.sessions.hooks import Hooks
-from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.losses import Losses
 from router.observers.sessions.rows import SessionRows
+from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.turn_notes import Over
 from router.observers.sessions.turn_share import share_turns
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from router.api.sessions import engine_name
-from router.observers.sessions.ledger import Session
+from router.observers.sessions.session_ledger import Session
 from router.observers.sessions.turns import Turn
 from router.records.words import advice_in_words, causes_in_words
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from router.api.sessions import engine_name, session_hash
-from router.observers.sessions.ledger import Session, SessionLedger
+from router.observers.sessions.session_ledger import Session, SessionLedger
 from router.observers.sessions.turn_notes import MAX_DIGESTS, Hooked, Over
 from router.replicas.fleet import Fleet
 

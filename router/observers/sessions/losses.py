@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from policies.view import CandidateId, CostModel
 from router.index.cache_view import CacheView
-from router.observers.sessions.ledger import Session, SessionLedger
+from router.observers.sessions.session_ledger import Session, SessionLedger
 from router.observers.sessions.threads import Thread
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate, Replica, candidates_of

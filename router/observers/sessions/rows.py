@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from router.observers.sessions.describe import session_fields
 from router.observers.sessions.findings import Findings
-from router.observers.sessions.ledger import Session, SessionLedger
+from router.observers.sessions.session_ledger import Session, SessionLedger
 
 MAX_SESSIONS: Final = 12
 MAX_RECENT: Final = 24  # turns of a session

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.api.parts import PartDigests
+from router.api.part_digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
 from router.records.computed import Change, Part
 

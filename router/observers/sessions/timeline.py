@@ -19,7 +19,7 @@ import msgspec
 
 from policies.view import CandidateId
 from router.api.sessions import engine_name
-from router.observers.sessions.ledger import Session
+from router.observers.sessions.session_ledger import Session
 from router.observers.sessions.turns import Turn
 
 MAX_TURNS: Final = 300

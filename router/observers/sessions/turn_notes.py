@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from router.base.contracts import HashContract
-from router.base.wire import Count, Keys, Number, Text
+from router.base.wire_types import Count, Keys, Number, Text
 from router.records.computed import Part
 
 MAX_TURN_BYTES = 16 * 1024
@@ -33,7 +33,7 @@ class Run(Struct, frozen=True, array_like=True):
 
 
 class SharedParts(Struct, frozen=True, array_like=True):
-    """Digests of a chat's parts; see router.api.parts."""
+    """Digests of a chat's parts; see router.api.part_digests."""
 
     tools: _Hash
     tool_set: _Hash

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from policies.view import CandidateId
-from router.api.parts import PartDigests
+from router.api.part_digests import PartDigests
 from router.base.contracts import BlockKey
 from router.base.messages import (
     StreamId,
@@ -27,7 +27,7 @@ from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.index.block_index import BlockIndex
-from router.observers.sessions.ledger import Memory, SessionLedger
+from router.observers.sessions.session_ledger import Memory, SessionLedger
 from router.observers.sessions.threads import Thread, num_equal, num_shared
 from router.observers.sessions.turn_notes import (
     MAX_TURN_BYTES,

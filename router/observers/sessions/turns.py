@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from policies.view import CandidateId
 from router.base.decoding import strict
-from router.base.wire import Count, Seconds
+from router.base.wire_types import Count, Seconds
 from router.records.computed import Computed
 from router.request.observer import Facts
 from router.request.plan import Placement

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from router.base.bounded import Backlog
 from router.base.errors import ConfigError
 from router.base.extras import install_hint
-from router.base.names import Names
+from router.base.host_names import Names
 from router.metrics import Metrics
 from router.observers.tracing.spans import Span, spans_of
 from router.observers.tracing.trace import Trace

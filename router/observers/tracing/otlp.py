@@ -23,7 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from router.base.errors import ConfigError
-from router.base.names import Names
+from router.base.host_names import Names
 from router.observers.tracing.spans import Span
 
 # It logs each batch that fails, and its settings where they are wrong: these may be secrets.

@@ -17,12 +17,12 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.base.errors import EMPTIED, StoreError, StoreUnavailable
 from router.base.messages import Delta
-from router.cluster import Link, loader, redis_snapshot, redis_store, redis_writes
+from router.cluster import Link, redis_snapshot, redis_store, redis_writes, snapshot_loader
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
 from router.cluster.index_writer import IndexWriter
-from router.cluster.loader import SnapshotLoader
 from router.cluster.redis_store import RedisStore, Written
+from router.cluster.snapshot_loader import SnapshotLoader
 from router.config import RedisConfig, ReplicaConfig
 from router.index.block_index import BlockMatch
 from router.replicas import Fleet
@@ -137,7 +137,7 @@ class SharedInRedis:
         self._seen: dict[tuple[str, CandidateId], tuple[str, int]] = {}
         self._num_nodes = 0
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(loader, "WAIT_S", 0.0)
+        self._patch.setattr(snapshot_loader, "WAIT_S", 0.0)
         self._patch.setattr(redis_writes, "MAX_KEYS", 3)
         self._patch.setattr(redis_store, "PIPELINE_BYTES", 64)
         self._patch.setattr(redis_snapshot, "BLOCKS_A_CALL", 2)

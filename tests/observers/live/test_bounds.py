@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from policies import CandidateId, Decision
 from router.api.sessions import engine_name
-from router.base.names import Names
+from router.base.host_names import Names
 from router.config import MooncakeConfig
 from router.discovery.status import Status
 from router.index.block_index import BlockIndex
@@ -19,8 +19,8 @@ from router.metrics import Metrics
 from router.observers.live.lines import MAX_COSTS, decision_line
 from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
 from router.observers.sessions.findings import Findings
-from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.rows import MAX_RECENT, MAX_SESSIONS, SessionRows
+from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.threads import Thread
 from router.observers.sessions.turns import Turn
 from router.pool.pools import Pools

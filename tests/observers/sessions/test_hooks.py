@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loadtest.engine_model.time_model import TimeModel
-from router.tenants.keys import digest_of, written
+from router.tenants.client_keys import digest_of, written
 from tests.faults.stage import (
     SECRET,
     Engines,

@@ -14,8 +14,8 @@ from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
-from router.observers.sessions.ledger import SessionLedger
 from router.observers.sessions.losses import Losses
+from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.threads import Thread
 from tests.faults.stage import SECRET, Engines, Reply, Stage, chat, on_stage, streamed, words
 from tests.replicas.work import fleet_of

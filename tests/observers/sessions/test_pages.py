@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.view import CandidateId
-from router.observers.sessions.ledger import SessionLedger
+from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.threads import Thread
 from tests.faults.stage import Engines, on_stage
 

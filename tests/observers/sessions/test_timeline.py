@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from policies.view import CandidateId
-from router.observers.sessions.ledger import Session
+from router.observers.sessions.session_ledger import Session
 from router.observers.sessions.timeline import MAX_TURNS, timeline
 from router.observers.sessions.turns import Turn
 from router.records.computed import Computed, Move

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from policies import CandidateId
-from router.api.parts import PartDigests
+from router.api.part_digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
 from router.base.messages import Notes, encode
-from router.observers.sessions.ledger import SessionLedger
+from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.threads import Match, Thread
 from router.observers.sessions.turn_notes import Booked, Remembered, Run
 from router.observers.sessions.turns import Turn

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 
 from policies.view import CandidateId
-from router.api.parts import PartDigests
+from router.api.part_digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
-from router.observers.sessions.ledger import SessionLedger
+from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.threads import Thread
 
 CONTRACT = HashContract(algorithm="sha256", block_size=16)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from router.base import turns as module
-from router.base.turns import Turns
+from router.base import loop_turns as module
+from router.base.loop_turns import Turns
 from router.request import queue as queue_module
 from tests.faults.stage import Engines, Stage, chat, on_stage, words
 

@@ -1,12 +1,12 @@
-"""router.observers.early.results: predictions are judged by the prompts that come."""
+"""router.observers.early.early_results: predictions are judged by the prompts that come."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from router.base.contracts import BlockKey
+from router.observers.early.early_results import EarlyResults
 from router.observers.early.next_prompt import Beginning
-from router.observers.early.results import EarlyResults
 
 
 def chain(number: int, num_blocks: int = 40) -> list[BlockKey]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.api.parts import MAX_MESSAGES, PartDigests, digest_message, parts_of
+from router.api.part_digests import MAX_MESSAGES, PartDigests, digest_message, parts_of
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 TOOLS = [{"name": "read", "description": "x"}, {"name": "write"}]

@@ -1,11 +1,11 @@
-"""router.tenants.keys: what is made, and what is found."""
+"""router.tenants.client_keys: what is made, and what is found."""
 
 from __future__ import annotations
 
 import pytest
 from multidict import CIMultiDict
 
-from router.tenants.keys import DIGEST, digest_of, key_in, new_key, written
+from router.tenants.client_keys import DIGEST, digest_of, key_in, new_key, written
 
 
 def test_a_key_has_256_random_bits() -> None:

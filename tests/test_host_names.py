@@ -1,4 +1,4 @@
-"""router.base.names: which addresses a name has; and that every client of the router asks it."""
+"""router.base.host_names: which addresses a name has; every client of the router asks it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from router.base import names as module
+from router.base import host_names as module
 from router.base.errors import (
     HostUnknown,
     PoolGone,
@@ -24,7 +24,7 @@ from router.base.errors import (
     StoreUnavailable,
     UpstreamUnreachable,
 )
-from router.base.names import Names
+from router.base.host_names import Names
 from router.config import ForwardConfig
 from router.discovery.engine_api import EngineApi
 from router.discovery.kubernetes_api import KubernetesApi
