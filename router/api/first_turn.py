@@ -14,7 +14,7 @@ from typing import Any, Final
 import xxhash
 
 from router.api.anthropic_blocks import BILLING_HEADER
-from router.api.parts import FIELDS, SYSTEM_ROLES, items_of
+from router.api.part_digests import FIELDS, SYSTEM_ROLES, items_of
 
 _SYSTEM_CHARS: Final = 512
 _END_CHARS: Final = 512  # of each end of a user's text

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import orjson
 from msgspec import Struct
 
-from router.api.parts import SYSTEM_ROLES
+from router.api.part_digests import SYSTEM_ROLES
 from router.base.bounded import Bounded
 from router.records.computed import Change, Part
 from router.records.words import LEAST_IN_ROW
