@@ -115,3 +115,16 @@ def test_what_a_stack_needs_of_docker_is_written_down(name: str) -> None:
     assert "start_interval" in text
     assert "Docker Engine 25" in text
     assert re.search(rf"`docker/{re.escape(name)}`.*Docker Engine 25", page)
+
+
+def test_the_systemd_unit_keeps_tokenizers() -> None:
+    """In its cache directory: a dynamic user has no home, and the system is read-only."""
+    lines = (DOCKER / "systemd" / "warmroute.service").read_text().splitlines()
+    variables = dict(
+        line.removeprefix("Environment=").split("=", 1)
+        for line in lines
+        if line.startswith("Environment=")
+    )
+
+    assert "CacheDirectory=warmroute" in lines
+    assert Path(variables["HF_HOME"]).is_relative_to("/var/cache/warmroute")
