@@ -109,9 +109,10 @@ class Routes:
 
     Args:
         more: `forward.routes`; each must pass `check_pattern`.
+        own: Paths whose POSTs the router answers itself.
     """
 
-    def __init__(self, more: Iterable[str] = ()) -> None:
+    def __init__(self, more: Iterable[str] = (), own: Iterable[str] = ()) -> None:
         self._methods: dict[str, set[str] | frozenset[str] | None] = {**KNOWN}  # None: all
         self._prefixes: list[tuple[str, str | None]] = []  # (path, method)
         for pattern in more:
@@ -124,6 +125,7 @@ class Routes:
                 self._methods[path] = None
             elif (methods := self._methods.get(path, frozenset())) is not None:
                 self._methods[path] = {*methods, method}
+        self._methods |= dict.fromkeys(own, _POST)
         self._post = {  # nearly every request is one of these
             path: _route(path)
             for path, methods in self._methods.items()

@@ -1,12 +1,13 @@
 """The conversation that a request belongs to: as its client names it, else by its first turn.
 
-    1  the headers of `session.headers`, in order
+    1  headers: those of `session.headers`, then `NAMES`, in order
     2  the body: `session_id`, `prompt_cache_key` (one without a UUID in it may be an application's:
        each first turn under it is a session), `previous_response_id`,
        `metadata.user_id` if it ends in `_session_...` or is JSON with a `session_id`,
        `vllm_xargs.session_id`
-    3  the first turn, see `first_turn`; with any other `metadata.user_id`, which names a person
-    4  that `metadata.user_id` by itself
+    3  the headers `LATE_NAMES`: a gateway may have set them, or have them for something else
+    4  the first turn, see `first_turn`; with any other `metadata.user_id`, which names a person
+    5  that `metadata.user_id` by itself
 
 vLLM 0.32 takes a body's `session_id` before the header `X-Session-ID`, and `vllm_xargs` last; here
 headers come first, since they are known where a body is not read.
@@ -15,6 +16,7 @@ A sub-agent is a session of its own, and its parent's name is known: Claude Code
 `x-claude-code-agent-id`, Codex's and OpenCode's by their own ids. Nothing of this is proof of
 anything: a client can send what it likes. Source: requests of Claude Code 2.1, Codex 0.4x and later
 (`thread-id` is a sub-agent's own, `session-id` and `prompt_cache_key` its root's) and OpenCode 1.x.
+Headers of Dynamo, SGLang's gateway (SMG), llm-d and AIPerf are those of November 2026.
 """
 
 from __future__ import annotations
@@ -30,9 +32,33 @@ from router.api.first_turn import digest_first_turn
 
 _AGENT: Final = "x-claude-code-agent-id"
 _PARENT_AGENT: Final = "x-claude-code-parent-agent-id"
-_PARENTS: Final = ("x-parent-session-id", "x-codex-parent-thread-id")  # OpenCode, Codex
+NAMES: Final = (
+    "x-session-id",
+    "x-dynamo-session-id",
+    "x-claude-code-session-id",
+    "x-session-affinity",
+    "x-opencode-session",
+    "x-smg-routing-key",
+    "thread-id",
+    "session-id",
+    "session_id",
+)
+"""Headers that name a session, in order."""
+
+LATE_NAMES: Final = ("x-session-token", "x-correlation-id")
+"""Headers that name one if nothing else does, in order."""
+
+PARENTS: Final = (
+    "x-parent-session-id",
+    "x-dynamo-parent-session-id",
+    "x-codex-parent-thread-id",
+)
+"""Headers that name the session that started this one, in order."""
+
 NAME_CHARS: Final = 16  # of a session's digest
-_LONGEST: Final = 16_384  # characters; a longer "session id" is something else
+MAX_ID_CHARS: Final = 16_384
+"""A longer "session id" is something else."""
+
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 _USER_SESSION: Final = re.compile(r"_session_([^_]+)$")
 
@@ -48,13 +74,23 @@ class SessionIdentity(NamedTuple):
     is_named: bool = True
 
 
+class SessionHeaders(NamedTuple):
+    """The headers that may name a session, the ones asked last, and those of its parent."""
+
+    names: tuple[str, ...] = NAMES
+    late: tuple[str, ...] = LATE_NAMES
+    parents: tuple[str, ...] = PARENTS
+
+
 def session_of(
-    headers: Mapping[str, str], body: Mapping[str, Any] | None, names: Iterable[str], path: str
+    headers: Mapping[str, str], body: Mapping[str, Any] | None, read: SessionHeaders, path: str
 ) -> SessionIdentity | None:
-    """Find a request's session; `names` are headers, in order."""
-    name = _first_id(headers, names)
+    """Find a request's session; `read` has the headers that may name it."""
+    name = _first_id(headers, read.names)
     if name is None and body is not None:
         name = _in_body(body)
+    if name is None:
+        name = _first_id(headers, read.late)
     if name is None:
         turn = _first_turn(body, path) if body is not None else None
         return SessionIdentity(turn, is_named=False) if turn is not None else None
@@ -62,7 +98,7 @@ def session_of(
         above = _id(headers.get(_PARENT_AGENT))
         has_parent = above not in (None, agent)
         return SessionIdentity(f"{name}\0{agent}", f"{name}\0{above}" if has_parent else name)
-    parent = _first_id(headers, _PARENTS)
+    parent = _first_id(headers, read.parents)
     return SessionIdentity(name, parent if parent != name else None)
 
 
@@ -125,4 +161,4 @@ def _session_in(user: str) -> str | None:
 
 
 def _id(value: object) -> str | None:
-    return value if isinstance(value, str) and 0 < len(value) <= _LONGEST else None
+    return value if isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS else None

@@ -20,6 +20,7 @@ from router.http.app import DataApp
 from router.http.connection import Handler
 from router.http.control import Control
 from router.http.intake import Intake
+from router.http.own_routes import OwnRoutes
 from router.http.pages import Pages
 from router.http.server import Listener
 from router.http.sockets import room_for_connections
@@ -56,8 +57,11 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
 
 def _public_handler(router: Router) -> Handler:
     """Build what answers the public port; what traces it only if there is a collector."""
-    access = _access(router)
-    app = _data_app(router, access)
+    own_routes: OwnRoutes = {}
+    for part in router.observers.values():
+        own_routes = {**own_routes, **part.own_routes}
+    access = _access(router, own_routes)
+    app = _data_app(router, access, own_routes)
     answer: Handler = app.answer
     for part in router.observers.values():
         if part.wrap_answer is not None:
@@ -65,10 +69,10 @@ def _public_handler(router: Router) -> Handler:
     return answer
 
 
-def _access(router: Router) -> Access:
+def _access(router: Router, own_routes: OwnRoutes) -> Access:
     config = router.config
     return Access(
-        routes=Routes(config.forward.routes),
+        routes=Routes(config.forward.routes, own_routes),
         clients=Clients(
             details=config.listen.detail_headers,
             trusted=config.listen.trusted,
@@ -79,7 +83,7 @@ def _access(router: Router) -> Access:
     )
 
 
-def _data_app(router: Router, access: Access) -> DataApp:
+def _data_app(router: Router, access: Access, own_routes: OwnRoutes) -> DataApp:
     config = router.config
     return DataApp(
         story=router.story,
@@ -96,6 +100,7 @@ def _data_app(router: Router, access: Access) -> DataApp:
         readiness=router.readiness,
         draining=router.draining,
         metrics=router.metrics,
+        own_routes=own_routes,
     )
 
 

@@ -137,7 +137,7 @@ def _reader(parts: Parts) -> Reader:
     return Reader(
         fleet=parts.fleet,
         withheld=parts.withheld,
-        session_headers=parts.config.session.headers,
+        session_headers=parts.config.session.read,
         early_stream_s=parts.config.forward.early_stream_s,
     )
 

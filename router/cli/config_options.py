@@ -52,6 +52,7 @@ METAVARS: Final = {
     "forward.client_fields": "FIELD",
     "forward.trusted_proxies": "NETWORK",
     "session.headers": "HEADER",
+    "session.parent_headers": "HEADER",
     "redis.url": "URL",
     "redis.username": "NAME",
     "redis.sentinels": "HOST:PORT",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from router.api.sessions import LATE_NAMES, NAMES, PARENTS, SessionHeaders
 from router.config.ranges import Seconds
 
 
@@ -112,20 +113,42 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     headers: Annotated[
-        tuple[str, ...], Meta(description="request headers that may carry a session id, in order")
-    ] = (
-        "x-session-id",
-        "x-claude-code-session-id",
-        "x-session-affinity",
-        "x-opencode-session",
-        "thread-id",
-        "session-id",
-        "session_id",
-    )
+        tuple[str, ...],
+        Meta(
+            description="request headers that name a session, before the known ones "
+            "(docs/concepts/policies.md#sessions)"
+        ),
+    ] = ()
+    parent_headers: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="request headers that name the session that started this one, before the "
+            "known ones"
+        ),
+    ] = ()
+    known_headers: Annotated[
+        bool,
+        Meta(
+            description="whether the known headers of sessions are read. off: only those of "
+            "session.headers and session.parent_headers"
+        ),
+    ] = True
     ttl_s: Annotated[Seconds, Meta(description="idle time after which a session is removed")] = (
         3600.0
     )
     max_sessions: Annotated[int, Meta(gt=0, description="sessions remembered")] = 100_000
+
+    @property
+    def read(self) -> SessionHeaders:
+        """Return all headers that are read, in order."""
+        if not self.known_headers:
+            return SessionHeaders(self.headers, (), self.parent_headers)
+        own = {name.lower() for name in self.headers}
+        return SessionHeaders(
+            names=(*self.headers, *NAMES),
+            late=tuple(name for name in LATE_NAMES if name not in own),
+            parents=(*self.parent_headers, *PARENTS),
+        )
 
 
 class IndexConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

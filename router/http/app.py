@@ -1,17 +1,20 @@
 """The data port: what clients talk to. Routes, bodies in, answers out, errors as JSON.
 
 No routing here: a request becomes an `Inbound`, which router.request.story answers. The
-router's own pages are in router.http.pages; router.api.routes says which routes go to engines.
+router's own pages are in router.http.pages, and observers may add routes (router.http.own_routes);
+router.api.routes says which routes go to engines.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from contextlib import suppress
 from typing import Final
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from router.api.apis import REALTIME, api_of
 from router.api.failures import error_event
@@ -33,6 +36,7 @@ from router.http.draining import Draining
 from router.http.exchange import Exchange, request_ids
 from router.http.guard import is_of_another_page
 from router.http.intake import HeldBody, Intake
+from router.http.own_routes import Asked, OwnRoutes
 from router.http.pages import PING, Pages
 from router.metrics import Metrics
 from router.request.realtime import Realtime
@@ -59,7 +63,9 @@ class DataApp:
         readiness: Readiness,
         draining: Draining,
         metrics: Metrics,
+        own_routes: OwnRoutes,
     ) -> None:
+        self._own_routes = own_routes
         self._story = story
         self._realtime = realtime
         self.pages = pages
@@ -89,15 +95,18 @@ class DataApp:
                 return answer
             caller = exchange.caller = self._access.caller(request)
             serve = self._connect if is_socket else self._answer
+            limits = caller.limits
+            if route.path in self._own_routes:
+                serve, limits = self._answer_own, None  # no engine computes for it
             # The caller before its body: a client that may not ask costs nothing.
-            if caller.limits is not None:
-                caller.limits.enter(time.monotonic())
+            if limits is not None:
+                limits.enter(time.monotonic())
             try:
                 with self._intake.hold() as held:
                     await self._draining.until_cut(serve(exchange, route, held))
             finally:
-                if caller.limits is not None:
-                    caller.limits.leave()
+                if limits is not None:
+                    limits.leave()
         except ShuttingDown as error:
             await exchange.cut(error)
             return self._failed(exchange, error)
@@ -166,6 +175,24 @@ class DataApp:
         )
         await self._readiness.until_started()
         await self._story.serve(inbound, exchange, exchange.request_id)
+
+    async def _answer_own(self, exchange: Exchange, route: Route, held: HeldBody) -> None:
+        """Receive a request for a route of the router's own, and answer it.
+
+        Raises:
+            RouterError: it is refused.
+        """
+        request = exchange.request
+        if request.method != "POST":
+            message = f"{route.path} takes POST, not {request.method[:20]!a}"
+            raise MethodNotAllowed(message, allowed="POST, OPTIONS")
+        body, _ = await held.receive(request, route, exchange.caller)
+        asked = Asked(
+            caller=exchange.caller, headers=request.headers, query=request.query, body=body
+        )
+        answer = json.dumps(await self._own_routes[route.path](asked)).encode()
+        headers = CIMultiDict({"Content-Type": "application/json"})
+        await exchange.send(200, headers, answer, is_own=True)
 
     async def _connect(self, exchange: Exchange, route: Route, held: HeldBody) -> None:
         """Answer a WebSocket, if it may be opened.

@@ -10,6 +10,7 @@ from msgspec import Struct
 from router.http.access import Access
 from router.http.admin_pages import AdminPages
 from router.http.connection import Handler
+from router.http.own_routes import OwnRoutes
 from router.http.pages import Pages
 from router.request.observer import Observer
 from router.request.prompt import Choose
@@ -24,6 +25,7 @@ class ObserverPart(Struct, frozen=True, kw_only=True):
     wrap_record: Gets each record and what writes it; of one part at most.
     pages: Routes of the admin port.
     open_paths: Of these routes, those without data; they need no token.
+    own_routes: Routes of the public port.
     wrap_answer: Wraps what answers the public port.
     sections: Of the state that the live page shows.
     loops: What runs beside requests, by name; it is started again if it fails.
@@ -36,6 +38,7 @@ class ObserverPart(Struct, frozen=True, kw_only=True):
     wrap_record: Wrap | None = None
     pages: Sequence[AdminPages] = ()
     open_paths: Sequence[str] = ()
+    own_routes: OwnRoutes = {}
     wrap_answer: Callable[[Handler, Pages, Access], Handler] | None = None
     sections: Mapping[str, Callable[[], Any]] = {}
     loops: Mapping[str, Callable[[], Awaitable[None]]] = {}

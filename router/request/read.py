@@ -33,7 +33,7 @@ from router.api.outline import (
 from router.api.part_digests import parts_of
 from router.api.response_ids import CREATE, is_kept, named_in
 from router.api.routes import has_side_effects, named_model
-from router.api.sessions import session_hash, session_of
+from router.api.sessions import SessionHeaders, session_hash, session_of
 from router.api.withheld import Withheld
 from router.base.caller import ANYBODY
 from router.base.contracts import NO_EXTRA, ExtraKeys
@@ -52,7 +52,7 @@ class Reader:
     """Reads requests, without holding the event loop for more than 50 ms.
 
     Args:
-        session_headers: Headers that may have a session id.
+        session_headers: Headers that may name a session.
         early_stream_s: How often a stream's client gets a comment before the first token, unless
             it asks for another time. None: never.
     """
@@ -70,7 +70,7 @@ class Reader:
         *,
         fleet: Fleet,
         withheld: Withheld,
-        session_headers: Sequence[str],
+        session_headers: SessionHeaders,
         early_stream_s: float | None = None,
     ) -> None:
         self._early_stream_s = early_stream_s

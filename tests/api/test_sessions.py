@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 
 from router.api.sessions import SessionIdentity, session_hash, session_of
 from router.config import Config
+from router.config.routing import SessionConfig
 
-NAMES = Config().session.headers
+NAMES = Config().session.read
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 WORDS = st.sampled_from(
     "messages input system instructions role content text user type image_url url session_id "
@@ -29,6 +31,12 @@ UUID = "3b70e2b4-94a4-4c11-9f0e-0123456789ab"
         ({"x-claude-code-session-id": "a"}, {"metadata": {"user_id": "u_session_b"}}, "a"),
         ({"x-session-affinity": "a", "x-opencode-session": "b"}, {}, "a"),
         ({"x-opencode-session": "b"}, {}, "b"),
+        ({"x-dynamo-session-id": "a", "x-correlation-id": "b"}, {"session_id": "c"}, "a"),
+        ({"x-smg-routing-key": "a"}, {"session_id": "c"}, "a"),
+        ({"x-session-token": "a", "x-correlation-id": "b"}, {}, "a"),
+        ({"x-correlation-id": "a"}, {"messages": [{"role": "user", "content": "x"}]}, "a"),
+        ({"x-correlation-id": "a"}, {"session_id": "c"}, "c"),
+        ({"x-correlation-id": "a"}, None, "a"),
         ({}, {"session_id": "s", "prompt_cache_key": "c"}, "s"),
         ({}, {"prompt_cache_key": "c", "metadata": {"user_id": "d"}}, "c"),
         ({}, {"previous_response_id": "resp_1", "input": "and then?"}, "resp_1"),
@@ -66,6 +74,7 @@ def test_the_first_that_names_it_wins(
         ),
         ({"session-id": "s", "thread-id": "t", "x-codex-parent-thread-id": "s"}, "s"),
         ({"x-session-id": "s2", "x-parent-session-id": "s"}, "s"),
+        ({"x-dynamo-session-id": "s2", "x-dynamo-parent-session-id": "s"}, "s"),
         ({"x-session-id": "s", "x-parent-session-id": "s"}, None),
     ],
 )  # fmt: skip
@@ -77,6 +86,23 @@ def test_a_sub_agent_is_a_session_with_a_parent(
 
     assert session is not None
     assert session.parent == parent != session.name
+
+
+def test_own_headers_come_before_the_known_ones_or_in_place_of_them() -> None:
+    """A late header that is configured comes before all."""
+    headers = {"x-own": "own", "x-session-id": "known", "x-correlation-id": "late"}
+    parents = {"x-own-parent": "above", "x-parent-session-id": "known-above"}
+    mine = SessionConfig(headers=("x-own",), parent_headers=("x-own-parent",))
+    only = SessionConfig(headers=("x-none",), parent_headers=(), known_headers=False)
+    late = SessionConfig(headers=("X-Correlation-ID",))
+
+    assert session_of(headers | parents, None, mine.read, CHAT) == SessionIdentity("own", "above")
+    del headers["x-own"]
+    assert session_of(headers | parents, None, mine.read, CHAT) == SessionIdentity("known", "above")
+    assert session_of(headers | parents, None, only.read, CHAT) is None
+    found = session_of(CIMultiDict(headers), None, late.read, CHAT)
+    assert found is not None
+    assert found.name == "late"
 
 
 def name(path: str, **body: Any) -> str | None:

@@ -136,7 +136,7 @@ def test_events_name_the_session(router: Router, taps: tuple[EventTap, EventTap]
         body["system"] = [{"type": "text", "text": f"{headers} " * 20}]  # blocks of its own
         answer = httpx.post(f"{router.url}/v1/messages", json=body, headers=headers, timeout=120)
         assert answer.status_code == 200, answer.text
-        session = session_of(headers, body, Config().session.headers, "/v1/messages")
+        session = session_of(headers, body, Config().session.read, "/v1/messages")
         assert session is not None
         assert (session.parent is not None) == (len(headers) > 1)
         name = f"{session_hash(session.name, 'tiny'):016x}"

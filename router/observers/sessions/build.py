@@ -8,6 +8,7 @@ from router.http.part import ObserverPart
 from router.observers.sessions.admin import SessionPages
 from router.observers.sessions.bookkeeper import Bookkeeper
 from router.observers.sessions.findings import Findings
+from router.observers.sessions.finish import FinishRoute
 from router.observers.sessions.hook_pages import HookPages
 from router.observers.sessions.hooks import Hooks
 from router.observers.sessions.losses import Losses
@@ -24,6 +25,7 @@ def build(router: Router) -> ObserverPart:
     """Build the part."""
     ledger, findings = SessionLedger(), Findings()
     hooks = Hooks(ledger, router.fleet)
+    finish = FinishRoute(hooks, router.config.session.read, router.metrics)
     rows = SessionRows(ledger, findings)
     bookkeeper = Bookkeeper(
         ledger,
@@ -56,5 +58,6 @@ def build(router: Router) -> ObserverPart:
             SessionPages(ledger, findings, router.tenants),
             HookPages(hooks, router.tenants, router.metrics),
         ],
+        own_routes=finish.routes(),
         sections={"sessions": rows.describe, "findings": rows.describe_findings},
     )

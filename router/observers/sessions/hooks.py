@@ -37,13 +37,17 @@ class Hooks:
         self._ledger = ledger
         self._fleet = fleet
 
-    async def apply(self, name: str, owners: Iterable[str], what: Hooked) -> bool:
+    async def apply(
+        self, name: str, owners: Iterable[str], what: Hooked, *, tells_unknown: bool = False
+    ) -> bool:
         """Apply what becomes of a session; False: it is not known.
 
         Args:
             name: As its client names it.
             owners: Whose it may be, as `session_hash` has it before a model: "" or `TENANT\\0`.
             what: Becomes of it.
+            tells_unknown: Other routers are told if it is not known here: its last turn may have
+                ended there this moment.
         """
         is_known = False
         models = {model.id for replica in self._fleet.members.replicas for model in replica.models}
@@ -59,8 +63,9 @@ class Hooks:
                 sessions=tuple(digests[:MAX_DIGESTS]),
                 what=what,
             )
-            if self.receive(note):
-                is_known = True
+            is_here = self.receive(note)
+            is_known = is_known or is_here
+            if is_here or tells_unknown:
                 self.tell(note, _NOTE_BYTES + 9 * len(note.sessions))
         return is_known
 

@@ -123,7 +123,9 @@ async def test_without_a_session_the_conversation_is_the_unit(tmp_path: Path) ->
     file = tmp_path / "decisions.jsonl"
     async with (
         Engines(2) as engines,
-        on_stage(*engines, log__decisions=file, session__headers=(), **settings()) as stage,
+        on_stage(
+            *engines, log__decisions=file, session__known_headers=False, **settings()
+        ) as stage,
     ):
         arms = []
         for number in range(12):
