@@ -71,10 +71,12 @@ class HostSeen(Struct, frozen=True, kw_only=True):
     num_answered: int | None = None  # requests of a router; None: none runs that is meant
     num_audited: int | None = None  # those whose answer reported cached tokens
     prompts: tuple[str, ...] | None = None  # what a router says about them; None: it was not asked
+    names: tuple[str, ...] = ()  # what it says about the names of sessions
 
 
 class _Prompt(Struct):
     text: str
+    session: str | None = None  # None: it is about the names of all sessions
 
 
 class _Prompts(Struct):
@@ -106,7 +108,8 @@ async def look(config: Config, deadline: Deadline, *, admin_token: str | None = 
         ports=(listen, admin),
         files=tuple(_files(config)),
         collector=await _collector(config.tracing, deadline),
-        prompts=_prompts(prompts),
+        prompts=_said(prompts, about_names=False),
+        names=_said(prompts, about_names=True) or (),
     )
 
 
@@ -181,13 +184,17 @@ def _any_tls() -> ssl.SSLContext:
     return context
 
 
-def _prompts(page: str | None) -> tuple[str, ...] | None:
-    """Read what a router says about prompts; None: it refuses, or is of an older release."""
+def _said(page: str | None, *, about_names: bool) -> tuple[str, ...] | None:
+    """Read what a router says about prompts, or about the names of sessions.
+
+    None: it refuses, or is of an older release.
+    """
     try:
         found = msgspec.json.decode(page or "", type=_Prompts)
     except msgspec.DecodeError:
         return None
-    return tuple(" ".join(each.text.split()) for each in found.findings)
+    chosen = [each for each in found.findings if (each.session is None) == about_names]
+    return tuple(" ".join(each.text.split()) for each in chosen)
 
 
 def _files(config: Config) -> Iterator[FileSeen]:
@@ -265,6 +272,8 @@ def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) ->
         yield _judge_collector(seen.collector)
     yield from _audit(seen)
     yield from _judge_prompts(seen.prompts)
+    for text in seen.names:
+        yield _ROUTER.note("sessions", text, "docs/concepts/policies.md#sessions has all headers")
     if config.redis.is_configured:
         yield from _shared(config, replicas)
 
@@ -282,7 +291,7 @@ def _meant(seen: HostSeen, replicas: Sequence[ReplicaSeen]) -> HostSeen:
         num_audited = num_of(listen.audited, replicas)
         seen = replace(seen, num_answered=num_answered, num_audited=num_audited)
     if admin is not None and kinship(admin, replicas) != "these":
-        seen = replace(seen, prompts=None)
+        seen = replace(seen, prompts=None, names=())
     return seen
 
 

@@ -119,6 +119,9 @@ def _overview(fields: dict[str, Any]) -> str:
     console.print(f"The {len(sessions):,} sessions that cost most, of {fields['total']:,}")
     console.print(table)
     for found in fields["findings"]:
+        if found["session"] is None:  # it is about all of them
+            console.print(f"\n! {found['text']}", markup=False, style="yellow")
+            continue
         several = f"{found['num_sessions']:,} sessions, the last one "
         where = f"{several if found['num_sessions'] > 1 else 'session '}{found['session']}"
         console.print(f"\n! {where}: {found['text']}", markup=False, style="yellow")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from router.api.sessions import SessionIdentity, session_hash, session_of
+from router.api.sessions import SessionHeaders, SessionIdentity, session_hash, session_of
 from router.config import Config
 from router.config.routing import SessionConfig
 
@@ -103,6 +105,18 @@ def test_own_headers_come_before_the_known_ones_or_in_place_of_them() -> None:
     found = session_of(CIMultiDict(headers), None, late.read, CHAT)
     assert found is not None
     assert found.name == "late"
+
+
+def test_the_documentation_has_all_known_headers_in_order() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs/concepts/policies.md"
+    section = page.read_text().partition("## Sessions")[2].partition("\n## ")[0]
+    rows = section.partition("\n- ")[0]
+    known = SessionHeaders()
+
+    read = [found for found in re.findall(r"`([a-z_-]+)`", rows) if found in known.names]
+    assert tuple(dict.fromkeys(read))[: len(known.names)] == known.names
+    for names in (known.late, known.parents):
+        assert ", ".join(f"`{each}`" for each in names) in section
 
 
 def name(path: str, **body: Any) -> str | None:

@@ -250,6 +250,16 @@ def test_what_a_router_says_about_prompts_is_noted() -> None:
     assert judged(quiet) == []
 
 
+def test_what_a_router_says_about_names_of_sessions_is_noted() -> None:
+    """Once, and not as a prompt."""
+    found = judged(HostSeen(num_answered=0, num_audited=0, prompts=(), names=("no names",)))
+
+    assert [(f.level, f.about, f.text) for f in found] == [
+        ("ok", "prompts", "none changes near its beginning in every turn"),
+        ("note", "sessions", "no names"),
+    ]
+
+
 def test_unnamed_replicas_on_loopback_are_noted_if_routers_share() -> None:
     """Every machine has its own 127.0.0.1."""
     quiet = HostSeen(num_answered=0, num_audited=0)

@@ -17,6 +17,7 @@ from router.http.admin_pages import Handler, json_answer, number_in
 from router.observers.sessions.describe import COLUMNS, as_row, session_fields, turn_fields
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.session_ledger import Session, SessionLedger
+from router.observers.sessions.session_names import SessionNames
 from router.observers.sessions.timeline import timeline
 from router.records.computed import CAUSES
 from router.records.words import reasons
@@ -35,9 +36,16 @@ _ORDERS: Final[dict[str, Callable[[Session], float]]] = {
 class SessionPages:
     """The sessions' ledger."""
 
-    def __init__(self, ledger: SessionLedger, findings: Findings, tenants: Tenants | None) -> None:
+    def __init__(
+        self,
+        ledger: SessionLedger,
+        findings: Findings,
+        names: SessionNames,
+        tenants: Tenants | None,
+    ) -> None:
         self._ledger = ledger
         self._findings = findings
+        self._names = names
         self._tenants = tenants
 
     def routes(self) -> Mapping[str, Handler]:
@@ -101,7 +109,9 @@ class SessionPages:
         return json_answer({"session": session_fields(session), "turn": turn_fields(turn)})
 
     async def _list_findings(self, _: web.Request) -> web.Response:
-        found = [{**msgspec.to_builtins(each), "text": each.text} for each in self._findings]
+        unnamed = self._names.found
+        found = [unnamed.row] if unnamed is not None else []
+        found += [{**msgspec.to_builtins(each), "text": each.text} for each in self._findings]
         return json_answer({"findings": found})
 
     def _whole(self, session: Session) -> dict[str, Any]:

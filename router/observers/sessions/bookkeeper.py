@@ -17,6 +17,7 @@ from router.metrics import Metrics
 from router.observers.sessions.causes import Fate, KnownPrompt, causes_of, sharable
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.session_ledger import SessionLedger
+from router.observers.sessions.session_names import SessionNames
 from router.observers.sessions.threads import Match, Thread
 from router.observers.sessions.turns import Turn, turn_of
 from router.records.computed import Computed, Loss, Move
@@ -56,12 +57,14 @@ class Bookkeeper(Observer):
         caches: CacheView,
         fetches: Fetches | None,
         findings: Findings,
+        names: SessionNames,
         metrics: Metrics,
     ) -> None:
         self.ledger = ledger
         self._caches = caches
         self._fetches = fetches
         self._findings = findings
+        self._names = names
         self._metrics = metrics
 
     def ended(self, facts: Facts) -> None:
@@ -76,6 +79,8 @@ class Bookkeeper(Observer):
             return
         named = _named(prompt, placement, self._caches)
         match = self._match(prompt, named)
+        if not has_failed_read:
+            self._names.note(match, whose.parts, is_named=whose.is_named)
         turn = turn_of(facts, prompt, placement)
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, named, facts.ended_s)

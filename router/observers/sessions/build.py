@@ -14,6 +14,7 @@ from router.observers.sessions.hooks import Hooks
 from router.observers.sessions.losses import Losses
 from router.observers.sessions.rows import SessionRows
 from router.observers.sessions.session_ledger import SessionLedger
+from router.observers.sessions.session_names import SessionNames
 from router.observers.sessions.turn_notes import Over
 from router.observers.sessions.turn_share import share_turns
 
@@ -23,15 +24,16 @@ if TYPE_CHECKING:
 
 def build(router: Router) -> ObserverPart:
     """Build the part."""
-    ledger, findings = SessionLedger(), Findings()
+    ledger, findings, names = SessionLedger(), Findings(), SessionNames()
     hooks = Hooks(ledger, router.fleet)
     finish = FinishRoute(hooks, router.config.session.read, router.metrics)
-    rows = SessionRows(ledger, findings)
+    rows = SessionRows(ledger, findings, names)
     bookkeeper = Bookkeeper(
         ledger,
         caches=router.caches,
         fetches=router.fetches,
         findings=findings,
+        names=names,
         metrics=router.metrics,
     )
     losses = Losses(
@@ -55,7 +57,7 @@ def build(router: Router) -> ObserverPart:
     return ObserverPart(
         observers=[bookkeeper],
         pages=[
-            SessionPages(ledger, findings, router.tenants),
+            SessionPages(ledger, findings, names, router.tenants),
             HookPages(hooks, router.tenants, router.metrics),
         ],
         own_routes=finish.routes(),

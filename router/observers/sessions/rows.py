@@ -10,6 +10,7 @@ from typing import Any, Final
 from router.observers.sessions.describe import session_fields
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.session_ledger import Session, SessionLedger
+from router.observers.sessions.session_names import SessionNames
 
 MAX_SESSIONS: Final = 12
 MAX_RECENT: Final = 24  # turns of a session
@@ -21,9 +22,10 @@ _SORT_AGAIN_S: Final = 5.0  # 20,000 sessions take 5 ms
 class SessionRows:
     """The sessions that cost most, and what is wrong with prompts."""
 
-    def __init__(self, ledger: SessionLedger, findings: Findings) -> None:
+    def __init__(self, ledger: SessionLedger, findings: Findings, names: SessionNames) -> None:
         self._ledger = ledger
         self._findings = findings
+        self._names = names
         self._keys: list[int] = []
         self._sorted_s = 0.0
 
@@ -41,8 +43,10 @@ class SessionRows:
         }
 
     def describe_findings(self) -> list[dict[str, Any]]:
-        """Describe prompts that change near their beginning in every turn, the newest first."""
-        return [
+        """Describe sessions without names, then prompts that change in every turn, newest first."""
+        unnamed = self._names.found
+        rows = [{**unnamed.row, "tokens": 0}] if unnamed is not None else []
+        return rows + [
             {
                 "tenant": each.tenant,
                 "session": each.session,

@@ -21,6 +21,7 @@ from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.rows import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.observers.sessions.session_ledger import SessionLedger
+from router.observers.sessions.session_names import SessionNames
 from router.observers.sessions.threads import Thread
 from router.observers.sessions.turns import Turn
 from router.pool.pools import Pools
@@ -96,7 +97,7 @@ def test_of_a_thousand_replicas_those_in_trouble_come_first() -> None:
 
 
 def test_of_ten_thousand_sessions_those_that_cost_most_are_shown(ledger: SessionLedger) -> None:
-    rows = SessionRows(ledger, Findings()).describe()
+    rows = SessionRows(ledger, Findings(), SessionNames()).describe()
 
     costliest = [engine_name(number) for number in range(10_000, 10_000 - MAX_SESSIONS, -1)]
     assert rows["total"] == 10_000
@@ -107,7 +108,7 @@ def test_of_ten_thousand_sessions_those_that_cost_most_are_shown(ledger: Session
 def test_a_river_has_the_last_turns(ledger: SessionLedger) -> None:
     for number in range(40):
         _book(ledger, 10_000, f"again-{number}")
-    rows = SessionRows(ledger, Findings()).describe()
+    rows = SessionRows(ledger, Findings(), SessionNames()).describe()
 
     assert rows["shown"][0]["turns"] == 41
     assert len(rows["shown"][0]["recent"]) == MAX_RECENT

@@ -8,7 +8,7 @@ import pytest
 
 from router.api.sessions import session_hash
 from router.observers.sessions.hooks import Hooks
-from router.observers.sessions.ledger import Ledger
+from router.observers.sessions.session_ledger import SessionLedger
 from tests.faults.stage import SECRET, Engines, Json, Reply, Stage, chat, on_stage, on_stages, words
 from tests.faults.stage import streamed as answered
 from tests.faults.tenants import A, B, tenants_file
@@ -111,7 +111,7 @@ async def test_it_ends_at_all_routers(start_redis: Start) -> None:
 async def test_other_routers_are_told_of_a_session_that_is_unknown_here() -> None:
     """Its last turn may have ended there this moment. An agent's hook is not passed on then."""
     async with Engines(1) as (engine,), on_stage(engine) as stage:
-        hooks, told = Hooks(Ledger(), stage.router.fleet), []
+        hooks, told = Hooks(SessionLedger(), stage.router.fleet), []
         hooks.tell = lambda note, _: told.append(note)
         for is_told in (False, True):
             assert not await hooks.apply(NAME, ("",), "ended", tells_unknown=is_told)
