@@ -20,7 +20,7 @@ UNNAMED = {"X-Session-ID": ""}
 
 def num_live(stage: Stage) -> int:
     """Conversations with a place in the working set of the only replica."""
-    return stage.router.sessions.at("r1").num_sessions  # type: ignore[arg-type]
+    return stage.router.conversations.at("r1").num_sessions  # type: ignore[arg-type]
 
 
 async def turn(stage: Stage, headers: Json) -> None:
