@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import webbrowser
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,7 @@ from loadtest.compare.setting import Setting, make_order
 from loadtest.compare.study import study
 from loadtest.extras import MissingExtra
 from loadtest.generated import Agents
+from loadtest.output_options import output_option
 from loadtest.pages import Table, bullets, on_terminal
 from loadtest.results import Run
 from loadtest.runner.children import ChildDied
@@ -40,6 +42,7 @@ from loadtest.runner.stop import Stop
 from loadtest.simulator import Setup
 from loadtest.words import clock, duration, percent, ratio, thousands
 from loadtest.workload import Workload
+from router.config import ADMIN_TOKEN_FILE, ADMIN_URL
 
 DEFAULT_POLICIES: Final = "round_robin,session_sticky,kv_aware,unlimited"
 NUM_REPLICAS: Final = 3
@@ -62,6 +65,7 @@ class Job(Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     out: Path
     keep: bool
+    opens: bool
     port: int
 
 
@@ -71,11 +75,9 @@ class Job(Struct, frozen=True, kw_only=True):
     is_flag=True,
     help="A quarter of the turns: a smoke test for CI, too small for a verdict.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+@output_option(
+    is_file=False,
     default=Path("demo-out"),
-    show_default=True,
     help="Directory for the picture, the report and the turns.",
 )
 @click.option(
@@ -96,6 +98,7 @@ class Job(Struct, frozen=True, kw_only=True):
     help="Do all of it for so many seeds, from --seed on.",
 )
 @click.option("--keep", is_flag=True, help="Then serve the last policy on emulated replicas.")
+@click.option("--open", "opens", is_flag=True, help="Keep, and open the live page in a browser.")
 @click.option("--port", default=0, show_default=True, help="The router's, with --keep; 0: any.")
 def demo(
     short: bool,
@@ -106,6 +109,7 @@ def demo(
     seed: int,
     repeat: int,
     keep: bool,
+    opens: bool,
     port: int,
 ) -> None:
     """See what cache-aware routing does, without a GPU.
@@ -124,7 +128,8 @@ def demo(
         arms=arms,
         seeds=tuple(range(seed, seed + repeat)),
         out=out,
-        keep=keep,
+        keep=keep or opens,
+        opens=opens,
         port=port,
     )
     console = Console()
@@ -343,7 +348,10 @@ Serving in real time: the router ({served.label}) and three emulated replicas.
     curl          curl -si {url}/v1/chat/completions -H 'content-type: application/json' \\
                     -d '{{"model":"tiny","messages":[{{"role":"user","content":"hello"}}]}}'
                   (x-warmroute-replica and x-warmroute-cached in the answer say where, and why)
-    metrics       {url}/metrics      admin: {router.admin_url}
+    live page     {router.page_url}
+    top, why      export {ADMIN_URL}={router.admin_url} {ADMIN_TOKEN_FILE}={router.token_file}
+                  warmroute top      (also: warmroute status, tail, why, page)
+    metrics       {url}/metrics
     replicas      {" ".join(urls)}
 
 Ctrl-C (or: kill {os.getpid()}) ends all of it.""",
@@ -351,6 +359,8 @@ Ctrl-C (or: kill {os.getpid()}) ends all of it.""",
             markup=False,
             soft_wrap=True,
         )
+        if job.opens and not await asyncio.to_thread(webbrowser.open, router.page_url):
+            console.print("No browser can be opened: open the link of the live page yourself.")
         async with asyncio.TaskGroup() as group:  # a process that dies ends the demo
             for child in (*replicas, router.child):
                 group.create_task(child.watch(), name=f"watch {child.name}")

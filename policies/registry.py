@@ -13,6 +13,7 @@ from policies.load import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from policies.mooncake import Mooncake
 from policies.policy import Policy
 from policies.prefix import LongestPrefix, PrefixHash
+from policies.refusals import in_words
 from policies.session import SessionHash, SessionSticky
 
 POLICIES: dict[str, type[Policy]] = {
@@ -59,7 +60,10 @@ def create(name: str, params: Mapping[str, object] | None = None) -> Policy:
     try:
         return msgspec.convert(params, policy, strict=False)
     except msgspec.ValidationError as exc:
-        raise ValueError(f"policy {name!r}: {exc}") from exc
+        text, _, where = str(exc).partition(" - at `$.")
+        param = where.rstrip("`")
+        place = f": {param}" if param else ""
+        raise ValueError(f"policy {name!r}{place}: {in_words(text, params.get(param))}") from exc
 
 
 def _unknown(what: str, name: object, allowed: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from loadtest.compare.arms import UNLIMITED, Arm
 from loadtest.compare.setting import Place
 from loadtest.engine_model.time_model import PRESETS
+from loadtest.output_options import output_option
 from loadtest.runner.parameters import POSITIVE, sending_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,12 +62,12 @@ _COMPARISON: Final = (
         metavar="S",
         help="For goodput: highest mean inter-token latency of a turn.",
     ),
-    click.option("--out", type=_DIRECTORY, help="Keep runs, report.html and report.json there."),
+    output_option(is_file=False, help="Keep runs, report.html and report.json there."),
     click.option(
         "--from",
         "source",
         type=_DIRECTORY,
-        help="Run nothing: report again what is in a directory that was --out, whole or not.",
+        help="Run nothing: report again what is in a directory that was --output, whole or not.",
     ),
 )
 
@@ -196,4 +197,5 @@ def _is_given(ctx: click.Context, name: str) -> bool:
 
 
 def _flag(ctx: click.Context, name: str) -> str:
-    return next(param.opts[0] for param in ctx.command.params if param.name == name)
+    opts = next(param.opts for param in ctx.command.params if param.name == name)
+    return next(opt for opt in opts if opt.startswith("--"))

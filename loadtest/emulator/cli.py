@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ from loadtest.engine_model.time_model import PRESETS, TimeModel
 from router.base.contracts import ALGORITHMS
 from router.base.listening import why_not
 
+_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model")
 _DEFAULTS: Final = EmulatorOptions()
 
 
@@ -127,18 +129,33 @@ def emulate(preset: str, pool_port: int | None, pool_bytes: int, **flags: Any) -
         options.model_len()
         if options.script is not None:
             Script.load(options.script)
+        if not any((options.model_dir / name).is_file() for name in _TOKENIZERS):
+            raise ValueError(
+                f"--model {options.model_dir} has no tokenizer.json; name the folder of a model"
+            )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     try:
         uvloop.run(_run(options, pool_port, pool_bytes))
     except* (OSError, zmq.ZMQError) as errors:
-        raise click.ClickException(_why_not(errors.exceptions[0], options)) from errors
+        raise click.ClickException(_why_not(errors.exceptions[0], options, pool_port)) from errors
 
 
-def _why_not(exc: Exception, options: EmulatorOptions) -> str:
-    if isinstance(exc, OSError) and exc.filename is None:
-        return f"cannot listen on {options.host}: {why_not(options.host, exc)}"
-    return str(exc)
+def _why_not(exc: Exception, options: EmulatorOptions, pool_port: int | None) -> str:
+    """Say which of the ports cannot be had, and which flag names another one."""
+    if isinstance(exc, zmq.ZMQError):
+        why = os.strerror(exc.errno or 0)
+        taken = {"--events-port": options.events_port, "--replay-port": options.replay_port}
+    elif isinstance(exc, OSError) and exc.filename is None:
+        why = why_not(options.host, exc)
+        taken = {"--port": options.port} | ({"--serve-pool": pool_port} if pool_port else {})
+    else:
+        return str(exc)
+    given = {flag: port for flag, port in taken.items() if port}
+    ports = ", ".join(f"{options.host}:{port}" for port in given.values()) or options.host
+    flags = " or ".join(given)
+    other = f"; name another port with {flags} (0: any)" if flags else ""
+    return f"cannot listen on {ports}: {why}{other}"
 
 
 def _options(preset: str, flags: dict[str, Any]) -> EmulatorOptions:

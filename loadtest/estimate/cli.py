@@ -24,6 +24,7 @@ from loadtest.estimate.saving import (
     savings_of,
     traffic_of,
 )
+from loadtest.output_options import JsonCommand, json_options
 from loadtest.simulator import PoolSetup, Setup
 from loadtest.traces.errors import WorkloadError
 from loadtest.traces.formats import FORMATS
@@ -34,7 +35,7 @@ SCHEMA = "warmroute.estimate/1"
 _COUNT = click.IntRange(min=1)
 
 
-@click.command(context_settings={"max_content_width": 100, "show_default": True})
+@click.command(cls=JsonCommand, context_settings={"max_content_width": 100, "show_default": True})
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--replicas", type=_COUNT, default=2, help="Replicas of your fleet.")
 @click.option(
@@ -66,8 +67,7 @@ _COUNT = click.IntRange(min=1)
 @click.option("--format", type=click.Choice(list(FORMATS)), help="Format of the file.  "
               "[default: detected]", show_default=False)  # fmt: skip
 @click.option("--skip-bad", is_flag=True, help="Leave bad lines out and count them.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write the figures there.")  # fmt: skip
+@json_options()
 def estimate(
     file: Path,
     replicas: int,
@@ -77,6 +77,7 @@ def estimate(
     speed: float,
     format: str | None,
     skip_bad: bool,
+    as_json: bool,
     json_file: Path | None,
 ) -> None:
     """Estimate how much warmroute would save on your traffic.
@@ -105,20 +106,24 @@ def estimate(
             "allowed: at least as many"
         )
     savings = _simulated(workload, setup)
-    console = Console()
-    console.print(*_report(file, traffic, savings, setup, cache_tokens), sep="\n", highlight=False)
+    found = {
+        "schema": SCHEMA,
+        "workload": file.name,
+        "replicas": replicas,
+        "cache_tokens": cache_tokens,
+        "engine": engine,
+        "traffic": traffic,
+        "savings": savings,
+    }
+    written = msgspec.json.format(msgspec.json.encode(found))
+    if as_json:
+        click.echo(written)
+    else:
+        report = _report(file, traffic, savings, setup, cache_tokens)
+        Console().print(*report, sep="\n", highlight=False)
     if json_file is not None:
-        found = {
-            "schema": SCHEMA,
-            "workload": file.name,
-            "replicas": replicas,
-            "cache_tokens": cache_tokens,
-            "engine": engine,
-            "traffic": traffic,
-            "savings": savings,
-        }
         try:
-            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+            json_file.write_bytes(written)
         except OSError as exc:
             raise click.ClickException(f"cannot write: {exc}") from exc
 

@@ -21,6 +21,7 @@ from loadtest.experiments.evidence import Options
 from loadtest.experiments.metrics import VERDICT_METRICS
 from loadtest.experiments.records import RecordsError
 from loadtest.extras import MissingExtra, need
+from loadtest.output_options import JsonCommand, json_options
 
 _WIDE: Final = 160  # columns, if the width of the screen is unknown
 
@@ -62,7 +63,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("files", metavar="RECORDS...", nargs=-1, required=True)
 @click.option("--experiment", "name", help="Which one; needed where records are of several.")
 @click.option(
@@ -118,12 +119,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the report as one page with pictures.",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write the report for machines.",
-)
+@json_options()
 def report(
     files: tuple[str, ...],
     name: str | None,
@@ -138,6 +134,7 @@ def report(
     until_s: float | None,
     skip_bad: bool,
     html_file: Path | None,
+    as_json: bool,
     json_file: Path | None,
 ) -> None:
     """Report which variant of a live experiment is better.
@@ -161,18 +158,19 @@ def report(
         made, times = make_report(
             records, name=name, trials=trials, baseline=baseline, options=options
         )
+        written = msgspec.json.format(msgspec.json.encode(made), indent=1)
         if json_file is not None:
-            _write(json_file, msgspec.json.format(msgspec.json.encode(made), indent=1))
+            _write(json_file, written)
         if html_file is not None:
             command = f"warmroute {' '.join(['report', *sys.argv[2:]])}"
             _write(html_file, html(made, times, command=command).encode())
     from loadtest.experiments.terminal import show
 
-    show(made, _console())
+    click.echo(written) if as_json else show(made, _console())
     sys.exit(0 if made.is_sound else 1)
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("files", metavar="RECORDS...", nargs=-1, required=True)
 @click.option(
     "--policy",
@@ -183,17 +181,13 @@ def report(
     "--param", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of --policy."
 )
 @click.option("--skip-bad", is_flag=True, help="Leave out and count lines that are no records.")
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write the result for machines.",
-)
+@json_options()
 def redecide(
     files: tuple[str, ...],
     policy: str | None,
     params: tuple[str, ...],
     skip_bad: bool,
+    as_json: bool,
     json_file: Path | None,
 ) -> None:
     """Decide recorded requests again.
@@ -220,11 +214,12 @@ def redecide(
 
         label = label_of(other) if other is not None else ""
         found = decide_again(resolve(files), other=other, other_label=label, skip_bad=skip_bad)
+        written = msgspec.json.format(msgspec.json.encode(found), indent=1)
         if json_file is not None:
-            _write(json_file, msgspec.json.format(msgspec.json.encode(found), indent=1))
+            _write(json_file, written)
     from loadtest.experiments.terminal import show_redecided
 
-    show_redecided(found, _console())
+    click.echo(written) if as_json else show_redecided(found, _console())
     sys.exit(0 if found.agrees else 1)
 
 

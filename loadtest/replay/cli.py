@@ -20,6 +20,7 @@ import uvloop
 from msgspec import Struct
 from rich.console import Console
 
+from loadtest.output_options import output_option
 from loadtest.replay.report import LATE_WARNING_S, Asked, make_report, show
 from loadtest.results import RunInfo, TurnResult
 from loadtest.runner.display import Display, Tally
@@ -85,7 +86,7 @@ class Job(Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--prompt-tokenizer",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, exists=True),
     help="The model's tokenizer.json or its directory: words for --api chat that are exactly as "
     "many tokens as the workload says. [default: --tokenizer, or the bundled one]",
 )
@@ -117,11 +118,7 @@ class Job(Struct, frozen=True, kw_only=True):
     help="Warn if the driver itself was later than this (99th percentile).",
 )
 @click.option("--label", default="", help="Name of the run. [default: the base URL]")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep every turn in this file, as JSON Lines.",
-)
+@output_option(is_file=True, help="Keep every turn in this file, as JSON Lines.")
 @click.option("--overwrite", is_flag=True, help="Even if that file is there.")
 def command(
     url: str,
@@ -146,7 +143,7 @@ def command(
     A trace as it was:       warmroute replay URL --trace conversation_trace.jsonl --spread 3
     Twice as fast:           warmroute replay URL --trace … --load-factor 2
     Agents, as they work:    warmroute replay URL --generate agents --loop closed
-    Kept for later:          warmroute replay URL --generate shared --out run.jsonl
+    Kept for later:          warmroute replay URL --generate shared -o run.jsonl
     """
     mine = {name: others.pop(name) for name in _OWN}
     tokenizer = prompt_tokenizer or others.get("tokenizer")

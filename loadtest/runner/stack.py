@@ -38,7 +38,13 @@ class Router(Struct, frozen=True, kw_only=True):
 
     url: str
     admin_url: str
+    token_file: Path  # with the admin token
     child: Child
+
+    @property
+    def page_url(self) -> str:
+        """Where its live page is, with the token behind a #, as `warmroute page` prints it."""
+        return f"{self.admin_url}/#token={self.token_file.read_text().strip()}"
 
 
 @asynccontextmanager
@@ -94,14 +100,24 @@ async def start_router(
     serve += ["--listen-drain-grace-s", "0"]  # no front end is to notice its end
     for url in replica_urls:
         serve += ["--replica", url]
-    env = child_environment(os.environ) | {"XDG_STATE_HOME": str(log_dir)}  # its admin token
+    env = child_environment(os.environ) | _state_of(log_dir)
     async with running("router", serve, log=log_dir / "router.log", env=env) as child:
         await child.wait_announced(_ROUTER_UP, _START_TIMEOUT_S)
-        router = Router(url=child.announced[1], admin_url=child.announced[2], child=child)
+        router = Router(
+            url=child.announced[1],
+            admin_url=child.announced[2],
+            token_file=Path(env["XDG_STATE_HOME"], "warmroute", "admin-token"),
+            child=child,
+        )
         async with httpx.AsyncClient(timeout=60.0, trust_env=False, verify=system_tls()) as client:
             await _wait_ready(client, router)
             await greet(client, router.url)
         yield router
+
+
+def _state_of(log_dir: Path) -> dict[str, str]:
+    """Return the variable by which a router keeps its admin token beside its log."""
+    return {"XDG_STATE_HOME": str(log_dir.absolute())}
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.engine_model.time_model import PRESETS
+from loadtest.output_options import JsonCommand, json_options, output_option
 from loadtest.simulator.named import named_policies
 from loadtest.simulator.outcome import Simulated
 from loadtest.simulator.setup import Halves, PoolSetup, Setup, coarsened
 from loadtest.simulator.simulation import simulate as simulate_one
-from loadtest.simulator.table import as_json, tables_of
+from loadtest.simulator.table import as_json as as_json_text
+from loadtest.simulator.table import tables_of
 from loadtest.traces.options import load_workload, workload_options
 from loadtest.workload import Workload
 from policies import Policy
@@ -41,7 +43,7 @@ _POSITIVE = _Positive(min=0.0, min_open=True)
 _SETUP = Setup()
 
 
-@click.command(context_settings={"max_content_width": 100, "show_default": True})
+@click.command(cls=JsonCommand, context_settings={"max_content_width": 100, "show_default": True})
 @workload_options
 @click.option(
     "--policies",
@@ -141,14 +143,13 @@ _SETUP = Setup()
     metavar="MS",
     help="Limit for goodput: mean of the longest tenth of a turn's inter-token latencies.",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write the figures to this file.")  # fmt: skip
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path),
-              help="Write every turn to this directory, one run file for each policy.")  # fmt: skip
+@json_options(has_file=False)
+@output_option(is_file=False, help="Write every turn there, one run file for each policy.")
 def simulate(
     policies: Sequence[str],
     seed: int,
     join_blocks: int,
+    as_json: bool,
     json_file: Path | None,
     out: Path | None,
     **options: Any,
@@ -168,11 +169,11 @@ def simulate(
         raise click.UsageError(str(exc)) from exc
     if not workload.turns:
         raise click.UsageError(f"{workload.name}: no turns")
-    console = Console()
+    console = Console(stderr=as_json)
     workload = coarsened(workload, join_blocks)
     results, is_complete = _simulate_all(workload, chosen, setup)
     if results:
-        console.print(*tables_of(results))
+        click.echo(as_json_text(results)) if as_json else console.print(*tables_of(results))
         _write(results, json_file, out)
     if not is_complete:
         console.print(f"[yellow]stopped: {len(results)} of {len(chosen)} policies are done")
@@ -287,7 +288,7 @@ def _simulate_all(
 def _write(results: Sequence[Simulated], json_file: Path | None, out: Path | None) -> None:
     try:
         if json_file is not None:
-            json_file.write_bytes(as_json(results))
+            json_file.write_bytes(as_json_text(results))
         if out is not None:
             from loadtest.runner.run_file import write_run  # late: it brings an HTTP client
 

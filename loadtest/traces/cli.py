@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from loadtest.output_options import output_option
 from loadtest.traces.description import CAPACITIES_TOKENS, describe, table_of
 from loadtest.traces.errors import WorkloadError
 from loadtest.traces.mooncake import write_trace
@@ -26,12 +27,22 @@ def trace() -> None:
     """Describe and convert workloads."""
 
 
+_file = click.argument(
+    "file", required=False, metavar="[FILE]", type=click.Path(path_type=Path, dir_okay=False)
+)
+"""The trace, as `--trace FILE` names it for every command."""
+
+
 @trace.command("describe")
+@_file
 @workload_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def describe_command(as_json: bool, **options: Any) -> None:
-    """Print lengths, sessions and hit rates by cache size."""
-    workload = _load(options)
+def describe_command(file: Path | None, as_json: bool, **options: Any) -> None:
+    """Print lengths, sessions and hit rates by cache size.
+
+    FILE is the trace; --generate makes a workload instead.
+    """
+    workload = _load(file, options)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("counting", total=1 + len(CAPACITIES_TOKENS))
@@ -43,20 +54,16 @@ def describe_command(as_json: bool, **options: Any) -> None:
 
 
 @trace.command()
+@_file
 @workload_options
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    help="The file to write, or to replace.",
-)
-def convert(out: Path, **options: Any) -> None:
+@output_option(required=True, is_file=True, help="File to write or replace.")
+def convert(file: Path | None, out: Path, **options: Any) -> None:
     """Write a workload as Mooncake JSON Lines.
 
-    The file has sessions and delays, and no texts. Other tools read it (AIPerf, Dynamo's replay),
-    and so does --trace.
+    FILE is the trace to convert. The written file has sessions and delays, and no texts. Other
+    tools read it (AIPerf, Dynamo's replay), and so does --trace.
     """
-    workload = _load(options)
+    workload = _load(file, options)
     try:
         write_trace(workload, out)
     except OSError as error:
@@ -65,7 +72,11 @@ def convert(out: Path, **options: Any) -> None:
     click.echo(f"{out}: {len(workload.turns):,} requests of {workload.name}{skipped}")
 
 
-def _load(options: dict[str, Any]) -> Workload:
+def _load(file: Path | None, options: dict[str, Any]) -> Workload:
+    if file is not None:
+        if options["trace"] is not None:
+            raise click.UsageError("name the trace once: as FILE, or with --trace")
+        options["trace"] = file
     try:
         return load_workload(**options)
     except WorkloadError as error:

@@ -72,7 +72,7 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--tokenizer",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, exists=True),
         help="A tokenizer.json or its directory, to count text. [default: bundled]",
     ),
     click.option(

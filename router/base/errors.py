@@ -52,13 +52,14 @@ RouterError                    status  code
 │   └── PoolLate                -      a deadline of ours passed; it may be well
 ├── DiscoveryError              -      a source of replicas fails: those it named last stay
 └── ConfigError                 -      the operator's; printed, exit status 2
+    └── ConfigErrors            -      several at once, a line each
 
 Raised anywhere, turned into an API's own JSON in router.http alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 
@@ -423,3 +424,11 @@ class DiscoveryError(RouterError):
 
 class ConfigError(RouterError):
     """The configuration names something that does not exist or makes no sense."""
+
+
+class ConfigErrors(ConfigError):
+    """Several errors of one configuration."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        super().__init__("; ".join(each.message for each in errors), param=errors[0].param)
+        self.errors = tuple(errors)

@@ -25,6 +25,7 @@ from router.check.seen import ReplicaSeen
 from router.config import AdminConfig, Config, ListenConfig, TracingConfig
 from router.config.exposure import open_to
 from router.config.secrets import read_secret
+from router.discovery.prompter_loader import is_missing_folder
 
 _ASK_S: Final = 2.0
 _SIGNS: Final = ("warmroute_", '"replicas"', '"findings"', "admin token", "listen.trusted")
@@ -215,6 +216,9 @@ def _files(config: Config) -> Iterator[FileSeen]:
     for model, path in config.tokens.chat_templates.items():
         error = None if path.is_file() else "it is not a file"
         yield FileSeen(f"tokens.chat_templates.{model}", str(path), error)
+    for model, source in config.tokens.models.items():
+        if is_missing_folder(source):
+            yield FileSeen(f"tokens.models.{model}", source, "there is no such folder")
     if (log := config.log.decisions) is not None:
         yield FileSeen("log.decisions", str(log), _why_no_log(log))
 

@@ -7,12 +7,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
+from click.core import ParameterSource
 
-from router.config import ADMIN_TOKEN, ADMIN_URL
+from router.config import ADMIN_TOKEN, ADMIN_TOKEN_FILE, ADMIN_URL
 from router.config.hosts import HostRules
 from router.http.admin_token import default_file
 
@@ -61,7 +63,7 @@ class Admin(NamedTuple):
                 timeout=timeout_s,
             )
             if not answer.is_success:
-                raise _refused(answer)
+                raise self._refused(answer)
             return answer.json()
 
     def lines(self, path: str) -> Iterator[Any]:
@@ -78,7 +80,7 @@ class Admin(NamedTuple):
             with httpx.stream("GET", address, headers=headers, timeout=timeout) as answer:
                 if not answer.is_success:
                     answer.read()
-                    raise _refused(answer)
+                    raise self._refused(answer)
                 yield from map(json.loads, answer.iter_lines())
 
     @contextmanager
@@ -104,26 +106,48 @@ class Admin(NamedTuple):
         bearer = {"Authorization": f"Bearer {token}"} if token is not None else {}
         return {"Content-Type": "application/json"} | bearer
 
+    def _refused(self, answer: httpx.Response) -> click.ClickException:
+        """Return what a router says that refuses.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is no router.
+        """
+        error = answer.json()["error"]
+        message = str(error["message"])
+        if answer.status_code == HTTPStatus.UNAUTHORIZED and "admin token" in message:
+            return Refused(self._token_is_wrong(), answer.status_code)
+        if answer.status_code == HTTPStatus.NOT_FOUND and "is not served here" in message:
+            return NoRouter(
+                f"{self.url} is the public port of a router; --admin needs its admin port, which "
+                "`warmroute serve` prints when it starts (8081 unless it is set)"
+            )
+        return Refused(message, answer.status_code)
+
+    def _token_is_wrong(self) -> str:
+        """Say where the token came from that the router refuses, and how to give another."""
+        how = f"give the router's own with --token-file FILE, or set {ADMIN_TOKEN}"
+        variable, file = self.given_by()
+        if variable is not None:
+            return f"the admin token is wrong: it came from the variable {ADMIN_TOKEN}; {how}"
+        if file is None:
+            return f"the admin token is missing: there is no {default_file(os.environ)}; {how}"
+        return f"the admin token is wrong: it came from the file {file}; {how}"
+
+    def given_by(self) -> tuple[str | None, Path | None]:
+        """Return the variable's token or the file with the token; None: there is none."""
+        given = os.environ.get(ADMIN_TOKEN)
+        if self.token_file is None and given:
+            return given.strip(), None
+        return None, self.token_file or _own_token(self.url)
+
     def token(self) -> str | None:
         """Read the token: of --token-file, of the variable, or of a router that runs here.
 
         Raises:
             OSError: the file cannot be read.
         """
-        given = os.environ.get(ADMIN_TOKEN)
-        if self.token_file is None and given:
-            return given.strip()
-        file = self.token_file or _own_token(self.url)
-        return file.read_text().strip() if file is not None else None
-
-
-def _refused(answer: httpx.Response) -> Refused:
-    """Return what a router says that refuses.
-
-    Raises:
-        ValueError, KeyError, TypeError: it is no router.
-    """
-    return Refused(str(answer.json()["error"]["message"]), answer.status_code)
+        given, file = self.given_by()
+        return file.read_text().strip() if file is not None else given
 
 
 def admin_options(command: Any) -> Any:
@@ -140,11 +164,12 @@ def admin_options(command: Any) -> Any:
     )
     decorated = click.option(
         "--token-file",
-        type=click.Path(path_type=Path, exists=True),
+        type=click.Path(path_type=Path),
         metavar="FILE",
-        envvar="WARMROUTE_ADMIN_TOKEN_FILE",
-        help=f"File with the admin token; or set {ADMIN_TOKEN}. Default: the file that "
-        "`warmroute serve` made for you on this machine.",
+        envvar=ADMIN_TOKEN_FILE,
+        callback=_existing,
+        help=f"File with the admin token; or set {ADMIN_TOKEN_FILE}, or the token itself as "
+        f"{ADMIN_TOKEN}. Default: the file that `warmroute serve` made for you on this machine.",
     )(decorated)
     return click.option(
         "--admin",
@@ -154,6 +179,15 @@ def admin_options(command: Any) -> Any:
         envvar=ADMIN_URL,
         help=f"Admin URL of the router; or set {ADMIN_URL}.",
     )(decorated)
+
+
+def _existing(ctx: click.Context, param: click.Parameter, file: Path | None) -> Path | None:
+    """Refuse a file that does not exist, with the flag or the variable that named it."""
+    if file is not None and not file.exists():
+        is_variable = ctx.get_parameter_source(param.name or "") is ParameterSource.ENVIRONMENT
+        named = ADMIN_TOKEN_FILE if is_variable else "--token-file"
+        raise click.BadParameter(f"{str(file)!r} does not exist", ctx, param, f"'{named}'")
+    return file
 
 
 def _own_token(admin: str) -> Path | None:

@@ -179,8 +179,8 @@ def _parameter(option: Option) -> str:
 
 def _flag(option: Option) -> Callable[[Any], Any]:
     text = option.description
-    if option.default not in (None, (), {}, ""):
-        text += f"  [default: {_shown(option.default)}]"
+    if _has_default(option):
+        text += f"  [default: {default_text(option)}]"
     attributes: dict[str, Any] = {"help": text, "default": None, "hidden": option.only_in_file}
     name = f"--{option.flag}"
     if option.kind is bool:
@@ -206,7 +206,13 @@ def _metavar(option: Option) -> str:
     return next(units, "TEXT" if option.kind is str else "NUMBER")
 
 
-def _shown(default: Any) -> str:
+def _has_default(option: Option) -> bool:
+    return option.default not in (None, (), {}, "")
+
+
+def default_text(option: Option) -> str:
+    """Write a default as people write the value; "none": there is none."""
+    default = option.default if _has_default(option) else "none"
     if isinstance(default, tuple):
         return ", ".join(default)
     if isinstance(default, bool):

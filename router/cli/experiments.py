@@ -15,7 +15,6 @@ from router import config as configuration
 from router.base.errors import ConfigError
 from router.cli.admin import Admin, admin_options, echo_json
 from router.cli.terminal import drawing, drawn, refuse
-from router.config.experiments import Experiment
 
 
 @click.group()
@@ -47,10 +46,9 @@ def list_experiments(name: str | None, admin: Admin) -> None:
 def start_experiment(file: Path, admin: Admin) -> None:
     """Start the experiment in FILE (YAML or JSON)."""
     try:
-        tree = configuration.read_yaml(file, Experiment)
-        configuration.experiment_of(tree)
+        tree = configuration.experiment_file(file)
     except ConfigError as error:
-        refuse(f"{file}: {error.message.removeprefix(f'{file}: ')}")
+        refuse(error)
     _show(admin.ask("POST", "experiments", tree), admin)
 
 
@@ -77,15 +75,18 @@ def ramp_experiment(name: str, shares: tuple[str, ...], admin: Admin) -> None:
 
 @experiments.command("stop")
 @click.argument("name")
-@click.option("--variant", "--arm", "arm", metavar="NAME", help="Stop only this variant.")
+@click.option("--variant", "arm", metavar="NAME", help="Stop only this variant.")
+@click.option("--arm", "old_name", hidden=True)
 @click.option("--reason", help="The reason, for the log and for other people.")
 @admin_options
-def stop_experiment(name: str, arm: str | None, reason: str | None, admin: Admin) -> None:
+def stop_experiment(
+    name: str, arm: str | None, old_name: str | None, reason: str | None, admin: Admin
+) -> None:
     """End NAME, which stays listed.
 
     Its traffic is the default policy's again.
     """
-    order = {key: value for key, value in (("arm", arm), ("reason", reason)) if value}
+    order = {key: value for key, value in (("arm", arm or old_name), ("reason", reason)) if value}
     path = f"experiments/{quote(name, safe='')}/stop"
     _show(admin.ask("POST", path, order), admin)
 

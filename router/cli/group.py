@@ -4,6 +4,7 @@ points of the group `warmroute.commands`, loaded when called: router does not im
 
 from __future__ import annotations
 
+import difflib
 import os
 from importlib.metadata import entry_points, version
 from typing import Any, Final
@@ -131,8 +132,16 @@ class _LazyGroup(click.Group):
             _, command, rest = super().resolve_command(ctx, args)
             return (command.name if command is not None else None), command, rest
         except click.UsageError as exc:
-            known = ", ".join(self.list_commands(ctx))
-            raise click.UsageError(f"{exc.message} Commands: {known}.", ctx) from exc
+            raise click.UsageError(self._unknown(ctx, args[0]), ctx) from exc
+
+    def _unknown(self, ctx: click.Context, name: str) -> str:
+        """Say that there is no such command, and which one was meant."""
+        known = self.list_commands(ctx)
+        near = difflib.get_close_matches(name, [*known, *OLD_NAMES], n=1)
+        if not near:
+            return f"No such command {name!r}. Commands: {', '.join(known)}."
+        meant = OLD_NAMES.get(near[0], near[0])
+        return f"No such command {name!r}. Did you mean {meant!r}? All: {ctx.command_path} --help"
 
 
 @click.group("warmroute", cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

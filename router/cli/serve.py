@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -14,7 +15,13 @@ from policies.registry import POLICIES
 from router import config as configuration
 from router.base.errors import ConfigError
 from router.cli.banner import greeter
-from router.cli.config_options import ConfigCommand, config_options, given_arguments, load
+from router.cli.config_options import (
+    ConfigCommand,
+    config_options,
+    default_text,
+    given_arguments,
+    load,
+)
 from router.cli.terminal import drawing, drawn, refuse
 from router.config.schema import json_schema
 from router.config.secrets import read_secret
@@ -137,14 +144,35 @@ def _admin_token(config: configuration.Config) -> str | None:
 
 
 @click.command()
-def options() -> None:
-    """List every configuration key: flag, variable, default."""
-    for option in configuration.options():
+@click.argument("words", metavar="[FILTER]...", nargs=-1)
+def options(words: tuple[str, ...]) -> None:
+    """List every configuration key: flag, variable, default.
+
+    FILTER shows only keys with this text in their name, flag or variable. If there are none, it
+    shows those with the text in their description.
+    """
+    every = configuration.options()
+    shown = [option for option in every if _has(_names(option), words)]
+    shown = shown or [option for option in every if _has(option.description, words)]
+    if not shown:
+        raise click.ClickException(
+            f"no option has {' and '.join(map(repr, words))} in its name or description; "
+            "`warmroute options` lists all"
+        )
+    for option in shown:
         click.echo(".".join(option.path))
         click.echo(f"    {option.description}")
         how = f"--{option.flag}   {option.variable}"
         how = "only in the file" if option.only_in_file else how
-        click.echo(f"    {how}   default: {option.default}")
+        click.echo(f"    {how}   default: {default_text(option)}")
+
+
+def _names(option: configuration.Option) -> str:
+    return f"{'.'.join(option.path)} --{option.flag} {option.variable}"
+
+
+def _has(text: str, words: tuple[str, ...]) -> bool:
+    return all(word.lower() in text.lower() for word in words)
 
 
 @click.command()
@@ -158,8 +186,19 @@ def schema() -> None:
 
 
 @click.command()
-def policies() -> None:
-    """List the routing policies and their parameters."""
-    for name, policy in sorted(POLICIES.items()):
-        click.secho(name, bold=True)
+@click.argument("name", required=False)
+def policies(name: str | None) -> None:
+    """List the routing policies and their parameters.
+
+    NAME shows only this policy.
+    """
+    if name is not None and name not in POLICIES:
+        near = difflib.get_close_matches(name, POLICIES, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise click.ClickException(
+            f"unknown policy: {name!r}{meant} (allowed: {', '.join(POLICIES)})"
+        )
+    for each in sorted(POLICIES) if name is None else (name,):
+        policy = POLICIES[each]
+        click.secho(each, bold=True)
         click.echo("    " + "\n    ".join((policy.__doc__ or "").strip().splitlines()) + "\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
 
-from router.base.errors import ConfigError
+from router.base.errors import ConfigError, ConfigErrors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,10 +60,11 @@ def grid(*left: str, right: tuple[str, ...] = (), last: str | None = None, gap: 
 
 
 def refuse(error: ConfigError | str) -> NoReturn:
-    """Print in one line what is wrong with the configuration, and end with status 2."""
-    message = error.message if isinstance(error, ConfigError) else error
+    """Print what is wrong with the configuration, a line for each error; end with status 2."""
     name = click.style("warmroute:", fg="red", bold=True)
-    click.echo(f"{name} {message}", err=True)
+    for each in error.errors if isinstance(error, ConfigErrors) else (error,):
+        message = each.message if isinstance(each, ConfigError) else each
+        click.echo(f"{name} {message}", err=True)
     sys.exit(2)
 
 

@@ -4,6 +4,7 @@
               the sections, by subject                              `ListenConfig`, …
     tree      all sections; each leaf as an option                  `Config`, `options`
     loader    defaults, YAML file, variables, flags: the later win  `load`
+    refused   every value that a type refuses, in words             `refused`
     yaml_file what all files in YAML have in common                 `yaml_file.parse`
     checks    what types cannot say                                 `check_replica`
     exposure  who can reach the public port without a key           `open_to`
@@ -19,10 +20,18 @@ rooms use is exported here.
 from router.config import yaml_file
 from router.config.checks import check_pool, check_replica, check_replica_list
 from router.config.discovery import DiscoveryConfig
-from router.config.loader import experiment_of, explained, load, pairs, read_yaml
-from router.config.ports import ADMIN_TOKEN, ADMIN_URL, AdminConfig, LimitsConfig, ListenConfig
+from router.config.loader import experiment_file, experiment_of, load, pairs, read_yaml
+from router.config.ports import (
+    ADMIN_TOKEN,
+    ADMIN_TOKEN_FILE,
+    ADMIN_URL,
+    AdminConfig,
+    LimitsConfig,
+    ListenConfig,
+)
 from router.config.prefill import PrefillConfig, bootstrap_of
 from router.config.redis import REDIS_PASSWORD, RedisConfig, redis_password
+from router.config.refused import explained
 from router.config.replicas import (
     EventsConfig,
     ForwardConfig,
@@ -45,6 +54,7 @@ from router.config.tree import SECTIONS, Config, Option, options
 
 __all__ = [
     "ADMIN_TOKEN",
+    "ADMIN_TOKEN_FILE",
     "ADMIN_URL",
     "REDIS_PASSWORD",
     "SECTIONS",
@@ -73,6 +83,7 @@ __all__ = [
     "check_pool",
     "check_replica",
     "check_replica_list",
+    "experiment_file",
     "experiment_of",
     "explained",
     "load",

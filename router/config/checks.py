@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import date
+from typing import Final
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 from msgspec.structs import fields
 
+from policies.naming import split
 from policies.policy import Policy
 from policies.registry import POLICIES, create
 from router.api.clients import network
 from router.api.routes import check_pattern
 from router.base.addresses import unbracketed
-from router.base.errors import ConfigError
+from router.base.errors import ConfigError, ConfigErrors
 from router.config.discovery import check_discovery
 from router.config.experiments import check_all
 from router.config.hosts import HostRules
+from router.config.ports import AdminConfig
 from router.config.prefill import check_roles
 from router.config.redis import check_redis
 from router.config.replicas import ReplicaConfig, pool_of
@@ -35,41 +38,22 @@ _LAYOUT_FIELD = re.compile(
 """A field of a pool key: ranks and sizes are numbers, models and prefixes are words."""
 
 
-def check(config: Config) -> None:
-    """Refuse URLs without a host, names used twice, settings that lack what they need.
+def errors_of(config: Config, left_out: Collection[str] = ()) -> list[ConfigError]:
+    """List URLs without a host, names used twice, settings that lack what they need.
 
-    Raises:
-        ConfigError: the message and `param` name the field.
+    Args:
+        left_out: Sections with errors already found: what reads them is not checked.
     """
-    check_replica_list(config.replicas)
-    _check_pools(config)
-    names = config.mooncake.names
-    check_roles(config.replicas, config.prefill, names, may_grow=config.may_grow)
-    if config.admin.open and unbracketed(config.admin.host) not in _OWN_HOSTS:
-        raise ConfigError(
-            "admin.open: not allowed if other hosts can reach the port (admin.host: "
-            f"{config.admin.host!r})",
-            param="admin.open",
-        )
-    for i, pattern in enumerate(config.forward.routes):
-        if wrong := check_pattern(pattern):
-            raise ConfigError(f"forward.routes[{i}]: {wrong}", param=f"forward.routes[{i}]")
-    _check_hosts(config.admin.replica_hosts, "admin.replica_hosts")
-    check_discovery(config.discovery)
-    _check_hosts(config.discovery.hosts, "discovery.hosts")
-    _check_hosts(config.engine.key_hosts, "engine.key_hosts")
-    _check_networks(config.listen.trusted, "listen.trusted")
-    _check_origins(config.listen.allowed_origins, "listen.allowed_origins")
-    _check_networks(config.forward.trusted_proxies, "forward.trusted_proxies")
-    check_redis(config.redis)
-    if config.index.mode == "redis" and not config.redis.is_configured:
-        raise ConfigError("index.mode: redis needs redis.url (--redis)", param="index.mode")
-    _check_time_zone(config.tokens.time_zone)
-    _check_dates(config.tokens.start_dates)
-    _check_policy(config.policy)
-    _check_shadows(config.shadow)
-    check_all(config.experiment.definitions, "experiment.definitions")
-    check_tracing(config.tracing)
+    errors: list[ConfigError] = []
+    for reads, check in _CHECKS:
+        if {*reads}.isdisjoint(left_out):
+            try:
+                check(config)
+            except ConfigErrors as exc:
+                errors += exc.errors
+            except ConfigError as exc:
+                errors.append(exc)
+    return errors
 
 
 def check_pool(replica: ReplicaConfig, pools: Sequence[str], key: str = "") -> None:
@@ -87,6 +71,39 @@ def check_pool(replica: ReplicaConfig, pools: Sequence[str], key: str = "") -> N
         raise ConfigError(
             f"{key}pool: unknown pool {replica.pool!r}; write {allowed}", param=f"{key}pool"
         )
+
+
+def _check_each_replica(config: Config) -> None:
+    """Refuse every replica that cannot be one, then what they have in common."""
+    errors: list[ConfigError] = []
+    for i, replica in enumerate(config.replicas):
+        try:
+            check_replica(replica, f"replicas[{i}].")
+        except ConfigError as exc:
+            errors.append(exc)
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+    check_replica_list(config.replicas)
+
+
+def _check_admin(admin: AdminConfig) -> None:
+    if admin.open and unbracketed(admin.host) not in _OWN_HOSTS:
+        raise ConfigError(
+            "admin.open: not allowed if other hosts can reach the port (admin.host: "
+            f"{admin.host!r})",
+            param="admin.open",
+        )
+
+
+def _check_routes(patterns: Sequence[str]) -> None:
+    for i, pattern in enumerate(patterns):
+        if wrong := check_pattern(pattern):
+            raise ConfigError(f"forward.routes[{i}]: {wrong}", param=f"forward.routes[{i}]")
+
+
+def _check_index(config: Config) -> None:
+    if config.index.mode == "redis" and not config.redis.is_configured:
+        raise ConfigError("index.mode: redis needs redis.url (--redis)", param="index.mode")
 
 
 def _check_pools(config: Config) -> None:
@@ -268,6 +285,8 @@ def _check_dates(dates: dict[str, str]) -> None:
 
 
 def _check_policy(choice: PolicyConfig) -> None:
+    if ":" in choice.name:
+        raise ConfigError(f"policy: {_with_params(choice.name)}", param="policy.name")
     try:
         create(choice.name, choice.params)
     except ValueError as exc:
@@ -276,6 +295,21 @@ def _check_policy(choice: PolicyConfig) -> None:
         wrong = next((f".{name}" for name in choice.params if name not in names), "")
         key = f"policy.params{wrong}" if known is not None else "policy.name"
         raise ConfigError(f"policy: {exc}", param=key) from exc
+
+
+def _with_params(text: str) -> str:
+    """Say how to write a policy that was given with its parameters, and what is wrong with them."""
+    try:
+        name, params = split(text)
+        create(name, params)
+    except ValueError as exc:
+        return f"{exc}; a parameter is written --policy-param NAME=VALUE"
+    flags = " ".join(f"--policy-param {param}={value}" for param, value in params.items())
+    pairs = ", ".join(f"{param}: {value}" for param, value in params.items())
+    return (
+        f"{text!r} has parameters; write --policy {name} {flags}, or in a file policy: "
+        f"{{name: {name}, params: {{{pairs}}}}}"
+    )
 
 
 def _check_shadows(shadow: ShadowConfig) -> None:
@@ -291,3 +325,35 @@ def _check_shadows(shadow: ShadowConfig) -> None:
                 f"{key}: is already shadow.policies[{known.index(policy)}]", param=key
             )
         known.append(policy)
+
+
+_GROWS: Final = ("redis", "admin", "discovery")  # what `Config.may_grow` reads
+_CHECKS: Final[Sequence[tuple[Sequence[str], Callable[[Config], None]]]] = (
+    (("replicas",), _check_each_replica),
+    (("replicas", "mooncake", *_GROWS), _check_pools),
+    (
+        ("replicas", "mooncake", "prefill", *_GROWS),
+        lambda c: check_roles(c.replicas, c.prefill, c.mooncake.names, may_grow=c.may_grow),
+    ),
+    (("admin",), lambda c: _check_admin(c.admin)),
+    (("forward",), lambda c: _check_routes(c.forward.routes)),
+    (("admin",), lambda c: _check_hosts(c.admin.replica_hosts, "admin.replica_hosts")),
+    (("discovery",), lambda c: check_discovery(c.discovery)),
+    (("discovery",), lambda c: _check_hosts(c.discovery.hosts, "discovery.hosts")),
+    (("engine",), lambda c: _check_hosts(c.engine.key_hosts, "engine.key_hosts")),
+    (("listen",), lambda c: _check_networks(c.listen.trusted, "listen.trusted")),
+    (("listen",), lambda c: _check_origins(c.listen.allowed_origins, "listen.allowed_origins")),
+    (("forward",), lambda c: _check_networks(c.forward.trusted_proxies, "forward.trusted_proxies")),
+    (("redis",), lambda c: check_redis(c.redis)),
+    (("index", "redis"), _check_index),
+    (("tokens",), lambda c: _check_time_zone(c.tokens.time_zone)),
+    (("tokens",), lambda c: _check_dates(c.tokens.start_dates)),
+    (("policy",), lambda c: _check_policy(c.policy)),
+    (("shadow",), lambda c: _check_shadows(c.shadow)),
+    (
+        ("experiment",),
+        lambda c: check_all(c.experiment.definitions, "experiment.definitions"),
+    ),
+    (("tracing",), lambda c: check_tracing(c.tracing)),
+)
+"""The sections that a check reads, and the check."""

@@ -10,7 +10,7 @@ Shares are shares of the traffic in scope, the requests for `models`. The varian
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -22,13 +22,16 @@ Design = Literal["split", "switchback"]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
+WRITTEN: Final = {"arms": "variants"}
+"""What people write and read for a field that records and other routers name as before."""
+
 MAX_ARMS = 8
 UNIT = 1_000_000
 """Shares are counted in millionths, so that every router rounds them the same way."""
 
 
 class ArmQueue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A variant's own queue settings; None: as in the router's `queue`."""
+    """A variant's own queue settings; what is not set is as in the router's `queue`."""
 
     mode: Annotated[Literal["off", "on"] | None, Meta(description="whether its prompts wait")] = (
         None
@@ -186,6 +189,21 @@ class ExperimentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ()
 
 
+def recorded_names(tree: Mapping[str, Any], key: str = "") -> dict[str, Any]:
+    """Return a definition with the names of its fields; `key` goes before them in errors.
+
+    Raises:
+        ConfigError: it has a field under both names.
+    """
+    found = dict(tree)
+    for recorded, written in WRITTEN.items():
+        if written in found:
+            if recorded in found:
+                raise _wrong(f"{key}{written}", f"is there twice: remove {recorded}")
+            found[recorded] = found.pop(written)
+    return found
+
+
 def check(experiment: Experiment, key: str = "") -> None:
     """Refuse what types cannot; `key` goes before the names of fields.
 
@@ -194,18 +212,22 @@ def check(experiment: Experiment, key: str = "") -> None:
     """
     names: set[str] = set()
     for i, arm in enumerate(experiment.arms):
-        _check_arm(experiment, arm, f"{key}arms[{i}].")
+        _check_arm(experiment, arm, f"{key}variants[{i}].")
         if arm.name in names:
-            raise _wrong(f"{key}arms[{i}].name", f"{arm.name!r} is used twice")
+            raise _wrong(f"{key}variants[{i}].name", f"{arm.name!r} is used twice")
         names.add(arm.name)
     if experiment.control is not None and experiment.control not in names:
         raise _wrong(f"{key}control", f"{experiment.control!r} is no variant: {_list(names)}")
     given = [arm.share is not None for arm in experiment.arms]
     if any(given) and not all(given):
-        raise _wrong(f"{key}arms[{given.index(False)}].share", "give all variants a share, or none")
-    check_shares(experiment, experiment.shares(), f"{key}arms[].share")
+        raise _wrong(
+            f"{key}variants[{given.index(False)}].share", "give all variants a share, or none"
+        )
+    check_shares(experiment, experiment.shares(), f"{key}variants[].share")
     if not any(experiment.shares().values()) and not experiment.ramp:
-        raise _wrong(f"{key}arms[].share", "all are 0 and there is no ramp: no request takes part")
+        raise _wrong(
+            f"{key}variants[].share", "all are 0 and there is no ramp: no request takes part"
+        )
     _check_ramp(experiment, f"{key}ramp")
     if experiment.wash_out >= experiment.slot_s:
         raise _wrong(f"{key}wash_out_s", f"must be less than slot_s, {experiment.slot_s:g}")

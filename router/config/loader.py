@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final
 
 import msgspec
 import yaml
 from msgspec import Struct
 
 from policies.naming import split
-from router.base.errors import ConfigError
+from router.base.errors import ConfigError, ConfigErrors
 from router.config import yaml_file
-from router.config.checks import check
-from router.config.experiments import Experiment
+from router.config.checks import errors_of
+from router.config.experiments import WRITTEN, Experiment, recorded_names
 from router.config.redis import REDIS_PASSWORD
-from router.config.removed import ONLY_MAPPINGS, REMOVED
+from router.config.refused import file_name, refused
+from router.config.removed import ONLY_MAPPINGS
 from router.config.tree import Config, Option, options
 
 SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))
@@ -48,14 +49,16 @@ def load(
 
     Raises:
         ConfigError: unreadable file, unknown key or variable, value of the wrong type or range;
-            the message names where it was given, the key and what is allowed.
+            the message names where it was given, the key and what is allowed. Several are a
+            `ConfigErrors`.
     """
     variables = _variables(environ or {})
     tree: dict[str, Any] = read_yaml(file) if file is not None else {}
     try:
         return _load(tree, variables, flags or {})
     except ConfigError as exc:
-        raise _placed(exc, file, variables, flags or {}) from exc
+        errors = exc.errors if isinstance(exc, ConfigErrors) else (exc,)
+        raise _one([_placed(each, file, variables, flags or {}) for each in errors]) from exc
 
 
 def _load(
@@ -72,27 +75,40 @@ def _load(
         node = tree.get(section)
         if isinstance(node, dict) and isinstance(node.get(key), bool):
             node[key] = "on" if node[key] else "off"
-    redis = tree.get("redis")
-    if isinstance(redis, dict) and "password" in redis:
-        raise ConfigError(
-            f"redis.password: not allowed in the file; set {REDIS_PASSWORD}, or name a file in "
-            "redis.password_file",
-            param="redis.password",
-        )
     replicas = tree.get("replicas")
     if isinstance(replicas, list):  # `--replica URL`, or a bare URL in the file
         tree["replicas"] = [{"url": each} if isinstance(each, str) else each for each in replicas]
-    _refuse_texts(tree)
-    _join_masters(tree.get("mooncake"))
-    _expand_shadows(tree.get("shadow"))
+    wrong = [*_refuse_texts(tree), *_join_masters(tree.get("mooncake"))]
+    wrong += _expand_shadows(tree.get("shadow"))
+    wrong += _use_recorded_names(tree)
+    redis = tree.get("redis")
+    if isinstance(redis, dict) and redis.pop("password", None) is not None:
+        wrong.append(
+            ConfigError(
+                f"redis.password: not allowed in the file; set {REDIS_PASSWORD}, or name a file "
+                "in redis.password_file",
+                param="redis.password",
+            )
+        )
     try:
-        config = msgspec.convert(tree, Config, strict=False, dec_hook=_path)
-    except msgspec.ValidationError as exc:
-        raise explained(str(exc)) from exc
+        wrong += refused(tree, Config)
+        # A wrong section is left out, so that what is wrong with the others is found, too.
+        left_out = {re.split(r"[.\[]", each.param or "")[0] for each in wrong}
+        kept = {name: node for name, node in tree.items() if name not in left_out}
+        config = msgspec.convert(kept, Config, strict=False, dec_hook=file_name)
     except UnicodeEncodeError as exc:  # as Python reads odd bytes of the environment, and of flags
         raise ConfigError(f"{exc.object!r}: a value must be UTF-8") from exc
-    check(config)
+    wrong += errors_of(config, left_out)
+    if wrong:
+        raise _one(wrong)
     return config
+
+
+def _one(errors: Sequence[ConfigError]) -> ConfigError:
+    """Make one error of several; of those of one key the first stays."""
+    firsts = {each.param or each.message: each for each in reversed(errors)}
+    kept = [each for each in errors if firsts[each.param or each.message] is each]
+    return kept[0] if len(kept) == 1 else ConfigErrors(kept)
 
 
 def _placed(
@@ -153,10 +169,26 @@ def experiment_of(tree: Mapping[str, Any]) -> Experiment:
     Raises:
         ConfigError: unknown key, value of the wrong type or range; the message names the key.
     """
+    tree = recorded_names(tree)
+    if wrong := refused(tree, Experiment):
+        raise _one(wrong)
+    return msgspec.convert(tree, Experiment, strict=False)
+
+
+def experiment_file(file: Path) -> dict[str, Any]:
+    """Read a file with one experiment's definition; its fields have their recorded names.
+
+    Raises:
+        ConfigError: as `experiment_of`; the message names file and line.
+    """
+    tree = read_yaml(file, Experiment)
     try:
-        return msgspec.convert(tree, Experiment, strict=False)
-    except msgspec.ValidationError as exc:
-        raise explained(str(exc), Experiment) from exc
+        experiment_of(tree)
+        return recorded_names(tree)  # a router of an older build reads only these
+    except ConfigError as exc:
+        errors = exc.errors if isinstance(exc, ConfigErrors) else (exc,)
+        data = yaml_file.read(file)
+        raise _one([yaml_file.placed(each, file, data) for each in errors]) from exc
 
 
 def read_yaml(file: Path, known: type[Struct] = Config) -> dict[str, Any]:
@@ -174,31 +206,6 @@ def read_yaml(file: Path, known: type[Struct] = Config) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: the top level must be a mapping of {_known(known)}")
     return tree
-
-
-def explained(message: str, root: type[Struct] = Config) -> ConfigError:
-    """Turn msgspec's message into one that names the key and what is allowed there."""
-    text, _, where = message.partition(" - at `$")
-    path = where.rstrip("`").lstrip(".").replace("[...]", "[]")
-    unknown = re.search(r"unknown field `([^`]*)`", text)
-    choices: list[str] = []
-    section: Any = root
-    for step in re.findall(r"[a-z_]+", path):
-        hint = get_type_hints(section)[step]
-        section = next((a for a in get_args(hint) if isinstance(a, type)), hint)
-        choices = [c for a in (hint, *get_args(hint)) for c in get_args(a) if isinstance(c, str)]
-    if unknown is None:
-        if text.startswith("Invalid enum value") and choices:
-            text += f". Allowed: {', '.join(choices)}"
-        return ConfigError(f"{path or 'configuration'}: {text}", param=path or None)
-    key = f"{path}.{unknown[1]}" if path else unknown[1]
-    removed = REMOVED.get(re.sub(r"\[\d+\]", "[]", key))
-    if removed is not None:
-        return ConfigError(f"{key} was removed: {removed}", param=key)
-    allowed = [field.name for field in msgspec.structs.fields(section)]
-    near = difflib.get_close_matches(unknown[1], allowed, n=1)
-    hint_text = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"unknown key {key!r}: {hint_text}Allowed: {', '.join(allowed)}", param=key)
 
 
 def pairs(option: Option, parts: list[str]) -> dict[str, Any]:
@@ -247,12 +254,8 @@ def _split_at_commas(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _refuse_texts(tree: Mapping[str, Any]) -> None:
-    """Refuse entries that are text where each must be a mapping.
-
-    Raises:
-        ConfigError: one is; the message says what to write instead.
-    """
+def _refuse_texts(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield entries that are text where each must be a mapping, and what to write instead."""
     for path, instead in ONLY_MAPPINGS.items():
         section, key = path.split(".")
         node = tree.get(section)
@@ -260,17 +263,27 @@ def _refuse_texts(tree: Mapping[str, Any]) -> None:
         for i, entry in enumerate(entries if isinstance(entries, list) else ()):
             if isinstance(entry, str):
                 where = f"{path}[{i}]"
-                raise ConfigError(f"{where}: {entry!r} must be a mapping; {instead}", param=where)
+                yield ConfigError(f"{where}: {entry!r} must be a mapping; {instead}", param=where)
 
 
-def _join_masters(section: Any) -> None:
-    """Join the masters of each pool where they are a list.
+def _use_recorded_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Read `variants` of an experiment as `arms`, its name in records; yield what has both."""
+    section = tree.get("experiment")
+    definitions = section.get("definitions") if isinstance(section, dict) else None
+    if not isinstance(definitions, list):
+        return
+    for i, each in enumerate(definitions):
+        if isinstance(each, dict):
+            try:
+                definitions[i] = recorded_names(each, f"experiment.definitions[{i}].")
+            except ConfigError as exc:
+                yield exc
 
-    Raises:
-        ConfigError: a master is no text, or has a name.
-    """
+
+def _join_masters(section: Any) -> Iterator[ConfigError]:
+    """Join the masters of each pool where they are a list; yield what is wrong with them."""
     if isinstance(section, list):
-        raise ConfigError(
+        yield ConfigError(
             "mooncake: must be a mapping; list several masters of one pool in mooncake.master, and "
             "several pools in mooncake.pools",
             param="mooncake",
@@ -285,15 +298,16 @@ def _join_masters(section: Any) -> None:
         masters = node.get("master") if isinstance(node, dict) else None
         if isinstance(masters, list):
             if not all(isinstance(url, str) for url in masters):
-                raise ConfigError(f"{key}: each master is a URL", param=key)
+                yield ConfigError(f"{key}: each master is a URL", param=key)
+                continue
             masters = node["master"] = ",".join(masters) or None
         if isinstance(masters, str) and _NAMED.match(masters):
             instead = ONLY_MAPPINGS["mooncake.pools"]
-            raise ConfigError(f"{key}: {masters!r} has a name; {instead}", param=key)
+            yield ConfigError(f"{key}: {masters!r} has a name; {instead}", param=key)
 
 
-def _expand_shadows(section: Any) -> None:
-    """Replace policies that are text by the mappings they stand for."""
+def _expand_shadows(section: Any) -> Iterator[ConfigError]:
+    """Replace policies that are text by the mappings they stand for; yield wrong ones."""
     policies = section.get("policies") if isinstance(section, dict) else None
     if not isinstance(policies, list):
         return
@@ -304,16 +318,12 @@ def _expand_shadows(section: Any) -> None:
                 name, params = split(text)
             except ValueError as exc:
                 key = f"shadow.policies[{i}]"
-                raise ConfigError(f"{key}: {exc}", param=key) from exc
+                yield ConfigError(f"{key}: {exc}", param=key)
+                continue
             expanded[i] = {"name": name, "params": params}
 
 
-def _path(kind: type, value: Any) -> Any:
-    """Decode what msgspec does not know: file names. What is wrong it reports with its place."""
-    if kind is Path and isinstance(value, str | Path) and str(value):
-        return Path(value)
-    raise ValueError("Expected a file name")
-
-
 def _known(section: type[Struct]) -> str:
-    return ", ".join(field.name for field in msgspec.structs.fields(section))
+    return ", ".join(
+        WRITTEN.get(field.name, field.name) for field in msgspec.structs.fields(section)
+    )

@@ -11,6 +11,7 @@ from router.config.ranges import NEAR_HOSTS, Count, Port, Seconds
 
 ADMIN_URL = "WARMROUTE_ADMIN_URL"
 ADMIN_TOKEN = "WARMROUTE_ADMIN_TOKEN"
+ADMIN_TOKEN_FILE = "WARMROUTE_ADMIN_TOKEN_FILE"
 """Variables of the commands that ask the admin port of a running router; `serve` reads neither."""
 
 _Certificate = Annotated[

@@ -16,8 +16,8 @@ REMOVED: Final[Mapping[str, str]] = {
     "limits.websocket_message_bytes": "messages pass as bytes, the engine limits them; remove it",
     "forward.diagnostics": "answers are not changed; use `warmroute why`, and remove the key",
     "forward.continue_streams": "a broken stream ends with an error event; remove the key",
-    "experiment.definitions[].arms[].replicas": "use design switchback instead of partition",
-    "arms[].replicas": "use design switchback instead of partition",
+    "experiment.definitions[].variants[].replicas": "use design switchback instead of partition",
+    "variants[].replicas": "use design switchback instead of partition",
     "mooncake.events": "the router lists and verifies the pool instead; remove the key",
     "mooncake.pools[].events": "the router lists and verifies the pool instead; remove the key",
 }

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from datetime import date, datetime
 from functools import partial
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from msgspec.structs import replace
@@ -122,6 +123,8 @@ def configured_prompter(
     model: str, source: str, model_id: str, config: TokensConfig, release: Release
 ) -> Prompter:
     """Load a model's prompter, with what the engine was given as flags; see `load_prompter`."""
+    if is_missing_folder(source):
+        return Prompter.missing(f"there is no folder {source!r} on this machine")
     prompter = load_prompter(
         source,
         model_id=model_id,
@@ -138,6 +141,11 @@ def configured_prompter(
         renderer.use_format(content_format)
     renderer.today = _clock(model, config)
     return prompter
+
+
+def is_missing_folder(source: str) -> bool:
+    """Return whether a tokenizer's source is a path with nothing there: hub names are no paths."""
+    return source.startswith(("/", "./", "../", "~")) and not Path(source).exists()
 
 
 def _clock(model: str, config: TokensConfig) -> Callable[[], date]:

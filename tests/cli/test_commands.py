@@ -47,11 +47,11 @@ PATIENT = ("--wait", "60", "--health-timeout-s", "60", "--mooncake-timeout-s", "
         (("--replica", "http://me:pw@h"), "replicas[0].url: no user or password allowed"),
         ((*REPLICA, "--policy", "kv_awar"), "unknown policy: 'kv_awar'; did you mean 'kv_aware'?"),
         ((*REPLICA, "--policy-param", "alhpa=2"), "'alhpa'; did you mean 'alpha'?"),
-        ((*REPLICA, "--policy-param", "alpha=x"), "Expected `float`, got `str` - at `$.alpha`"),
-        ((*REPLICA, "--policy-param", "alpha=["), "Expected `float`, got `str`"),
-        ((*REPLICA, "--policy-param", "alpha=-1"), "Expected `float` >= 0.0"),
+        ((*REPLICA, "--policy-param", "alpha=x"), "alpha: must be a number, not 'x'"),
+        ((*REPLICA, "--policy-param", "alpha=["), "alpha: must be a number, not '['"),
+        ((*REPLICA, "--policy-param", "alpha=-1"), "alpha: must be at least 0, not -1"),
         ((*REPLICA, "--policy-param", "alpha"), "--policy-param: 'alpha' is not NAME=VALUE"),
-        ((*REPLICA, "--port", "99999"), "listen.port: Expected `int` <= 65535"),
+        ((*REPLICA, "--port", "99999"), "listen.port: must be at most 65535, not 99999"),
         (
             (*REPLICA, "--admin-host", "0.0.0.0", "--admin-open"),
             "admin.open: not allowed if other hosts can",
@@ -60,7 +60,7 @@ PATIENT = ("--wait", "60", "--health-timeout-s", "60", "--mooncake-timeout-s", "
         ((*REPLICA, "--engine-key-hosts", "a b"), "engine.key_hosts: 'a b' is not"),
         ((*REPLICA, "--mooncake", "http://a", "--mooncake", "b:1"), "'b:1' is not a base URL"),
         ((*REPLICA, "--log-level", "loud"), "log.level:"),
-        ((*REPLICA, "--forward-max-tries", "0"), "forward.max_tries: Expected `int` >= 1"),
+        ((*REPLICA, "--forward-max-tries", "0"), "forward.max_tries: must be at least 1, not 0"),
         ((*REPLICA, "--forward-ca-file", "/nowhere"), "forward.ca_file: No such file"),
         ((*REPLICA, "--forward-ca-file", "/dev/null"), "forward.ca_file: no certificates in it"),
         (
@@ -89,11 +89,11 @@ def test_a_wrong_setting_is_one_line_and_exit_2(args: tuple[str, ...], said: str
         ("listen: {prot: 1}", "unknown key 'listen.prot': did you mean 'port'?"),
         ("replicas: [{url: 'http://h', evens: []}]", "did you mean 'events'?"),
         ("replicas: [{url: 'http://h', events: ['h:1']}]", "'h:1' is not tcp://HOST:PORT"),
-        ("replicas: [3]", "replicas[0]: Expected `object`, got `int`"),
-        ("replicas: 3", "replicas: Expected `array`, got `int`"),
-        ("log: {decisions: 3}", "log.decisions: Expected a file name"),
-        ("listen: {port: [1]}", "listen.port: Expected `int`, got `array`"),
-        ("policy: {params: 3}", "policy.params: Expected `object`, got `int`"),
+        ("replicas: [3]", "replicas[0]: must be a mapping, not 3"),
+        ("replicas: 3", "replicas: must be a list, not 3"),
+        ("log: {decisions: 3}", "log.decisions: must be a file name"),
+        ("listen: {port: [1]}", "listen.port: must be a number, not a list"),
+        ("policy: {params: 3}", "policy.params: must be a mapping, not 3"),
         ("a: [", "not YAML"),
         ("- a", "the top level must be a mapping of replicas, discovery, listen"),
         ("listen: !!python/object:os.system {}", "not YAML"),
@@ -121,7 +121,7 @@ def test_a_wrong_file_is_one_line_and_exit_2(tmp_path: Path, text: str, said: st
         (("serve", "--port", "x"), "Invalid value for '--port': 'x' is not a valid integer."),
         (("serve", "-c", "/tmp"), "File '/tmp' is a directory."),
         (("serve", "extra"), "unexpected extra argument (extra)"),
-        (("serv",), "No such command 'serv'. Commands: "),
+        (("serv",), "No such command 'serv'. Did you mean 'serve'? "),
         (("explain",), "Missing argument 'FILE'"),
         (("explain", "/nowhere"), "'/nowhere': No such file or directory"),
     ],
@@ -222,10 +222,8 @@ async def test_explain_says_where_a_request_would_go(tmp_path: Path) -> None:
     assert table.exit_code == as_json.exit_code == 0
     assert f"→ {reply.replica}" in table.stdout
     assert json.loads(as_json.stdout)["decision"]["candidate"] == reply.replica
-    assert (refused.exit_code, refused.stderr) == (
-        1,
-        "Error: the admin token is missing or wrong\n",
-    )
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("Error: the admin token is ")
     assert (wrong.exit_code, wrong.stderr.count("\n")) == (1, 1)
     assert "not JSON" in wrong.stderr
 
@@ -286,7 +284,8 @@ async def test_the_admin_url_and_token_come_from_variables(tmp_path: Path) -> No
         elsewhere = await explained("--admin", "http://127.0.0.1:9", WARMROUTE_ADMIN_TOKEN="t0ken")
 
     assert [each.exit_code for each in (by_token, by_file, by_flag)] == [0, 0, 0]
-    assert (wrong.exit_code, wrong.stderr) == (1, "Error: the admin token is missing or wrong\n")
+    assert wrong.exit_code == 1
+    assert "it came from the variable WARMROUTE_ADMIN_TOKEN;" in wrong.stderr
     assert (elsewhere.exit_code, "http://127.0.0.1:9" in elsewhere.stderr) == (1, True)
     assert "t0ken" not in elsewhere.output
 

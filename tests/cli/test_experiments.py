@@ -17,7 +17,7 @@ DEFINITION = """
 name: alpha
 design: switchback
 slot_s: 3600
-arms:
+variants:
   - {name: now, policy: kv_aware}
   - {name: greedy, policy: kv_aware, params: {alpha: 0}}
 guardrails: {max_error_rate: 0.5}
@@ -39,7 +39,7 @@ async def test_an_experiment_is_started_ramped_stopped_and_removed(tmp_path: Pat
         raw = json.loads((await beside(stage, "experiments", "list", "--json")).stdout)
         listed = await beside(stage, "experiments", "list", "alpha")
         ended = await beside(
-            stage, "experiments", "stop", "alpha", "--arm", "greedy", "--reason", "too slow"
+            stage, "experiments", "stop", "alpha", "--variant", "greedy", "--reason", "too slow"
         )
         removed = await beside(stage, "experiments", "remove", "alpha")
         unknown = await beside(stage, "experiments", "stop", "alpha")
@@ -64,9 +64,9 @@ async def test_an_experiment_is_started_ramped_stopped_and_removed(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name: a", "missing required field `arms`"),
+        ("name: a", "variants: is missing"),
         ("name: [", "not YAML"),
-        ("- a", "must be a mapping of name, arms, design"),
+        ("- a", "must be a mapping of name, variants, design"),
         ("name: a\nguardrail: {}", "did you mean 'guardrails'?"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_wrong_file_is_one_line_and_exit_2(text: str, said: str, tmp_path: Pat
     result = CliRunner().invoke(main, ["experiments", "start", str(file)])
 
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"warmroute: {file}: ")
+    assert result.stderr.startswith(f"warmroute: {file}:")
     assert said in result.stderr
 
 

@@ -233,7 +233,7 @@ async def test_no_router_is_status_2(tmp_path: Path) -> None:
         nobody = await status(stage, "--admin", "http://127.0.0.1:9")
 
     assert (refused.exit_code, nobody.exit_code) == (2, 2)
-    assert refused.stderr == "Error: the admin token is missing or wrong\n"
+    assert refused.stderr.startswith("Error: the admin token is ")
     assert "is `warmroute serve` running" in nobody.stderr
     assert refused.stdout == nobody.stdout == ""
 

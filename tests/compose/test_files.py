@@ -55,6 +55,16 @@ def test_routers_of_containers_listen_for_others() -> None:
     assert [loaded.listen.host for loaded in files] == ["0.0.0.0"] * 2
 
 
+def test_the_live_page_of_the_minimal_stack_is_for_this_machine_alone() -> None:
+    """The port is published on loopback; `warmroute page` prints its address by default."""
+    router = yaml.safe_load(COMPOSE_MINIMAL.read_text())["services"]["router"]
+
+    assert router["environment"]["WARMROUTE_ADMIN_HOST"] == "0.0.0.0"
+    assert "127.0.0.1:${ADMIN_PORT_1:-8081}:8081" in router["ports"]
+    assert dotenv()["ADMIN_PORT_1"] == str(config.AdminConfig().port)
+    assert not config.AdminConfig().open
+
+
 def test_secrets_are_made_once(tmp_path: Path) -> None:
     """Random, readable by the containers, in a directory that is not; and never made anew."""
     made = make_secrets(tmp_path / "one")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from router import config
-from router.base.errors import ConfigError
-from router.config import Config, load
+from router.base.errors import ConfigError, ConfigErrors
+from router.config import Config, ListenConfig, ReplicaConfig, load
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -73,8 +73,8 @@ def test_mappings_come_as_pairs() -> None:
         ("lissen: {}", "lissen", "did you mean 'listen'"),
         ("listen: {prot: 3}", "listen.prot", "did you mean 'port'? Allowed: host, port"),
         ("replicas: [{url: 'http://a', evnts: []}]", "replicas[0].evnts", "did you mean 'events'"),
-        ("listen: {port: 99999}", "listen.port", "<= 65535"),
-        ("listen: 3", "listen", "Expected `object`"),
+        ("listen: {port: 99999}", "listen.port", "at most 65535"),
+        ("listen: 3", "listen", "must be a mapping, not 3"),
         ("replicas: ['a:1']", "replicas[0].url", "http://HOST:PORT"),
         ("replicas: ['http://a?x=1']", "replicas[0].url", "no query"),
         ("replicas: [{url: 'http://a', name: 'x y'}]", "replicas[0].name", "letters, digits"),
@@ -134,33 +134,33 @@ def test_mappings_come_as_pairs() -> None:
         ("redis: {sentinels: ['a']}", "redis.sentinels", "not HOST:PORT"),
         ("redis: {sentinels: ['a:1']}", "redis.sentinel_service", "set both or none"),
         ("redis: {sentinel_service: m}", "redis.sentinel_service", "set both or none"),
-        ("redis: {namespace: 'a b'}", "redis.namespace", "A-Za-z0-9"),
-        ("redis: {lease_s: 0.1}", "redis.lease_s", ">= 0.5"),
+        ("redis: {namespace: 'a b'}", "redis.namespace", "letters, digits"),
+        ("redis: {lease_s: 0.1}", "redis.lease_s", "at least 0.5"),
         ("redis: {password: hunter2}", "redis.password", "WARMROUTE_REDIS_PASSWORD"),
-        ("index: {mode: global}", "index.mode", "Allowed: local, redis"),
+        ("index: {mode: global}", "index.mode", "must be local or redis"),
         ("index: {mode: redis}", "index.mode", "needs redis.url"),
-        ("queue: {mode: sometimes}", "queue.mode", "Invalid enum value 'sometimes'"),
+        ("queue: {mode: sometimes}", "queue.mode", "must be auto, on or off, not 'sometimes'"),
         ("queue: {window: 1}", "queue.window", "was removed: a replica has one prompt ready"),
         ("queue: {patience: 1}", "queue.patience", "was removed: use queue.mode off"),
-        ("queue: {fill: 0}", "queue.fill", ">= 0.1"),
-        ("queue: {fill: 11}", "queue.fill", "<= 10"),
-        ("queue: {fill: .nan}", "queue.fill", ">= 0.1"),
-        ("queue: {tbt_ms: 0}", "queue.tbt_ms", "> 0"),
-        ("queue: {tbt_ms: 60001}", "queue.tbt_ms", "<= 60000"),
-        ("queue: {tbt_ms: fast}", "queue.tbt_ms", "float"),
-        ("queue: {max_wait_s: 0}", "queue.max_wait_s", "> 0"),
+        ("queue: {fill: 0}", "queue.fill", "at least 0.1"),
+        ("queue: {fill: 11}", "queue.fill", "at most 10"),
+        ("queue: {fill: .nan}", "queue.fill", "at least 0.1"),
+        ("queue: {tbt_ms: 0}", "queue.tbt_ms", "more than 0"),
+        ("queue: {tbt_ms: 60001}", "queue.tbt_ms", "at most 60000"),
+        ("queue: {tbt_ms: fast}", "queue.tbt_ms", "must be a number, not 'fast'"),
+        ("queue: {max_wait_s: 0}", "queue.max_wait_s", "more than 0"),
         ("queue: {fil: 1}", "queue.fil", "did you mean 'fill'"),
         (
             "replicas: [{url: 'http://a', role: decoder}]",
             "replicas[0].role",
-            "Invalid enum value 'decoder'. Allowed: both, prefill, decode",
+            "must be both, prefill or decode, not 'decoder'",
         ),
         (
             "replicas: [{url: 'http://a', transfer: rdma}]",
             "replicas[0].transfer",
-            "Allowed: store, mooncake, nixl",
+            "must be store, mooncake or nixl",
         ),
-        ("prefill: {transfer: rdma}", "prefill.transfer", "Allowed: store, mooncake, nixl"),
+        ("prefill: {transfer: rdma}", "prefill.transfer", "must be store, mooncake or nixl"),
         (
             "replicas: [{url: 'http://a', role: prefill}]",
             "replicas[0].role",
@@ -193,7 +193,7 @@ def test_mappings_come_as_pairs() -> None:
             "replicas[0].bootstrap",
             "http://HOST:PORT",
         ),
-        ("log: {level: loud}", "log.level", "Allowed: debug, info, warning, error"),
+        ("log: {level: loud}", "log.level", "must be debug, info, warning or error"),
     ],
 )
 def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, key: str, said: str) -> None:
@@ -404,7 +404,7 @@ POOLS = f"mooncake: {{pools: [{A}, {B}]}}, replicas: "
         (
             "mooncake: {pools: [{name: 'x y', master: 'http://a'}]}",
             "mooncake.pools[0].name",
-            "regex",
+            "letters, digits",
         ),
         (
             "mooncake: {pools: [{name: a, url: 'http://a'}]}",
@@ -494,8 +494,12 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
             1,
             "mooncake.pools[0].events was removed: the router lists and verifies the pool",
         ),
-        (["listen:", "  # a comment", "  port: 99999"], 3, "listen.port: Expected `int` <= 65535"),
-        (["listen:", "  port: many"], 2, "listen.port: Expected `int`, got `str`"),
+        (
+            ["listen:", "  # a comment", "  port: 99999"],
+            3,
+            "listen.port: must be at most 65535, not 99999",
+        ),
+        (["listen:", "  port: many"], 2, "listen.port: must be a number, not 'many'"),
         (["replicas:", "  - http://a:1", "  - url: http://b:1", "    evnts: []"], 4, "'events'"),
         (["replicas:", "  - http://a:1", "  - ftp://b"], 3, "replicas[1].url: 'ftp://b'"),
         (["replicas:", "  - http://a:1", "  - http://a:1"], 3, "is already replicas[0].url"),
@@ -539,10 +543,68 @@ def test_what_is_wrong_in_a_variable_or_a_flag_names_it(tmp_path: Path) -> None:
     file = tmp_path / "warmroute.yaml"
     file.write_text("listen: {port: 1}\nreplicas: [http://a:1]")
 
-    with pytest.raises(ConfigError, match=r"^WARMROUTE_LISTEN_PORT: listen\.port: Expected"):
+    with pytest.raises(ConfigError, match=r"^WARMROUTE_LISTEN_PORT: listen\.port: must be"):
         load(file, environ={"WARMROUTE_LISTEN_PORT": "99999"})
     with pytest.raises(ConfigError, match=r"^--replica: replicas\[0\]\.url: 'b' is not a base URL"):
         load(file, flags={("replicas",): ["b"]})
+
+
+def test_all_errors_of_a_file_come_at_once_with_their_lines(tmp_path: Path) -> None:
+    """Types, ranges, unknown keys and addresses; a section without errors is checked, too."""
+    file = tmp_path / "warmroute.yaml"
+    file.write_text(
+        "listen:\n  port: eighty\n  prot: 3\n"
+        "replicas: [{url: 'http://a', pool: [1]}, {url: 'http://b', evnts: []}]\n"
+        "redis: {password: hunter2, url: 'http://a:1'}\n"
+        "tokens: {time_zone: Mars}\nlog: {level: loud}\nshadow: {policies: ['random:x', 3]}\n"
+    )
+
+    with pytest.raises(ConfigErrors) as caught:
+        load(file)
+
+    assert sorted(each.message.removeprefix(f"{file}:") for each in caught.value.errors) == [
+        "2: listen.port: must be a number, not 'eighty'",
+        "3: unknown key 'listen.prot': did you mean 'port'? Allowed: "
+        + ", ".join(ListenConfig.__struct_fields__),
+        "4: replicas[0].pool: must be true or false or text, not a list",
+        "4: unknown key 'replicas[1].evnts': did you mean 'events'? Allowed: "
+        + ", ".join(ReplicaConfig.__struct_fields__),
+        "5: redis.password: not allowed in the file; set WARMROUTE_REDIS_PASSWORD, or name a file "
+        "in redis.password_file",
+        "6: tokens.time_zone: 'Mars' is not a time zone; write a name such as Europe/Berlin",
+        "7: log.level: must be debug, info, warning or error, not 'loud'",
+        "8: shadow.policies[0]: policy 'random:x': 'x' is not PARAM=VALUE",
+        "8: shadow.policies[1]: must be a mapping, not 3",
+    ]
+    assert "hunter2" not in caught.value.message
+
+
+def test_every_wrong_replica_is_named() -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        load(flags={("replicas",): ["a", "http://b", "c"]})
+
+    assert [each.param for each in caught.value.errors] == ["replicas[0].url", "replicas[2].url"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "kv_aware:alpha=3",
+            "write --policy kv_aware --policy-param alpha=3, or in a file policy: "
+            "{name: kv_aware, params: {alpha: 3}}",
+        ),
+        ("kv_aware:alfa=3", "did you mean 'alpha'? (allowed: alpha); a parameter is written "
+         "--policy-param NAME=VALUE"),
+        ("kv_awer:alpha=3", "did you mean 'kv_aware'?"),
+    ],
+)  # fmt: skip
+def test_a_policy_with_its_parameters_says_how_to_write_them(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(flags={("policy", "name"): text})
+
+    assert said in caught.value.message
+    assert "--policy-param" in caught.value.message
 
 
 # -- variables -----------------------------------------------------------------------------------

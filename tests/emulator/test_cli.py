@@ -46,17 +46,28 @@ def test_mistakes_are_explained(arguments: list[str], words: str) -> None:
     assert words in result.output
 
 
-def test_a_taken_port_is_explained() -> None:
-    """Exit status 1, one line, no traceback."""
+@pytest.mark.parametrize("flag", ["--port", "--events-port", "--replay-port", "--serve-pool"])
+def test_a_taken_port_is_explained(flag: str) -> None:
+    """Exit status 1 and one line, with the port and the flag that names another one."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
+        port = taken.getsockname()[1]
 
-        result = CliRunner().invoke(emulate, ["--port", str(taken.getsockname()[1])])
+        result = CliRunner().invoke(emulate, [flag, str(port)])
 
-    assert result.exit_code == 1
-    assert "in use" in result.output
-    assert "Traceback" not in result.output
+    assert (result.exit_code, result.output) == (
+        1,
+        f"Error: cannot listen on 127.0.0.1:{port}: Address already in use; name another port with "
+        f"{flag} (0: any)\n",
+    )
+
+
+def test_a_folder_without_a_tokenizer_is_explained(tmp_path: Path) -> None:
+    result = CliRunner().invoke(emulate, ["--model", str(tmp_path)])
+
+    assert result.exit_code == 2
+    assert f"--model {tmp_path} has no tokenizer.json" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,13 +136,16 @@ def test_the_verdict_compares_computed_tokens(computed: dict[str, int], said: st
 def test_a_kept_demo_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
     """The router answers under the last policy, and no process stays."""
     command = [sys.executable, "-c", "from loadtest.demo import demo; demo()"]
-    args = (*TINY, "--policies", "random,kv_aware", "--keep", "--out", str(tmp_path))
+    args = (*TINY, "--policies", "random,kv_aware", "--keep", "--open", "-o", str(tmp_path))
+    opened, browser = tmp_path / "opened", tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
     with subprocess.Popen(
         [*command, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=child_environment(os.environ),
+        env=child_environment(os.environ) | {"BROWSER": f"{browser} %s"},
     ) as process:
         said = ""
         assert process.stdout is not None
@@ -153,10 +157,23 @@ def test_a_kept_demo_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
         url = said.partition("base URL")[2].split()[0]
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
         answer = httpx.post(f"{url}/chat/completions", json=body, trust_env=False, timeout=60.0)
+        link = said.partition("live page")[2].split()[0]
+        variables = dict(pair.split("=", 1) for pair in re.findall(r"WARMROUTE_\S+=\S+", said))
+        top = subprocess.run(
+            [sys.executable, "-m", "router.cli", "status"],
+            env=child_environment(os.environ) | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
         status = process.wait(60)
 
+    token = Path(variables["WARMROUTE_ADMIN_TOKEN_FILE"]).read_text().strip()
+    assert link == f"{variables['WARMROUTE_ADMIN_URL']}/#token={token}"
+    assert opened.read_text().strip() == link
+    assert "3 replicas" in top.stdout or "3 of 3 replicas up" in top.stdout, top.stderr
     assert answer.status_code == 200
     assert answer.headers["x-warmroute-policy"] == "kv_aware"
     assert status == 130

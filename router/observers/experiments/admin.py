@@ -20,7 +20,8 @@ class _Ramp(Struct, forbid_unknown_fields=True):
 
 
 class _Stop(Struct, forbid_unknown_fields=True):
-    arm: str | None = None
+    variant: str | None = None
+    arm: str | None = None  # its earlier name
     reason: Annotated[str, Meta(max_length=200)] = "stopped by an operator"
 
 
@@ -48,7 +49,7 @@ class ExperimentPages:
         return json_answer(self._described(request.match_info["name"]))
 
     async def _start(self, request: web.Request) -> web.Response:
-        tree = await read_body(request, dict[str, Any], '{"name": …, "arms": [{…}, {…}]}')
+        tree = await read_body(request, dict[str, Any], '{"name": …, "variants": [{…}, {…}]}')
         with as_bad_request():
             definition = experiment_of(tree)
             check(definition)
@@ -63,10 +64,10 @@ class ExperimentPages:
         return json_answer(self._described(name))
 
     async def _stop(self, request: web.Request) -> web.Response:
-        wanted = await read_body(request, _Stop, '{}, or {"arm": "VARIANT", "reason": "why"}')
+        wanted = await read_body(request, _Stop, '{}, or {"variant": "NAME", "reason": "why"}')
         name = request.match_info["name"]
         with as_bad_request():
-            self._runner.stop(name, time.time(), wanted.reason, arm=wanted.arm)
+            self._runner.stop(name, time.time(), wanted.reason, arm=wanted.variant or wanted.arm)
         return json_answer(self._described(name))
 
     async def _forget(self, request: web.Request) -> web.Response:

@@ -223,7 +223,7 @@ class ExperimentRunner:
         if arm is None:
             state = self._order(replace(state, ended=stopped))
         else:
-            check_shares(state.definition, {arm: 0.0}, "arm")
+            check_shares(state.definition, {arm: 0.0}, "variant")
             if arm not in state.stopped:
                 stops = {**state.stopped, arm: stopped}
                 state = self._order(_ended(replace(state, stopped=stops)))

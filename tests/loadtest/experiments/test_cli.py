@@ -84,7 +84,7 @@ def test_bad_input_is_status_two(file: Path, tmp_path: Path) -> None:
         ((tmp_path / "none.jsonl",), "no such file"),
         ((foreign,), f"{foreign}:1: not JSON"),
         ((file, "--experiment", "trail"), "did you mean 'trial'"),
-        ((file, "--json", tmp_path), "is a directory"),
+        ((file, "-o", tmp_path), "is a directory"),
         ((file, "--html", tmp_path / "no" / "page.html"), "cannot write"),
     ):
         result = call(cli.report, *arguments)

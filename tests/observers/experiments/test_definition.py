@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from router import config
 from router.base.errors import ConfigError
+from router.config import experiment_file, experiment_of
 from router.config.experiments import ArmQueue, Experiment, check_all, conflict
 from tests.observers.experiments.samples import experiment
 
@@ -27,25 +29,31 @@ def load(**fields: Any) -> Experiment:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"arms": [A]}, "arms: Expected `array` of length >= 2"),
-        ({"arms": [A, A]}, "arms[1].name: 'a' is used twice"),
-        ({"arms": [A, B | {"name": "a b"}]}, "arms[1].name: Expected `str` matching regex"),
-        ({"arms": [A, B | {"policy": "kv_awar"}]}, "arms[1].policy: unknown policy: 'kv_awar'"),
-        ({"arms": [A, B | {"params": {"alpha": -1}}]}, "arms[1].policy: policy 'kv_aware'"),
-        ({"arms": [A, B | {"share": 0.5}]}, "arms[0].share: give all variants a share, or none"),
-        ({"arms": [A | {"share": 0.6}, B | {"share": 0.5}]}, "arms[].share: shares sum to 1.1"),
-        ({"arms": [A | {"share": 1.5}, B]}, "arms[0].share: Expected `float` <= 1"),
+        ({"arms": [A]}, "variants: must have at least 2 entries"),
+        ({"arms": [A, A]}, "variants[1].name: 'a' is used twice"),
+        ({"arms": [A, B | {"name": "a b"}]}, "variants[1].name: must consist of letters, digits"),
+        ({"arms": [A, B | {"policy": "kv_awar"}]}, "variants[1].policy: unknown policy: 'kv_awar'"),
+        ({"arms": [A, B | {"params": {"alpha": -1}}]}, "variants[1].policy: policy 'kv_aware'"),
+        (
+            {"arms": [A, B | {"share": 0.5}]},
+            "variants[0].share: give all variants a share",
+        ),
+        ({"arms": [A | {"share": 0.6}, B | {"share": 0.5}]}, "variants[].share: shares sum to 1.1"),
+        ({"arms": [A | {"share": 1.5}, B]}, "variants[0].share: must be at most 1, not 1.5"),
         ({"arms": [A | {"share": 0}, B | {"share": 0}]}, "no request takes part"),
         (
             {"arms": [A | {"replicas": ["r1"]}, B]},
             "was removed: use design switchback",
         ),
-        ({"arms": [A | {"queue": {"mode": "on"}}, B]}, "arms[0].queue: only design switchback"),
-        ({"arms": [A, B | {"queue": {"fill": -1}}]}, "arms[1].queue.fill: Expected `float` >= 0.1"),
+        ({"arms": [A | {"queue": {"mode": "on"}}, B]}, "variants[0].queue: only design switchback"),
+        (
+            {"arms": [A, B | {"queue": {"fill": -1}}]},
+            "variants[1].queue.fill: must be at least 0.1",
+        ),
         ({"control": "c"}, "control: 'c' is no variant: a, b"),
-        ({"desing": "split"}, "did you mean 'design'? Allowed: name, arms"),
-        ({"design": "partition"}, "Invalid enum value 'partition'. Allowed: split, switchback"),
-        ({"holdout": 1}, "holdout: Expected `float` <= 0.99"),
+        ({"desing": "split"}, "did you mean 'design'? Allowed: name, variants"),
+        ({"design": "partition"}, "must be split or switchback, not 'partition'"),
+        ({"holdout": 1}, "holdout: must be at most 0.99, not 1"),
         ({"ramp": [{"after_s": 1, "shares": {"c": 1}}]}, "ramp[0].shares.c: no such variant"),
         ({"ramp": [{"after_s": 1, "shares": {"a": 0.9}}]}, "ramp[0].shares: shares sum to 1.4"),
         (
@@ -53,9 +61,9 @@ def load(**fields: Any) -> Experiment:
             "ramp[1].after_s: 3 comes before 9",
         ),
         ({"wash_out_s": 600}, "wash_out_s: must be less than slot_s, 600"),
-        ({"slot_s": 0}, "slot_s: Expected `float` >= 0.1"),
-        ({"guardrails": {"max_error_rate": 0}}, "max_error_rate: Expected `float` > 0"),
-        ({"guardrails": {"max_ttft_ratio": 0.5}}, "max_ttft_ratio: Expected `float` >= 1"),
+        ({"slot_s": 0}, "slot_s: must be at least 0.1, not 0"),
+        ({"guardrails": {"max_error_rate": 0}}, "max_error_rate: must be more than 0, not 0"),
+        ({"guardrails": {"max_ttft_ratio": 0.5}}, "max_ttft_ratio: must be at least 1, not 0.5"),
         ({"guardrails": {"max_ttft": 3}}, "did you mean 'max_ttft_s'?"),
     ],
 )
@@ -123,3 +131,32 @@ def test_what_has_no_queue_is_written_as_before() -> None:
     assert all("queue" not in arm for arm in plain["arms"])
     assert queued.arms[1].queue == ArmQueue(fill=0.5)
     assert msgspec.convert(msgspec.to_builtins(queued), Experiment) == queued
+
+
+@pytest.mark.parametrize("name", ["variants", "arms"])
+def test_variants_are_read_under_both_names(name: str) -> None:
+    """In a configuration and in a file of its own; records keep the earlier name."""
+    definition = {"name": "e", name: [A, B]}
+
+    (read,) = config.load(
+        flags={("experiment", "definitions"): [definition]}
+    ).experiment.definitions
+    assert read == experiment_of(definition)
+    assert [arm.name for arm in read.arms] == ["a", "b"]
+    assert "arms" in msgspec.to_builtins(read)
+
+
+def test_variants_under_both_names_at_once_are_refused() -> None:
+    with pytest.raises(ConfigError, match="variants: is there twice: remove arms"):
+        experiment_of({"name": "e", "variants": [A, B], "arms": [A, B]})
+
+
+@pytest.mark.parametrize("name", ["variants", "arms"])
+def test_an_error_in_a_variant_has_its_line_under_both_names(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text(f"name: e\n{name}:\n- {{name: a, policy: random}}\n- {{name: b}}\n")
+
+    with pytest.raises(ConfigError) as caught:
+        experiment_file(file)
+
+    assert caught.value.message == f"{file}:4: variants[1].policy: is missing"
