@@ -31,7 +31,7 @@ UNKNOWN: Final = object()
 
 
 def in_words(text: str, value: Any = UNKNOWN, choices: tuple[str, ...] = ()) -> str:
-    """Say a message of msgspec for people, as in "must be a number, not 'eighty'".
+    """Write a message of msgspec for people, as in "must be a number, not 'eighty'".
 
     Args:
         text: The message, without its place.

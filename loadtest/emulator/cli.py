@@ -142,7 +142,7 @@ def emulate(preset: str, pool_port: int | None, pool_bytes: int, **flags: Any) -
 
 
 def _why_not(exc: Exception, options: EmulatorOptions, pool_port: int | None) -> str:
-    """Say which of the ports cannot be had, and which flag names another one."""
+    """Return which of the ports cannot be had, and which flag names another one."""
     if isinstance(exc, zmq.ZMQError):
         why = os.strerror(exc.errno or 0)
         taken = {"--events-port": options.events_port, "--replay-port": options.replay_port}

@@ -124,7 +124,7 @@ class Admin(NamedTuple):
         return Refused(message, answer.status_code)
 
     def _token_is_wrong(self) -> str:
-        """Say where the token came from that the router refuses, and how to give another."""
+        """Explain where the token came from that the router refuses, and how to give another."""
         how = f"give the router's own with --token-file FILE, or set {ADMIN_TOKEN}"
         variable, file = self.given_by()
         if variable is not None:

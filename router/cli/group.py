@@ -135,7 +135,7 @@ class _LazyGroup(click.Group):
             raise click.UsageError(self._unknown(ctx, args[0]), ctx) from exc
 
     def _unknown(self, ctx: click.Context, name: str) -> str:
-        """Say that there is no such command, and which one was meant."""
+        """Refuse: there is no such command, and which one was meant."""
         known = self.list_commands(ctx)
         near = difflib.get_close_matches(name, [*known, *OLD_NAMES], n=1)
         if not near:

@@ -298,7 +298,7 @@ def _check_policy(choice: PolicyConfig) -> None:
 
 
 def _with_params(text: str) -> str:
-    """Say how to write a policy that was given with its parameters, and what is wrong with them."""
+    """Explain how to write a policy that was given with parameters, and what is wrong with them."""
     try:
         name, params = split(text)
         create(name, params)

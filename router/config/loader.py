@@ -94,7 +94,8 @@ def _load(
         wrong += refused(tree, Config)
         # A wrong section is left out, so that what is wrong with the others is found, too.
         left_out = {re.split(r"[.\[]", each.param or "")[0] for each in wrong}
-        kept = {name: node for name, node in tree.items() if name not in left_out}
+        known = set(Config.__struct_fields__) - left_out
+        kept = {name: node for name, node in tree.items() if name in known}
         config = msgspec.convert(kept, Config, strict=False, dec_hook=file_name)
     except UnicodeEncodeError as exc:  # as Python reads odd bytes of the environment, and of flags
         raise ConfigError(f"{exc.object!r}: a value must be UTF-8") from exc

@@ -372,7 +372,7 @@ def test_a_claim_ends_when_its_blocks_are_there() -> None:
     b = Node("b")
     stream = b.caches.stream(R1)
     assert stream is not None
-    stream._has_understood = True  # its state is not blind: blocks are brought, not guessed
+    stream.is_blind = False  # its state is not blind: blocks are brought, not guessed
     for number in (1, 2):
         say(b, began(number, claimed=encode_keys(chain_of(number, 3))))
     b.caches.index.store(R1, chain_of(1, 3))

@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.sessions import session_hash, session_of
-from router.config import SessionConfig
+from router.api.sessions import SessionHeaders, session_hash, session_of
 from tests.fuzz.damage import FIXED
 
 # As aiohttp reads a header: bytes that are no UTF-8 become lone surrogates.
@@ -19,7 +18,8 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=6,
 )
-NAMES = SessionConfig().headers
+READ = SessionHeaders()
+NAMES = (*READ.names, *READ.late, *READ.parents)
 AGENTS = ("x-claude-code-agent-id", "x-claude-code-parent-agent-id", "x-codex-parent-thread-id")
 FIELDS = (
     *("session_id", "prompt_cache_key", "previous_response_id", "metadata", "user", "user_id"),
@@ -39,11 +39,11 @@ def test_any_session_can_be_hashed(
     headers: dict[str, str], body: dict[str, Any] | None, model: str, path: str
 ) -> None:
     """Sixty-three bits, the same for the same id."""
-    session = session_of(headers, body, NAMES, path)
+    session = session_of(headers, body, READ, path)
 
     if session is not None:
         assert session.name
-        assert session == session_of(headers, body, NAMES, path)
+        assert session == session_of(headers, body, READ, path)
         assert session.parent != session.name
         for name in (session.name, session.parent or ""):
             assert 0 <= session_hash(name, model) < 1 << 63

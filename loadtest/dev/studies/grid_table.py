@@ -176,7 +176,7 @@ def _cell_table(runs: Sequence[GridRun], baseline: str) -> str:
     rows = [
         _row(arm, [run for run in runs if run.arm == arm], runs, baseline) for arm in _arms(runs)
     ]
-    rows.append(["unlimited cache", f"{_mean(runs, _ideal):,.0f}", *[""] * (len(_HEADER) - 2)])
+    rows.append(["each token once", f"{_mean(runs, _ideal):,.0f}", *[""] * (len(_HEADER) - 2)])
     caption = (
         f"Working set {_mean(runs, lambda run: run.working_set):.2f}, "
         f"{_mean(runs, lambda run: run.num_turns):,.0f} turns, "

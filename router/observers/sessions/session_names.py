@@ -52,7 +52,7 @@ class Unnamed(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Say it to whoever runs the gateway, with what to do."""
+        """Write it for whoever runs the gateway, with what to do."""
         problem, share = self.problem, f"{self.num_going_on} of the last {WINDOW} prompts"
         return f"{_WHAT[problem]}, although {share} go on others. {_ADVICE[problem]} {_ADDS}"
 
@@ -67,7 +67,7 @@ class SessionNames:
 
     def __init__(self) -> None:
         self.found: Unnamed | None = None
-        """Of the last whole window; None: all is well, or there was none."""
+        """What the last whole window showed; None: all is well, or there was none."""
         self._said: set[Problem] = set()
         self._num_prompts = 0
         self._num_named = 0
@@ -75,7 +75,7 @@ class SessionNames:
         self._num_renamed = 0
 
     def note(self, match: Match, parts: PartDigests | None, *, is_named: bool) -> None:
-        """Note a prompt of a session.
+        """Count a prompt of a session.
 
         Args:
             match: What was there of it.
