@@ -17,7 +17,7 @@ from router.base.salts import user_salt
 class Caller(Struct, frozen=True, kw_only=True):
     """Who sends a request.
 
-    name: None: clients are not told apart.
+    name: None: it has no name of its own.
     label: What metrics call it; several callers may share one. None: it is not counted.
     salt: Of its own cache. None: it shares its cache with all that send no salt.
     users_salt: What a salt that it sends is combined with. None: that one stays as it is.
@@ -39,6 +39,11 @@ class Caller(Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     priority: int = 0
     limits: Limits | None = None
+
+    @property
+    def owner(self) -> str:
+        """What its sessions are hashed with, before a model; "": those of clients without a key."""
+        return f"{self.name}\0" if self.name is not None else ""
 
     def __repr__(self) -> str:  # salts are secret
         return f"Caller(name={self.name!r})"

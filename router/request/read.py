@@ -198,7 +198,7 @@ class Reader:
         session = session_of(inbound.headers, body, self._session_headers, inbound.path)
         if session is None:
             return NO_SESSION
-        owner = f"{inbound.caller.name}\0" if inbound.caller is not ANYBODY else ""
+        owner = inbound.caller.owner
         space, above = f"{owner}{model or ''}", session.parent
         parts = key = None
         if digests is not None and not inbound.api.counts:

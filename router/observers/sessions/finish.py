@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Struct
 
 from router.api.sessions import MAX_ID_CHARS, SessionHeaders, session_of
-from router.base.caller import ANYBODY
 from router.base.errors import BadRequest
 from router.http.own_routes import Asked, OwnRoutes
 from router.metrics import Metrics
@@ -51,8 +50,8 @@ class FinishRoute:
             BadRequest: no session is named.
         """
         name = self._named(asked)
-        owner = f"{asked.caller.name}\0" if asked.caller is not ANYBODY else ""
-        is_known = await self._hooks.apply(name, (owner,), "ended", tells_unknown=True)
+        owners = (asked.caller.owner,)
+        is_known = await self._hooks.apply(name, owners, "ended", tells_unknown=True)
         result = "ended" if is_known else "unknown"
         self._metrics.hooks.labels("finish_session", result).inc()
         return {"status": "ok", "session_id": name}
