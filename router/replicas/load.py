@@ -211,10 +211,10 @@ class Load:
         state = self._states.get(candidate)
         if state is None:
             return None
-        layout, num_blocks = self._layout_of(candidate), state.candidate.replica.num_blocks
-        if layout is None or num_blocks is None:
+        num_blocks = state.candidate.replica.num_blocks
+        if num_blocks is None or self._layout_of(candidate) is None:
             return state.candidate.capacity_tokens
-        return capacity_tokens(layout, num_blocks, self._conversations.at(candidate).num_sessions)
+        return self._tokens_in(state.candidate, num_blocks)
 
     def room_tokens(self, candidate: CandidateId) -> int | None:
         """Return how many tokens conversations may have there, and come back soon; None: any.
@@ -227,12 +227,20 @@ class Load:
         if capacity is None or not num_blocks:
             return capacity
         state, there = self._states[candidate], self._conversations.at(candidate)
-        block_size = state.candidate.replica.block_size or 1
         model = state.speed.fit.model
         num_tokens = max(1, there.num_tokens // max(1, there.num_sessions))  # of a conversation
         compute_ms = max(model.prefill_ms(num_tokens, 0) - model.base_ms, 1e-3)
         saved = 1.0 - model.ms_per_cpu_token * num_tokens / compute_ms
-        return max(capacity, int(saved * num_blocks * block_size))
+        return max(capacity, int(saved * (self._tokens_in(state.candidate, num_blocks) or 0)))
+
+    def _tokens_in(self, candidate: Candidate, num_blocks: int) -> int | None:
+        """Return how many tokens of its live conversations so many blocks hold; None: any."""
+        layout, block_size = self._layout_of(candidate.id), candidate.replica.block_size
+        if layout is None:
+            return num_blocks * block_size if block_size is not None else None
+        return capacity_tokens(
+            layout, num_blocks, self._conversations.at(candidate.id).num_sessions
+        )
 
     def overdue_s(self, lease: Lease, *, ratio: float, floor_s: float) -> float | None:
         """Return after how long a first token is overdue; None: too little is known.

@@ -445,6 +445,21 @@ def test_the_capacity_comes_from_the_best_known_figure() -> None:
     assert fleet.load.capacity_tokens(r1) == (100 - 3) * 16
 
 
+def test_blocks_of_several_groups_in_a_tier_are_not_counted_as_tokens_twice() -> None:
+    """Two groups of full attention: a token takes a block's place in each."""
+    r1 = CandidateId("r1")
+    groups = KvGroup(0, "full_attention", 16), KvGroup(1, "full_attention", 16)
+    fleet = Fleet(
+        prior=CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0, ms_per_cpu_token=0.25),
+        layout_of=lambda _: KvLayout(groups, 16),
+        num_tier_blocks=lambda _: 400,
+    )
+    fleet.members.add(Replica(name="r1", url="http://r1", block_size=16, num_blocks=100))
+
+    assert fleet.load.capacity_tokens(r1) == 800
+    assert fleet.load.room_tokens(r1) == 2400
+
+
 def test_a_cpu_tier_is_room_less_what_reading_costs() -> None:
     """At 1 ms a token to compute and 0.25 to read, three quarters of the tier's blocks."""
     r1, tier = CandidateId("r1"), {"r1": 0}
