@@ -161,10 +161,7 @@ def refuse_elsewhere(ctx: click.Context, place: Place) -> None:
     """
     for name, places in ONLY.items():
         if _is_given(ctx, name) and place not in places:
-            known = ", ".join(sorted(places))
-            raise click.UsageError(
-                f"{_flag(ctx, name)} means nothing for {place} runs, only for: {known}"
-            )
+            raise click.UsageError(_only_for(_flag(ctx, name), place, places))
 
 
 def refuse_unlimited(arms: Iterable[Arm], place: Place) -> None:
@@ -174,11 +171,12 @@ def refuse_unlimited(arms: Iterable[Arm], place: Place) -> None:
         click.UsageError: it is asked for.
     """
     if place not in _MODELLED and any(arm.is_unlimited for arm in arms):
-        known = ", ".join(sorted(_MODELLED))
-        raise click.UsageError(
-            f"{UNLIMITED} means nothing for {place} runs, only for: {known}; start engines with "
-            "more blocks, and compare with --target"
-        )
+        said = _only_for(UNLIMITED, place, _MODELLED)
+        raise click.UsageError(f"{said}; start engines with more blocks, and compare with --target")
+
+
+def _only_for(what: str, place: Place, places: frozenset[Place]) -> str:
+    return f"{what} means nothing for {place} runs, only for: {', '.join(sorted(places))}"
 
 
 def refuse_with_from(ctx: click.Context) -> None:

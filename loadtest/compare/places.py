@@ -117,16 +117,18 @@ class Simulated:
 
 def written_blocks(workload: Workload) -> int:
     """Count the blocks that the sessions write: a cache of this size never evicts."""
-    distinct = {block for turn in workload.turns for block in turn.hash_ids}
     replies = sum(turn.num_output_tokens // workload.block_size + 1 for turn in workload.turns)
-    return len(distinct) + replies + 1
+    return _num_prompt_blocks(workload) + replies + 1
+
+
+def _num_prompt_blocks(workload: Workload) -> int:
+    return len({block for turn in workload.turns for block in turn.hash_ids})
 
 
 def cache_tokens(workload: Workload, num_replicas: int) -> float:
     """Size a replica's cache so that all caches together hold half of what the sessions write."""
-    distinct = {block for turn in workload.turns for block in turn.hash_ids}
     replies = sum(turn.num_output_tokens for turn in workload.turns)
-    written = len(distinct) * workload.block_size + replies
+    written = _num_prompt_blocks(workload) * workload.block_size + replies
     longest = max(
         (turn.num_input_tokens + turn.num_output_tokens for turn in workload.turns), default=0
     )

@@ -69,18 +69,15 @@ def limit_table(report: Report) -> Table | None:
     return Table(
         head=("variant over the limit", "computed", "TTFT", "P99", "session", "P99"),
         rows=tuple(
-            (arm.label, *(f"{part:.2f} ×" if part else "-" for part in over(arm, limit)))
-            for arm in report.arms
+            (arm.label, *map(_times, _of_limit(arm), _of_limit(limit))) for arm in report.arms
         ),
         numeric=tuple(range(1, 6)),
         caption="Over `unlimited`: the same sessions through kv_aware on caches that never evict.",
     )
 
 
-def over(arm: ArmFigures, limit: ArmFigures) -> tuple[float | None, ...]:
-    """Divide a variant's figures by the limit's: computed tokens, TTFT mean and P99, sessions'."""
-    parts = zip(_of_limit(arm), _of_limit(limit), strict=True)
-    return tuple(ours / theirs if ours is not None and theirs else None for ours, theirs in parts)
+def _times(ours: float | None, limit: float | None) -> str:
+    return f"{ours / limit:.2f} ×" if ours and limit else "-"
 
 
 def _of_limit(arm: ArmFigures) -> tuple[float | None, ...]:

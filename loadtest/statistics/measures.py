@@ -17,18 +17,17 @@ class Measure(Struct, frozen=True, kw_only=True):
 
     `value` is a turn's part in it; None: unknown, and the turn is left out with its pair.
     `percentile`, in (0, 1), is compared; None: the mean. With `counts_failures` a turn has a value
-    too if it failed, or never came because an earlier one failed. A measure of sessions compares
-    the times of whole sessions (`loadtest.whole_sessions`).
+    too if it failed, or never came because an earlier one failed. Without `value` the times of
+    whole sessions are compared (`loadtest.whole_sessions`).
     """
 
     name: str
     unit: Unit
-    value: Callable[[TurnResult], float | None]
+    value: Callable[[TurnResult], float | None] | None
     percentile: float | None = None
     better: Literal["less", "more"] = "less"
     is_time: bool = True  # means nothing where the driver was late or the machine busy
     counts_failures: bool = False
-    is_of_sessions: bool = False  # the value is a whole session's, not a turn's
 
 
 def is_good(turn: TurnResult, ttft_s: float | None, tbt_s: float | None) -> bool:
@@ -69,7 +68,7 @@ _ALL: Final = (
     Measure(name="mean ITL", unit="s", value=lambda turn: turn.tbt_mean_s),
     Measure(name="ITL tail P90", unit="s", value=lambda turn: turn.tbt_tail_s, percentile=0.9),
     Measure(name="mean turn", unit="s", value=lambda turn: turn.total_s),
-    Measure(name="mean session", unit="s", value=lambda turn: None, is_of_sessions=True),
+    Measure(name="mean session", unit="s", value=None),
     Measure(name="computed tokens", unit="tokens", value=_computed, is_time=False),
 )
 MEASURES: Final[dict[str, Measure]] = {measure.name: measure for measure in _ALL}

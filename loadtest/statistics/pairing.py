@@ -60,8 +60,7 @@ def pair(measure: Measure, rounds: Sequence[Round], *, same_sessions: bool = Tru
     known: dict[tuple[int, str], int] = {}
     num_left_out = 0
     for number, both in enumerate(rounds):
-        of_both = _by_session if measure.is_of_sessions else _by_turn
-        mine, other = of_both(measure, both)
+        mine, other = _by_session(both) if measure.value is None else _by_turn(measure, both)
         root_of = roots({session_id for session_id, _ in (*mine, *other)})
         for key in dict.fromkeys((*mine, *other)):
             left, right = mine.get(key), other.get(key)
@@ -117,7 +116,7 @@ def _by_turn(measure: Measure, both: Round) -> tuple[Values, Values]:
     return first, second
 
 
-def _by_session(measure: Measure, both: Round) -> tuple[Values, Values]:
+def _by_session(both: Round) -> tuple[Values, Values]:
     """Return the time of each session that had the same turns in both variants."""
     mine, other = whole_sessions(both.ours), whole_sessions(both.theirs)
     same = {
@@ -141,4 +140,4 @@ def _value(measure: Measure, turn: TurnResult | None, is_complete: bool) -> floa
         return 0.0 if measure.counts_failures and is_complete else None
     if turn.error is not None and not measure.counts_failures:
         return None
-    return measure.value(turn)
+    return None if measure.value is None else measure.value(turn)

@@ -95,11 +95,11 @@ def run_all(
     num_turns = sum(len(drawn.workload.turns) for drawn in draws.values())
     task = progress.add_task("engines start", total=num_turns * len(arms))
     with tempfile.TemporaryDirectory(prefix="grid-") as folder:
-        for (prefill, has_pool, tier, unlimited), alike in groupby(
+        for (prefill, has_pool, tier, unlimited), group in groupby(
             product((False, True), cells),
             lambda each: (each[1].prefill, each[1].has_pool, each[1].tier, each[0]),
         ):
-            of_these = [cell for _, cell in alike]
+            of_these = [cell for _, cell in group]
             these_arms = [arm for arm in arms if (arm.label == UNLIMITED) is unlimited]
             if not these_arms:
                 continue
