@@ -2,7 +2,7 @@
 
     Bounded        a map of so many entries; the oldest one is evicted
     BoundedBytes   a map whose entries take so many bytes together; the oldest ones are evicted
-    Backlog        a queue for somebody who may be slow; its newest or oldest item is dropped
+    Backlog        a queue for a reader that may be slow; its newest or oldest item is dropped
 
 A map or queue that evicts by another rule (by age, by several bounds) is kept beside that rule.
 """
@@ -101,7 +101,7 @@ class BoundedBytes(Bounded[Key, Weighed]):
 
 
 class Backlog(deque[Item]):
-    """A queue for somebody who may be slow.
+    """A queue for a reader that may be slow.
 
     Args:
         most: How many items wait in it.

@@ -1,7 +1,7 @@
 """The kinds of notes that routers send each other, and who receives each.
 
-The owner of a kind registers it. The notes of an entry are decoded one by one: a note that is
-malformed, or of a kind that nobody here registered, is left out, and the others count.
+The owner of a kind registers it. The notes of an entry are decoded one by one. A note that is
+malformed, or of a kind that is not registered here, is left out, and the others count.
 """
 
 from __future__ import annotations

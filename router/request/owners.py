@@ -5,7 +5,7 @@
     found    when an answer has begun to a request that no router knew the replica of
 
 A request about an unknown response is placed like any other, and every replica is asked until one
-has it (router.request.retry). If callers are told apart it is refused, since the response may be
+has it (router.request.retry). With tenants it is refused, since the response may be
 another caller's. Redis is asked within a deadline, and only for ids that
 are not known here; without Redis a router knows the responses that passed through itself.
 """

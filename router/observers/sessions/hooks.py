@@ -46,7 +46,7 @@ class Hooks:
             name: As its client names it.
             owners: Whose it may be, as `session_hash` has it before a model: "" or `TENANT\\0`.
             what: Becomes of it.
-            tells_unknown: Other routers are told if it is not known here: its last turn may have
+            tells_unknown: Send it to other routers if it is not known here: its last turn may have
                 ended there this moment.
         """
         is_known = False

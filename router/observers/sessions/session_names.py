@@ -1,7 +1,7 @@
 """Whether clients name their sessions: said once if prompts go on from each other without names.
 
 Gateways drop headers that they do not know, or set one that is another in each request. Nothing
-fails then, so nobody notices. Prompts go to their cache all the same.
+fails then. Prompts go to their cache all the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ADVICE: Final[dict[Problem, str]] = {
 }
 _ADDS: Final = (
     "Prompts go to their cache without names, too. With names, conversations with the same "
-    "beginning are told apart, and one that ends makes room at once."
+    "beginning are distinguished, and one that ends makes room at once."
 )
 
 
@@ -52,7 +52,7 @@ class Unnamed(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Write it for whoever runs the gateway, with what to do."""
+        """Write it for the operator of the gateway, with what to do."""
         problem, share = self.problem, f"{self.num_going_on} of the last {WINDOW} prompts"
         return f"{_WHAT[problem]}, although {share} go on others. {_ADVICE[problem]} {_ADDS}"
 
