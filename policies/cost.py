@@ -39,7 +39,7 @@ class KvAware(Policy, frozen=True, kw_only=True):
     / 2) / (1 - busy), conversations / 2)`. The first part is the request's own wait, as in
     `min_ttft`. The second part is the delay for others, each of which waits at most once. So a
     prompt stays at its cache until the queue there costs more than computing it again costs all
-    requests. A new conversation goes where fewer live.
+    requests. A new conversation goes to a replica with fewer live ones.
     """
 
     name: ClassVar[str] = "kv_aware"

@@ -22,11 +22,12 @@ from policies.view import CandidateCost, Decision, ReplicaView, Snapshot
 class DecodeLoad(Policy, frozen=True, kw_only=True):
     """Choose among replicas of role decode: the lowest `queue + KV + answer_tokens x ITL`.
     Candidates with free KV blocks for prompt and answer go first, because an engine that runs out
-    of blocks recomputes a request. `KV` is the lower of two times: to read the blocks that the
-    replica lacks, or to compute them, plus that time again for each answer that waits meanwhile.
-    `ITL` is the inter-token latency with one more request, learned from engine metrics. Until it is
-    known for all candidates, `request_ms x requests` stands for the answer. So a session stays with
-    its replica until another one is faster by more than its KV blocks are worth.
+    of blocks recomputes a request. `KV` is the lower of two prices for the blocks that the replica
+    lacks. One is the time to read them. The other is the time to compute them, once for the request
+    and once for each answer in progress, which is delayed as long. `ITL` is the inter-token latency
+    with one more request, learned from engine metrics. Until it is known for all candidates,
+    `request_ms x requests` stands for the answer. So a session stays with its replica until another
+    one saves more time than its KV blocks cost.
     """
 
     name: ClassVar[str] = "decode_load"

@@ -331,8 +331,8 @@ def _audit(seen: HostSeen) -> Iterator[Finding]:
     """Judge by a running router whether engines report cached tokens."""
     flag = "--enable-prompt-tokens-details for each engine"
     if seen.num_answered is None:
-        text = "only a request shows if engines report cached tokens"
-        yield _ROUTER.note("audit", text, f"{flag}, so that predictions are checked")
+        text = "the first request will show whether engines report cached tokens"
+        yield _ROUTER.note("audit", text, f"{flag}: the router checks its predictions by them")
     elif seen.num_audited:
         yield _ROUTER.ok("audit", f"{seen.num_audited:,} predictions audited so far")
     elif seen.num_answered >= _ENOUGH:

@@ -291,8 +291,7 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tuple[ClientField, ...],
         Meta(
             description="fields that clients may send to engines although they are removed by "
-            "default: kv_transfer_params, ec_transfer_params, vllm_xargs, priority"
-            + ", ".join(FIELDS)
+            "default: " + ", ".join(FIELDS)
         ),
     ] = ()
     trusted_proxies: Annotated[

@@ -46,8 +46,8 @@ class StreamReason(StrEnum):
     READING = "event history is being read"
     TRANSLATED = "hashes cannot be computed and are translated"
     UNVERIFIED = "hash contract is not verified yet"
-    ALL_COPIES = "one removal stands for all copies of a block, and was read as one copy's"
-    EACH_COPY = "each copy of a block has a removal, and one was read as all copies'"
+    ALL_COPIES = "copies of a block were counted one by one; the engine removes all with one event"
+    EACH_COPY = "copies of a block were counted as one; the engine removes each with its own event"
     EXTRA_KEYS = "an extra key of their blocks is not understood, so these are not predicted"
     GROUPS = "a KV group has an unknown kind, window or block size"
 

@@ -325,10 +325,11 @@ class Queue(Generic[C]):
     def _idle_price_ms(self, waiting: Waiting, choice: C) -> float:
         """Return the idle time after which a prompt goes that does not fit.
 
-        It evicts conversations that others compute again, so the price is the prompt's own compute,
-        times the requests that wait there, times the cube of scarcity. Scarcity is the time to
-        compute all conversations that the cache has room for, divided by the time in which they
-        come back. Below 1 an engine could do without its cache.
+        Such a prompt evicts conversations, which are computed again later. So the price is
+        `PATIENCE x own_ms x num_there x scarcity ** 3`: the prompt's own compute time, the number
+        of requests that wait there, and scarcity. Scarcity is the time to compute all conversations
+        that the cache has room for, divided by the time in which they come back. Below 1 an engine
+        could do without its cache.
         """
         there, sets = choice.view.id, self._working_sets
         own_ms = _compute_ms(choice, waiting.num_tokens)

@@ -214,7 +214,7 @@ def test_only_requests_of_the_checked_replicas_count() -> None:
     others = {f.about: f.text for f in judge(seen, config=config.load(), replicas=[stranger])}
 
     assert texts["audit"] == "7 predictions audited so far"
-    assert "only a request shows" in others["audit"]
+    assert "the first request will show" in others["audit"]
 
 
 def test_one_port_for_clients_and_admin_is_an_error() -> None:

@@ -71,10 +71,10 @@ async def test_the_audit_of_somebody_elses_router_is_not_taken(
     assert found.level == "note"
     assert found.text.endswith(f"is in use by a router of other replicas ({whose})")
     assert "--port" in found.hint
-    assert "only a request shows" in finding(report, "router", "audit").text
+    assert "the first request will show" in finding(report, "router", "audit").text
     assert not [f for f in report.of("router") if f.about == "prompts"]
     assert f"which lacks {url}" in finding(both, "router", "listen port").text
-    assert "only a request shows" in finding(both, "router", "audit").text
+    assert "the first request will show" in finding(both, "router", "audit").text
 
 
 async def test_a_router_is_that_of_replicas_which_it_never_reached() -> None:
