@@ -102,6 +102,42 @@ def option_tables() -> str:
     return "\n\n".join(parts)
 
 
+_COMMON: Final = {
+    "replicas": "always, unless replicas are discovered",
+    "discovery.kubernetes": "replicas are pods",
+    "listen.host": "clients are on other hosts: `0.0.0.0`",
+    "listen.port": "8080 is taken",
+    "admin.host": "Prometheus or operators are on other hosts; also set `admin.token_file`",
+    "tenants.file": "clients need keys, limits or shares",
+    "engine.api_key_file": "engines have an `--api-key`",
+    "tokens.models": "the router cannot download the tokenizer",
+    "tokens.chat_templates": "engines run with `--chat-template`",
+    "hash.seeds": "engines have a `PYTHONHASHSEED`",
+    "redis.url": "there are several routers",
+    "mooncake.master": "engines share a Mooncake pool",
+    "queue.mode": "nobody may wait for others: `off`",
+    "forward.early_stream_s": "a proxy drops streams that are silent",
+    "log.decisions": "you evaluate experiments",
+}
+"""The keys that people set, and when."""
+
+
+def common_options() -> str:
+    """Say of the keys that people set when to set them."""
+    defaults = {".".join(option.path): option.default for option in options()}
+    rows = [
+        (f"`{key}`", "required" if key == "replicas" else _default(defaults[key]), when)
+        for key, when in _COMMON.items()
+    ]
+    return table(("key", "default", "set it if"), rows)
+
+
+def option_sections() -> str:
+    """Link every section of the configuration."""
+    sections = dict.fromkeys(["replicas", *(option.path[0] for option in options())])
+    return "By section: " + ", ".join(f"[`{name}`](keys.md#{name})" for name in sections) + "."
+
+
 def _field_table(struct: type[Struct]) -> str:
     """Describe the keys of a mapping."""
     rows = []
@@ -466,6 +502,8 @@ def _alert(rule: Mapping[str, Any]) -> str:
 
 MAKERS: dict[str, Maker] = {
     "options": option_tables,
+    "common-options": common_options,
+    "option-sections": option_sections,
     "commands": command_tables,
     "policies": policy_sections,
     "metrics": metric_tables,
