@@ -426,7 +426,7 @@ def test_tables_are_complete() -> None:
     for name in (*kinds, *(outcome.value for outcome in Outcome), *logged):
         assert f"`{name}`" in listed, name
     for name in POLICIES:
-        assert f"`{name}`" in DOCUMENTS["docs/concepts/policies.md"], name
+        assert f"### `{name}`" in DOCUMENTS["docs/reference/policies.md"], name
 
 
 def test_every_cause_is_explained_and_watched() -> None:
@@ -450,7 +450,7 @@ def test_the_formula_is_the_policys() -> None:
     )
 
     assert formula in " ".join((KvAware.__doc__ or "").split())
-    assert formula in " ".join(DOCUMENTS["docs/concepts/policies.md"].split())
+    assert formula in " ".join(DOCUMENTS["docs/concepts/prices.md"].split())
 
 
 def test_reasons_are_what_the_router_says() -> None:

@@ -277,7 +277,7 @@ def judge(seen: HostSeen, *, config: Config, replicas: Sequence[ReplicaSeen]) ->
     yield from _audit(seen)
     yield from _judge_prompts(seen.prompts)
     for text in seen.names:
-        yield _ROUTER.note("sessions", text, "docs/concepts/policies.md#sessions has all headers")
+        yield _ROUTER.note("sessions", text, "docs/concepts/sessions.md has all headers")
     if config.redis.is_configured:
         yield from _shared(config, replicas)
 

@@ -116,7 +116,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tuple[str, ...],
         Meta(
             description="request headers that name a session, before the known ones "
-            "(docs/concepts/policies.md#sessions)"
+            "(docs/concepts/sessions.md)"
         ),
     ] = ()
     parent_headers: Annotated[

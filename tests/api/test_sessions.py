@@ -108,8 +108,8 @@ def test_own_headers_come_before_the_known_ones_or_in_place_of_them() -> None:
 
 
 def test_the_documentation_has_all_known_headers_in_order() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs/concepts/policies.md"
-    section = page.read_text().partition("## Sessions")[2].partition("\n## ")[0]
+    page = Path(__file__).resolve().parents[2] / "docs/concepts/sessions.md"
+    section = page.read_text().partition("## Which session")[2].partition("\n## ")[0]
     rows = section.partition("\n- ")[0]
     known = SessionHeaders()
 
