@@ -6,7 +6,7 @@
     states        what they are read from                                            `PoolState`, …
 
 Labels come from small closed sets: replica names, states, tiers, reasons.
-`docs/reference/metrics.md` is generated from these tables.
+`docs/reference/every-metric.md` is generated from these tables.
 """
 
 from router.metrics.instruments import Metrics
