@@ -1,4 +1,4 @@
-"""docs/operate/failures.md: what it names is there, and every fault that is tested is on it."""
+"""The pages of failures: what they name is there, and every fault that is tested is on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from router.observers.shadows.metrics import ShadowMetrics
 from router.replicas.state import RankState
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/operate/failures.md").read_text(encoding="utf-8")
+PAGE = "\n".join(
+    (ROOT / "docs/operate" / name).read_text(encoding="utf-8")
+    for name in ("failures.md", "lost-knowledge.md")
+)
 SECURITY_PAGE = (ROOT / "docs/operate/security.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "router").rglob("*.py"))
 DEFINED = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
