@@ -123,7 +123,7 @@ _COMMON: Final = {
 
 
 def common_options() -> str:
-    """Say of the keys that people set when to set them."""
+    """List the keys that people set, and when to set each."""
     defaults = {".".join(option.path): option.default for option in options()}
     rows = [
         (f"`{key}`", "required" if key == "replicas" else _default(defaults[key]), when)

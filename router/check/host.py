@@ -329,15 +329,15 @@ def _judge_collector(collector: CollectorSeen) -> Finding:
 
 def _audit(seen: HostSeen) -> Iterator[Finding]:
     """Judge by a running router whether engines report cached tokens."""
-    flag = "--enable-prompt-tokens-details for each engine"
+    hint = "start each engine with --enable-prompt-tokens-details"
     if seen.num_answered is None:
         text = "the first request will show whether engines report cached tokens"
-        yield _ROUTER.note("audit", text, f"{flag}: the router checks its predictions by them")
+        yield _ROUTER.note("audit", text, f"{hint}, so that predictions are checked")
     elif seen.num_audited:
         yield _ROUTER.ok("audit", f"{seen.num_audited:,} predictions audited so far")
     elif seen.num_answered >= _ENOUGH:
         text = f"{seen.num_answered:,} answers without reported cached tokens"
-        yield _ROUTER.warning("audit", text, flag)
+        yield _ROUTER.warning("audit", text, hint)
 
 
 def _judge_prompts(prompts: Sequence[str] | None) -> Iterator[Finding]:
