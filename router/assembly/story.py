@@ -8,6 +8,7 @@ from functools import partial
 
 from policies.policy import Policy
 from policies.registry import create
+from router.api.model_aliases import ModelAliases
 from router.assembly.parts import Parts
 from router.base.errors import ConfigError, RouterError
 from router.base.loop_turns import Turns
@@ -138,6 +139,7 @@ def _reader(parts: Parts) -> Reader:
         fleet=parts.fleet,
         withheld=parts.withheld,
         session_headers=parts.config.session.read,
+        aliases=ModelAliases(parts.config.models.aliases),
         early_stream_s=parts.config.forward.early_stream_s,
     )
 

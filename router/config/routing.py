@@ -111,6 +111,17 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 2.0
 
 
+class ModelsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    aliases: Annotated[
+        dict[str, Annotated[str, Meta(min_length=1, pattern=r"^[^*]+$")]],
+        Meta(
+            description="another name that clients may use -> served model, NAME=MODEL; * in NAME "
+            "stands for any characters, as in claude-*",
+            extra={"flag": "model-alias"},
+        ),
+    ] = {}
+
+
 class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     headers: Annotated[
         tuple[str, ...],

@@ -28,6 +28,7 @@ from router.config.replicas import (
 from router.config.routing import (
     EarlyConfig,
     IndexConfig,
+    ModelsConfig,
     PolicyConfig,
     QueueConfig,
     SessionConfig,
@@ -62,6 +63,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: PolicyConfig = PolicyConfig()
     queue: QueueConfig = QueueConfig()
     early: EarlyConfig = EarlyConfig()
+    models: ModelsConfig = ModelsConfig()
     tokens: TokensConfig = TokensConfig()
     hash: HashConfig = HashConfig()
     events: EventsConfig = EventsConfig()
@@ -95,6 +97,7 @@ SECTIONS: Final = {
     "policy": "Routing policy",
     "queue": "Queue",
     "early": "Next prompts, early",
+    "models": "Names of models",
     "tokens": "Tokenizers",
     "hash": "Block hashes",
     "events": "KV events",

@@ -1,8 +1,8 @@
 """Read: a body as far as routing needs it, and what routing needs of it.
 
 A body is parsed whole if that is quick, except for messages that an earlier body had, too. Else it
-is only outlined. Its bytes stay as they came, unless a field has to change: a field that only an
-operator may set, or its caller's salt.
+is only outlined. Its bytes stay as they came, unless a field has to change: an alias of a model, a
+field that only an operator may set, or its caller's salt.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from router.api.apis import APIS, REALTIME, Request
 from router.api.body_fields import with_fields
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import MIN_BYTES, KnownMessages
+from router.api.model_aliases import ModelAliases
 from router.api.not_json import why_not_json
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.outline import (
@@ -53,11 +54,13 @@ class Reader:
 
     Args:
         session_headers: Headers that may name a session.
+        aliases: Other names of served models.
         early_stream_s: How often a stream's client gets a comment before the first token, unless
             it asks for another time. None: never.
     """
 
     __slots__ = (
+        "_aliases",
         "_early_stream_s",
         "_fleet",
         "_known",
@@ -71,8 +74,10 @@ class Reader:
         fleet: Fleet,
         withheld: Withheld,
         session_headers: SessionHeaders,
+        aliases: ModelAliases,
         early_stream_s: float | None = None,
     ) -> None:
+        self._aliases = aliases
         self._early_stream_s = early_stream_s
         self._known = KnownMessages()
         self._fleet = fleet
@@ -88,9 +93,12 @@ class Reader:
             PayloadTooLarge, Overloaded: as `Outliner.outline`.
             RouterError: as `_salted`.
         """
-        read, digests = self._parse(inbound)
-        form_model = await _form_model(inbound) if read is None else None
-        return self._understood(inbound, request_id, read, digests, form_model)
+        body = self._aliases.apply(inbound.body, self._fleet.members.served)
+        named = inbound if body is inbound.body else replace(inbound, body=body)
+        parsed, digests = self._parse(named)
+        form_model = await _form_model(named) if parsed is None else None
+        read = self._understood(named, request_id, parsed, digests, form_model)
+        return read if named is inbound else replace(read, received=inbound)
 
     def _parse(self, inbound: Inbound) -> tuple[dict[str, Any] | Outline | None, Sequence[int]]:
         """Parse a body; also return digests of its leading messages that are known.

@@ -1,0 +1,60 @@
+"""Other names of models: clients that insist on names of their own get a served model.
+
+Claude Code, say, asks for several models by names that change with its releases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from router.api.body_fields import with_fields
+
+
+class _Named(Struct):
+    model: str | UnsetType = UNSET
+
+
+_DECODER = msgspec.json.Decoder(_Named)
+
+
+class ModelAliases:
+    """Writes the served model into bodies that ask for another name of it.
+
+    Args:
+        models: Name, in which `*` stands for any characters, to served model. The first that fits
+            counts.
+    """
+
+    __slots__ = ("_models",)
+
+    def __init__(self, models: Mapping[str, str]) -> None:
+        self._models = [(_pattern(name), model) for name, model in models.items()]
+
+    def apply(self, body: bytes | None, served: Container[str]) -> bytes | None:
+        """Return the body to read and to forward; without an alias it is `body` itself.
+
+        Args:
+            body: As a client sent it, decompressed. What is no JSON object has no alias.
+            served: Models that are served under their own name: no alias hides them.
+        """
+        if not self._models or not body:
+            return body
+        try:
+            name = _DECODER.decode(body).model
+        except (msgspec.DecodeError, RecursionError):
+            return body  # whoever reads it says what is wrong
+        if name is UNSET or name in served:
+            return body
+        model = self._model_of(name)
+        return body if model is None else with_fields(body, {"model": model})
+
+    def _model_of(self, name: str) -> str | None:
+        return next((model for names, model in self._models if names.fullmatch(name)), None)
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
