@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 FILE = Path(__file__).parent / "dashboards" / "warmroute.json"
-SOURCE = {"type": "prometheus", "uid": "prometheus"}  # provisioning/datasources/prometheus.yaml
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}  # what is chosen at the top
 WIDTH = 24  # Grafana's grid
 
 Kind = Literal["timeseries", "stat", "state-timeline", "table"]
@@ -395,9 +395,19 @@ def dashboard() -> dict[str, Any]:
         "timezone": "browser",
         "links": [],
         "annotations": {"list": []},
-        "templating": {"list": [_variable("router", "Router")]},
+        "templating": {"list": [DATA_SOURCES, _variable("router", "Router")]},
         "panels": list(_panels()),
     }
+
+
+DATA_SOURCES = {
+    "type": "datasource",
+    "name": "datasource",
+    "label": "Data source",
+    "query": "prometheus",
+    "refresh": 1,
+    "current": {},  # Grafana's default, if that is a Prometheus
+}
 
 
 def _variable(name: str, label: str) -> dict[str, Any]:

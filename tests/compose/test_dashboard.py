@@ -92,11 +92,8 @@ def test_panels_do_not_overlap() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_panels_say_what_they_show(panel: dict[str, Any]) -> None:
-    """A sentence, a unit, a legend, the provisioned data source; colours for every state."""
-    provisioned = yaml.safe_load(
-        (DOCKER / "grafana/provisioning/datasources/prometheus.yaml").read_text()
-    )
-    source = {"type": "prometheus", "uid": provisioned["datasources"][0]["uid"]}
+    """A sentence, a unit, a legend, the data source that is chosen; colours for every state."""
+    source = {"type": "prometheus", "uid": "${datasource}"}
 
     assert re.search(r"\.$", panel["description"])
     assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
@@ -106,6 +103,15 @@ def test_panels_say_what_they_show(panel: dict[str, Any]) -> None:
         assert target["datasource"] == source
     if panel["type"] == "state-timeline":
         assert panel["fieldConfig"]["defaults"]["mappings"]
+
+
+def test_any_prometheus_can_be_chosen() -> None:
+    """The first variable lists them; the other one asks the one that is chosen."""
+    sources, *others = dashboard()["templating"]["list"]
+
+    assert (sources["type"], sources["query"]) == ("datasource", "prometheus")
+    assert [each["datasource"]["uid"] for each in others] == [f"${{{sources['name']}}}"]
+    assert '"uid": "prometheus"' not in DASHBOARD.read_text()
 
 
 def test_it_is_provisioned_from_where_it_is_mounted() -> None:
