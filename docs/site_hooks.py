@@ -7,8 +7,10 @@ to a source file becomes its path as text: the site has no copy of the code.
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 # Documents of the repository that are pages, too: file -> page
@@ -19,6 +21,15 @@ PAGES = {
 }
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    """Link the repository in the head of each page, once it is published."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    url = project["urls"]["Repository"]
+    if not (urlsplit(url).hostname or "").endswith(".example"):
+        config["repo_url"], config["repo_name"] = url, config["site_name"]
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:

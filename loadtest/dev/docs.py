@@ -2,6 +2,7 @@
 
     python -m loadtest.dev.docs                     rewrite *.md and docs/**/*.md where they are old
     python -m loadtest.dev.docs --check             change nothing; status 1 if something is old
+    python -m loadtest.dev.docs --address URL       write where warmroute is published, first
 
 A part begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; NAME is a key of
 `MAKERS`. Everything else in a document is written by hand. Of the layers above the
@@ -26,6 +27,7 @@ import yaml
 from msgspec import Struct
 
 from loadtest.compare.hygiene import QUESTIONS
+from loadtest.dev import address
 from loadtest.dev.bench import report as reporting
 from loadtest.dev.peers import page as peers
 from loadtest.emulator.cli import emulate
@@ -531,6 +533,8 @@ MAKERS: dict[str, Maker] = {
     "building": docstring("loadtest/traces/building.py"),
     "health": docstring("router/replicas/health.py"),
     "alerts": alert_sections,
+    "badges": lambda: address.badges(address.repository()),
+    "install": lambda: address.install(address.repository()),
     "benchmarks": benchmarks,
     "peers-grid": partial(peers_part, peers.grid_tables),
     "peers-cost": partial(peers_part, peers.cost_table),
@@ -539,7 +543,13 @@ MAKERS: dict[str, Maker] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Rewrite what is old; return 1 if there was something and --check forbade it."""
-    args = argument_parser().parse_args(argv)
+    parser = argument_parser()
+    args = parser.parse_args(argv)
+    if args.address is not None:
+        try:
+            address.move(args.address, ROOT)
+        except ValueError as exc:
+            parser.error(str(exc))
     num_old = 0
     for path in documents():
         text = path.read_text(encoding="utf-8")
@@ -557,6 +567,7 @@ def argument_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.dev.docs")
     parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument("--address", metavar="URL", help="where warmroute is published")
     return parser
 
 

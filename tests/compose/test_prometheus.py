@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.dev import docs
+from loadtest.dev import address, docs
 from tests.compose.stacks import ALERTS as RULES
 from tests.compose.stacks import DOCKER, REQUIRED, ROOT
 
@@ -80,8 +80,9 @@ def test_rules_say_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert notes["summary"].endswith(".")
     assert notes["description"].endswith(".")
-    file, _, anchor = notes["runbook"].partition("#")
+    page, _, anchor = notes["runbook_url"].partition("#")
     assert anchor == rule["alert"].lower()
+    file = page.removeprefix(f"{address.repository()}/blob/main/")
     assert f"### {rule['alert']}\n" in (ROOT / file).read_text()
 
 

@@ -16,11 +16,14 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from tests.docs_blocks import ADMIN_PORT, MODEL, ROUTER_PORT, blocks
+from tests.docs_blocks import ADMIN_PORT, ROUTER_PORT, blocks
 from tests.engines.harness import REPOSITORY, Ours, all_up
 from tests.ports import free_port
 
 CLIENTS: Final = REPOSITORY / ".engines" / "clients" / "node_modules" / ".bin"
+MODEL: Final = "Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8"  # of the page
+ALIASES: Final = ("--model-alias", "claude-*=tiny")
+"""What the page has the router started with, for the tiny model."""
 MAX_TOKENS: Final = 49_152  # Claude Code's first prompt has 15,000 tokens of the tiny model
 SAID: Final = "The file says warm."
 _WRITE: Final = "echo warm > made.txt"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.agents import AGENTS, CLIENTS, MAX_TOKENS, SAID, Agent, run, scripted
+from tests.engines.agents import AGENTS, ALIASES, CLIENTS, MAX_TOKENS, SAID, Agent, run, scripted
 from tests.engines.harness import Engine, Router, all_up
 
 VOCABULARY = 8_192
@@ -47,7 +47,7 @@ def test_a_conversation_goes_on_where_its_prompt_is_cached(
     roomy: tuple[Engine, Engine], log_dir: Path, tmp_path: Path, agent: Agent
 ) -> None:
     """A second process of the agent continues, and its whole previous prompt is cached."""
-    with Router(roomy, log_dir) as router:
+    with Router(roomy, log_dir, options=ALIASES) as router:
         run(agent, "Say something.", url=router.url, folder=tmp_path)
         run(agent, "Say something else.", url=router.url, folder=tmp_path, goes_on=True)
     first, *_, second = turns(router, agent)
@@ -60,7 +60,10 @@ def test_a_conversation_goes_on_where_its_prompt_is_cached(
 @each_agent
 def test_tools_are_called_turn_by_turn(log_dir: Path, tmp_path: Path, agent: Agent) -> None:
     """It writes a file, reads it and ends; each turn computes only the tokens that it added."""
-    with scripted(agent.script, tmp_path) as replicas, Router(replicas, log_dir) as router:
+    with (
+        scripted(agent.script, tmp_path) as replicas,
+        Router(replicas, log_dir, options=ALIASES) as router,
+    ):
         said = run(agent, "Write warm to a file.", url=router.url, folder=tmp_path)
     asked, wrote, read = turns(router, agent)
 

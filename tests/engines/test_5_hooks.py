@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engines.agents import AGENTS, CLIENTS, DELEGATE, Agent, run, scripted
+from tests.engines.agents import AGENTS, ALIASES, CLIENTS, DELEGATE, Agent, run, scripted
 from tests.engines.harness import Router
 
 TOKEN = "hooks-of-agents"
@@ -27,7 +27,7 @@ def token(tmp_path: Path) -> tuple[str, ...]:
     """Options of a router whose admin port needs a token."""
     path = tmp_path / "token"
     path.write_text(TOKEN)
-    return "--admin-token-file", str(path)
+    return "--admin-token-file", str(path), *ALIASES
 
 
 def sessions(router: Router) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Print what the changelog says of a release, if its tag is the version of pyproject.toml.
 
-    python3 tests/package/notes.py v0.2.0
+    python3 tests/package/notes.py v0.2.0 https://HOST/OWNER/warmroute
 
-The release workflow runs it first: a tag that names another version publishes nothing.
+The release workflow runs it first, with its own address: a tag that names another version, or a
+checkout that names another address, publishes nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +32,30 @@ def notes(tag: str, version: str, changelog: str) -> str:
     raise ValueError(f"CHANGELOG.md has no section '## [{version}] - DATE' with text")
 
 
+def check_address(named: str, actual: str) -> None:
+    """Compare the address in pyproject.toml with the repository that is released.
+
+    Raises:
+        ValueError: it is another one, or still the placeholder.
+    """
+    if named != actual:
+        raise ValueError(
+            f"pyproject.toml has the address {named!r}, but this is {actual!r}; "
+            f"run `python -m loadtest.dev.docs --address {actual}`"
+        )
+
+
 def main() -> int:
     """Print the notes; return the exit status."""
-    if len(sys.argv) != 2:
-        print("usage: notes.py TAG", file=sys.stderr)
+    if len(sys.argv) not in (2, 3):
+        print("usage: notes.py TAG [ADDRESS]", file=sys.stderr)
         return 2
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    tag, *addresses = sys.argv[1:]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     try:
-        print(notes(sys.argv[1], version, (ROOT / "CHANGELOG.md").read_text()))
+        for address in addresses:
+            check_address(project["urls"]["Repository"], address)
+        print(notes(tag, project["version"], (ROOT / "CHANGELOG.md").read_text()))
     except ValueError as error:
         print(f"notes.py: {error}", file=sys.stderr)
         return 1

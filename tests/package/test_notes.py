@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from tests.package.notes import ROOT, notes
+from tests.package.notes import ROOT, check_address, notes
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 CHANGELOG = """# Changelog
@@ -50,6 +50,14 @@ def test_a_tag_without_a_release_is_refused(tag: str, version: str, said: str) -
         notes(tag, version, CHANGELOG)
 
     assert said in str(caught.value)
+
+
+def test_another_address_is_refused() -> None:
+    """The placeholder too, with the command that writes the right one."""
+    check_address("https://forge.test/o/w", "https://forge.test/o/w")
+
+    with pytest.raises(ValueError, match=r"docs --address https://forge\.test/o/w"):
+        check_address("https://repository.example/warmroute", "https://forge.test/o/w")
 
 
 @pytest.mark.parametrize(("tag", "status"), [(f"v{VERSION}", 0), ("v0.0.1", 1)])
