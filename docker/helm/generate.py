@@ -4,7 +4,8 @@
     python docker/helm/generate.py --check    status 1 if one is old
 
 The manifests of docker/kubernetes are the chart with its default values, for those who do not use
-Helm. The schema of `config` is the one that `warmroute schema` prints.
+Helm and create the Secret of Redis themselves. The schema of `config` is the one that
+`warmroute schema` prints.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ PARTS = ("engines", "rbac", "redis", "router")
 HEAD = "# Made from docker/helm/warmroute by `make docs`.\n"
 # What only Helm keeps up to date, or needs for a second release in one namespace.
 ONLY_HELM = re.compile(r', app\.kubernetes\.io/instance: "warmroute"|\n +checksum/config: \w+')
+# Without Helm nothing makes a password that stays the same.
+SECRET_MADE = {"redis": {"secret": "warmroute-redis"}}
 
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
 SWITCH: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
+TEXT_LIST: Schema = {"type": "array", "items": TEXT}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 API: Schema = {"type": "object"}  # in the API's own form, which the API server checks
 API_LIST: Schema = {"type": "array", "items": API}
@@ -43,23 +47,63 @@ def strict(**properties: Schema) -> Schema:
 
 
 VALUES = strict(
-    image=strict(repository=TEXT, tag=TEXT),
+    image=strict(
+        repository=TEXT,
+        tag=TEXT,
+        digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+        pullPolicy={"enum": ["", "Always", "IfNotPresent", "Never"]},
+    ),
     imagePullSecrets=API_LIST,
     replicas=COUNT,
+    autoscaling=strict(
+        enabled=SWITCH,
+        minReplicas=COUNT,
+        maxReplicas=COUNT,
+        targetCPU=COUNT,
+        metrics=API_LIST,
+        behavior=API,
+    ),
     config={"$ref": "#/$defs/Config"},
     secrets=TEXTS,
     env=API_LIST,
+    envFrom=API_LIST,
     volumes=API_LIST,
     volumeMounts=API_LIST,
+    initContainers=API_LIST,
+    extraContainers=API_LIST,
     resources=API,
     probes=strict(readiness=API, liveness=API, startup=API),
     service=strict(type=TEXT, port=COUNT, annotations=TEXTS),
     podDisruptionBudget=strict(enabled=SWITCH, minAvailable={"type": ["integer", "string"]}),
+    ingress=strict(
+        enabled=SWITCH, className=TEXT, annotations=TEXTS, hosts=TEXT_LIST, tls=API_LIST
+    ),
+    httpRoute=strict(
+        enabled=SWITCH, parentRefs=API_LIST, hostnames=TEXT_LIST, annotations=TEXTS, timeouts=API
+    ),
+    networkPolicy=strict(enabled=SWITCH, clients=API_LIST, engineClients=API_LIST),
+    serviceAccount=strict(create=SWITCH, name=TEXT, annotations=TEXTS),
+    rbac=strict(create=SWITCH),
+    podSecurityContext=API,
+    securityContext=API,
+    labels=TEXTS,
+    podLabels=TEXTS,
     podAnnotations=TEXTS,
+    scrapeAnnotations=SWITCH,
+    priorityClassName=TEXT,
     nodeSelector=TEXTS,
     tolerations=API_LIST,
     affinity=API,
-    redis=strict(deploy=SWITCH, image=TEXT, maxmemory=TEXT, resources=API, url=TEXT, secret=TEXT),
+    redis=strict(
+        deploy=SWITCH,
+        image=TEXT,
+        maxmemory=TEXT,
+        resources=API,
+        url=TEXT,
+        secret=TEXT,
+        podSecurityContext=API,
+        securityContext=API,
+    ),
     engines=strict(
         service=strict(create=SWITCH, name=TEXT, selector=TEXTS, labels=TEXTS),
         example=strict(
@@ -68,14 +112,19 @@ VALUES = strict(
             model=TEXT,
             replicas=COUNT,
             gpus=COUNT,
-            args={"type": "array", "items": TEXT},
+            args=TEXT_LIST,
             hfTokenSecret=TEXT,
+            models=API,
+            podSecurityContext=API,
+            securityContext=API,
+            priorityClassName=TEXT,
             nodeSelector=TEXTS,
             tolerations=API_LIST,
         ),
     ),
     serviceMonitor=strict(enabled=SWITCH, interval=TEXT, labels=TEXTS),
-    prometheusRule=strict(enabled=SWITCH, labels=TEXTS),
+    prometheusRule=strict(enabled=SWITCH, labels=TEXTS, docs=TEXT),
+    dashboard=strict(enabled=SWITCH, labels=TEXTS, annotations=TEXTS),
     **{"global": API},
 )
 
@@ -102,10 +151,11 @@ def _bare(node: Any) -> Any:
     }
 
 
-def manifests() -> Iterator[tuple[Path, str]]:
-    """Render the chart as release `warmroute`; yield the files of docker/kubernetes."""
+def files() -> Iterator[tuple[Path, str]]:
+    """Yield the schema, then the chart as release `warmroute`: the files of docker/kubernetes."""
+    yield CHART / "values.schema.json", values_schema()  # Helm reads it to render
     with Chart.load(CHART) as chart:
-        rendered = chart.render(name="warmroute", namespace="default")
+        rendered = chart.render(SECRET_MADE, name="warmroute", namespace="default")
     for part in PARTS:
         text = ONLY_HELM.sub("", rendered[f"warmroute/templates/{part}.yaml"])
         yield MANIFESTS / f"{part}.yaml", HEAD + text.strip() + "\n"
@@ -117,7 +167,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; status 1 if old")
     args = parser.parse_args()
     num_old = 0
-    for file, text in ((CHART / "values.schema.json", values_schema()), *manifests()):
+    for file, text in files():
         if file.exists() and file.read_text() == text:
             continue
         num_old += 1

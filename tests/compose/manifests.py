@@ -19,6 +19,60 @@ OLDEST, NEWEST = "1.25", "1.37"  # releases of Kubernetes; the oldest is in Char
 # its licence is beside it.
 OPERATOR = json.loads((ROOT / "tests/data/prometheus-operator/schema.json").read_text())
 
+# The fields that the chart writes. Source: Gateway API 1.4, HTTPRouteSpec.
+_NAMES = {"type": "object", "additionalProperties": {"type": "string"}}
+_DURATION = {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
+
+
+def _strict(*required: str, **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": required,
+        "properties": properties,
+    }
+
+
+def _several(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "minItems": 1, "maxItems": 16, "items": item}
+
+
+HTTP_ROUTE = _strict(
+    "spec",
+    apiVersion={"const": "gateway.networking.k8s.io/v1"},
+    kind={"const": "HTTPRoute"},
+    metadata=_strict("name", name={"type": "string"}, labels=_NAMES, annotations=_NAMES),
+    spec=_strict(
+        "rules",
+        parentRefs=_several(
+            _strict(
+                "name",
+                name={"type": "string"},
+                namespace={"type": "string"},
+                sectionName={"type": "string"},
+                port={"type": "integer"},
+            )
+        ),
+        hostnames=_several({"type": "string", "minLength": 1}),
+        rules=_several(
+            _strict(
+                matches=_several(
+                    _strict(
+                        path=_strict(
+                            type={"enum": ["Exact", "PathPrefix", "RegularExpression"]},
+                            value={"type": "string"},
+                        )
+                    )
+                ),
+                timeouts=_strict(request=_DURATION, backendRequest=_DURATION),
+                backendRefs=_several(
+                    _strict("name", name={"type": "string"}, port={"type": "integer"})
+                ),
+            )
+        ),
+    ),
+)
+
 Manifest = dict[str, Any]
 
 
@@ -48,6 +102,9 @@ def check(manifest: Manifest) -> None:
     """
     if manifest["apiVersion"].startswith("monitoring.coreos.com/"):
         Draft202012Validator(OPERATOR[manifest["kind"]]).validate(manifest)
+        return
+    if manifest["apiVersion"].startswith("gateway.networking.k8s.io/"):
+        Draft202012Validator(HTTP_ROUTE).validate(manifest)
         return
     for version in (OLDEST, NEWEST):
         kubernetes_validate.validate(manifest, version, strict=True)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,17 @@ from helm_python.errors import HelmError
 from router import config
 from router.config import Config
 from tests.compose.manifests import CHART, OLDEST, Manifest, check, one, rendered
+from tests.compose.queries import dashboard
 from tests.compose.stacks import DOCKER, dotenv
 from tests.docs_blocks import blocks
 
 EVERYTHING: dict[str, Any] = {
-    "image": {"repository": "registry:5000/warmroute", "tag": "1.2.3"},
+    "image": {
+        "repository": "registry:5000/warmroute",
+        "tag": "1.2.3",
+        "digest": f"sha256:{'ab' * 32}",
+        "pullPolicy": "Always",
+    },
     "imagePullSecrets": [{"name": "registry"}],
     "replicas": 3,
     "config": {
@@ -34,6 +41,50 @@ EVERYTHING: dict[str, Any] = {
     "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
     "volumes": [{"name": "templates", "configMap": {"name": "templates"}}],
     "volumeMounts": [{"name": "templates", "mountPath": "/etc/templates"}],
+    "envFrom": [{"configMapRef": {"name": "proxies"}}],
+    "initContainers": [{"name": "wait", "image": "busybox", "command": ["true"]}],
+    "extraContainers": [
+        {
+            "name": "shipper",
+            "image": "busybox",
+            "volumeMounts": [{"name": "scratch", "mountPath": "/logs", "subPath": "lib"}],
+        }
+    ],
+    "labels": {"team": "inference", "app.kubernetes.io/name": "not-ours"},
+    "podLabels": {"sidecar.istio.io/inject": "false"},
+    "podAnnotations": {"note": "ours"},
+    "priorityClassName": "routers",
+    "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn"}},
+    "autoscaling": {
+        "enabled": True,
+        "metrics": [
+            {
+                "type": "External",
+                "external": {
+                    "metric": {"name": "waiting"},
+                    "target": {"type": "AverageValue", "averageValue": "4"},
+                },
+            }
+        ],
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 600}},
+    },
+    "ingress": {
+        "enabled": True,
+        "className": "nginx",
+        "annotations": {"nginx.ingress.kubernetes.io/proxy-buffering": "off"},
+        "hosts": ["a.example", "b.example"],
+        "tls": [{"hosts": ["a.example"], "secretName": "a-tls"}],
+    },
+    "httpRoute": {
+        "enabled": True,
+        "parentRefs": [{"name": "gateway", "namespace": "infra"}],
+        "hostnames": ["a.example"],
+    },
+    "networkPolicy": {
+        "enabled": True,
+        "clients": [{"namespaceSelector": {"matchLabels": {"name": "agents"}}}],
+        "engineClients": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+    },
     "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
     "nodeSelector": {"pool": "cpu"},
     "tolerations": [{"key": "cpu", "operator": "Exists"}],
@@ -43,12 +94,16 @@ EVERYTHING: dict[str, Any] = {
         "example": {
             "enabled": True,
             "hfTokenSecret": "hub",
+            "models": {"persistentVolumeClaim": {"claimName": "models"}},
+            "podSecurityContext": {"fsGroup": 2000},
+            "priorityClassName": "engines",
             "nodeSelector": {"gpu": "h100"},
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         },
     },
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboard": {"enabled": True, "annotations": {"grafana_folder": "LLM"}},
 }
 OTHER_ENGINES: dict[str, Any] = {
     "engines": {"service": {"create": False}},
@@ -63,13 +118,30 @@ LISTED: dict[str, Any] = {
 OWN_REDIS: dict[str, Any] = {
     "redis": {"deploy": False, "url": "rediss://redis.example:6379/0", "secret": "my-redis"}
 }
+OPENSHIFT: dict[str, Any] = {
+    "podSecurityContext": dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup")),
+    "redis": {"podSecurityContext": dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))},
+}
+PLAIN_ACCESS: dict[str, Any] = {
+    "ingress": {"enabled": True},
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "timeouts": None},
+    "networkPolicy": {"enabled": True},
+    "serviceAccount": {"create": False},
+    "rbac": {"create": False},
+    "autoscaling": {"enabled": True, "minReplicas": 1},
+    "engines": {"example": {"enabled": True}},
+}
 CASES = {
     "defaults": {},
     "everything": EVERYTHING,
     "other-engines": OTHER_ENGINES,
     "listed": LISTED,
     "own-redis": OWN_REDIS,
+    "openshift": OPENSHIFT,
+    "plain-access": PLAIN_ACCESS,
 }
+
+POD = "{{ if $labels.pod }}{{ $labels.pod }}{{ else }}deployment/warmroute{{ end }}"
 
 each_case = pytest.mark.parametrize("values", CASES.values(), ids=CASES)
 
@@ -124,10 +196,10 @@ def test_what_is_mounted_is_a_volume(values: dict[str, Any]) -> None:
         if manifest["kind"] != "Deployment":
             continue
         spec = manifest["spec"]["template"]["spec"]
-        (container,) = spec["containers"]
         volumes = [volume["name"] for volume in spec["volumes"]]
         assert len(set(volumes)) == len(volumes)
-        assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
+        mounts = [mount for each in spec["containers"] for mount in each["volumeMounts"]]
+        assert {mount["name"] for mount in mounts} == set(volumes)
 
 
 def test_given_keys_win_and_numbers_stay_numbers(tmp_path: Path) -> None:
@@ -159,7 +231,7 @@ def test_secrets_are_files_where_the_configuration_expects_them(tmp_path: Path) 
 def test_a_router_with_tls_is_asked_over_tls() -> None:
     """By the probes and by Prometheus."""
     manifests = rendered(**EVERYTHING)
-    (container,) = pod(manifests)["containers"]
+    container = pod(manifests)["containers"][0]
 
     probes = [container[key] for key in container if key.endswith("Probe")]
     assert [probe["httpGet"]["scheme"] for probe in probes] == ["HTTPS"] * 3
@@ -209,6 +281,9 @@ def test_a_redis_of_ones_own_replaces_the_charts(tmp_path: Path) -> None:
         ({"config": {"policy": {"name": 3}}}, "name"),
         ({"engines": {"example": {"enable": True}}}, "enable"),
         ({"redis": {"url": "redis://redis.example"}}, "set redis.deploy to false"),
+        ({"image": {"digest": "abc"}}, "digest"),
+        ({"image": {"pullPolicy": "always"}}, "pullPolicy"),
+        ({"httpRoute": {"enabled": True}}, "set httpRoute.parentRefs"),
     ],
 )
 def test_wrong_values_are_refused(values: dict[str, Any], why: str) -> None:
@@ -292,8 +367,9 @@ def test_the_values_of_the_documentation_are_the_charts() -> None:
     assert f"-t {container['image']} " in page
     assert pod(manifests, "vllm")
     assert f"{CHART.relative_to(DOCKER.parent)} " in code
-    (secret,) = re.findall(r"create secret generic (\S+) --from-literal=password=", code)
-    assert secret in {v["secret"]["secretName"] for v in pod(manifests)["volumes"] if "secret" in v}
+    (secret,) = re.findall(r"create secret generic (\S+) --from-literal=password=", page)
+    by_hand = (DOCKER / "kubernetes/router.yaml").read_text()
+    assert f"secretName: {secret}," in by_hand
 
 
 def test_the_alerts_are_those_of_prometheus() -> None:
@@ -302,11 +378,183 @@ def test_the_alerts_are_those_of_prometheus() -> None:
     monitor = one(manifests, "ServiceMonitor")["spec"]
     service = one(manifests, "Service")
 
-    alerts = yaml.safe_load((DOCKER / "prometheus/alerts.yml").read_text())
-    assert one(manifests, "PrometheusRule")["spec"] == alerts
+    alerts = json.dumps(yaml.safe_load((DOCKER / "prometheus/alerts.yml").read_text()))
+    rules = json.dumps(one(manifests, "PrometheusRule")["spec"])
+    in_a_pod = f"`kubectl -n default exec {POD} -- warmroute "
+    assert rules.count(in_a_pod) == len(re.findall("`warmroute ", alerts)) > 5
+    assert rules.replace(in_a_pod, "`warmroute ") == alerts
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "warmroute"
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["endpoints"][0]["port"] in {p["name"] for p in service["spec"]["ports"]}
+
+
+def test_links_of_the_alerts_can_lead_to_a_copy_of_the_documentation() -> None:
+    values = {"prometheusRule": {"enabled": True, "docs": "https://docs.example/warmroute/"}}
+    rule = one(rendered(**values), "PrometheusRule")
+
+    links = [r["annotations"]["runbook_url"] for g in rule["spec"]["groups"] for r in g["rules"]]
+    assert links[0] == "https://docs.example/warmroute/operate/alerts/#norouterready"
+    assert all(link.startswith("https://docs.example/warmroute/operate/alerts/#") for link in links)
+
+
+def test_grafanas_sidecar_finds_the_dashboard() -> None:
+    """The ConfigMap has its label, and the file as it is."""
+    found = one(rendered(**EVERYTHING), "ConfigMap", "warmroute-dashboard")
+
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert found["metadata"]["annotations"] == {"grafana_folder": "LLM"}
+    assert json.loads(found["data"]["warmroute.json"]) == dashboard()
+
+
+@pytest.mark.parametrize(
+    ("values", "scraped"),
+    [
+        ({}, {"scrape": "true", "port": "8080"}),
+        ({"config": {"listen": {"port": 9000}}}, {"scrape": "true", "port": "9000"}),
+        ({"serviceMonitor": {"enabled": True}}, {}),
+        ({"scrapeAnnotations": False}, {}),
+    ],
+)
+def test_prometheus_scrapes_a_router_once(values: dict[str, Any], scraped: dict[str, str]) -> None:
+    """By annotations or by a ServiceMonitor, never by both."""
+    template = one(rendered(**values), "Deployment")["spec"]["template"]
+
+    found = template["metadata"]["annotations"]
+    prefix = "prometheus.io/"
+    named = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
+    assert named == scraped
+
+
+def test_openshift_chooses_the_ids() -> None:
+    """`null` drops a key of the defaults; what forbids root stays."""
+    manifests = rendered(**OPENSHIFT)
+
+    for name in ("warmroute", "warmroute-redis"):
+        kept = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert pod(manifests, name)["securityContext"] == kept
+
+
+def test_the_password_of_redis_is_made() -> None:
+    """A new one for each release; none if a Secret is named or there is no Redis."""
+    manifests = [rendered(), rendered()]
+
+    made = [one(each, "Secret", "warmroute-redis")["data"]["password"] for each in manifests]
+    assert made[0] != made[1]
+    assert len(b64decode(made[0])) == 48
+    for values in ({"redis": {"secret": "mine"}}, LISTED, OWN_REDIS):
+        assert all(each["kind"] != "Secret" for each in rendered(**values))
+
+
+def test_only_routers_and_engines_reach_the_ports_of_events() -> None:
+    """Redis is for routers; who calls them and who scrapes engines can be named."""
+    manifests = rendered(**EVERYTHING)
+    policies = {
+        name: one(manifests, "NetworkPolicy", name)["spec"]
+        for name in ("warmroute", "warmroute-redis", "warmroute-engines")
+    }
+    labels = {
+        name: one(manifests, "Deployment", name)["spec"]["template"]["metadata"]["labels"]
+        for name in ("warmroute", "warmroute-redis", "vllm")
+    }
+    router = {"podSelector": {"matchLabels": policies["warmroute"]["podSelector"]["matchLabels"]}}
+    engine = {"podSelector": one(manifests, "Deployment", "vllm")["spec"]["selector"]}
+    network = EVERYTHING["networkPolicy"]
+
+    for policy, name in zip(policies.values(), labels, strict=True):
+        assert policy["policyTypes"] == ["Ingress"]
+        assert policy["podSelector"]["matchLabels"].items() <= labels[name].items()
+    assert policies["warmroute"]["ingress"] == [
+        {"ports": [{"port": "http"}], "from": network["clients"]}
+    ]
+    assert policies["warmroute-redis"]["ingress"] == [
+        {"ports": [{"port": "redis"}], "from": [router]}
+    ]
+    assert policies["warmroute-engines"]["ingress"] == [
+        {"from": [router, engine, *network["engineClients"]]}
+    ]
+    (open_to_all,) = one(rendered(**PLAIN_ACCESS), "NetworkPolicy")["spec"]["ingress"]
+    assert "from" not in open_to_all
+
+
+@pytest.mark.parametrize(("values", "hosts"), [(EVERYTHING, 2), (PLAIN_ACCESS, 0)])
+def test_a_way_in_leads_to_the_service(values: dict[str, Any], hosts: int) -> None:
+    """Every path, and without a time limit, whether or not hosts are named."""
+    manifests = rendered(**values)
+    service = one(manifests, "Service")
+    (port,) = service["spec"]["ports"]
+    ingress = one(manifests, "Ingress")["spec"]
+    (rule,) = one(manifests, "HTTPRoute")["spec"]["rules"]
+
+    assert len([each for each in ingress["rules"] if "host" in each]) == hosts
+    for each in ingress["rules"]:
+        (path,) = each["http"]["paths"]
+        assert (path["path"], path["pathType"]) == ("/", "Prefix")
+        assert path["backend"]["service"] == {"name": "warmroute", "port": {"name": port["name"]}}
+    assert rule["backendRefs"] == [{"name": "warmroute", "port": port["port"]}]
+    assert rule.get("timeouts") == ({"request": "0s"} if hosts else None)
+
+
+def test_an_autoscaler_owns_the_number_of_routers() -> None:
+    """The Deployment says none, and the budget follows the least number."""
+    manifests = rendered(**EVERYTHING)
+    spec = one(manifests, "HorizontalPodAutoscaler")["spec"]
+
+    assert "replicas" not in one(manifests, "Deployment")["spec"]
+    assert spec["scaleTargetRef"]["name"] == one(manifests, "Deployment")["metadata"]["name"]
+    assert [metric["type"] for metric in spec["metrics"]] == ["Resource", "External"]
+    assert "cpu" in pod(manifests)["containers"][0]["resources"]["requests"]
+    assert one(manifests, "PodDisruptionBudget")
+    kinds = {each["kind"] for each in rendered(**PLAIN_ACCESS)}
+    assert "PodDisruptionBudget" not in kinds
+
+
+def test_labels_are_on_everything_and_select_nothing() -> None:
+    """They never replace the chart's own."""
+    for manifest in rendered(**EVERYTHING):
+        assert manifest["metadata"]["labels"]["team"] == "inference"
+        assert manifest["metadata"]["labels"]["app.kubernetes.io/name"] != "not-ours"
+        if manifest["kind"] == "Deployment":
+            template = manifest["spec"]["template"]["metadata"]["labels"]
+            selector = manifest["spec"]["selector"]["matchLabels"]
+            assert "team" not in selector
+            assert selector.items() <= template.items()
+            assert template["team"] == "inference"
+    template = one(rendered(**EVERYTHING), "Deployment")["spec"]["template"]["metadata"]
+    assert template["labels"]["sidecar.istio.io/inject"] == "false"
+    assert template["annotations"]["note"] == "ours"
+
+
+def test_pods_take_what_an_operator_adds() -> None:
+    manifests = rendered(**EVERYTHING)
+    spec, redis, engine = (pod(manifests, n) for n in ("warmroute", "warmroute-redis", "vllm"))
+    router = spec["containers"][0]
+
+    assert router["image"] == f"registry:5000/warmroute@sha256:{'ab' * 32}"
+    assert router["imagePullPolicy"] == "Always"
+    assert router["envFrom"] == EVERYTHING["envFrom"]
+    assert spec["initContainers"] == EVERYTHING["initContainers"]
+    assert spec["containers"][1:] == EVERYTHING["extraContainers"]
+    assert [each["priorityClassName"] for each in (spec, redis, engine)] == [
+        "routers",
+        "routers",
+        "engines",
+    ]
+    assert engine["volumes"][0] == {
+        "name": "hub",
+        "persistentVolumeClaim": {"claimName": "models"},
+    }
+    assert pod(rendered(**PLAIN_ACCESS), "vllm")["volumes"][0] == {"name": "hub", "emptyDir": {}}
+
+
+def test_an_account_of_ones_own_is_bound_to_the_role() -> None:
+    own = {"serviceAccount": {"create": False, "name": "mine"}}
+    manifests = rendered(**own)
+
+    assert "ServiceAccount" not in {each["kind"] for each in manifests}
+    assert pod(manifests)["serviceAccountName"] == "mine"
+    assert one(manifests, "RoleBinding")["subjects"][0]["name"] == "mine"
+    assert pod(rendered(**PLAIN_ACCESS))["serviceAccountName"] == "default"
+    assert not {"Role", "RoleBinding"} & {each["kind"] for each in rendered(**PLAIN_ACCESS)}
 
 
 def test_a_package_has_the_alerts(tmp_path: Path) -> None:
@@ -329,6 +577,24 @@ def test_notes_name_the_next_two_commands() -> None:
         "kubectl -n routers rollout status deployment/a-warmroute",
         "kubectl -n routers exec deployment/a-warmroute -- warmroute replicas list",
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"secrets": {"engine": "vllm-key"}}, "There is no Secret vllm-key in namespace default"),
+        (OWN_REDIS, "There is no Secret my-redis in namespace default"),
+        ({"redis": {"deploy": False}}, "The routers share nothing"),
+    ],
+)
+def test_notes_say_what_is_missing(values: dict[str, Any], said: str) -> None:
+    """Secrets that nobody has made, and a Redis."""
+    with Chart.load(CHART) as chart:
+        notes = chart.render(values, name="warmroute")["warmroute/templates/NOTES.txt"]
+        plain = chart.render(name="warmroute")["warmroute/templates/NOTES.txt"]
+
+    assert said in notes
+    assert plain.startswith("Wait until the routers are ready")
 
 
 def test_what_is_made_from_the_chart_is_up_to_date() -> None:

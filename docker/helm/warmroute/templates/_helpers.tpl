@@ -10,6 +10,26 @@
 {app.kubernetes.io/name: {{ index . 1 }}, app.kubernetes.io/instance: {{ (index . 0).Release.Name | quote }}}
 {{- end -}}
 
+{{/* Labels of an object: the same, and those of `labels`. */}}
+{{- define "warmroute.metaLabels" -}}
+{{- $own := include "warmroute.labels" . -}}
+{{- with (index . 0).Values.labels }}{{ merge ($own | fromYaml) . | toJson }}{{ else }}{{ $own }}{{ end -}}
+{{- end -}}
+
+{{/* Namespaces with Services that routers find engines by, as a list in JSON. */}}
+{{- define "warmroute.namespaces" -}}
+{{- $namespaces := list -}}
+{{- range dig "discovery" "kubernetes" list (include "warmroute.config" . | fromYaml) -}}
+{{- $namespaces = append $namespaces (contains "/" . | ternary (splitList "/" . | first) $.Release.Namespace) -}}
+{{- end -}}
+{{- uniq $namespaces | toJson -}}
+{{- end -}}
+
+{{- define "warmroute.account" -}}
+{{- $default := .Values.serviceAccount.create | ternary (include "warmroute.fullname" .) "default" -}}
+{{- .Values.serviceAccount.name | default $default -}}
+{{- end -}}
+
 {{/* The Secret with the password of Redis; empty without one. */}}
 {{- define "warmroute.redisSecret" -}}
 {{- $own := .Values.redis.deploy | ternary (printf "%s-redis" (include "warmroute.fullname" .)) "" -}}
