@@ -329,11 +329,11 @@ def test_only_keys_that_need_it_restart_the_routers(
 
 
 def test_the_example_is_the_quick_start() -> None:
-    """Its image is the compose files', its model and flags the page's; the Service selects it."""
+    """Its image is the compose files', its model and flags README's; the Service selects it."""
     manifests = rendered(**EVERYTHING)
     deployment = one(manifests, "Deployment", "vllm")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    page = (DOCKER.parent / "docs/get-started/two-gpus.md").read_text()
+    page = (DOCKER.parent / "README.md").read_text()
     code = next(block.code for block in blocks(page) if "vllm serve" in block.code)
     flags = set(re.findall(r"--[a-z-]+", code)) - {"--port"}
 
