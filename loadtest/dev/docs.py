@@ -114,6 +114,7 @@ _COMMON: Final = {
     "engine.api_key_file": "engines have an `--api-key`",
     "tokens.models": "the router cannot download the tokenizer",
     "tokens.chat_templates": "engines run with `--chat-template`",
+    "models.aliases": "clients have names of their own for models, as Claude Code",
     "hash.seeds": "engines have a `PYTHONHASHSEED`",
     "redis.url": "there are several routers",
     "mooncake.master": "engines share a Mooncake pool",
