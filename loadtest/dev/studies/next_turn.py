@@ -48,6 +48,8 @@ class Cell(Struct, frozen=True, kw_only=True):
 
     num_engines: int = 2
     prefill: Prefill = "slow"
+    has_pool: bool = False
+    tier: float = 0.0  # blocks of a CPU tier over a replica's cache
     num_sessions: int = 6
     num_rounds: int = 3
     num_calls: int = 5  # of a round
@@ -60,6 +62,11 @@ class Cell(Struct, frozen=True, kw_only=True):
 CELLS: Final = {
     "thinking": Cell(),
     "fast": Cell(prefill="fast"),
+    "fast plain": Cell(prefill="fast", num_reasoning_tokens=0),
+    "pool": Cell(has_pool=True),
+    "pool plain": Cell(has_pool=True, num_reasoning_tokens=0),
+    "tier": Cell(tier=4.0),
+    "tier plain": Cell(tier=4.0, num_reasoning_tokens=0),
     "one": Cell(num_engines=1, num_sessions=3),
     "plain": Cell(num_reasoning_tokens=0),
     "smoke": Cell(num_engines=1, prefill="fast", num_sessions=2, num_rounds=2, pause_s=2.0),
@@ -167,11 +174,9 @@ class _Person:
 
 async def on_engines(engines: pair.Pair, name: str, seed: int, variant: str, log_dir: Path) -> Run:
     """Run one variant before cold caches of real engines."""
-    some = engines.engines[: CELLS[name].num_engines]
-    for engine in some:
-        engine.reset_prefix_cache()
-        engine.complete([300])
-    return await run([each.url for each in some], name, seed, variant, log_dir)
+    engines.clear()
+    urls = [each.url for each in engines.engines[: CELLS[name].num_engines]]
+    return await run(urls, name, seed, variant, log_dir, engines.options)
 
 
 async def on_emulators(preset: str, name: str, seed: int, variant: str, log_dir: Path) -> Run:
@@ -183,11 +188,18 @@ async def on_emulators(preset: str, name: str, seed: int, variant: str, log_dir:
         return await run(urls, name, seed, variant, log_dir)
 
 
-async def run(urls: Sequence[str], name: str, seed: int, variant: str, log_dir: Path) -> Run:
+async def run(
+    urls: Sequence[str],
+    name: str,
+    seed: int,
+    variant: str,
+    log_dir: Path,
+    options: Sequence[str] = (),
+) -> Run:
     """Run one variant's sessions."""
     cell, words = CELLS[name], _words()
     steps: list[Step] = []
-    async with start_router(urls, _VARIANTS[variant], log_dir) as router:
+    async with start_router(urls, [*_VARIANTS[variant], *options], log_dir) as router:
         origin_s = monotonic()
         async with make_client(timeout_s=300.0, base_url=router.url) as client:
             async with asyncio.TaskGroup() as tg:
@@ -264,14 +276,24 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if monotonic() < end_s:
                     found(asyncio.run(on_emulators(args.emulate, name, seed, variant, log_dir)))
         else:
-            for prefill in sorted({CELLS[name].prefill for name in args.cells}):
-                names = [name for name in args.cells if CELLS[name].prefill == prefill]
-                with pair.running(log_dir, has_pool=False, prefill=prefill) as engines:
+            for prefill, has_pool, tier in sorted({_engines_of(name) for name in args.cells}):
+                names = [
+                    each for each in args.cells if _engines_of(each) == (prefill, has_pool, tier)
+                ]
+                with pair.running(
+                    log_dir, has_pool=has_pool, prefill=prefill, tier=tier
+                ) as engines:
                     for name, seed, variant in order_of(names, args.seeds, args.variants):
                         if monotonic() < end_s:
                             found(asyncio.run(on_engines(engines, name, seed, variant, log_dir)))
     print(table(runs))
     return 0
+
+
+def _engines_of(name: str) -> tuple[Prefill, bool, float]:
+    """Return what decides which engines a cell needs."""
+    cell = CELLS[name]
+    return cell.prefill, cell.has_pool, cell.tier
 
 
 def order_of(

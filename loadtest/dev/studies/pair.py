@@ -81,14 +81,15 @@ class Arm(Struct, frozen=True, kw_only=True):
 
 
 class Pair:
-    """Both engines, running; `options` are the pool's, for a router of ours.
+    """Both engines, running.
 
     Attributes:
         engines: Both engines.
+        options: The pool's, for a router of ours.
         pace: How long they take for a prompt over their profile in the simulator (`warm_up`).
     """
 
-    __slots__ = ("_has_tier", "_log_dir", "_options", "engines", "pace")
+    __slots__ = ("_has_tier", "_log_dir", "engines", "options", "pace")
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Pair:
         self.pace = 1.0
         self._has_tier = has_tier
         self._log_dir = log_dir
-        self._options = options
+        self.options = options
 
     def warm_up(self, prefill: Prefill) -> None:
         """Compute long prompts at both engines, to warm them up and to measure their pace.
@@ -127,6 +128,12 @@ class Pair:
             shorts = [[_SHORT_TOKEN]] * len(self.engines)
             before_s = min(fmean(threads.map(took_s, self.engines, shorts)) for _ in range(3))
         self.pace = pace_of(prefill, _WARM_UP_TOKENS, fmean(times_s) - before_s)
+
+    def clear(self) -> None:
+        """Empty all caches."""
+        for engine in self.engines:
+            engine.reset_prefix_cache(external=bool(self.options) or self._has_tier)
+            engine.complete([_SHORT_TOKEN])  # the engine publishes the clearing with its next step
 
     async def run(
         self,
@@ -162,12 +169,10 @@ class Pair:
         Raises:
             ChildDied, RuntimeError, TimeoutError: it did not start.
         """
-        for engine in self.engines:
-            engine.reset_prefix_cache(external=bool(self._options) or self._has_tier)
-            engine.complete([_SHORT_TOKEN])  # the engine publishes the clearing with its next step
+        self.clear()
         urls = [engine.url for engine in self.engines]
         if arm.command is None:
-            flags = [*serve_flags(arm_of(arm.label)), *self._options]
+            flags = [*serve_flags(arm_of(arm.label)), *self.options]
             async with start_router(urls, flags, self._log_dir) as router:
                 yield router.url
         else:
