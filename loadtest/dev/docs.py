@@ -539,6 +539,8 @@ MAKERS: dict[str, Maker] = {
     "benchmarks": benchmarks,
     "peers-grid": partial(peers_part, peers.grid_tables),
     "peers-cost": partial(peers_part, peers.cost_table),
+    "peers-aiperf": partial(peers_part, peers.aiperf_table),
+    "peers-collapse": partial(peers_part, peers.collapse_tables),
 }
 
 

@@ -18,9 +18,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest.dev.bench.rig import RigError
-from loadtest.dev.peers import cost
+from loadtest.dev.peers import aiperf, collapse, cost
 from loadtest.dev.peers.contestants import CONTESTANTS, Contestant
-from loadtest.dev.peers.page import Comparison, read, with_costs, write
+from loadtest.dev.peers.page import (
+    Comparison,
+    read,
+    with_aiperf,
+    with_collapse,
+    with_costs,
+    write,
+)
 from loadtest.dev.peers.placing import grid_of, place
 from loadtest.dev.studies.grid_run import GridRun
 from loadtest.dev.studies.measured import interrupt_on_sigterm
@@ -29,7 +36,7 @@ from loadtest.extras import need
 from loadtest.machine import this_machine
 from loadtest.runner.children import ChildDied
 
-PARTS: Final = ("cost", "grid")
+PARTS: Final = ("cost", "grid", "aiperf", "collapse")
 _PICTURE: Final = "../images/comparison.svg"  # from the JSON
 
 
@@ -53,6 +60,17 @@ def parser() -> argparse.ArgumentParser:
         "--grid-file", nargs="+", type=Path, metavar="FILE",
         help="take the grid from these runs of loadtest.dev.studies.real_grid --json",
     )  # fmt: skip
+    made.add_argument(
+        "--seeds", nargs="+", type=int, default=aiperf.SEEDS, help="of AIPerf's sessions"
+    )
+    loads = {load.name: load for load in collapse.LOADS}
+    made.add_argument(
+        "--load", nargs="+", choices=loads, default=tuple(loads), metavar="NAME",
+        help=f"of collapse: contexts over caches; {', '.join(loads)}",
+    )  # fmt: skip
+    made.add_argument(
+        "--engines", choices=("emulated", "real"), default="emulated", help="of collapse"
+    )
     made.add_argument(
         "--out",
         type=Path,
@@ -90,6 +108,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         measured.append(run)
         found = replace(found, grid=tuple(measured))
 
+    def keep_aiperf(run: aiperf.AiperfRun) -> None:
+        nonlocal found
+        found = with_aiperf(found, run)
+
+    def keep_collapse(run: collapse.CollapseRun) -> None:
+        nonlocal found
+        found = with_collapse(found, run)
+
     interrupt_on_sigterm()  # as Ctrl-C: processes are ended in order, and results are kept
     code = 0
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -103,6 +129,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                     _install(chosen, args.folder, progress)
                     if part == "cost":
                         found = with_costs(found, _costs(chosen, args, progress))
+                    elif part == "aiperf":
+                        aiperf.run_all(
+                            chosen, args.seeds, args.folder, progress, keep_aiperf,
+                            num_sessions=1 if args.quick else aiperf.NUM_SESSIONS,
+                        )  # fmt: skip
+                    elif part == "collapse":
+                        collapse.run_all(
+                            chosen, [load for load in collapse.LOADS if load.name in args.load],
+                            args.folder, progress, keep_collapse, engines=args.engines,
+                            longest_s=5.0 if args.quick else collapse.LONGEST_S,
+                        )  # fmt: skip
                     else:
                         place(chosen, args.folder, progress, keep, is_quick=args.quick)
                 found = replace(found, loads={**found.loads, part: load})

@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from loadtest.dev.peers import aiperf as agents
+from loadtest.dev.peers import collapse as beyond
 from loadtest.dev.peers.contestants import CONTESTANTS
 from loadtest.dev.peers.cost import IN_FLIGHT, Added, Cost
 from loadtest.dev.peers.picture import draw_comparison, slow_prefill
@@ -32,6 +34,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     costs: tuple[Cost, ...] = ()
     grid: tuple[GridRun, ...] = ()
     loads: dict[str, float] = {}
+    aiperf: tuple[agents.AiperfRun, ...] = ()
+    collapse: tuple[beyond.CollapseRun, ...] = ()
 
 
 _ROUTERS: Final = tuple(one.name.replace("`", "") for one in CONTESTANTS)
@@ -51,6 +55,31 @@ def with_costs(found: Comparison, costs: Sequence[Cost]) -> Comparison:
     kept = [cost for cost in found.costs if cost.name not in names]
     ordered = sorted([*kept, *costs], key=lambda cost: order.index(cost.name))
     return replace(found, costs=tuple(ordered))
+
+
+def with_aiperf(found: Comparison, run: agents.AiperfRun) -> Comparison:
+    """Replace an older run of the same router and seed."""
+    kept = [each for each in found.aiperf if (each.router, each.seed) != (run.router, run.seed)]
+    return replace(found, aiperf=tuple(sorted([*kept, run], key=lambda each: _place(each.router))))
+
+
+def with_collapse(found: Comparison, run: beyond.CollapseRun) -> Comparison:
+    """Replace an older run of the same router, load and engines."""
+
+    def key(each: beyond.CollapseRun) -> tuple[str, beyond.Load, str]:
+        return each.engines, each.load, each.router
+
+    kept = [each for each in found.collapse if key(each) != key(run)]
+    ordered = sorted(
+        [*kept, run],
+        key=lambda each: (each.engines, beyond.LOADS.index(each.load), _place(each.router)),
+    )
+    return replace(found, collapse=tuple(ordered))
+
+
+def _place(router: str) -> int:
+    """Return a router's place in tables."""
+    return [one.name for one in CONTESTANTS].index(router)
 
 
 def read(path: Path) -> Comparison:
@@ -122,6 +151,16 @@ def cost_table(found: Comparison) -> str:
         f"{table(header, rows)}\n\nDirect p50: {direct} ms. Load average before: "
         f"{found.loads.get('cost', 0.0):.2f}."
     )
+
+
+def aiperf_table(found: Comparison) -> str:
+    """Lay out what AIPerf measured."""
+    return agents.lay_out(found.aiperf)
+
+
+def collapse_tables(found: Comparison) -> str:
+    """Lay out loads beyond the caches."""
+    return beyond.lay_out(found.collapse)
 
 
 def _kb(added: Added) -> str:
