@@ -56,6 +56,7 @@ WITH_ENGINES = $(BIN)/python -m pytest tests/engines -n 2 --dist loadfile --no-l
 test-engines: $(STAMP)    ## real vLLM replicas (CPU build, installed into .engines on first use)
 	bash tests/engines/install.sh
 	bash tests/engines/install_clients.sh
+	bash tests/engines/install_aiperf.sh
 	$(WITH_ENGINES) || $(call AGAIN,$(WITH_ENGINES))
 
 lower-bounds:             ## the oldest releases that pyproject.toml allows, in a venv of their own
