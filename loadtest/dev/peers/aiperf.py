@@ -84,7 +84,7 @@ def synthesize(folder: Path, num_sessions: int, seed: int) -> Path:
     """Make sessions; their file.
 
     Raises:
-        subprocess.CalledProcessError, TimeoutExpired: AIPerf failed.
+        FileNotFoundError, RuntimeError, subprocess.TimeoutExpired: as `run`.
     """
     out = folder / f"sessions-{seed}"
     words = ["synthesize", "agentic-code", "--config", str(SETTINGS), "--output", str(out)]
@@ -117,7 +117,7 @@ def profile(
         more: Variables of the environment.
 
     Raises:
-        subprocess.CalledProcessError, TimeoutExpired: AIPerf failed.
+        FileNotFoundError, RuntimeError, subprocess.TimeoutExpired: as `run`.
     """
     out = folder / f"run-{len(list(folder.glob('run-*')))}"
     own = ["--tokenizer", _TOKENIZER, "--ui", "none", "--output-artifact-dir", str(out)]
@@ -182,8 +182,11 @@ def run(folder: Path, words: Sequence[str], more: Mapping[str, str] = {}) -> str
     """Run an AIPerf command to its end; what it wrote.
 
     Raises:
-        subprocess.CalledProcessError, TimeoutExpired: it failed.
+        FileNotFoundError: AIPerf is not installed.
+        RuntimeError, subprocess.TimeoutExpired: it failed.
     """
+    if not AIPERF.exists():
+        raise FileNotFoundError(f"no AIPerf at {AIPERF}: run tests/engines/install_aiperf.sh")
     done = subprocess.run(
         [AIPERF, *words],
         cwd=folder,
@@ -278,6 +281,7 @@ def run_all(
 
     Raises:
         ChildDied, FileNotFoundError, RuntimeError, TimeoutError: a process did not start.
+        subprocess.TimeoutExpired: AIPerf did not end.
     """
     task = progress.add_task("AIPerf makes sessions", total=len(seeds) * len(contestants))
     with tempfile.TemporaryDirectory(prefix="aiperf-") as name:

@@ -69,7 +69,10 @@ def parser() -> argparse.ArgumentParser:
         help=f"of collapse: contexts over caches; {', '.join(loads)}",
     )  # fmt: skip
     made.add_argument(
-        "--engines", choices=("emulated", "real"), default="emulated", help="of collapse"
+        "--engines",
+        choices=("simulated", "emulated", "real"),
+        default="simulated",
+        help="of collapse; simulated: under policies of warmroute, without another router",
     )
     made.add_argument(
         "--out",
@@ -101,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = grid_of(args.grid_file) if args.grid_file else None
     except (OSError, ValueError) as exc:
         asked.error(str(exc))
+    loads = [load for load in collapse.LOADS if load.name in args.load]
     measured: list[GridRun] = []
 
     def keep(run: GridRun) -> None:
@@ -123,24 +127,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for part in args.only:
                 load = round(os.getloadavg()[0], 2)
-                if part == "grid" and runs is not None:
-                    found = replace(found, grid=runs)
-                else:
-                    _install(chosen, args.folder, progress)
-                    if part == "cost":
-                        found = with_costs(found, _costs(chosen, args, progress))
-                    elif part == "aiperf":
+                match part:
+                    case "grid" if runs is not None:
+                        found = replace(found, grid=runs)
+                    case "collapse" if args.engines == "simulated":
+                        collapse.simulate_all(loads, progress, keep_collapse)
+                    case "collapse":
+                        _install(chosen, args.folder, progress)
+                        collapse.run_all(
+                            chosen, loads, args.folder, progress, keep_collapse,
+                            engines=args.engines,
+                            longest_s=5.0 if args.quick else collapse.LONGEST_S,
+                        )  # fmt: skip
+                    case "aiperf":
+                        _install(chosen, args.folder, progress)
                         aiperf.run_all(
                             chosen, args.seeds, args.folder, progress, keep_aiperf,
                             num_sessions=1 if args.quick else aiperf.NUM_SESSIONS,
                         )  # fmt: skip
-                    elif part == "collapse":
-                        collapse.run_all(
-                            chosen, [load for load in collapse.LOADS if load.name in args.load],
-                            args.folder, progress, keep_collapse, engines=args.engines,
-                            longest_s=5.0 if args.quick else collapse.LONGEST_S,
-                        )  # fmt: skip
-                    else:
+                    case "cost":
+                        _install(chosen, args.folder, progress)
+                        found = with_costs(found, _costs(chosen, args, progress))
+                    case _:
+                        _install(chosen, args.folder, progress)
                         place(chosen, args.folder, progress, keep, is_quick=args.quick)
                 found = replace(found, loads={**found.loads, part: load})
         except* KeyboardInterrupt:
@@ -148,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = 130
         except* (
             ChildDied, RigError, RuntimeError, OSError, httpx.HTTPError,
-            subprocess.CalledProcessError,
+            subprocess.SubprocessError,
         ) as group:  # fmt: skip
             console.print(str(group.exceptions[0]), style="red", markup=False)
             code = 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
@@ -30,19 +30,24 @@ from loadtest.dev.peers.front import in_front
 from loadtest.dev.studies import pair
 from loadtest.dev.studies.cells import BLOCK_SIZE, NUM_BLOCKS, NUM_USABLE_BLOCKS, Cell
 from loadtest.dev.studies.draw import RAMP_S, session_of
+from loadtest.dev.studies.grid_run import DEFAULT, WITHOUT_QUEUE, fleet, under
 from loadtest.dev.studies.pair import SESSION_HEADER
 from loadtest.engines.process import read_metric
 from loadtest.engines.vllm import Engine
+from loadtest.generated.agents import agent_sessions
 from loadtest.markdown import table
 from loadtest.results import TurnResult, percentile
 from loadtest.runner.sessions import drive
 from loadtest.runner.stack import start_replicas
+from loadtest.simulator import simulate
 
-Engines = Literal["emulated", "real"]
+Engines = Literal["simulated", "emulated", "real"]
 
-NUM_EMULATED: Final = 4
+NUM_EMULATED: Final = 4  # and simulated
 NUM_TURNS: Final = 10  # of a session, in the median: a run has to see whole lives
-SEED: Final = 401  # nothing was tuned on it
+SEED: Final = 401  # nothing was tuned on it, nor on those of simulations
+SEEDS: Final = (401, 402, 403)
+SIMULATED: Final = (DEFAULT, WITHOUT_QUEUE, "session_sticky", "session_hash")
 TIMEOUT_S: Final = 120.0  # of silence: then a client gives up
 LONGEST_S: Final = 240.0  # of a run; what is under way then is not counted
 _NUM_LIVES: Final = 3  # sessions, one after the other, in the place of each that is alive
@@ -78,9 +83,10 @@ class CollapseRun(Struct, frozen=True, kw_only=True):
     lowest; `busiest` is the most that one computed, over the mean. Times in seconds.
     """
 
-    router: str
+    router: str  # simulated: a policy
     engines: Engines
     load: Load
+    seed: int = SEED
     num_sessions: int  # alive at once
     num_turns: int
     num_errors: int
@@ -160,6 +166,49 @@ def run_all(
             urls = [engine.url for engine in real]
             found(asyncio.run(_run(contestant, urls, load, folder, log_dir, longest_s)))
             progress.advance(task)
+
+
+def simulate_all(
+    loads: Sequence[Load], progress: Progress, found: Callable[[CollapseRun], None]
+) -> None:
+    """Simulate `SIMULATED` under every load with every seed; minutes."""
+    runs = list(product(loads, SIMULATED, SEEDS))
+    task = progress.add_task("simulating", total=len(runs))
+    for load, label, seed in runs:
+        progress.update(task, description=f"{load.name}, {seed}: {label}")
+        found(simulated(label, load, seed))
+        progress.advance(task)
+
+
+def simulated(label: str, load: Load, seed: int, num_engines: int = NUM_EMULATED) -> CollapseRun:
+    """Simulate one load under a policy. A client has given up where a first token is too late.
+
+    Raises:
+        ValueError: `label` names no variant.
+    """
+    profile = profile_of(seed)
+    num_sessions = num_alive(load, num_engines, profile)
+    num_all = num_sessions * (1 if load.is_batch else _NUM_LIVES)
+    starts = iter([RAMP_S * index / num_sessions for index in range(num_all)])
+    script = agent_sessions(replace(profile, num_sessions=num_all), BLOCK_SIZE, starts)
+    policy, setup = under(label, fleet(num_engines, NUM_USABLE_BLOCKS, seed, "slow"))
+    found = simulate(
+        script.workload(load.name), policy, replace(setup, concurrency=num_sessions), label=label
+    )
+    turns = [
+        replace(turn, error="timeout") if (turn.ttft_s or 0.0) > TIMEOUT_S else turn
+        for turn in found.run.turns
+    ]
+    counted = {f"r{number + 1}": [0, 0] for number in range(num_engines)}
+    for turn in found.run.turns:
+        of_it = counted.setdefault(str(turn.replica), [0, 0])
+        of_it[0] += turn.num_prompt_tokens or 0
+        of_it[1] += turn.num_cached_tokens or 0
+    of_engines = [
+        Counted(num_prompt_tokens=prompt, num_cached_tokens=cached)
+        for prompt, cached in counted.values()
+    ]
+    return run_of(label, "simulated", load, num_sessions, turns, of_engines, seed)
 
 
 @contextmanager
@@ -246,6 +295,7 @@ def run_of(
     num_sessions: int,
     turns: Sequence[TurnResult],
     counted: Sequence[Counted],
+    seed: int = SEED,
 ) -> CollapseRun:
     """Sum a run up.
 
@@ -264,6 +314,7 @@ def run_of(
         router=router,
         engines=engines,
         load=load,
+        seed=seed,
         num_sessions=num_sessions,
         num_turns=len(good),
         num_errors=len(turns) - len(good),
@@ -292,13 +343,17 @@ def _window(load: Load, turns: Sequence[TurnResult]) -> tuple[float, float]:
     return min(2 * RAMP_S, last_s / 2), last_s
 
 
-def lay_out(runs: Iterable[CollapseRun]) -> str:
-    """Lay runs out: a table for emulated engines, and one for real ones."""
+def lay_out(runs: Sequence[CollapseRun]) -> str:
+    """Lay runs out, a table for each kind of engines; of several seeds means, and the worst."""
+    titles = {
+        "simulated": f"{NUM_EMULATED} simulated engines, seeds {', '.join(map(str, SEEDS))}",
+        "emulated": f"{NUM_EMULATED} emulated engines, seed {SEED}",
+        "real": f"Two vLLM replicas, seed {SEED}",
+    }
     parts = []
-    for engines in ("emulated", "real"):
+    for engines, title in titles.items():
         of_these = [run for run in runs if run.engines == engines]
         if of_these:
-            title = f"{NUM_EMULATED} emulated engines" if engines == "emulated" else "Two vLLM"
             parts += [f"**{title}**", _table(of_these)]
     return "\n\n".join(parts)
 
@@ -310,16 +365,27 @@ def _table(runs: Sequence[CollapseRun]) -> str:
         "busiest engine", "TTFT mean, P99", "longest wait",
     )  # fmt: skip
     rows = []
-    for load in dict.fromkeys(run.load for run in runs):
-        for run in (run for run in runs if run.load == load):
-            kin = [r for r in runs if r.router == run.router and r.load.is_batch == load.is_batch]
-            peak = max(each.turns_per_s for each in kin)
-            rows.append(
-                (
-                    load.name, run.router, str(run.num_errors), f"{run.turns_per_s:.1f}",
-                    f"{run.turns_per_s / peak:.0%}", f"{run.hits:.0%}", f"{run.worst_hits:.0%}",
-                    f"{run.busiest:.2f}", f"{run.ttft_mean_s:.2f}, {run.ttft_p99_s:.1f} s",
-                    f"{run.longest_wait_s:.0f} s",
-                )
-            )  # fmt: skip
+    for load, router in dict.fromkeys((run.load, run.router) for run in runs):
+        ours = [run for run in runs if (run.load, run.router) == (load, router)]
+        kin = [r for r in runs if r.router == router and r.load.is_batch == load.is_batch]
+        peak = max(_pace([r for r in kin if r.load == each.load]) for each in kin)
+        rows.append(
+            (
+                load.name,
+                router if "`" in router else f"`{router}`",
+                str(sum(run.num_errors for run in ours)),
+                f"{_pace(ours):.1f}",
+                f"{_pace(ours) / peak:.0%}" if peak else "",
+                f"{fmean(run.hits for run in ours):.0%}",
+                f"{min(run.worst_hits for run in ours):.0%}",
+                f"{max(run.busiest for run in ours):.2f}",
+                f"{fmean(run.ttft_mean_s for run in ours):.2f}, "
+                f"{fmean(run.ttft_p99_s for run in ours):.1f} s",
+                f"{max(run.longest_wait_s for run in ours):.0f} s",
+            )
+        )
     return table(header, rows)
+
+
+def _pace(runs: Sequence[CollapseRun]) -> float:
+    return fmean(run.turns_per_s for run in runs)

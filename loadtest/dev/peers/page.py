@@ -66,8 +66,8 @@ def with_aiperf(found: Comparison, run: agents.AiperfRun) -> Comparison:
 def with_collapse(found: Comparison, run: beyond.CollapseRun) -> Comparison:
     """Replace an older run of the same router, load and engines."""
 
-    def key(each: beyond.CollapseRun) -> tuple[str, beyond.Load, str]:
-        return each.engines, each.load, each.router
+    def key(each: beyond.CollapseRun) -> tuple[str, beyond.Load, str, int]:
+        return each.engines, each.load, each.router, each.seed
 
     kept = [each for each in found.collapse if key(each) != key(run)]
     ordered = sorted(
@@ -79,7 +79,8 @@ def with_collapse(found: Comparison, run: beyond.CollapseRun) -> Comparison:
 
 def _place(router: str) -> int:
     """Return a router's place in tables."""
-    return [one.name for one in CONTESTANTS].index(router)
+    order = [*beyond.SIMULATED, *(one.name for one in CONTESTANTS)]
+    return order.index(router)
 
 
 def read(path: Path) -> Comparison:

@@ -189,20 +189,31 @@ def setup_of(draw: Draw, repeat: int = 0, pace: float = 1.0) -> Setup:
     cell = draw.cell
     pace *= _POOL_PACE if cell.has_pool else 1.0
     to_engine = 1.0 + 0.1 * (-1) ** repeat * ((repeat + 1) // 2)
+    setup = fleet(NUM_ENGINES, draw.num_blocks, draw.seed, cell.prefill, pace)
+    return replace(
+        setup,
+        pool=PoolSetup(speed=_POOL_SPEED[cell.prefill]) if cell.has_pool else None,
+        to_engine_s=setup.to_engine_s * to_engine,
+    )
+
+
+def fleet(
+    num_engines: int, num_blocks: int, seed: int, prefill: Prefill, pace: float = 1.0
+) -> Setup:
+    """Describe engines without a pool, as they were fitted, to the simulator."""
     return Setup(
-        num_replicas=NUM_ENGINES,
-        num_blocks=draw.num_blocks,
-        engine=ENGINES[cell.prefill],
-        time_model=PRESETS[ENGINES[cell.prefill]].slower(pace),
+        num_replicas=num_engines,
+        num_blocks=num_blocks,
+        engine=ENGINES[prefill],
+        time_model=PRESETS[ENGINES[prefill]].slower(pace),
         max_num_batched_tokens=_BATCH_TOKENS,
         max_num_seqs=_BATCH_REQUESTS,
-        pool=PoolSetup(speed=_POOL_SPEED[cell.prefill]) if cell.has_pool else None,
         load=None,
         loop="closed",
-        to_engine_s=pace * _TO_ENGINE_S * to_engine,
+        to_engine_s=pace * _TO_ENGINE_S,
         event_lag_s=_EVENT_LAG_S,
         model=MODEL,
-        seed=draw.seed,
+        seed=seed,
     )
 
 

@@ -15,6 +15,7 @@ from loadtest.dev.peers.collapse import (
     profile_of,
     run_of,
     sessions_of,
+    simulated,
 )
 from loadtest.results import TurnResult
 
@@ -98,7 +99,7 @@ def test_a_run_without_an_answer_is_an_error() -> None:
 
 
 def test_the_peak_is_of_the_same_router_and_kind_of_load() -> None:
-    """At twice the load half of the turns are done, of a batch all."""
+    """At twice the load nothing is done in time, of a batch all."""
     kept = [turn("a", 0.0), turn("a", 3.0), turn("b", 4.0)]
     runs = [
         run_of("x", "emulated", KEPT_UP, 2, kept, EQUAL),
@@ -107,7 +108,33 @@ def test_the_peak_is_of_the_same_router_and_kind_of_load() -> None:
         run_of("y", "real", BATCH, 2, kept[:1], EQUAL),
     ]
 
-    rows = [line for line in lay_out(runs).splitlines() if line.startswith("| ")]
+    rows = [line.split(" | ") for line in lay_out(runs).splitlines() if line.startswith("| ")]
 
-    assert [row.split(" | ")[4] for row in rows if " | x | " in row] == ["100%", "0%", "100%"]
+    assert [row[4] for row in rows if row[1] == "`x`"] == ["100%", "0%", "100%"]
     assert len({load.name for load in LOADS}) == len(LOADS)
+
+
+def test_a_row_has_the_mean_of_its_seeds_and_the_worst() -> None:
+    """A wait that only one seed has is not averaged away."""
+    runs = [
+        run_of("x", "simulated", BATCH, 1, [turn("a", 0.0, total_s)], EQUAL, seed)
+        for seed, total_s in ((1, 1.0), (2, 4.0))
+    ]
+
+    *_, row = lay_out(runs).splitlines()
+
+    assert row.startswith("| 1-batch | `x` | 0 | 0.6 | 100% |")  # 1 and 0.25 turns a second
+    assert row.endswith("| 1.25, 1.2 s | 2 s |")
+
+
+def test_the_simulator_plays_every_turn_on_every_engine() -> None:
+    """The same sessions as before real engines, as blocks."""
+    found = simulated("session_sticky", Load(pressure=0.3, is_batch=True), 1, num_engines=2)
+    profile = profile_of(1)
+
+    assert found.num_errors == 0
+    assert found.num_sessions == num_alive(Load(pressure=0.3), 2, profile)
+    plans = [plan_session(profile, index) for index in range(found.num_sessions)]
+    assert found.num_turns == sum(map(len, plans))
+    assert found.busiest < 2.0
+    assert 0.5 < found.worst_hits <= found.hits < 1.0
