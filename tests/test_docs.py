@@ -26,6 +26,7 @@ from loadtest.dev.gpu import run as gpu_run
 from loadtest.dev.gpu.kit import cli as gpu_kit
 from loadtest.dev.gpu.kit import install as gpu_install
 from loadtest.dev.peers import cli as peers
+from loadtest.dev.peers.aiperf import MOONCAKE, profile_words
 from loadtest.dev.studies import next_turn, real_grid
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
@@ -71,6 +72,8 @@ MASTER_FLAGS = frozenset(
         "--enable_offload",
     }
 )
+# Source: aiperf synthesize agentic-code --help, 0.13.0; the others are run in tests/engines
+AIPERF_FLAGS = frozenset({"--max-isl", *profile_words("", Path(), MOONCAKE, 1)})
 REDIS_FLAGS = frozenset({"--maxmemory", "--maxmemory-policy", "--save"})
 # Source: --help of docker compose, docker build, kubectl, helm; promtool and openssl have none here
 DOCKER_FLAGS = frozenset(
@@ -359,7 +362,7 @@ def commands() -> Iterator[click.Command]:
 def flags() -> frozenset[str]:
     """Every long flag of our commands, modules and of vLLM that a document may name."""
     known = {"--help", "--version", *VLLM_FLAGS, *NEWER_VLLM_FLAGS}
-    known |= {*MASTER_FLAGS, *REDIS_FLAGS, *DOCKER_FLAGS}
+    known |= {*MASTER_FLAGS, *REDIS_FLAGS, *DOCKER_FLAGS, *AIPERF_FLAGS}
     for command in (*commands(), chaos):
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))
