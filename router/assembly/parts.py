@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 
+from policies.view import CandidateId
 from router.api.withheld import Withheld
 from router.assembly.cluster import Cluster
 from router.assembly.discovery import Discovery
@@ -22,6 +22,7 @@ from router.discovery.engine_api import EngineApi
 from router.discovery.readiness import Readiness
 from router.discovery.status import Status, Waiting
 from router.http.draining import Draining
+from router.index.behind import Behind
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
@@ -98,7 +99,7 @@ class Parts:
             conversations=self.conversations,
             waiting=self.waiting,
             layout_of=self.caches.index.groups_of,
-            num_tier_blocks=partial(self.caches.index.num_blocks, tier="cpu"),
+            behind=self._behind,
             on_down=self.deaths.went_down,
         )
         self.responses = ResponseOwners(max_responses=config.session.max_sessions)
@@ -151,6 +152,16 @@ class Parts:
         self.fetches: Fetches | None = None
         if self.pools:
             self.fetches = Fetches(self.pools, self.pools.readers, config, self.metrics)
+
+    def _behind(self, candidate: CandidateId) -> Behind:
+        """Return what a candidate reads from when its cache has evicted it: a pool, or its tier."""
+        if self.fetches is not None:
+            behind = self.fetches.behind(
+                candidate, [state.candidate for state in self.fleet.members.states.values()]
+            )
+            if behind is not None:
+                return behind
+        return self.caches.behind(candidate)
 
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""

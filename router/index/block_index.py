@@ -85,13 +85,14 @@ _epochs = count(1)
 class _Holdings:
     """The blocks of one candidate, in one epoch."""
 
-    __slots__ = ("computing", "cpu", "epoch", "evicted", "gpu", "journal", "left")
+    __slots__ = ("computing", "cpu", "epoch", "evicted", "evicts_cpu", "gpu", "journal", "left")
 
     def __init__(self, journal: Journal | None) -> None:
         self.epoch = next(_epochs)
         self.gpu: Copies = {}
         self.cpu: Copies = {}
         self.computing: Copies = {}
+        self.evicts_cpu = False  # its cpu tier was full, and lost blocks
         self.evicted = RecentKeys()
         self.left = RecentKeys()  # those of them of which copies were left
         self.journal = journal  # outlives the epoch
@@ -183,6 +184,7 @@ class BlockIndex:
         holdings = self._of(candidate)
         copies = holdings.gpu if tier == "gpu" else holdings.cpu
         holdings.evicted.add(keys)
+        holdings.evicts_cpu |= tier == "cpu"
         lowered: set[BlockKey] = set()
         if num_left is not None:
             num_missing = remove_to(copies, keys, num_left, lowered)
@@ -464,6 +466,11 @@ class BlockIndex:
         if holdings is None:
             return 0
         return len(holdings.gpu if tier == "gpu" else holdings.cpu)
+
+    def evicts_cpu(self, candidate: CandidateId) -> bool:
+        """Return whether the candidate's cpu tier has lost blocks in this epoch: it is full."""
+        holdings = self._holdings.get(candidate)
+        return holdings is not None and holdings.evicts_cpu
 
     def match(
         self,

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from policies.view import CandidateId
 from router.base.contracts import BlockKey, ExtraKeys, HashContract
+from router.index.behind import NOTHING_BEHIND, Behind
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.claims import Audit, Claim
@@ -189,6 +190,13 @@ class CacheView:
             held = matches[candidate]
             matches[candidate] = _at_most(held, held.num_gpu_blocks)
         return matches
+
+    def behind(self, candidate: CandidateId) -> Behind:
+        """Return the blocks in a candidate's own cpu tier; none if the tier does not count."""
+        num_blocks = self.index.num_blocks(candidate, "cpu")
+        if not num_blocks or candidate in self.audit.without_cpu:
+            return NOTHING_BEHIND
+        return Behind(num_blocks, is_full=self.index.evicts_cpu(candidate))
 
     def _drop_last(self, matches: dict[CandidateId, BlockMatch]) -> None:
         """Drop the last block of matches if the engine does; several groups have their own rule."""

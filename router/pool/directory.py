@@ -54,6 +54,16 @@ class PoolDirectory:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    @property
+    def evicts(self) -> bool:
+        """Whether blocks are known to have left the pool."""
+        return self._lost.num_added > 0
+
+    @property
+    def num_on_disk(self) -> int:
+        """Count the blocks that were last seen on SSD only."""
+        return len(self._on_disk)
+
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._blocks
 

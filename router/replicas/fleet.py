@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from policies.view import CandidateId, CostModel
+from router.index.behind import NOTHING_BEHIND, Behind
 from router.index.hit_length import KvLayout
 from router.replicas.conversations import Conversations
 from router.replicas.cost_fit import PRIOR
@@ -28,9 +29,9 @@ def _ignore(*_: object) -> None:
     """Do nothing about what is called."""
 
 
-def _none_at(_: CandidateId) -> int:
-    """Return that a candidate has no tier."""
-    return 0
+def _nothing_behind(_: CandidateId) -> Behind:
+    """Return that there is nothing behind a candidate's cache."""
+    return NOTHING_BEHIND
 
 
 class Fleet:
@@ -43,7 +44,7 @@ class Fleet:
         conversations: Those that requests belong to.
         waiting: Replicas and sources that have not answered yet, and why; grows and shrinks.
         layout_of: Returns a candidate's KV groups; None: it has one, or they are not known.
-        num_tier_blocks: Counts the blocks in a candidate's CPU tier.
+        behind: Returns the blocks behind a candidate's cache.
         on_down: Called with a replica that is dead or hangs, unless it was draining, and now.
     """
 
@@ -58,7 +59,7 @@ class Fleet:
         conversations: Conversations | None = None,
         waiting: Mapping[str, str] | None = None,
         layout_of: Callable[[CandidateId], KvLayout | None] = _ignore,
-        num_tier_blocks: Callable[[CandidateId], int] = _none_at,
+        behind: Callable[[CandidateId], Behind] = _nothing_behind,
         on_down: Callable[[str, float], None] = _ignore,
     ) -> None:
         self.conversations = Conversations() if conversations is None else conversations
@@ -70,4 +71,4 @@ class Fleet:
             on_down=on_down,
         )
         self.offers = Offers(self.members, {} if waiting is None else waiting)
-        self.load = Load(self.members, self.conversations, layout_of, num_tier_blocks)
+        self.load = Load(self.members, self.conversations, layout_of, behind)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from policies.view import NOTHING_HELD, CandidateId, Holding, ReplicaView
+from router.index.behind import Behind
 from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
 from router.records.outcome import Outcome
@@ -32,30 +33,23 @@ class Load:
         members: The replicas.
         conversations: Those that requests belong to.
         layout_of: Returns a candidate's KV groups; None: it has one, or they are not known.
-        num_tier_blocks: Counts the blocks in a candidate's CPU tier.
+        behind: Returns the blocks behind a candidate's cache.
     """
 
-    __slots__ = (
-        "_conversations",
-        "_layout_of",
-        "_members",
-        "_num_leases",
-        "_num_tier_blocks",
-        "_states",
-    )
+    __slots__ = ("_behind", "_conversations", "_layout_of", "_members", "_num_leases", "_states")
 
     def __init__(
         self,
         members: Members,
         conversations: Conversations,
         layout_of: Callable[[CandidateId], KvLayout | None],
-        num_tier_blocks: Callable[[CandidateId], int],
+        behind: Callable[[CandidateId], Behind],
     ) -> None:
         self._members = members
         self._states = members.states
         self._conversations = conversations
         self._layout_of = layout_of
-        self._num_tier_blocks = num_tier_blocks
+        self._behind = behind
         self._num_leases = 0
 
     # -- the life of a request ---------------------------------------------------------------
@@ -216,22 +210,33 @@ class Load:
             return state.candidate.capacity_tokens
         return self._tokens_in(state.candidate, num_blocks)
 
-    def room_tokens(self, candidate: CandidateId) -> int | None:
+    def room_tokens(self, candidate: CandidateId, fill: float = 1.0) -> int | None:
         """Return how many tokens conversations may have there, and come back soon; None: any.
 
-        Those that the GPU cache holds. What it evicts comes back from the CPU tier, if there is
-        one: its blocks are room, less what reading them costs over computing them. The tier has
-        all that was computed since it was last full.
+        Those in a share `fill` of the cache, or of the CPU tier or pool behind it: what the cache
+        evicts is read again from there. Until a tier or pool evicts, it has all that was computed.
+        In a pool, conversations of other candidates take their part. Neither counts while reading
+        all conversations takes longer than the time in which they come back: then they would wait
+        for reads as they do for computing.
         """
-        capacity, num_blocks = self.capacity_tokens(candidate), self._num_tier_blocks(candidate)
-        if capacity is None or not num_blocks:
-            return capacity
-        state, there = self._states[candidate], self._conversations.at(candidate)
-        model = state.speed.fit.model
-        num_tokens = max(1, there.num_tokens // max(1, there.num_sessions))  # of a conversation
-        compute_ms = max(model.prefill_ms(num_tokens, 0) - model.base_ms, 1e-3)
-        saved = 1.0 - model.ms_per_cpu_token * num_tokens / compute_ms
-        return max(capacity, int(saved * (self._tokens_in(state.candidate, num_blocks) or 0)))
+        capacity, behind = self.capacity_tokens(candidate), self._behind(candidate)
+        if capacity is None:
+            return None
+        num_tokens = fill * capacity
+        state, there = self._states[candidate], self._conversations.num_tokens_at
+        if behind.num_blocks:
+            read_ms = there(candidate) * behind.ms_per_token(state.speed.fit.model)
+            if read_ms <= 1e3 * self._conversations.cycle_s:
+                if not behind.is_full:
+                    return None
+                others = sum([there(other) for other in behind.sharers if other != candidate])
+                held = self._tokens_in(state.candidate, behind.num_blocks) or 0
+                num_tokens = max(num_tokens, fill * held - others)
+        return int(num_tokens)
+
+    def reads_back(self, candidate: CandidateId) -> bool:
+        """Return whether a candidate reads what its cache evicts from a CPU tier or a pool."""
+        return self._behind(candidate).num_blocks > 0
 
     def _tokens_in(self, candidate: Candidate, num_blocks: int) -> int | None:
         """Return how many tokens of its live conversations so many blocks hold; None: any."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,7 @@ from router.base.backoff import Suspects
 from router.base.contracts import BlockKey, HashContract
 from router.base.errors import Overdue, PoolError, PoolLate
 from router.config import MooncakeConfig
+from router.index.behind import Behind
 from router.index.block_index import BlockIndex
 from router.index.hit_length import KvLayout
 from router.metrics import Metrics
@@ -176,7 +177,7 @@ class Fetches(Observer):
         return found
 
     def _directories(
-        self, candidates: Sequence[Candidate]
+        self, candidates: Iterable[Candidate]
     ) -> Iterator[tuple[CandidateId, tuple[str, str]]]:
         """Yield each candidate that can read a pool now, with the pool and its directory there."""
         for candidate in candidates:
@@ -203,6 +204,29 @@ class Fetches(Observer):
                 for (pool, directory), groups in readable.items()
             ),
             default=0,
+        )
+
+    def behind(self, candidate: CandidateId, candidates: Iterable[Candidate]) -> Behind | None:
+        """Return the blocks of a pool that a candidate reads. None: it reads none now.
+
+        `candidates`: all, for those that share these blocks.
+        """
+        if not self.reads(candidate):
+            return None
+        places = dict(self._directories(candidates))
+        place = places.get(candidate)
+        if place is None:
+            return None
+        pool, name = place
+        catalog = self._pools[pool].catalog
+        if name not in catalog.layouts:  # not verified
+            return None
+        directory = catalog.directory(name)
+        return Behind(
+            len(directory),
+            is_full=directory.evicts,
+            num_disk_blocks=directory.num_on_disk,
+            sharers=[each for each, other in places.items() if other == place],
         )
 
     def num_lost_tokens(self, there: Fetchable, num_tokens: int, since_s: float) -> int:

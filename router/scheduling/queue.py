@@ -8,10 +8,11 @@ A request goes to the replica that its policy chooses at that moment, as soon as
    request waits here if the engine has no free blocks for it, unless the engine is about to idle.
 2. **Its answer is fast enough**, if there is a limit on inter-token latency.
 3. **It fits.** The conversations that live in the cache take at most `fill` of it, this one
-   included. A CPU tier is room, too, less what reading from it costs. If they have outgrown the
-   cache, the last that came waits. A batch conversation takes no room from interactive ones. A
-   prompt that does not fit goes when the replica has been idle for the price of the prompt
-   (`_idle_price_ms`), or when it has waited for the maximum.
+   included. A CPU tier or a pool behind the cache is room, too, while reading from it takes less
+   time than conversations have (`Load.room_tokens`). If they have outgrown it all, the last that
+   came waits. A batch conversation takes no room from interactive ones. A prompt that does not fit
+   goes when the replica has been idle for the price of the prompt (`_idle_price_ms`), or when it
+   has waited for the maximum.
 
 `router.scheduling.order` has the order. A request with a deadline is refused on arrival if the work
 ahead takes too long. Later it is refused when the time left is too short to compute it. An idle
@@ -285,12 +286,11 @@ class Queue(Generic[C]):
     def _can_begin(self, waiting: Waiting, choice: C, now_s: float) -> bool:
         """Return whether an engine has blocks for a request, or may hold it back itself.
 
-        It may if it is about to idle, or if what is evicted can be fetched. A request that has
-        waited for the maximum goes too: the known state of the blocks can be wrong.
+        It may if it is about to idle, or if what it evicts is read back. A request that has waited
+        for the maximum goes too: the known state of the blocks can be wrong.
         """
         view = choice.view
-        can_fetch = view.num_pool_tokens is not None and view.reads_pool
-        if view.queue_ms < IDLE_SOON_MS or can_fetch:
+        if view.queue_ms < IDLE_SOON_MS or self._candidates.reads_back(view.id):
             return True
         return self._has_waited_out(waiting, now_s) or self._has_blocks(waiting, choice)
 
@@ -305,22 +305,26 @@ class Queue(Generic[C]):
     def _fits(self, waiting: Waiting, choice: C) -> bool:
         """Return whether a cache has room for a request's conversation."""
         view, session, sets = choice.view, waiting.session, self._working_sets
-        room = self._room(waiting, view.id)
-        if session is None or room == inf:
+        if session is None:
             return True
         num_before = sets.num_tokens_at(view.id, for_batch=waiting.is_batch)
+        num_own = sets.num_own_tokens(session, waiting.num_tokens, view.num_gpu_tokens)
+        in_cache = self._candidates.capacity_tokens(view.id)
+        rules = waiting.rules or self._rules
+        if in_cache is None or num_before + num_own <= rules.fill * in_cache:
+            return True  # the usual case: what is behind the cache does not matter
+        room = self._room(waiting, view.id)
         if sets.home(session) == view.id:
             if num_before <= room:
                 return True
             num_before = sets.num_tokens_before(session, for_batch=waiting.is_batch)
-        num_own = sets.num_own_tokens(session, waiting.num_tokens, view.num_gpu_tokens)
         return not num_before or num_before + num_own <= room
 
     def _room(self, waiting: Waiting, candidate: CandidateId) -> float:
         """Return the tokens of a replica for the conversations that live there."""
-        capacity = self._candidates.room_tokens(candidate)
         rules = waiting.rules or self._rules
-        return inf if capacity is None else rules.fill * capacity
+        room = self._candidates.room_tokens(candidate, rules.fill)
+        return inf if room is None else room
 
     def _idle_price_ms(self, waiting: Waiting, choice: C) -> float:
         """Return the idle time after which a prompt goes that does not fit.

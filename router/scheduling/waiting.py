@@ -60,8 +60,19 @@ class Choice(Protocol):
 class Candidates(Protocol):
     """State of the replicas that the queue asks for."""
 
-    def room_tokens(self, candidate: CandidateId) -> int | None:
-        """Return the size of its caches in tokens; None: not known, and everything fits."""
+    def capacity_tokens(self, candidate: CandidateId) -> int | None:
+        """Return the tokens that a cache holds; None: not known, and everything fits."""
+        ...
+
+    def reads_back(self, candidate: CandidateId) -> bool:
+        """Return whether a replica reads what its cache evicts from a CPU tier or a pool."""
+        ...
+
+    def room_tokens(self, candidate: CandidateId, fill: float) -> int | None:
+        """Return the tokens for its conversations, in a share `fill` of its cache or behind it.
+
+        None: everything fits, or its cache is not known.
+        """
         ...
 
     def num_ready(self, candidate: CandidateId, now_s: float) -> int:

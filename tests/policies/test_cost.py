@@ -233,3 +233,16 @@ def test_reason_carries_the_figures() -> None:
     assert create("kv_aware").decide(asked).reason == (
         "12,032 of 14,000 tokens cached, queue 35 ms"
     )
+
+
+def test_a_prompt_stays_where_a_slower_tier_has_its_context() -> None:
+    """A move pays for what it computes again: the reading at home is cheaper, and a queue there."""
+    home, idle = replica("home", gpu=100, cpu=900, queue_ms=60.0), replica("idle", gpu=100)
+
+    for name in ("min_ttft", "kv_aware"):
+        decision = create(name).decide(snapshot(home, idle, tokens=1000))
+        assert decision.candidate == "home"
+        stay, move = decision.costs
+        assert (stay.num_uncached_tokens, move.num_uncached_tokens) == (100, 900)
+        assert stay.fetch_ms > 0.0
+        assert stay.total_ms < move.total_ms

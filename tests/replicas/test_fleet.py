@@ -9,6 +9,7 @@ from policies import CandidateId, CostModel, Holding, ReplicaView, RequestView, 
 from router.base.errors import NoReplicaAvailable, UnknownModel
 from router.base.messages import KvGroup
 from router.base.roles import Role
+from router.index.behind import Behind
 from router.index.hit_length import KvLayout
 from router.records.outcome import Outcome
 from router.replicas import (
@@ -445,34 +446,73 @@ def test_the_capacity_comes_from_the_best_known_figure() -> None:
     assert fleet.load.capacity_tokens(r1) == (100 - 3) * 16
 
 
+def behind_of(found: Behind, *names: str, **fields: Any) -> Fleet:
+    """Create replicas with caches of 1,600 tokens, and the same behind each of them."""
+    prior = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0, **fields)
+    fleet = Fleet(prior=prior, behind=lambda _: found)
+    for name in names:
+        fleet.members.add(Replica(name=name, url=f"http://{name}", block_size=16, num_blocks=100))
+    return fleet
+
+
+def live(fleet: Fleet, *tokens: tuple[int, CandidateId]) -> None:
+    """Begin and end conversations of so many tokens; a turn and its pause take 10 s."""
+    for session, (num_tokens, where) in enumerate(tokens):
+        for at_s in (0.0, 1e-3):
+            fleet.conversations.begin(session, where, num_tokens, 0, at_s)
+            fleet.conversations.end(session, at_s)
+
+
 def test_blocks_of_several_groups_in_a_tier_are_not_counted_as_tokens_twice() -> None:
     """Two groups of full attention: a token takes a block's place in each."""
     r1 = CandidateId("r1")
     groups = KvGroup(0, "full_attention", 16), KvGroup(1, "full_attention", 16)
     fleet = Fleet(
-        prior=CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0, ms_per_cpu_token=0.25),
-        layout_of=lambda _: KvLayout(groups, 16),
-        num_tier_blocks=lambda _: 400,
+        layout_of=lambda _: KvLayout(groups, 16), behind=lambda _: Behind(400, is_full=True)
     )
     fleet.members.add(Replica(name="r1", url="http://r1", block_size=16, num_blocks=100))
 
     assert fleet.load.capacity_tokens(r1) == 800
-    assert fleet.load.room_tokens(r1) == 2400
+    assert fleet.load.room_tokens(r1) == 3200
 
 
-def test_a_cpu_tier_is_room_less_what_reading_costs() -> None:
-    """At 1 ms a token to compute and 0.25 to read, three quarters of the tier's blocks."""
-    r1, tier = CandidateId("r1"), {"r1": 0}
-    fleet = Fleet(
-        prior=CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0, ms_per_cpu_token=0.25),
-        num_tier_blocks=lambda candidate: tier[candidate],
-    )
-    fleet.members.add(Replica(name="r1", url="http://r1", block_size=16, num_blocks=100))
+def test_a_full_cpu_tier_is_room_and_one_that_has_evicted_nothing_any_room() -> None:
+    """A tier smaller than the cache adds nothing: it has copies of what is there."""
+    full = [behind_of(Behind(num, is_full=True), "a") for num in (0, 50, 400)]
 
+    assert [fleet.load.room_tokens(A, 0.5) for fleet in full] == [800, 800, 3200]
+    assert behind_of(Behind(400), "a").load.room_tokens(A) is None
+    assert [fleet.load.reads_back(A) for fleet in full] == [False, True, True]
+
+
+def test_a_tier_is_no_room_if_reading_it_takes_longer_than_conversations_have() -> None:
+    """2,000 tokens come back within 10 s: at 4 ms a token they are read in 8 s, at 6 ms in 12 s."""
     rooms = []
-    for tier["r1"] in (0, 100, 400):
-        rooms.append(fleet.load.room_tokens(r1))
-    assert rooms == [1600, 1600, 4800]
+    for ms_per_cpu_token in (4.0, 6.0):
+        fleet = behind_of(Behind(400), "a", ms_per_cpu_token=ms_per_cpu_token)
+        live(fleet, (2000, A))
+        assert fleet.conversations.cycle_s == pytest.approx(9.0, abs=1.0)
+        rooms.append(fleet.load.room_tokens(A))
+
+    assert rooms == [None, 1600]
+
+
+def test_conversations_elsewhere_take_their_part_of_a_pool() -> None:
+    """6,400 tokens in the pool that two replicas share."""
+    b = CandidateId("b")
+    fleet = behind_of(Behind(400, is_full=True, sharers=(A, b)), "a", "b")
+    live(fleet, (1000, A), (2000, b))
+
+    assert fleet.load.room_tokens(A) == 4400
+    assert fleet.load.room_tokens(b) == 5400
+
+
+def test_reading_from_ssd_has_its_own_price() -> None:
+    """A quarter of the blocks on SSD, at 9 ms a token instead of 1."""
+    model = CostModel(ms_per_fetched_token=1.0, ms_per_disk_token=9.0, ms_per_cpu_token=0.5)
+
+    assert Behind(400, num_disk_blocks=100, sharers=(A,)).ms_per_token(model) == 3.0
+    assert Behind(400).ms_per_token(model) == 0.5
 
 
 def decoder(**fields: Any) -> tuple[Fleet, Replica]:

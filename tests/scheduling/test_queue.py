@@ -52,6 +52,7 @@ class Stage:
         self.bears_ms = inf  # work in front of a request that wants to go there
         self.cached: dict[str, int] = {}
         self.pooled: dict[str, int] = {}
+        self.is_read_back = False
         self.sent: list[str] = []
         self.why: list[str] = []
         self.refused: list[tuple[str, Limit]] = []
@@ -64,8 +65,14 @@ class Stage:
             lambda waiting, choice: waiting.num_tokens <= self.num_free[choice.view.id],
         )
 
-    def room_tokens(self, candidate: CandidateId) -> int | None:
+    def capacity_tokens(self, candidate: CandidateId) -> int | None:
         return self.capacity
+
+    def room_tokens(self, candidate: CandidateId, fill: float) -> int | None:
+        return None if self.capacity is None else int(fill * self.capacity)
+
+    def reads_back(self, candidate: CandidateId) -> bool:
+        return self.is_read_back
 
     def num_ready(self, candidate: CandidateId, now_s: float) -> int:
         return self.num_waiting[candidate] - self.lost[candidate]
@@ -205,15 +212,15 @@ def test_a_request_without_free_blocks_waits_and_holds_up_longer_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queue_ms", "waited_s", "pooled"),
-    [(IDLE_SOON_MS - 1.0, 1.0, {}), (99.0, 60.0, {}), (99.0, 1.0, {"large": 0})],
-    ids=["the replica idles soon", "after the maximum wait", "with a pool"],
+    ("queue_ms", "waited_s", "is_read_back"),
+    [(IDLE_SOON_MS - 1.0, 1.0, False), (99.0, 60.0, False), (99.0, 1.0, True)],
+    ids=["the replica idles soon", "after the maximum wait", "with a CPU tier or a pool"],
 )
 def test_a_request_goes_without_free_blocks(
-    queue_ms: float, waited_s: float, pooled: dict[str, int]
+    queue_ms: float, waited_s: float, is_read_back: bool
 ) -> None:
     stage = Stage(max_wait_s=60.0)
-    stage.pooled = pooled
+    stage.is_read_back = is_read_back
     stage.num_free[A] = 0
     stage.queue_ms[A] = queue_ms
     stage.ask("large", 1_000)
