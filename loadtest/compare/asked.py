@@ -26,7 +26,7 @@ from loadtest.compare.setting import Setting, make_order
 from loadtest.engine_model.time_model import PRESETS
 from loadtest.runner import ReplayOptions
 from loadtest.runner.parameters import api_key
-from loadtest.simulator import PoolSetup, Setup
+from loadtest.simulator import PoolSetup, Setup, TierSetup
 from loadtest.traces.options import load_workload
 from loadtest.workload import Workload
 
@@ -42,6 +42,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
     blocks: int | None
     engine: str
     pool_speed: float | None
+    cpu_blocks: int | None
     speed: float
     load: float | None
     own_pace: bool
@@ -85,6 +86,8 @@ def make_job(
     refuse_unlimited(arms, place)
     given = {name: options.pop(name) for name in ONLY}
     fleet = Fleet(**{name: given[name] for name in Fleet.__struct_fields__})
+    if fleet.cpu_blocks is not None and fleet.pool_speed is not None:
+        raise click.UsageError("--cpu-blocks: not with --pool-speed")
     headers = dict(given["headers"])
     key = api_key(given["api_key_file"]) if place in ("engines", "targets") else None
     rounds = options.pop("rounds")
@@ -190,6 +193,8 @@ def _details(
         details["load"] = "own pace" if fleet.own_pace or fleet.load is None else fleet.load
     if fleet.pool_speed is not None:
         details["pool speed"] = fleet.pool_speed
+    if fleet.cpu_blocks is not None:
+        details["CPU tier of a replica, blocks"] = fleet.cpu_blocks
     return details
 
 
@@ -264,6 +269,7 @@ def _setup(workload: Workload, fleet: Fleet, seed: int) -> Setup:
         num_blocks=fleet.blocks,
         engine=fleet.engine,
         pool=None if fleet.pool_speed is None else PoolSetup(speed=fleet.pool_speed),
+        tier=None if fleet.cpu_blocks is None else TierSetup(num_blocks=fleet.cpu_blocks),
         load=None if fleet.own_pace else fleet.load or defaults.load,
         loop="closed" if any(turn.after for turn in workload.turns) else "open",
         seed=seed,
@@ -285,9 +291,12 @@ def _replica_flags(workload: Workload, fleet: Fleet, seed: int, arm: Arm) -> lis
         "tick-ms": 5.0,  # a first token is at most this late; fewer wake-ups
         "seed": seed,
     }
+    per_token_ms = PRESETS[fleet.engine].ms_per_prefill_token
     if fleet.pool_speed is not None:
-        per_token_ms = PRESETS[fleet.engine].ms_per_prefill_token
         flags["ms-per-fetched-token"] = per_token_ms / fleet.pool_speed
+    if fleet.cpu_blocks is not None:
+        tier = TierSetup(num_blocks=fleet.cpu_blocks)
+        flags |= {"cpu-blocks": tier.num_blocks, "ms-per-cpu-token": per_token_ms / tier.speed}
     return [part for name, value in flags.items() for part in (f"--{name}", str(value))]
 
 

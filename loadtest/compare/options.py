@@ -93,6 +93,11 @@ _FLEET: Final = (
         help="Modelled fleets: a shared pool; reading a token takes 1/K of the time to prefill it.",
     ),
     click.option(
+        "--cpu-blocks",
+        type=_COUNT,
+        help="Modelled fleets: each replica has a CPU tier of so many blocks; not with a pool.",
+    ),
+    click.option(
         "--load",
         type=POSITIVE,
         default=0.9,
@@ -131,7 +136,7 @@ _LIVE: Final = frozenset[Place]({"emulated", "engines", "targets"})
 _GIVEN: Final = frozenset[Place]({"engines", "targets"})
 
 ONLY: Final[dict[str, frozenset[Place]]] = {
-    **dict.fromkeys(("replicas", "blocks", "engine", "pool_speed"), _MODELLED),
+    **dict.fromkeys(("replicas", "blocks", "engine", "pool_speed", "cpu_blocks"), _MODELLED),
     **dict.fromkeys(("load", "own_pace"), frozenset[Place]({"simulated"})),
     "speed": frozenset({"emulated"}),
     "mooncake": frozenset({"engines"}),

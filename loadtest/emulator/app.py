@@ -145,8 +145,13 @@ class App:
         return _json({"object": "list", "data": cards})
 
     async def _reset_prefix_cache(self, request: web.BaseRequest) -> web.StreamResponse:
-        preempt = request.query.get("reset_running_requests", "").lower() in ("true", "1")
-        return _json({"success": self._replica.reset_prefix_cache(preempt=preempt)})
+        def asked(name: str) -> bool:
+            return request.query.get(name, "").lower() in ("true", "1")
+
+        is_clear = self._replica.reset_prefix_cache(
+            preempt=asked("reset_running_requests"), with_tier=asked("reset_external")
+        )
+        return _json({"success": is_clear})
 
     async def _sleep(self, request: web.BaseRequest) -> web.StreamResponse:
         level = request.query.get("level", "1")

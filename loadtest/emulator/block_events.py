@@ -7,6 +7,7 @@ from typing import Any
 
 from loadtest.emulator.generation import Generation
 from loadtest.engine_model.blocks import Blocks, Change, Removed, Stored
+from loadtest.engine_model.cpu_tier import Dropped, Offloaded
 from loadtest.engine_model.window_blocks import WindowBlocks
 from router.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 
@@ -34,6 +35,24 @@ class EventWriter:
                 ]
             else:
                 events.append(AllBlocksCleared())
+        return events
+
+    def tier_events(self, changes: Iterable[Offloaded | Dropped]) -> list[KvEvent]:
+        """Write changes of a CPU tier: each stored block has an event of its own, with its name.
+
+        Source: OffloadingEventsTracker in vllm/distributed/kv_transfer/kv_connector/v1/offloading/
+        events.py, 0.32.0, without `self_describing_kv_events`.
+        """
+        events: list[KvEvent] = []
+        for change in changes:
+            names = [_external(key) for key in change.keys]
+            if isinstance(change, Dropped):
+                events.append(BlockRemoved(block_hashes=names, medium="CPU", group_idx=0))
+            else:
+                events += [
+                    BlockStored(block_hashes=[name], block_size=0, medium="CPU", group_idx=0)
+                    for name in names
+                ]
         return events
 
     def saved(self, generation: Generation, positions: Sequence[int]) -> list[KvEvent]:

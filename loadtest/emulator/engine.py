@@ -21,13 +21,43 @@ from loadtest.emulator.events import EventPublisher
 from loadtest.emulator.generation import Generation
 from loadtest.emulator.pool_client import PoolClient
 from loadtest.engine_model.blocks import Blocks
-from loadtest.engine_model.scheduler import Scheduler
+from loadtest.engine_model.cpu_tier import CpuTier
+from loadtest.engine_model.scheduler import Request, Scheduler
 from loadtest.engine_model.time_model import TimeModel
 from router.kv_events.wire import KvEvent
 from router.metrics.counting import Distribution
 
 MAX_STEPS_AT_ONCE = 64
 """How many steps may be computed before other coroutines get a turn."""
+
+
+class TierReads:
+    """Reads of one rank from its CPU tier, in real time: one after the other.
+
+    Args:
+        s_per_token: How long they take.
+    """
+
+    def __init__(self, s_per_token: float) -> None:
+        self._s_per_token = s_per_token
+        self._free_s = 0.0
+        self.num_under_way = 0
+        self.done: Callable[[Request], None]  # set by the engine
+
+    def num_tokens(self, request: Request) -> int:
+        """Count nothing: the tier says what it has."""
+        return 0
+
+    def begin(self, request: Request, num_missing: int) -> None:
+        """Read so many tokens behind the reads under way."""
+        loop = asyncio.get_running_loop()
+        self._free_s = max(self._free_s, loop.time()) + num_missing * self._s_per_token
+        self.num_under_way += 1
+        loop.call_at(self._free_s, self._end, request)
+
+    def _end(self, request: Request) -> None:
+        self.num_under_way -= 1
+        self.done(request)
 
 
 class Engine:
@@ -37,6 +67,8 @@ class Engine:
         tick_s: Answers are delivered at most this late, so that short steps can be bundled.
         publisher: None: it publishes no events.
         pool: Its prompts are saved there. None: nowhere.
+        tier: Its CPU tier; None: it has none.
+        reads: From the tier.
         clock: Monotonic seconds.
     """
 
@@ -50,6 +82,8 @@ class Engine:
         tick_s: float = 0.002,
         publisher: EventPublisher | None = None,
         pool: PoolClient | None = None,
+        tier: CpuTier | None = None,
+        reads: TierReads | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.blocks = blocks
@@ -62,6 +96,10 @@ class Engine:
         self._tick_s = tick_s
         self._clock = clock
         self.pool = pool
+        self._tier = tier
+        self._reads = reads
+        if reads is not None:
+            reads.done = self._loaded
         self._writer = EventWriter(blocks)
         self._wake = asyncio.Event()
 
@@ -85,7 +123,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Return whether there is nothing left to compute, to save and to publish."""
-        return not self._wake.is_set()
+        return not self._wake.is_set() and not (self._reads and self._reads.num_under_way)
 
     async def run(self) -> None:
         """Step until cancelled."""
@@ -98,6 +136,7 @@ class Engine:
                 if arrival_s is not None and arrival_s > start_s:
                     start_s = arrival_s
                     continue
+                self._publish([])  # what went to the CPU tier last
                 self._wake.clear()
                 await self._wake.wait()
                 start_s = max(start_s, self._clock())
@@ -124,6 +163,11 @@ class Engine:
             self._publish(saved)
             start_s = end_s
 
+    def _loaded(self, request: Request) -> None:
+        """End a read from the CPU tier."""
+        self.scheduler.loaded(request)
+        self._wake.set()
+
     async def _save(self, prefilled: list[Generation]) -> list[KvEvent]:
         """Write prompts that were just computed to the shared pool; return its new blocks."""
         events: list[KvEvent] = []
@@ -136,5 +180,7 @@ class Engine:
 
     def _publish(self, saved: list[KvEvent]) -> None:
         events = [*self._writer.events(self.blocks.take_changes()), *saved]
+        if self._tier is not None:
+            events += self._writer.tier_events(self._tier.take_changes())
         if events and self.publisher is not None:
             self.publisher.publish(events, time.time())

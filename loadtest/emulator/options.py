@@ -64,6 +64,10 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = None
     num_window_groups: Annotated[int, _says("KV groups of such layers.")] = 1
+    cpu_blocks: Annotated[
+        int, _says("KV blocks of a CPU tier per rank, as of vLLM's offloading connector; 0: none.")
+    ] = 0
+    ms_per_cpu_token: Annotated[float, _says("Time to read a token from the CPU tier.")] = 0.003
     enable_prefix_caching: Annotated[bool, _says("Reuse blocks of earlier prompts.")] = True
     eagle: Annotated[
         bool, _says("Drop the last block of each hit, as with EAGLE or MTP until vLLM 0.32.")
@@ -152,6 +156,15 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         self._check_windows()
+        if self.cpu_blocks < 0 or not self.ms_per_cpu_token >= 0.0:
+            raise ValueError(
+                f"cpu_blocks and ms_per_cpu_token must not be negative, got {self.cpu_blocks} and "
+                f"{self.ms_per_cpu_token}"
+            )
+        if self.cpu_blocks and (
+            self.pool is not None or self.eagle or self.lookahead or self.sliding_window is not None
+        ):
+            raise ValueError("cpu_blocks: not with a pool, eagle, lookahead or sliding_window")
         if self.lookahead and (self.eagle or self.pool is not None):
             raise ValueError("lookahead: not with eagle, and not with a pool")
         if not 0 <= self.lookahead <= MAX_LOOKAHEAD:

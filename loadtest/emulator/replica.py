@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from loadtest.emulator.engine import Engine
+from loadtest.emulator.engine import Engine, TierReads
 from loadtest.emulator.events import EventPublisher, PublisherOptions
 from loadtest.emulator.faults import Faults
 from loadtest.emulator.generation import Generation
@@ -23,6 +23,7 @@ from loadtest.emulator.tokens import ChatTokenizer, EncodePlan, Prompt, chain
 from loadtest.emulator.transfers import Transfers
 from loadtest.emulator.wire import ApiError, GenerationParams
 from loadtest.engine_model.blocks import Blocks, KvSequence
+from loadtest.engine_model.cpu_tier import CpuTier
 from loadtest.engine_model.scheduler import Scheduler
 from loadtest.engine_model.window_blocks import WindowBlocks
 from router.base.contracts import NO_EXTRA, ExtraKeys
@@ -273,13 +274,16 @@ class Replica:
 
     async def _lose(self) -> None:
         """Drop everything cached; the pool, too, for all its replicas."""
-        self.reset_prefix_cache(preempt=True)
+        self.reset_prefix_cache(preempt=True, with_tier=True)
         if self.pool is not None:
             await self.pool.remove_all()
 
-    def reset_prefix_cache(self, *, preempt: bool) -> bool:
+    def reset_prefix_cache(self, *, preempt: bool, with_tier: bool = False) -> bool:
         """Clear the cache of every rank; False if one of them is in use."""
-        results = [rank.engine.scheduler.reset_prefix_cache(preempt=preempt) for rank in self.ranks]
+        results = [
+            rank.engine.scheduler.reset_prefix_cache(preempt=preempt, with_tier=with_tier)
+            for rank in self.ranks
+        ]
         return all(results)
 
     def _keys(self, prompt: Prompt, lora: str | None, cache_salt: str | None) -> list[bytes]:
@@ -297,10 +301,16 @@ class Replica:
     def _build_rank(self, number: int, bound_ports: list[tuple[int, int]] | None) -> Rank:
         options = self.options
         blocks = self._build_blocks()
+        tier = reads = None
+        if options.cpu_blocks:
+            tier = CpuTier(options.cpu_blocks, options.block_size, notes_changes=options.events)
+            reads = TierReads(options.ms_per_cpu_token * 1e-3 / options.speed)
         scheduler = Scheduler(
             blocks,
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_num_seqs=options.max_num_seqs,
+            loader=reads,
+            tier=tier,
         )
         publisher = self._build_publisher(number, bound_ports) if options.events else None
         engine = Engine(
@@ -311,6 +321,8 @@ class Replica:
             tick_s=options.tick_ms * 1e-3,
             publisher=publisher,
             pool=self.pool if options.kv_role != "consumer" else None,
+            tier=tier,
+            reads=reads,
             clock=self.clock,
         )
         return Rank(engine, publisher)

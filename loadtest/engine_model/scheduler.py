@@ -6,12 +6,13 @@ vllm/v1/core/sched/scheduler.py, 0.32.0, first come first served, chunked prefil
 
 1. Running requests first, in order of admission, each as many tokens as it lacks and the budget
    gives. If blocks are lacking, the last admitted request is preempted: it loses its blocks
-   and goes to the front of the waiting queue.
+   and goes to the front of the waiting queue, behind those that hold blocks (rule 4).
 2. Then, if none was preempted, waiting requests, as long as budget, seats and blocks last. One is
    admitted only if its whole prompt fits; its cached tokens are not computed again.
 3. A request that has caught up with its tokens gets its next one when the step ends.
 4. A waiting request with tokens that can be loaded from elsewhere gets blocks for them, and waits
    until they are loaded (WAITING_FOR_REMOTE_KVS). Requests behind it are admitted meanwhile.
+5. A CPU tier is offered the blocks of each step; see `loadtest.engine_model.cpu_tier`.
 
 A batch that only decodes does the same in every step until a request ends, or begins or fills a
 block. `schedule` joins up to `max_steps` such steps to one `Step`.
@@ -26,6 +27,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from loadtest.engine_model.blocks import Blocks, KvSequence
+from loadtest.engine_model.cpu_tier import CpuTier
 from loadtest.engine_model.time_model import StepWork
 
 
@@ -95,10 +97,10 @@ class Step(Struct, gc=False):
 
 
 class Loader(Protocol):
-    """Loads KV from a pool or from another replica."""
+    """Loads KV from a pool, from another replica, or from the CPU tier."""
 
     def num_tokens(self, request: Request) -> int:
-        """Count the leading tokens that can be loaded."""
+        """Count the leading tokens that can be loaded; not asked if there is a CPU tier."""
 
     def begin(self, request: Request, num_missing: int) -> None:
         """Begin to load the last `num_missing` of these tokens; `Scheduler.loaded` ends it."""
@@ -138,6 +140,7 @@ class Scheduler:
 
     Args:
         loader: None: there is nothing to load from.
+        tier: Takes the blocks that are computed, and gives them back through the loader.
     """
 
     def __init__(
@@ -147,11 +150,15 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         loader: Loader | None = None,
+        tier: CpuTier | None = None,
     ) -> None:
+        assert tier is None or loader is not None
         self._blocks = blocks
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
         self._loader = loader
+        self._tier = tier
+        self._ended: list[tuple[Request, int]] = []  # since the last step, with their tokens
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.stats = SchedulerStats()
@@ -170,11 +177,20 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         self._blocks.free(request)
+        if self._tier is not None and request.load != "under way":
+            self._ended.append((request, 0 if request.load else request.num_computed_tokens))
 
     def loaded(self, request: Request) -> None:
         """End the load of a request: its blocks can be hit, and it can be admitted."""
+        if self._tier is not None:
+            self._tier.end_read(request)
+            if request.finished:  # its client has left meanwhile
+                self._tier.finish(request)
+                return
         request.load = "done"
         self._blocks.cache(request, request.num_computed_tokens)
+        if request.num_computed_tokens == request.num_tokens:
+            request.num_computed_tokens -= 1  # the last one is computed for its answer
 
     def next_arrival_s(self) -> float | None:
         """Return when the first waiting request came; None: none waits."""
@@ -182,6 +198,8 @@ class Scheduler:
 
     def schedule(self, now_s: float, max_steps: int = 1) -> Step | None:
         """Fill the next step from the requests that arrived by `now_s`; None: nothing can run."""
+        if self._tier is not None and self._tier.is_writing:
+            max_steps = 1  # the next step's end is when the blocks are there
         while True:
             step = Step(StepWork(), [], max_steps)
             budget, preempted = self._schedule_running(step)
@@ -190,8 +208,9 @@ class Scheduler:
             else:
                 step.num_steps = 1
             if step.chunks:
+                self._offer(step)
                 return step
-            if not preempted and not self._take_loaded_blocks():
+            if not preempted and not self._take_loaded_blocks() and not self._settle():
                 return None
 
     def complete(self, step: Step, now_s: float) -> list[Request]:
@@ -222,18 +241,28 @@ class Scheduler:
                 stats.num_finished += 1
                 if not request.keeps_blocks:
                     self._blocks.free(request)
+                if self._tier is not None:
+                    self._ended.append((request, request.num_tokens - 1))
         if any_finished:
             self.running = [request for request in self.running if not request.finished]
+        if self._tier is not None:
+            self._tier.end_step()
         stats.num_steps += num_steps
         stats.num_computed_tokens += step.work.num_prefill_tokens
         return answered
 
-    def reset_prefix_cache(self, *, preempt: bool = False) -> bool:
-        """Clear the cache; with requests running only if they may be preempted."""
+    def reset_prefix_cache(self, *, preempt: bool = False, with_tier: bool = False) -> bool:
+        """Clear the cache, and the CPU tier; with requests running only if they may be preempted.
+
+        Source: `reset_prefix_cache` in vllm/v1/core/sched/scheduler.py, 0.32.0.
+        """
         if preempt:
             while self.running:
                 self._preempt(self.running.pop())
-        return self._blocks.reset()
+        is_clear = self._blocks.reset()
+        if self._tier is not None and with_tier:
+            self._tier.reset()
+        return is_clear
 
     def _schedule_running(self, step: Step) -> tuple[int, bool]:
         """Schedule tokens of running requests; return the budget left and whether one lost."""
@@ -289,7 +318,8 @@ class Scheduler:
 
     def _schedule_waiting(self, step: Step, budget: int, now_s: float) -> None:
         blocks = self._blocks
-        loading: list[Request] = []
+        loading: list[Request] = []  # they have blocks, and go before all others
+        later: list[Request] = []
         while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
             request = self.waiting[0]
             if request.arrival_s > now_s:
@@ -297,7 +327,11 @@ class Scheduler:
             hit: list[int] = []
             if request.load is None:
                 hit = blocks.match(request)
-                if self._loader is not None and not self._begin_load(request, hit):
+                num_tokens = self._num_loadable(request, hit)
+                if num_tokens is None:
+                    later.append(self.waiting.popleft())
+                    continue
+                if num_tokens and not self._begin_load(request, hit, num_tokens):
                     break
             if request.load == "under way":
                 loading.append(self.waiting.popleft())
@@ -314,37 +348,80 @@ class Scheduler:
             step.num_steps = 1
             budget -= num_tokens
             _add_prefill(step, num_held, num_tokens)
-        self.waiting.extendleft(reversed(loading))
+        self.waiting.extendleft(reversed([*loading, *later]))
 
     def _admit(self, request: Request, num_held_tokens: int) -> None:
         self.running.append(request)
         request.load = None
         request.num_computed_tokens = num_held_tokens
-        if request.num_preemptions == 0:
-            request.num_cached_tokens = num_held_tokens
+        if request.num_preemptions == 0:  # what was loaded counts, even if the last one is computed
+            request.num_cached_tokens = max(num_held_tokens, request.num_cached_tokens)
             self.stats.num_cache_queries += request.num_tokens
             self.stats.num_cache_hits += num_held_tokens
 
-    def _begin_load(self, request: Request, hit: Sequence[int]) -> bool:
+    def _num_loadable(self, request: Request, hit: Sequence[int]) -> int | None:
+        """Count the leading tokens to have after a load; 0: there is none. None: ask again."""
+        if self._loader is None:
+            return 0
+        size, num_held = self._blocks.block_size, len(hit)
+        if self._tier is None:
+            num_tokens = self._loader.num_tokens(request)
+        else:
+            num_blocks = self._tier.num_leading(request, num_held)
+            if num_blocks is None:
+                return None
+            num_tokens = num_blocks * size
+        return num_tokens if num_tokens > num_held * size else 0
+
+    def _begin_load(self, request: Request, hit: Sequence[int], num_tokens: int) -> bool:
         """Begin to load the tokens that the cache lacks; False: there are no blocks for them."""
         assert self._loader is not None
-        num_tokens = self._loader.num_tokens(request)
-        num_missing = num_tokens - len(hit) * self._blocks.block_size
-        if num_missing <= 0:
-            return True
+        size = self._blocks.block_size
         if not self._blocks.allocate(request, num_tokens, hit, whole=True, caches=False):
             return False
         request.num_computed_tokens = num_tokens
         request.load = "under way"
-        self._loader.begin(request, num_missing)
+        if not request.num_preemptions:
+            request.num_cached_tokens = num_tokens
+        if self._tier is not None:
+            self._tier.begin_read(request, len(hit), num_tokens // size)
+        self._loader.begin(request, num_tokens - len(hit) * size)
         return True
+
+    def _offer(self, step: Step) -> None:
+        """Offer the tier the blocks of a step, and those of requests that have ended."""
+        if self._tier is not None:
+            for request, num_tokens in step.chunks:
+                self._tier.offer(request, request.num_computed_tokens + num_tokens)
+            self._end_uses(self._tier)
+
+    def _settle(self) -> bool:
+        """Write to the tier what is left: nothing runs. False: nothing was.
+
+        vLLM makes empty steps for it.
+        """
+        if self._tier is None:
+            return False
+        self._end_uses(self._tier)
+        if not self._tier.is_writing:
+            return False
+        self._tier.end_step()
+        self._tier.end_step()
+        return True
+
+    def _end_uses(self, tier: CpuTier) -> None:
+        for request, num_tokens in self._ended:
+            tier.offer(request, num_tokens)
+        for request, _ in self._ended:
+            tier.finish(request)
+        self._ended = []
 
     def _preempt(self, request: Request) -> None:
         self._blocks.free(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.stats.num_preemptions += 1
-        self.waiting.appendleft(request)
+        self.waiting.insert(sum(each.load is not None for each in self.waiting), request)
 
     def _take_loaded_blocks(self) -> bool:
         """Free the blocks of the last request that was loaded and cannot be admitted.
@@ -355,6 +432,8 @@ class Scheduler:
             if request.load == "done":
                 request.load = None
                 request.num_computed_tokens = 0
+                if not request.num_preemptions:
+                    request.num_cached_tokens = 0
                 self._blocks.free(request)
                 return True
         return False

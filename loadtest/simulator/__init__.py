@@ -8,7 +8,7 @@
     router, stream  one live router's objects, and its view of an engine's cache
     place           decisions, and what they book: the seam to `router.request`
     other_routers   what routers learn of one another
-    engine, reads   a replica in virtual time (`loadtest.engine_model`); its reads from the pool
+    engine, reads   a replica in virtual time (`loadtest.engine_model`); its reads from elsewhere
     ticket, tally, outcome
                     one turn in the fleet; every turn's result; their sum
 
@@ -16,7 +16,7 @@ Deterministic by seed; 64 replicas and 100,000 requests take minutes on one core
 """
 
 from loadtest.simulator.outcome import ReplicaUse, Simulated
-from loadtest.simulator.setup import Halves, PoolSetup, Setup
+from loadtest.simulator.setup import Halves, PoolSetup, Setup, TierSetup
 from loadtest.simulator.simulation import simulate
 
-__all__ = ["Halves", "PoolSetup", "ReplicaUse", "Setup", "Simulated", "simulate"]
+__all__ = ["Halves", "PoolSetup", "ReplicaUse", "Setup", "Simulated", "TierSetup", "simulate"]

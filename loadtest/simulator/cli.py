@@ -16,7 +16,7 @@ from loadtest.engine_model.time_model import PRESETS
 from loadtest.output_options import JsonCommand, json_options, output_option
 from loadtest.simulator.named import named_policies
 from loadtest.simulator.outcome import Simulated
-from loadtest.simulator.setup import Halves, PoolSetup, Setup, coarsened
+from loadtest.simulator.setup import Halves, PoolSetup, Setup, TierSetup, coarsened
 from loadtest.simulator.simulation import simulate as simulate_one
 from loadtest.simulator.table import as_json as as_json_text
 from loadtest.simulator.table import tables_of
@@ -97,6 +97,15 @@ _SETUP = Setup()
     help="Replicas that read at full speed at once; more share it.  [default: half of them]",
 )
 @click.option("--pool-blocks", type=_COUNT, help="Capacity of the pool.  [default: unlimited]")
+@click.option(
+    "--cpu-blocks", type=_COUNT, help="Each replica has a CPU tier of so many blocks, as vLLM's."
+)
+@click.option(
+    "--cpu-speed",
+    type=_POSITIVE,
+    metavar="K",
+    help="Reading a token from it takes 1/K of the time to prefill it.  [default: 20]",
+)
 @click.option(
     "--load",
     type=_POSITIVE,
@@ -183,7 +192,7 @@ def simulate(
 _OWN = (
     "replicas", "prefill", "decode", "transfer_speed", "blocks", "engine",
     "max_num_batched_tokens", "max_num_seqs", "pool_speed", "pool_links",
-    "pool_blocks", "load", "own_pace", "loop", "no_decode", "event_lag",
+    "pool_blocks", "cpu_blocks", "cpu_speed", "load", "own_pace", "loop", "no_decode", "event_lag",
     "routers", "note_lag", "slo_ttft", "slo_tbt",
 )  # fmt: skip
 
@@ -218,6 +227,7 @@ def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
         max_num_batched_tokens=given["max_num_batched_tokens"],
         max_num_seqs=given["max_num_seqs"],
         pool=pool,
+        tier=_tier(given),
         load=None if given["own_pace"] else given["load"],
         loop=loop,
         decodes=not given["no_decode"],
@@ -228,6 +238,19 @@ def _setup(seed: int, is_made: bool, given: dict[str, Any]) -> Setup:
         slo_tbt_s=given["slo_tbt"] / 1000,
         seed=seed,
     )
+
+
+def _tier(given: dict[str, Any]) -> TierSetup | None:
+    """Return the replicas' CPU tiers. None: there are none."""
+    num_blocks, speed = given["cpu_blocks"], given["cpu_speed"]
+    if num_blocks is None:
+        if speed is not None:
+            raise click.UsageError("--cpu-speed only with --cpu-blocks")
+        return None
+    if given["pool_speed"] is not None or given["prefill"] is not None:
+        raise click.UsageError("--cpu-blocks: not with --pool-speed, --prefill and --decode")
+    made = TierSetup(num_blocks=num_blocks)
+    return made if speed is None else replace(made, speed=speed)
 
 
 def _num_whole(given: int | None, halves: Halves | None) -> int:

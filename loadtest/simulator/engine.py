@@ -18,7 +18,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from loadtest.engine_model import scheduler
-from loadtest.engine_model.blocks import Blocks
+from loadtest.engine_model.blocks import Blocks, Change
+from loadtest.engine_model.cpu_tier import CpuTier, Dropped, Offloaded
 from loadtest.engine_model.pool import BlockPool
 from loadtest.engine_model.scheduler import Scheduler, SchedulerStats, Step
 from loadtest.simulator.reads import Reads
@@ -36,7 +37,7 @@ class Request(scheduler.Request):
         num_sent_tokens: Leading ones that another replica keeps for it.
     """
 
-    __slots__ = ("num_pooled_tokens", "num_sent_tokens", "owner")
+    __slots__ = ("num_read_tokens", "num_sent_tokens", "owner")
 
     def __init__(
         self,
@@ -48,12 +49,12 @@ class Request(scheduler.Request):
     ) -> None:
         super().__init__(keys, num_prompt_tokens, num_reply_tokens)
         self.owner = owner
-        self.num_pooled_tokens = 0  # that were read, of the cached ones
+        self.num_read_tokens = 0  # from pool, tier or another replica, of the cached ones
         self.num_sent_tokens = num_sent_tokens
 
 
 class _Loader:
-    """Reads for one engine what the pool, or another replica, has beyond its cache."""
+    """Reads for one engine what pool, CPU tier or another replica have beyond its cache."""
 
     def __init__(self, number: int, block_size: int, pool: BlockPool | None, reads: Reads) -> None:
         self._number = number
@@ -73,7 +74,7 @@ class _Loader:
     def begin(self, request: scheduler.Request, num_missing: int) -> None:
         assert isinstance(request, Request)
         if not request.num_preemptions:
-            request.num_pooled_tokens = num_missing
+            request.num_read_tokens = num_missing
         self._reads.begin(self._number, request, num_missing, self.now_s)
 
 
@@ -89,7 +90,7 @@ class Engine:
         number: Which replica of it this is.
         block_size: Tokens in a block.
         pool: None: there is no shared pool.
-        reads: From the pool, or from other replicas. None: there is neither.
+        reads: From the pool, the CPU tier, or other replicas. None: there is nothing to read.
         on_first_token, on_finish: Called with the request and the time, in the order of the batch.
 
     Raises:
@@ -114,8 +115,10 @@ class Engine:
             )
         saves = setup.roles[number][1] != "decode"  # vLLM's `kv_consumer` does not
         blocks = Blocks(setup.cache_blocks(block_size) + 1, block_size)
+        tier = CpuTier(setup.tier.num_blocks, block_size) if setup.tier is not None else None
         self.number = number
         self.blocks = blocks
+        self.tier = tier
         self.end_s: float | None = None  # of the steps under way; None: idle
         self.first_step_s = 0.0  # when the first of them ends: its events come then
         self.busy_s = 0.0
@@ -130,6 +133,7 @@ class Engine:
             max_num_batched_tokens=max_num_tokens,
             max_num_seqs=max_num_seqs,
             loader=self._loader,
+            tier=tier,
         )
         self._step: Step | None = None
         self._start_s = 0.0
@@ -142,6 +146,13 @@ class Engine:
     def is_empty(self) -> bool:
         """Whether it has no request."""
         return not (self._scheduler.running or self._scheduler.waiting)
+
+    def take_changes(self) -> list[Change | Offloaded | Dropped]:
+        """Return what its cache and its CPU tier stored and evicted since the last call."""
+        changes: list[Change | Offloaded | Dropped] = [*self.blocks.take_changes()]
+        if self.tier is not None:
+            changes += self.tier.take_changes()
+        return changes
 
     def arrive(self, request: Request, now_s: float) -> None:
         """Queue a request."""

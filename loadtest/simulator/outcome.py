@@ -35,10 +35,10 @@ class Simulated(Struct, frozen=True, kw_only=True):
     """One workload under one policy.
 
     Tokens are prompt tokens. `num_local_tokens` were in the cache of the replica that computed the
-    prompt, `num_pool_tokens` were read from the pool, the rest was computed. The prompts of
-    `num_apart` turns were computed by a prefill replica, which took `prefill_mean_s` with its
-    queue; `num_moved_tokens` of them were read by the decode replica. `goodput` counts turns within
-    both limits of the setup, per second of simulated time.
+    prompt, `num_cpu_tokens` in its CPU tier, `num_pool_tokens` in the pool; the rest was computed.
+    The prompts of `num_apart` turns were computed by a prefill replica, which took `prefill_mean_s`
+    with its queue; `num_moved_tokens` of them were read by the decode replica. `goodput` counts
+    turns within both limits of the setup, per second of simulated time.
     """
 
     run: Run
@@ -51,6 +51,7 @@ class Simulated(Struct, frozen=True, kw_only=True):
     num_pool_tokens: int
     num_good: int
     num_mispredicted: int  # turns for which another number of cached tokens had been predicted
+    num_cpu_tokens: int = 0
     num_pool_stored: int = 0  # blocks
     num_pool_evicted: int = 0
     num_apart: int = 0
@@ -67,6 +68,10 @@ class Simulated(Struct, frozen=True, kw_only=True):
     @property
     def local_ratio(self) -> float:
         return self.num_local_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    @property
+    def cpu_ratio(self) -> float:
+        return self.num_cpu_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     @property
     def pool_ratio(self) -> float:

@@ -1,4 +1,4 @@
-"""Reads of a simulated fleet from its pool, or between its replicas: how fast each one is.
+"""Reads of a simulated fleet from its pool, its CPU tiers, or between replicas: their speed.
 
 What must not live here: who reads what when (engine), which blocks there are (engine_model.pool).
 

@@ -19,6 +19,7 @@ from loadtest.simulator.stream import SimulatedStream
 from policies.policy import Policy
 from policies.view import CandidateId
 from router.base.contracts import BlockKey, HashContract
+from router.index.behind import Behind
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
@@ -52,8 +53,9 @@ class Router:
         self, policy: Policy, setup: Setup, block_size: int, pool: BlockPool | None
     ) -> None:
         self._block_size = block_size
-        self._fleet = Fleet()
         self._index = BlockIndex()
+        self._pool = pool
+        self._fleet = Fleet(behind=self._behind)
         self._caches = CacheView(self._index)
         self._expire_s = self._now_s = 0.0
         self._contract = HashContract(algorithm="warmroute", block_size=block_size)
@@ -94,6 +96,12 @@ class Router:
         )
         self._caches.add(stream.candidate, stream)
         return stream
+
+    def _behind(self, candidate: CandidateId) -> Behind:
+        if self._pool is None:
+            return self._caches.behind(candidate)
+        pool = self._pool
+        return Behind(len(pool), is_full=pool.num_evicted > 0, sharers=tuple(self._numbers))
 
     def number_of(self, placement: Placement) -> int:
         """Return the number of the replica that a request goes to."""

@@ -30,6 +30,20 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
     capacity_blocks: int | None = None
 
 
+class TierSetup(Struct, frozen=True, kw_only=True):
+    """A CPU tier of each replica: it reads a token in 1 / `speed` of the time to prefill it.
+
+    `num_blocks`: Of the workload's size, per replica.
+    """
+
+    num_blocks: int
+    speed: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise ValueError(f"a CPU tier of {self.num_blocks} blocks: it needs at least 1")
+
+
 class Halves(Struct, frozen=True, kw_only=True):
     """Replicas that compute prompts for others, and replicas that answer.
 
@@ -68,6 +82,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     pool: PoolSetup | None = None
+    tier: TierSetup | None = None
     load: float | None = 0.9
     loop: Loop = "open"
     concurrency: int | None = None  # sessions alive at once, in a closed loop; None: as they come
@@ -81,6 +96,12 @@ class Setup(Struct, frozen=True, kw_only=True):
     seed: int = 0
     model: str = "simulated"  # its name is part of what a session is hashed by
     queue: QueueRules | None = None  # None: every turn is sent at once
+
+    def __post_init__(self) -> None:
+        if self.tier is not None and (self.pool is not None or self.halves is not None):
+            raise ValueError(
+                "a CPU tier: not with a pool, and not with prefill and decode replicas"
+            )
 
     @property
     def roles(self) -> list[tuple[str, Role]]:

@@ -261,7 +261,7 @@ class _Simulation:
             engine.complete(now_s)
         else:
             return  # the steps were cut short, or have just begun
-        changes = engine.blocks.take_changes()
+        changes = engine.take_changes()
         if changes:
             published_s = now_s if engine.end_s is None else engine.first_step_s
             for router in self._routers:
@@ -345,9 +345,11 @@ class _Simulation:
 
 
 def _reads(setup: Setup) -> Reads | None:
-    """Return the links of the pool or between replicas; None: there are none."""
-    pool, halves = setup.pool, setup.halves
-    if pool is not None:
+    """Return the links of the pool, between replicas, or to their CPU tiers; None: none."""
+    pool, halves, tier = setup.pool, setup.halves, setup.tier
+    if tier is not None:
+        speed, num_links = tier.speed, float(len(setup.roles))
+    elif pool is not None:
         speed, num_links = pool.speed, pool.num_links or max(1.0, len(setup.roles) / 2)
     elif halves is not None:
         speed, num_links = halves.speed, float(min(halves.num_prefill, halves.num_decode))

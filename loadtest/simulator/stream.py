@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from loadtest.engine_model.blocks import Change, Removed, Stored
+from loadtest.engine_model.cpu_tier import Dropped, Offloaded
 from policies.view import CandidateId
 from router.base.contracts import HashContract
 from router.base.messages import Position
@@ -44,9 +45,9 @@ class SimulatedStream(CandidateStream):
         self.contract = contract
         self.capacity_blocks = capacity_blocks
         self._index = index
-        self._pending: deque[tuple[float, list[Change]]] = deque()
+        self._pending: deque[tuple[float, list[Change | Offloaded | Dropped]]] = deque()
 
-    def send(self, changes: list[Change], due_s: float) -> None:
+    def send(self, changes: list[Change | Offloaded | Dropped], due_s: float) -> None:
         """Send changes; `due_s` is not before that of any sent earlier."""
         self._pending.append((due_s, changes))
 
@@ -64,6 +65,10 @@ class SimulatedStream(CandidateStream):
                 elif isinstance(change, Removed):
                     counters.blocks.num_missing += index.remove(candidate, change.keys)
                     counters.blocks.num_removed += len(change.keys)
+                elif isinstance(change, Offloaded):
+                    index.store(candidate, change.keys, "cpu")
+                elif isinstance(change, Dropped):
+                    index.remove(candidate, change.keys, "cpu")
             counters.num_batches += 1
         self._applied()
 

@@ -20,6 +20,8 @@ def title_of(simulated: Simulated) -> str:
     setup = simulated.setup
     num_turns = len(simulated.run.turns)
     pool = "no pool" if setup.pool is None else f"pool {setup.pool.speed:g}x"
+    if setup.tier is not None:
+        pool = f"CPU tier of {setup.tier.num_blocks:,} blocks {setup.tier.speed:g}x"
     load = "own pace" if setup.load is None else f"load {setup.load:g}"
     return (
         f"{simulated.run.info.workload}: {num_turns:,} turns, {setup.loop} loop, {load}; "
@@ -49,7 +51,7 @@ def tables_of(results: Sequence[Simulated]) -> list[Table]:
         f"inter-token latencies within {1000 * setup.slo_tbt_s:g} ms in the mean",
     )
     shares = _table(
-        ("cache %", "pool %", "computed %", "busy %", "max/mean"),
+        ("cache %", "CPU %" if setup.tier else "pool %", "computed %", "busy %", "max/mean"),
         title="Where the prompts' tokens came from, and how even the work was",
         caption="max/mean: the busiest replica's work over the mean's",
     )
@@ -68,8 +70,9 @@ def tables_of(results: Sequence[Simulated]) -> list[Table]:
             f"{100 * simulated.good_ratio:.1f}",
             f"{simulated.goodput:.2f}",
         )
-        computed = 1.0 - simulated.local_ratio - simulated.pool_ratio
-        parts = (simulated.local_ratio, simulated.pool_ratio, computed, simulated.busy_ratio)
+        read = simulated.cpu_ratio + simulated.pool_ratio  # a fleet has one of them
+        computed = 1.0 - simulated.local_ratio - read
+        parts = (simulated.local_ratio, read, computed, simulated.busy_ratio)
         shares.add_row(
             simulated.run.info.label,
             *(f"{100 * value:.1f}" for value in parts),
@@ -123,7 +126,8 @@ def as_json(results: Sequence[Simulated]) -> bytes:
 
 
 _FIGURES: Final = (
-    "summary", "tbt_mean_s", "tbt_tail_p90_s", "num_good", "goodput", "local_ratio", "pool_ratio",
+    "summary", "tbt_mean_s", "tbt_tail_p90_s", "num_good", "goodput", "local_ratio", "cpu_ratio",
+    "pool_ratio",
     "busy_ratio", "imbalance", "num_mispredicted", "num_pool_stored", "num_pool_evicted",
     "apart_ratio", "num_moved_tokens", "prefill_mean_s", "decode_busy_ratio", "decode_imbalance",
     "decode_batch", "span_s", "replicas",

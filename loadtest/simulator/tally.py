@@ -44,7 +44,8 @@ class Tally:
         self._engines = engines
         self._advance = advance
         self._results: list[TurnResult] = []
-        self._num_local_tokens = self._num_pool_tokens = self._num_mispredicted = 0
+        self._num_local_tokens = self._num_cpu_tokens = self._num_pool_tokens = 0
+        self._num_mispredicted = 0
         self._num_apart = self._num_moved_tokens = 0  # of prompts computed for another replica
         self._prefill_s = 0.0
         self._end_s = 0.0
@@ -58,11 +59,14 @@ class Tally:
             assert prompt.first_token_s is not None
             self._prefill_s += prompt.first_token_s - prefill.lease.begun_s
             self._num_apart += 1
-            self._num_moved_tokens += request.num_pooled_tokens
+            self._num_moved_tokens += request.num_read_tokens
         placement = prefill or ticket.placement
-        num_local = prompt.num_cached_tokens - prompt.num_pooled_tokens
+        num_read = prompt.num_read_tokens
+        num_local = prompt.num_cached_tokens - num_read
+        num_cpu, num_pool = (num_read, 0) if self._setup.tier is not None else (0, num_read)
         self._num_local_tokens += num_local
-        self._num_pool_tokens += prompt.num_pooled_tokens
+        self._num_cpu_tokens += num_cpu
+        self._num_pool_tokens += num_pool
         num_predicted = placement.predicted.num_cached_tokens
         self._num_mispredicted += num_predicted != prompt.num_cached_tokens
         tbt = between_tokens(request)
@@ -80,7 +84,7 @@ class Tally:
             num_output_tokens=request.num_output_tokens,
             replica=ticket.placement.lease.candidate,
             prefill=prefill.lease.candidate if prefill is not None else None,
-            predicted=Predicted(gpu=num_local, pool=prompt.num_pooled_tokens),
+            predicted=Predicted(gpu=num_local, cpu=num_cpu, pool=num_pool),
             policy=self._policy.name,
             tbt_mean_s=tbt[0] if tbt else None,
             tbt_tail_s=tbt[1] if tbt else None,
@@ -132,6 +136,7 @@ class Tally:
             replicas=self._uses(span_s),
             num_prompt_tokens=sum([result.num_prompt_tokens or 0 for result in results]),
             num_local_tokens=self._num_local_tokens,
+            num_cpu_tokens=self._num_cpu_tokens,
             num_pool_tokens=self._num_pool_tokens,
             num_good=sum([_is_good(result, setup) for result in results]),
             num_mispredicted=self._num_mispredicted,

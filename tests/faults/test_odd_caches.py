@@ -78,6 +78,19 @@ async def test_a_cpu_tier_that_gives_nothing_loses_its_credit_alone() -> None:
             assert second.reported > 0
 
 
+async def test_what_comes_back_from_a_cpu_tier_is_predicted_to_the_token() -> None:
+    """Four prompts take turns in a cache of less than two; the tier has them all."""
+    async with (
+        Engines(1, num_gpu_blocks=24, cpu_blocks=400) as (engine,),
+        on_stage(engine) as stage,
+    ):
+        replies = [await asked(stage, engine, words(number % 4)) for number in range(24)]
+
+        assert num_wrong(replies) == 0
+        assert all(reply.reported > 0 for reply in replies[4:])
+        assert stage.metric("warmroute_cpu_trust_ratio") == 1.0
+
+
 # -- copies --------------------------------------------------------------------------------------
 
 

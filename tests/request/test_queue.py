@@ -16,6 +16,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
+from loadtest.emulator.pool import PoolMaster
 from loadtest.engine_model.time_model import TimeModel
 from policies import Decision, Snapshot
 from policies.cost import KvAware
@@ -341,6 +342,37 @@ async def test_a_session_waits_for_room() -> None:
         stage.router.fleet.conversations.remove(CandidateId("r1"))
 
         assert (await task).status == 200
+
+
+async def test_a_session_needs_no_room_if_a_tier_or_a_pool_gives_back_what_is_evicted() -> None:
+    """The same two sessions, with nothing behind the cache, with a CPU tier, and with a pool."""
+
+    async def goes_at_once(settings: dict[str, Any], **fields: Any) -> bool:
+        async with (
+            Engines(1, num_gpu_blocks=160, max_model_len=2400, **fields) as engines,
+            on_stage(*engines, **ON, **settings) as stage,
+            asyncio.TaskGroup() as tg,
+        ):
+            load = stage.router.fleet.load
+            keep_busy(stage)
+            for _ in range(2):
+                await stage.ask(chat(words(1, 300)), headers={"X-Session-ID": f"{SECRET} 1"})
+            if fields:
+                await stage.until(lambda: load.reads_back(CandidateId("r1")))
+            task = tg.create_task(
+                stage.ask(chat(words(2, 300)), headers={"X-Session-ID": f"{SECRET} 2"})
+            )
+            await stage.until(lambda: task.done() or num_waiting(stage) == 1)
+            at_once = not num_waiting(stage)
+            stage.router.fleet.conversations.remove(CandidateId("r1"))
+            assert (await task).status == 200
+            return at_once
+
+    assert not await goes_at_once({})
+    assert await goes_at_once({}, cpu_blocks=1_000)
+    async with PoolMaster() as master:
+        settings = {"mooncake__master": master.url, "mooncake__poll_s": 0.02}
+        assert await goes_at_once(settings, pool=master.url, ms_per_fetched_token=0.0)
 
 
 async def test_a_client_that_leaves_while_it_waits_costs_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from loadtest.dev.studies.draw import Draw
 from loadtest.engine_model.time_model import PRESETS, StepWork
 from loadtest.machine import Machine
 from loadtest.results import TurnResult, percentile, summarize
-from loadtest.simulator import PoolSetup, Setup, simulate
+from loadtest.simulator import PoolSetup, Setup, TierSetup, simulate
 from loadtest.whole_sessions import SessionTimes, session_times
 from policies import Policy
 
@@ -27,6 +27,8 @@ _BATCH_TOKENS: Final = 2_048  # Source: vLLM 0.32.0, EngineArgs.get_batch_defaul
 _BATCH_REQUESTS: Final = 128
 _POOL_SPEED: Final[dict[Prefill, float]] = {"fast": 0.3, "slow": 2.5}
 """A fetched token over a computed one, attention left out; over TCP, fitted on 133, 130 to 132."""
+_TIER_SPEED: Final[dict[Prefill, float]] = {"fast": 13.0, "slow": 30.0}
+"""The same of the CPU tier: the blocks of `pair` at 4 GB/s, which a core here copies."""
 _POOL_PACE: Final = 1.15  # engines also look up and write; fitted in the same way
 _EVENT_LAG_S: Final = 0.01
 _TO_ENGINE_S: Final = 0.02  # rendering, tokenizing, queueing; fitted in the same way
@@ -193,6 +195,11 @@ def setup_of(draw: Draw, repeat: int = 0, pace: float = 1.0) -> Setup:
     return replace(
         setup,
         pool=PoolSetup(speed=_POOL_SPEED[cell.prefill]) if cell.has_pool else None,
+        tier=TierSetup(
+            num_blocks=round(cell.tier * draw.num_blocks), speed=_TIER_SPEED[cell.prefill]
+        )
+        if cell.tier
+        else None,
         to_engine_s=setup.to_engine_s * to_engine,
     )
 

@@ -137,7 +137,7 @@ def beside(runs: Sequence[GridRun], progress: Progress) -> list[GridRun]:
     made: list[GridRun] = []
     task = progress.add_task("simulating the same", total=len(runs))
     for run in runs:
-        if _is_policy(run.arm) and not run.cell.tier:
+        if _is_policy(run.arm):
             drawn = draw(run.cell, run.seed)
             made += [
                 simulated(drawn, run.arm, repeat=k, pace=run.pace) for k in range(_NUM_REPEATS)
@@ -213,8 +213,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked.error(f"--working-set {min(args.working_set):g}: must be above 0")
     if args.turns < 1 or min(args.tier) < 0.0:
         asked.error("--turns must be at least 1, --tier at least 0")
-    if args.simulate and any(args.tier):
-        asked.error("--tier: the simulator has no CPU tier")
     if "yes" in args.pool and any(args.tier):
         asked.error("--tier goes with --pool no")
     if args.simulate and args.router:

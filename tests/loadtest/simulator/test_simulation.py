@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from loadtest.engine_model.time_model import TimeModel
 from loadtest.generated.agents import Agents
-from loadtest.simulator import PoolSetup, Setup, Simulated, simulate
+from loadtest.simulator import PoolSetup, Setup, Simulated, TierSetup, simulate
 from loadtest.simulator.setup import coarsened, offered_work_s, stretch
 from loadtest.workload import Turn
 from policies import POLICIES, Decision, Policy, Snapshot, create
@@ -357,3 +357,43 @@ def test_what_those_in_front_evict_is_foreseen() -> None:
     found = simulate(asked.workload(), create("kv_aware"), fleet)
 
     assert found.num_mispredicted < 100
+
+
+def test_a_cpu_tier_gives_back_what_the_cache_evicted() -> None:
+    """With a tier that holds all, only what is new is computed, and routers predict it exactly."""
+    given = conversations(20)
+    ample = simulate(given, create("session_sticky"), replace(SMALL, num_blocks=5_000))
+    small = replace(SMALL, tier=TierSetup(num_blocks=5_000, speed=10.0))
+
+    without = simulate(given, create("session_sticky"), SMALL)
+    found = simulate(given, create("session_sticky"), small)
+
+    assert found.summary.num_errors == found.num_mispredicted == 0
+    assert without.num_prompt_tokens - without.num_local_tokens > found.summary.num_computed_tokens
+    assert found.num_cpu_tokens > 0
+    assert found.num_pool_tokens == 0
+    assert found.num_local_tokens + found.num_cpu_tokens == ample.num_local_tokens
+
+
+def test_reading_from_a_cpu_tier_takes_its_time() -> None:
+    """A prompt that was evicted is read at the tier's speed, then its rest is computed."""
+    fleet = replace(ALONE, num_blocks=21, tier=TierSetup(num_blocks=100, speed=10.0))
+    asked = [
+        turn(n, 5.0 * n, tuple(range(first, first + 20))) for n, first in enumerate((1, 40, 1))
+    ]
+
+    *_, again = simulate(workload(*asked), create("random"), fleet).run.turns
+
+    num_read = 20 * SIZE
+    assert again.num_cached_tokens == num_read
+    assert again.predicted is not None
+    assert again.predicted.cpu == num_read
+    rest = (again.num_prompt_tokens or 0) - num_read
+    assert again.ttft_s == pytest.approx(num_read * 0.00001 + 0.001 + rest * 0.0001)
+
+
+def test_a_cpu_tier_goes_neither_with_a_pool_nor_with_halves() -> None:
+    with pytest.raises(ValueError, match="not with a pool"):
+        replace(SMALL, tier=TierSetup(num_blocks=10), pool=PoolSetup(speed=5.0))
+    with pytest.raises(ValueError, match="at least 1"):
+        TierSetup(num_blocks=0)
