@@ -290,7 +290,8 @@ class Queue(Generic[C]):
         for the maximum goes too: the known state of the blocks can be wrong.
         """
         view = choice.view
-        if view.queue_ms < IDLE_SOON_MS or self._candidates.reads_back(view.id):
+        reads_pool = view.num_pool_tokens is not None and view.reads_pool
+        if view.queue_ms < IDLE_SOON_MS or reads_pool or self._candidates.reads_back(view.id):
             return True
         return self._has_waited_out(waiting, now_s) or self._has_blocks(waiting, choice)
 

@@ -65,7 +65,7 @@ class Candidates(Protocol):
         ...
 
     def reads_back(self, candidate: CandidateId) -> bool:
-        """Return whether a replica reads what its cache evicts from a CPU tier or a pool."""
+        """Return whether a replica reads what its cache evicts; a pool's view says it, too."""
         ...
 
     def room_tokens(self, candidate: CandidateId, fill: float) -> int | None:

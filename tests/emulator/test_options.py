@@ -35,6 +35,23 @@ def test_contradictions_are_refused(wrong: dict[str, Any]) -> None:
         EmulatorOptions(**wrong).model_len()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cpu_blocks": -1},
+        {"ms_per_cpu_token": -0.1},
+        {"cpu_blocks": 9, "pool": "http://127.0.0.1:9"},
+        {"cpu_blocks": 9, "sliding_window": 64},
+        {"cpu_blocks": 9, "eagle": True},
+        {"cpu_blocks": 9, "lookahead": 1},
+    ],
+)
+def test_a_cpu_tier_that_vllm_would_not_have_is_refused(wrong: dict[str, Any]) -> None:
+    """The message names the field and what it does not go with."""
+    with pytest.raises(ValueError, match=r"cpu_blocks"):
+        EmulatorOptions(**wrong).model_len()
+
+
 def test_a_step_costs_the_sum_of_its_parts() -> None:
     """Each parameter times what it counts, in seconds."""
     model = TimeModel(

@@ -43,6 +43,7 @@ from vllm.v1.kv_cache_interface import (  # type: ignore[import-not-found]
     KVCacheGroupSpec,
     KVCacheTensor,
 )
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec  # type: ignore[import-not-found]
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # type: ignore[import-not-found]
 from vllm.v1.request import Request  # type: ignore[import-not-found]
 from vllm.v1.structured_output import StructuredOutputManager  # type: ignore[import-not-found]
@@ -62,8 +63,13 @@ class _InOrder(set):  # type: ignore[type-arg]
         return iter(sorted(super().__iter__(), key=int))
 
 
-def scheduler_of(model: str, num_tier_bytes: int) -> Scheduler:
+def scheduler_of(model: str) -> Scheduler:
     """Make vLLM's scheduler with a CPU tier."""
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=64, dtype=torch.float32
+    )
+    layers, page = ["layer"], spec.page_size_bytes
+    assert page % CPUOffloadingSpec.BLOCK_SIZE_ALIGNMENT == 0
     cache = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True)
     config = VllmConfig(
         model_config=ModelConfig(model=model, dtype="float32", max_model_len=512),
@@ -80,15 +86,11 @@ def scheduler_of(model: str, num_tier_bytes: int) -> Scheduler:
         kv_transfer_config=KVTransferConfig(
             kv_connector="OffloadingConnector",
             kv_role="kv_both",
-            kv_connector_extra_config={"cpu_bytes_to_use": num_tier_bytes},
+            kv_connector_extra_config={"cpu_bytes_to_use": NUM_TIER_BLOCKS * page},
         ),
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
     )
     cache.num_gpu_blocks = NUM_BLOCKS
-    spec = FullAttentionSpec(
-        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=64, dtype=torch.float32
-    )
-    layers, page = ["layer"], spec.page_size_bytes
     caches = KVCacheConfig(
         num_blocks=NUM_BLOCKS,
         kv_cache_tensors=[KVCacheTensor(page * NUM_BLOCKS, layers, page * NUM_BLOCKS, page)],
@@ -217,9 +219,7 @@ class _Run:
 def record(model: str, seed: int) -> dict[str, Any]:
     """Record one seed."""
     init_none_hash(sha256)
-    probe = scheduler_of(model, 1 << 30).connector.connector_scheduler.manager._num_chunks
-    scheduler = scheduler_of(model, NUM_TIER_BLOCKS * ((1 << 30) // probe))
-    assert scheduler.connector.connector_scheduler.manager._num_chunks == NUM_TIER_BLOCKS
+    scheduler = scheduler_of(model)
     drawn = requests(random.Random(f"cpu tier {seed}"))
     return {
         "name": f"seed {seed}",

@@ -46,6 +46,7 @@ def run(*args: str) -> Result:
          "needs the open loop"),
         ([*SMALL, "--policies", "kv_aware,unlimited", "--replica", "http://127.0.0.1:1"],
          "unlimited means nothing for engines runs, only for: emulated, simulated"),
+        ([*SIMULATED, "--cpu-blocks", "9", "--pool-speed", "5"], "--cpu-blocks: not with"),
         (["--policies", "kv_aware,random", "--simulate"], "either --trace FILE or --generate"),
         (["--from", "nowhere"], "has no compare.json"),
         (["--from", "nowhere", "--policies", "kv_aware"], "--policies does not go with it"),

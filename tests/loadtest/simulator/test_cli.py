@@ -56,11 +56,26 @@ def test_every_policy_by_default() -> None:
         assert f" {name} " in result.output
 
 
+def test_a_cpu_tier_has_a_column_of_its_own() -> None:
+    """In place of the pool's; the title says how large and how fast it is."""
+    args = ("--blocks", "400", "--cpu-blocks", "9000", "--cpu-speed", "4")
+    result = run(*SMALL, "--policies", "kv_aware", *args)
+
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "CPU tier of 9,000 blocks 4x" in text
+    assert "CPU %" in text
+    assert "pool %" not in text
+
+
 @pytest.mark.parametrize(
     ("args", "error"),
     [
         (("--policies", "kv_awar"), "did you mean 'kv_aware'"),
         (("--pool-links", "2"), "only with --pool-speed"),
+        (("--cpu-speed", "2"), "--cpu-speed only with --cpu-blocks"),
+        (("--cpu-blocks", "9", "--pool-speed", "5"), "--cpu-blocks: not with --pool-speed"),
+        (("--cpu-blocks", "0"), "--cpu-blocks"),
         (("--load", "nan"), "not a number"),
         (("--prefill", "2"), "--prefill and --decode need each other"),
         (("--transfer-speed", "9"), "only with --prefill"),
