@@ -1,7 +1,8 @@
 """The order of the requests in the queue. Whether a request may go is decided in `queue`.
 
 A request that has waited for the maximum goes first. Then the order is: interactive before batch,
-the highest priority, callers that have not used their share, the shortest prompt. Requests that
+the highest priority, callers that have not used their share, the shortest prompt, by the time to
+read and to compute it. Requests that
 wait for room in a cache go behind the others, in order of arrival: so none of them starves.
 """
 
@@ -117,14 +118,20 @@ class Order:
             del names[name]
 
     def put(
-        self, waiting: Waiting, candidate: CandidateId, compute_ms: float, *, is_home: bool
+        self,
+        waiting: Waiting,
+        candidate: CandidateId,
+        compute_ms: float,
+        read_ms: float,
+        *,
+        is_home: bool,
     ) -> None:
         """Move a request to the line of the candidate that was chosen for it."""
         self._leave(waiting)
         is_held = waiting.held_by == "room"
         if waiting.place.is_in_time:
             waiting.place = waiting.place._replace(
-                is_held=is_held, compute_ms=0.0 if is_held else compute_ms
+                is_held=is_held, length_ms=0.0 if is_held else compute_ms + read_ms
             )
         waiting.compute_ms = compute_ms
         self._join(waiting, LineKey(candidate, waiting.level, is_home, is_held))

@@ -30,7 +30,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
-from policies.view import CandidateId
+from policies.view import CandidateCost, CandidateId
 from router.replicas.conversations import Conversations
 from router.replicas.ledger import NOTHING, InFront
 from router.scheduling.order import LineKey, Order
@@ -373,7 +373,8 @@ class Queue(Generic[C]):
         place = waiting.place
         if not place.number:  # not in the queue
             is_spent = self._order.is_spent(waiting.caller)
-            place = place._replace(level=waiting.level, is_spent=is_spent, compute_ms=own_ms,
+            place = place._replace(level=waiting.level, is_spent=is_spent,
+                                   length_ms=own_ms + _cost(choice).fetch_ms,
                                    number=self._num_added + 1)  # fmt: skip
         ttft_ms = self._order.ahead_ms(choice.view.id, place) + _ttft_ms(choice)
         if waiting.deadline_s is None:
@@ -400,9 +401,9 @@ class Queue(Generic[C]):
 
     def _put(self, waiting: Waiting, choice: C) -> None:
         """Move a request to the line of the candidate that was chosen."""
-        own_ms = _compute_ms(choice, waiting.num_tokens)
+        own_ms, read_ms = _compute_ms(choice, waiting.num_tokens), _cost(choice).fetch_ms
         is_home = self._is_home(waiting, choice.view.id)
-        self._order.put(waiting, choice.view.id, own_ms, is_home=is_home)
+        self._order.put(waiting, choice.view.id, own_ms, read_ms, is_home=is_home)
 
     def _book(self, waiting: Waiting, choice: C, verdict: Verdict, now_s: float) -> None:
         """Charge a sent request to idle time and its caller's share."""
@@ -423,7 +424,12 @@ class Queue(Generic[C]):
 
 def _ttft_ms(choice: Choice) -> float:
     """Return the predicted time to a first token at the chosen candidate."""
-    return next(cost.ttft_ms for cost in choice.costs() if cost.id == choice.view.id)
+    return _cost(choice).ttft_ms
+
+
+def _cost(choice: Choice) -> CandidateCost:
+    """Return what the chosen candidate costs."""
+    return next(cost for cost in choice.costs() if cost.id == choice.view.id)
 
 
 def _compute_ms(choice: Choice, num_tokens: int) -> float:

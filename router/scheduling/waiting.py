@@ -103,7 +103,7 @@ class LinePosition(NamedTuple):
     level: int  # see `level_of`
     is_spent: bool  # its caller has used its share
     is_held: bool  # waits for room in a cache: in order of arrival, behind those that do not
-    compute_ms: float  # predicted time to compute the prompt; 0.0 if it is held
+    length_ms: float  # predicted time to read and to compute the prompt; 0.0 if it is held
     number: int  # order of arrival
 
 

@@ -211,6 +211,19 @@ def test_a_request_without_free_blocks_waits_and_holds_up_longer_ones() -> None:
     assert stage.release(1.1)[0] == "large"
 
 
+def test_the_shortest_prompt_is_the_one_that_is_read_and_computed_first() -> None:
+    """100 tokens to compute behind a read of 15 ms are longer than 110 tokens without one."""
+    stage = Stage()
+    stage.pooled = {"reads": 1_000}
+    stage.num_waiting[A] = 2
+    stage.ask("reads", 1_100)
+    stage.ask("computes", 110)
+    assert stage.release() == []
+
+    stage.num_waiting[A] = 0
+    assert stage.release() == ["computes", "reads"]
+
+
 @pytest.mark.parametrize(
     ("queue_ms", "waited_s", "is_read_back"),
     [(IDLE_SOON_MS - 1.0, 1.0, False), (99.0, 60.0, False), (99.0, 1.0, True)],
