@@ -9,7 +9,13 @@ from loadtest.emulator.generation import Generation
 from loadtest.engine_model.blocks import Blocks, Change, Removed, Stored
 from loadtest.engine_model.cpu_tier import Dropped, Offloaded
 from loadtest.engine_model.window_blocks import WindowBlocks
-from router.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from router.kv_events.wire import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    ExternalHash,
+    KvEvent,
+)
 
 
 class EventWriter:
@@ -45,7 +51,7 @@ class EventWriter:
         """
         events: list[KvEvent] = []
         for change in changes:
-            names = [_external(key) for key in change.keys]
+            names: list[ExternalHash] = [_external(key) for key in change.keys]
             if isinstance(change, Dropped):
                 events.append(BlockRemoved(block_hashes=names, medium="CPU", group_idx=0))
             else:
