@@ -176,9 +176,10 @@ class EngineEvents:
         try:
             if self._up_s is None and time.monotonic() >= self._reconnect_s:
                 await self._connect_again(timeout_s)
-            await self._poller.poll(round(timeout_s * 1000))
-            messages, num_odd = self._drain_messages()
-            is_up = self._drain_link()
+            ready = dict(await self._poller.poll(round(timeout_s * 1000)))
+            # Mostly nothing has come; a stream without requests is asked twice a second.
+            messages, num_odd = self._drain_messages() if self._sub in ready else ([], 0)
+            is_up = self._drain_link() if self._monitor in ready else None
             self._note_link(is_up)
             self._was_up = self._was_up or bool(is_up)
             return Received(messages, is_up, num_odd, self._why_unheard())
