@@ -269,7 +269,7 @@ async def test_a_body_is_poured_as_it_comes(serve: Serve) -> None:
             answer = await _get(upstream, url)
             pieces = [answer.first]
 
-            def take(piece: bytes, pieces: list[bytes] = pieces) -> bool:
+            def take(piece: bytes, _: bytes | None, pieces: list[bytes] = pieces) -> bool:
                 pieces.append(piece)
                 return True
 
@@ -286,7 +286,7 @@ async def test_pouring_stops_where_no_more_is_wanted_and_goes_on(serve: Serve) -
         answer = await _get(upstream, url)
         pieces = [answer.first]
 
-        def take(piece: bytes) -> bool:
+        def take(piece: bytes, _: bytes | None) -> bool:
             pieces.append(piece)
             return False
 
@@ -308,7 +308,7 @@ async def test_what_is_poured_breaks_off(
         answer = await _get(upstream, f"{url}?{end}")
         pieces = [answer.first]
 
-        def take(piece: bytes) -> bool:
+        def take(piece: bytes, _: bytes | None) -> bool:
             pieces.append(piece)
             return True
 
@@ -325,7 +325,7 @@ async def test_who_takes_may_fail(serve: Serve) -> None:
     async with Upstream(ForwardConfig()) as upstream:
         answer = await _get(upstream, url)
 
-        def take(piece: bytes) -> bool:
+        def take(piece: bytes, _: bytes | None) -> bool:
             raise ConnectionResetError("the client disconnected")
 
         with pytest.raises(ConnectionResetError, match="the client disconnected"):

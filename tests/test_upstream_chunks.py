@@ -99,7 +99,7 @@ async def _poured(pieces: Sequence[bytes], *, stops: bool = False) -> tuple[byte
         answer = await upstream.open("r", url, method="GET", headers=CIMultiDict(), body=None)
         taken = [answer.first]
 
-        def take(piece: bytes) -> bool:
+        def take(piece: bytes, _: bytes | None) -> bool:
             taken.append(piece)
             return not stops
 

@@ -141,10 +141,14 @@ class Exchange:
             self._last, self._written_s = chunk, time.monotonic()
             await self.response.write(chunk)
 
-    def put(self, chunk: bytes) -> bool:
+    def put(self, chunk: bytes, framed: bytes | None = None) -> bool:
         """Send the next piece, at once; False: the client is behind, see `catch_up`.
 
         As aiohttp would write it, without its three coroutines.
+
+        Args:
+            chunk: The piece.
+            framed: The same in whole chunks. None: it is still to be framed.
 
         Raises:
             ConnectionError: the client has left.
@@ -153,7 +157,10 @@ class Exchange:
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client disconnected")
         self._last, self._written_s = chunk, time.monotonic()
-        transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
+        if not self._is_chunked:
+            transport.write(chunk)
+        else:
+            transport.write(framed or b"%x\r\n%b\r\n" % (len(chunk), chunk))
         return transport.get_write_buffer_size() <= _BEHIND_BYTES
 
     async def catch_up(self) -> None:

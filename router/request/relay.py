@@ -8,7 +8,6 @@ came, and so is an abort: only the outcome says that the replica failed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Final
@@ -22,6 +21,7 @@ from router.api.opening import Begun, opening_of
 from router.api.realtime import SWITCHING_PROTOCOLS
 from router.api.usage import TAIL_BYTES, Usage
 from router.base.errors import UpstreamError
+from router.index.eviction import Use
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.request.headers import answer_headers
@@ -40,6 +40,7 @@ _LEFT: Final = (ConnectionError, asyncio.CancelledError)
 """Errors if a client has left. Some leave with the last event, before the stream's end."""
 
 _MOST_TAIL_BYTES: Final = 4 * TAIL_BYTES
+_EVENT_END: Final = b"\n\n"
 
 
 class Passage(Struct, kw_only=True):
@@ -104,14 +105,16 @@ class Relay:
             return read(answer.readable)
         await reply.start(answer.status, headers)
         tail = bytearray(answer.first)
-        count = _counter(passage)
-        count(answer.first)
+        use = _growing(passage)
+        if use is not None:
+            use.answered(answer.first.count(_EVENT_END))
 
-        def take(chunk: bytes) -> bool:
-            count(chunk)
+        def take(chunk: bytes, framed: bytes | None) -> bool:
+            if use is not None:
+                use.answered(chunk.count(_EVENT_END))
             for listen in listeners:
                 listen(chunk)
-            is_taken = reply.put(chunk)
+            is_taken = reply.put(chunk, framed)
             if passage.first_s is None and opening_of(chunk) is Begun.CONTENT:
                 passage.first_s = answer.first_s = monotonic()
                 self._place.answered(prompt, placement, answer)
@@ -175,18 +178,10 @@ def _outcome(answer: Answer, ending: Ending | int | None) -> Outcome:
     return Outcome.REPLICA_FAILED
 
 
-def _counter(passage: Passage) -> Callable[[bytes], None]:
-    """Return a counter of a stream's events, about one a token, that grow its place in a cache."""
+def _growing(passage: Passage) -> Use | None:
+    """Return the place in a cache that grows with a stream's events, about a token each."""
     claim = passage.placement.claim
-    use = claim.use if claim is not None else None
-    if use is None or not passage.answer.is_event_stream:
-        return _ignore
-    answered = use.answered
-    return lambda chunk: answered(chunk.count(b"\n\n"))
-
-
-def _ignore(chunk: bytes) -> None:
-    """Count nothing."""
+    return claim.use if claim is not None and passage.answer.is_event_stream else None
 
 
 def _usage_at_the_end(prompt: Prompt, tail: bytearray) -> Usage | None:

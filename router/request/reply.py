@@ -29,8 +29,10 @@ class Reply(Protocol):
     async def write(self, chunk: bytes) -> None:
         """Send the next piece, at once; wait for a client that is behind."""
 
-    def put(self, chunk: bytes) -> bool:
+    def put(self, chunk: bytes, framed: bytes | None = None) -> bool:
         """Send the next piece, at once; False: the client is behind, see `catch_up`.
+
+        framed: The piece in whole chunks of HTTP. None: it did not come so.
 
         Raises:
             ConnectionError: the client has left.

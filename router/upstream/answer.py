@@ -20,6 +20,9 @@ from router.upstream.tap import tapped
 _MOST_HELD_BYTES: Final = 16 * 1024  # of keep-alives in front of a stream
 _MAX_DECODED_BYTES: Final = 4 * 1024 * 1024
 
+Take = Callable[[bytes, bytes | None], bool]
+"""Takes a piece of a body; the second argument is the piece in whole chunks, if it came so."""
+
 
 class Answer:
     """A replica's answer, its first bytes read. Close it in a `finally`.
@@ -169,7 +172,7 @@ class Answer:
             self._signs.on_doubt()
         return self._is_kept_alive if works is None else not works
 
-    async def pour(self, take: Callable[[bytes], bool]) -> None:
+    async def pour(self, take: Take) -> None:
         """Hand the body after `first` to `take` as it arrives, until that returns False.
 
         For streams: `take` is called as bytes come, not by this task.
@@ -198,7 +201,7 @@ class Answer:
         protocol.set_parser(socket, socket.content)
         return socket
 
-    def _take(self, take: Callable[[bytes], bool]) -> tuple[bytes, bool]:
+    def _take(self, take: Take) -> tuple[bytes, bool]:
         """Hand over what is here; return the last piece, and whether more is wanted.
 
         Raises:
@@ -215,7 +218,7 @@ class Answer:
             if chunk:
                 last = chunk
                 self._note(chunk)
-                if not take(chunk):
+                if not take(chunk, None):
                     return last, False
             if content.total_bytes == num_bytes:  # else reading let more in
                 return last, True
@@ -284,7 +287,7 @@ class _Pouring:
 
     __slots__ = ("_answer", "_take", "failure", "over")
 
-    def __init__(self, answer: Answer, take: Callable[[bytes], bool]) -> None:
+    def __init__(self, answer: Answer, take: Take) -> None:
         self._answer = answer
         self._take = take
         self.failure: Exception | None = None
@@ -309,14 +312,14 @@ class _Pouring:
                 self.over.set_result(None)
         return last
 
-    def pass_on(self, body: bytes) -> bool:
+    def pass_on(self, body: bytes, chunks: bytes) -> bool:
         """Hand over what need not be parsed; False: no more is wanted."""
-        over, answer = self.over, self._answer
+        over = self.over
         if over.done():
             return False
-        answer._note(body)
+        self._answer._note(body)
         try:
-            goes_on = self._take(body)
+            goes_on = self._take(body, chunks)
         except Exception as exc:
             self.failure, goes_on = exc, False
         if not goes_on:
@@ -340,6 +343,8 @@ _FORMS: Final = (
     b'data:{"type":"ping"}',
 )
 _SAID: Final = b"data: -"  # stands for the beginning of an event's line
+_OUTPUT: Final = (b'data: {"id"', b"event: content", b"event: response")
+"""How most events begin; no keep-alive does."""
 
 
 class KeepAlives:
@@ -364,6 +369,8 @@ class KeepAlives:
     def are_all(self, piece: bytes) -> bool:
         """Return whether a piece has keep-alives alone, as far as it shows."""
         begun = self._begun
+        if not begun and piece.startswith(_OUTPUT) and piece.endswith(b"\n"):
+            return False
         text = begun + piece if begun else piece
         match = _LINES.match(text)
         assert match is not None  # it matches nothing, too

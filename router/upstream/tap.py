@@ -40,6 +40,10 @@ def body_of_chunks(piece: bytes) -> bytes | None:
     Args:
         piece: It begins where a chunk does.
     """
+    line_end = piece.find(b"\r\n", 0, _LONGEST_LINE)
+    size = _SIZES.get(piece[:line_end])
+    if size is not None and line_end + size + 4 == len(piece) and piece.endswith(b"\r\n"):
+        return piece[line_end + 2 : -2]  # one chunk, as mostly
     bodies = []
     start, end = 0, len(piece)
     while start < end:
@@ -53,7 +57,7 @@ def body_of_chunks(piece: bytes) -> bytes | None:
         if piece[body_end:start] != b"\r\n":
             return None
         bodies.append(piece[body_start:body_end])
-    return bodies[0] if len(bodies) == 1 else b"".join(bodies)
+    return b"".join(bodies)
 
 
 class Taker(Protocol):
@@ -66,8 +70,11 @@ class Taker(Protocol):
     def look(self) -> bytes:
         """Pass on what aiohttp has parsed; return the last piece of it."""
 
-    def pass_on(self, body: bytes) -> bool:
-        """Pass on a body that aiohttp need not parse; False: no more is wanted."""
+    def pass_on(self, body: bytes, chunks: bytes) -> bool:
+        """Pass on the body of whole chunks that aiohttp need not parse; False: no more is wanted.
+
+        chunks: The body with its framing, as it came.
+        """
 
 
 @contextmanager
@@ -106,7 +113,7 @@ class _Tap(asyncio.Protocol):
         taker = self._taker
         body = body_of_chunks(data) if self._is_between else None
         if body is not None:
-            goes_on = taker.pass_on(body)
+            goes_on = taker.pass_on(body, data)
         else:
             self._reader.data_received(data)
             self._is_between = is_between_chunks(data, taker.look())
