@@ -23,7 +23,7 @@ class FleetEventOwners:
     def why_foreign(self, candidate: CandidateId) -> str | None:
         """Return why a candidate's events are not to be followed; None: they are its own."""
         replicas = self._fleet.members.replicas
-        if replicas != self._known:
+        if replicas is not self._known:  # each replica's streams ask once a second
             self._known = replicas
             self._owners = EventOwners(r.event_ports for r in replicas if r.event_ports is not None)
         name, _, rank = candidate.partition("#")

@@ -134,7 +134,8 @@ class Sleepers:
             self._clear([each for each, num in emptied if each.counters.blocks.num_clears == num])
 
     def _replica(self, name: str) -> Replica | None:
-        return next((each for each in self._fleet.members.replicas if each.name == name), None)
+        member = self._fleet.members.by_name.get(name)
+        return member.replica if member is not None else None
 
     def _clear(self, streams: list[RankStream]) -> None:
         for stream in streams:
