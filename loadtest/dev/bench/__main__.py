@@ -29,12 +29,14 @@ BENCHMARKS: Final = (
     "overhead",
     "throughput",
     "streaming",
+    "probes",
     "cpu",
     "tracing",
     "decision",
     "ingest",
     "memory",
     "stall",
+    "crowds",
     "redis",
 )
 DEFAULT_OUT: Final = Path("docs/research/benchmarks.md")
@@ -56,7 +58,7 @@ def main(
     """Measure the router against its budgets; all benchmarks, or those named.
 
     \b
-    context, overhead, throughput, streaming, cpu, tracing, stall: through a running router
+    context, overhead, throughput, streaming, probes, cpu, tracing, stall, crowds: a running router
     decision, ingest, memory: its parts
     redis: what routers share, on a Redis of its own
     """

@@ -39,7 +39,7 @@ _PROMPTS: Final = (10_000, 100_000)
 def run(setting: Setting) -> list[Line]:
     """Measure."""
     lines: list[Line] = []
-    with _redis_server(setting.work_dir) as client:
+    with redis_server(setting.work_dir) as client:
         for part in setting.track((_memory, _looked_up), "redis"):
             client.flushall()
             client.config_resetstat()
@@ -48,7 +48,7 @@ def run(setting: Setting) -> list[Line]:
 
 
 @contextmanager
-def _redis_server(folder: Path) -> Iterator[redis.Redis]:
+def redis_server(folder: Path) -> Iterator[redis.Redis]:
     port = free_port()
     command = [redis_binary(), "--port", str(port), "--save", "", "--bind", "127.0.0.1"]
     with (folder / "redis.log").open("wb") as log:

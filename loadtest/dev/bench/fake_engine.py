@@ -40,6 +40,12 @@ vllm:num_requests_running{{engine="0",model_name="{model}"}} 0.0
 vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0.0
 process_start_time_seconds {started_s}
 """
+_BUCKETS: Final = "".join(
+    f'vllm:bench_{name}_seconds_bucket{{engine="0",le="{le}.0",model_name="{MODEL}"}} {le}.0\n'
+    for name in range(20)
+    for le in range(40)
+)
+"""As many lines as the histograms of an engine's page have."""
 _CHUNK: Final = (
     b'data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1,"model":"tiny",'
     b'"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'
@@ -61,7 +67,7 @@ class Replica:
             b"/v1/models": msgspec.json.encode({"object": "list", "data": [card]}),
             b"/version": b'{"version":"0.32.0"}',
             b"/health": b"",
-            b"/metrics": metrics.encode(),
+            b"/metrics": (metrics + _BUCKETS).encode(),
             b"/kv_event_sources": msgspec.json.encode({"0": self.publisher.config}),
         }
         self._rendered = b"{}"
