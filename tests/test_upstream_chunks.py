@@ -110,6 +110,29 @@ async def _poured(pieces: Sequence[bytes], *, stops: bool = False) -> tuple[byte
     return b"".join(taken), num_parsed
 
 
+async def test_a_body_that_is_not_parsed_comes_with_its_chunks() -> None:
+    """As they came; what a parser made has none."""
+    events = [b"data: %d\n\n" % number for number in range(20)]
+    pieces = [_HEAD, *(_chunk(events[n]) + _chunk(events[n + 1]) for n in range(0, 20, 2))]
+    taken: list[tuple[bytes, bytes | None]] = []
+
+    def take(piece: bytes, chunks: bytes | None) -> bool:
+        taken.append((piece, chunks))
+        return True
+
+    async with _sending([*pieces, _chunk(b"")]) as url, Upstream(ForwardConfig()) as upstream:
+        answer = await upstream.open("r", url, method="GET", headers=CIMultiDict(), body=None)
+        first = answer.first
+        while not answer.complete:
+            await answer.pour(take)
+        answer.close()
+
+    assert first + b"".join(piece for piece, _ in taken) == b"".join(events)
+    whole = [(piece, chunks) for piece, chunks in taken if chunks is not None]
+    assert whole
+    assert all(body_of_chunks(chunks) == piece for piece, chunks in whole)
+
+
 async def test_events_in_chunks_of_their_own_are_not_parsed() -> None:
     """But for the first and the last ones, from which it is known where chunks begin."""
     events = [b"data: %d\n\n" % number for number in range(40)]

@@ -107,6 +107,40 @@ async def test_a_compressed_stream_is_not_held_back(encoding: str) -> None:
         assert stage.log.count("answers come compressed") >= 1
 
 
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+async def test_a_stream_is_the_same_for_a_client_without_chunks(version: str) -> None:
+    """Whether or not its events may go on in the chunks in which they came."""
+    event = b'data: {"id":"a","choices":[{"index":0,"delta":{"content":"b"}}]}\n\n'
+    events = [*[event] * 20, b"data: [DONE]\n\n"]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for each in events:
+            await response.write(each)
+            await asyncio.sleep(0.002)
+        return response
+
+    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+        body = orjson.dumps(streamed(chat("a")))
+        head = (
+            f"POST /v1/chat/completions {version}\r\nHost: a\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"Authorization: {KEY}\r\n\r\n"
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(stage.url.split(":")[-1]))
+        writer.write(head.encode() + body)
+        got = (await reader.read()).partition(b"\r\n\r\n")[2]
+        writer.close()
+        await writer.wait_closed()
+
+    if version == "HTTP/1.1":
+        sizes, texts = got.split(b"\r\n")[:-1:2], got.split(b"\r\n")[1::2]
+        assert [len(text) for text in texts] == [int(size, 16) for size in sizes]
+        got = b"".join(texts)
+    assert got == b"".join(events)
+
+
 async def test_a_compressed_stream_that_breaks_off_gets_no_plain_event() -> None:
     """Its connection is cut: text would be no gzip."""
 
