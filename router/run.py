@@ -32,7 +32,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
@@ -43,16 +42,15 @@ from typing import Any, Final
 
 import uvloop
 
-from router.assembly import Router, build_listeners
+from router.assembly import Router, build_listeners, build_sibling_app
 from router.assembly.reload import Reload
 from router.base import logs
-from router.base.addresses import bound_url
 from router.base.errors import ConfigError
 from router.base.garbage import collect_garbage
 from router.base.supervisor import ignore, keep_running
 from router.config import Config, redis_password
-from router.config.exposure import open_to
-from router.discovery.readiness import Readiness
+from router.config.exposure import announce
+from router.config.worker import Worker
 from router.http.admin_token import with_token
 from router.http.sockets import raise_descriptor_limit
 from router.metrics import Metrics
@@ -72,6 +70,7 @@ def serve(
     file: Path | None = None,
     *,
     greet: Callable[[str, str], None] = lambda data_url, admin_url: None,
+    worker: Worker | None = None,
 ) -> None:
     """Run one router until SIGINT or SIGTERM.
 
@@ -79,17 +78,23 @@ def serve(
         load: Reads the configuration again; None: it cannot be.
         file: The file that it is read from, if there is one.
         greet: Takes the data and the admin URL once both listen; it must not wait.
+        worker: Which of several workers this is, see router.workers; None: there is one process.
 
     Raises:
         ConfigError: the configuration cannot be put into effect; nothing was served.
     """
-    config = with_token(config, os.environ)
-    router = Router(config, redis_password=redis_password(config.redis, os.environ))
+    in_force = worker.applied if worker is not None else lambda config: config
+    config = in_force(with_token(config, os.environ))
+    has_private_redis = worker is not None and worker.redis_url is not None
+    password = None if has_private_redis else redis_password(config.redis, os.environ)
+    router = Router(config, redis_password=password, worker=worker)
     raise_descriptor_limit()
-    log_writer = logs.start(level=config.log.level, as_json=config.log.json)
+    number = worker.number if worker is not None else None
+    log_writer = logs.start(level=config.log.level, as_json=config.log.json, worker=number)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_signalled(router, load, file, greet))
+            again = (lambda: in_force(load())) if load is not None else None
+            runner.run(_until_signalled(router, again, file, greet))
     except* ConfigError as group:
         raise group.exceptions[0] from None
     finally:
@@ -110,11 +115,9 @@ async def _until_signalled(
     _handle_signals(router, stop, config_reload)
 
     def ready(data_url: str, admin_url: str) -> None:
-        url = bound_url(data_url, router.config.listen.host)
-        print(f"warmroute listens on {url} (admin: {admin_url})", file=sys.stderr, flush=True)
-        if (reached_by := open_to(router.config)) is not None:
-            logger.warning("clients need no key", extra={"open_to": reached_by})
-        greet(data_url, admin_url)
+        if router.siblings is None:  # else the parent says so
+            announce(router.config, data_url, admin_url)
+            greet(data_url, admin_url)
 
     await run(router, stop, ready, owns_process=True, config_reload=config_reload)
 
@@ -148,18 +151,24 @@ async def run(
         for client in router.clients:
             await stack.enter_async_context(client)
         router.listeners = public, admin = build_listeners(router)
-        data_url = public.bind(config.listen.host, config.listen.port, shared=config.listen.shared)
+        siblings = router.siblings
+        is_shared = config.listen.shared or siblings is not None
+        data_url = public.bind(config.listen.host, config.listen.port, shared=is_shared)
         stack.callback(public.close)
-        admin_url = admin.bind(config.admin.host, config.admin.port)
+        admin_url = admin.bind(config.admin.host, config.admin.port, shared=siblings is not None)
         stack.callback(admin.close)
         async with asyncio.TaskGroup() as tg:
             router.discovery.watches.start(tg)
             loops = _loops(router, config_reload, owns_process=owns_process)
             tasks = [tg.create_task(loop, name=name) for name, loop in loops]
-            await admin.start(tg)
-            if config.listen.shared:
-                await _until_ready(router.readiness, stop)
+            if siblings is None:
+                await admin.start(tg)
+            if config.listen.shared or (siblings is not None and siblings.worker.is_again):
+                await _until_ready(router, stop)
             await public.start(tg)
+            if siblings is not None:
+                await stack.enter_async_context(siblings.listening(build_sibling_app(router)))
+                await admin.start(tg)
             if not stop.is_set():
                 on_ready(data_url, admin_url)
             await stop.wait()
@@ -171,9 +180,12 @@ async def run(
                 task.cancel()
 
 
-async def _until_ready(readiness: Readiness, stop: asyncio.Event) -> None:
-    """Wait for what makes a router ready; or that it should end."""
-    while readiness.not_ready() is not None and not stop.is_set():
+async def _until_ready(router: Router, stop: asyncio.Event) -> None:
+    """Wait for what makes a router ready; or that it should end, or that no other worker serves."""
+    siblings = router.siblings
+    while router.readiness.not_ready() is not None and not stop.is_set():
+        if siblings is not None and not router.config.listen.shared and not siblings.found():
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(_READY_S):
                 await stop.wait()

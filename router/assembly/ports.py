@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+from aiohttp import web
 
 from router.api.clients import Clients
 from router.api.routes import Routes
@@ -11,18 +14,22 @@ from router.http.access import Access, Origins
 from router.http.adapters import Adapters
 from router.http.admin import AdminApp
 from router.http.admin_pages import (
+    AdminPages,
     EnginePages,
     ExplainPages,
     ReplicaPages,
     RouterPages,
 )
+from router.http.admin_pages import Handler as AdminHandler
 from router.http.app import DataApp
 from router.http.connection import Handler
 from router.http.control import Control
+from router.http.guard import Guard
 from router.http.intake import Intake
 from router.http.own_routes import OwnRoutes
 from router.http.pages import Pages
 from router.http.server import Listener
+from router.http.siblings import OverWorkers
 from router.http.sockets import room_for_connections
 from router.request.explain import Explainer
 
@@ -46,7 +53,7 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
     )
     admin = Listener(
         "admin",
-        _admin_app(router).build(),
+        _operators_app(router).build(),
         limits=limits,
         max_connections=_ADMIN_CONNECTIONS,
         metrics=router.metrics,
@@ -94,6 +101,7 @@ def _data_app(router: Router, access: Access, own_routes: OwnRoutes) -> DataApp:
             readiness=router.readiness,
             draining=router.draining,
             metrics=router.metrics,
+            siblings=router.siblings,
         ),
         intake=Intake(config.limits, router.withheld, router.metrics),
         access=access,
@@ -104,23 +112,43 @@ def _data_app(router: Router, access: Access, own_routes: OwnRoutes) -> DataApp:
     )
 
 
-def _admin_app(router: Router) -> AdminApp:
+def build_sibling_app(router: Router) -> web.Application:
+    """Build the admin port's application as this worker alone answers it, for the other workers."""
+    return _admin_app(router, _admin_pages(router), Guard(None, ())).build()
+
+
+def _operators_app(router: Router) -> AdminApp:
+    """Build the admin port's application as operators see it, of all workers if there are any."""
+    pages = _admin_pages(router)
+    if router.siblings is not None:
+        merged: dict[str, AdminHandler] = {}
+        for part in router.observers.values():
+            merged |= part.merged
+        pages = [OverWorkers(pages, router.siblings, merged)]
+    return _admin_app(router, pages, router.guard)
+
+
+def _admin_app(router: Router, pages: Sequence[AdminPages], guard: Guard) -> AdminApp:
+    parts = router.observers.values()
+    return AdminApp(
+        pages,
+        guard=guard,
+        body_bytes=router.config.limits.body_bytes,
+        open_paths=[path for part in parts for path in part.open_paths],
+    )
+
+
+def _admin_pages(router: Router) -> Sequence[AdminPages]:
     control = Control(
         router.engine_api,
         router.registry,
         router.discovery.served_models,
         router.discovery.sleepers,
     )
-    parts = router.observers.values()
-    return AdminApp(
-        [
-            ReplicaPages(router.discovery.watches, router.status),
-            EnginePages(control, Adapters(control, router.registry, router.fleet)),
-            ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
-            RouterPages(router.metrics, router.deaths, lambda: router.config),
-            *[pages for part in parts for pages in part.pages],
-        ],
-        guard=router.guard,
-        body_bytes=router.config.limits.body_bytes,
-        open_paths=[path for part in parts for path in part.open_paths],
-    )
+    return [
+        ReplicaPages(router.discovery.watches, router.status),
+        EnginePages(control, Adapters(control, router.registry, router.fleet)),
+        ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
+        RouterPages(router.metrics, router.deaths, lambda: router.config),
+        *[pages for part in router.observers.values() for pages in part.pages],
+    ]

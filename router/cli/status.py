@@ -81,8 +81,9 @@ def headline(state: State) -> str:
     about, replicas = state["router"], state["replicas"]
     known = replicas["by_cache"].get("exact", 0)
     num_up = replicas["by_state"].get("up", 0)
+    workers = f", {num(state['workers']['total'], 'worker')}" if "workers" in state else ""
     return (
-        f"warmroute {about['version']}, {about['policy']}, up {age(about['up_s'])}: "
+        f"warmroute {about['version']}, {about['policy']}, up {age(about['up_s'])}{workers}: "
         f"{num_up:,} of {num(replicas['total'], 'replica')} up, {num(known, 'cache')} known, "
         f"{replicas['requests']:,} in flight, {state['queue']['waiting']:,} waiting"
     )

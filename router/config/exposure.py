@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from router.base.addresses import address_of, unbracketed
+import logging
+import sys
+
+from router.base.addresses import address_of, bound_url, unbracketed
 from router.config.tree import Config
+
+logger = logging.getLogger(__name__)
+
+
+def announce(config: Config, data_url: str, admin_url: str, note: str = "") -> None:
+    """Say where a router listens, and who can send it requests without a key."""
+    url = bound_url(data_url, config.listen.host)
+    print(f"warmroute listens on {url} (admin: {admin_url}){note}", file=sys.stderr, flush=True)
+    if (reached_by := open_to(config)) is not None:
+        logger.warning("clients need no key", extra={"open_to": reached_by})
 
 
 def open_to(config: Config) -> str | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Final
 
 from aiohttp import web
 
 from router.api.failures import error_body, error_headers
 from router.base.errors import RouterError
 from router.metrics import Metrics
+
+METRICS_HEADERS: Final = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 class InternalError(RouterError):
@@ -30,9 +33,7 @@ def error_answer(
 
 def metrics_answer(metrics: Metrics) -> web.Response:
     """Answer all metrics in Prometheus' text format."""
-    return web.Response(
-        body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-    )
+    return web.Response(body=metrics.render(), headers=METRICS_HEADERS)
 
 
 def without_message(

@@ -14,6 +14,7 @@ from router.http.access import Access
 from router.http.answers import error_answer, metrics_answer
 from router.http.connection import Handler
 from router.http.draining import Draining
+from router.http.siblings import Siblings
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 from router.replicas.replica import model_entries
@@ -25,7 +26,11 @@ _MODEL: Final = "/v1/models/"
 
 
 class Pages:
-    """/healthz, /readyz, /metrics; and as engines have them: /v1/models, /health, /version."""
+    """/healthz, /readyz, /metrics; and as engines have them: /v1/models, /health, /version.
+
+    Args:
+        siblings: The workers whose metrics are shown; None: there is one process.
+    """
 
     def __init__(
         self,
@@ -35,12 +40,14 @@ class Pages:
         readiness: Readiness,
         draining: Draining,
         metrics: Metrics,
+        siblings: Siblings | None = None,
     ) -> None:
         self._access = access
         self._fleet = fleet
         self._readiness = readiness
         self._draining = draining
         self._metrics = metrics
+        self._siblings = siblings
         self._pages: dict[str, Handler] = {
             "/healthz": self._healthz,
             "/readyz": self._readyz,
@@ -86,6 +93,8 @@ class Pages:
         may_see = self._access.tenants is None or self._access.client(request).sees_details
         if not may_see:
             return web.Response(status=403, text="allowed only from loopback or listen.trusted\n")
+        if self._siblings is not None:
+            return await self._siblings.metrics_page()
         return metrics_answer(self._metrics)
 
     async def models(self, request: web.BaseRequest) -> web.Response:

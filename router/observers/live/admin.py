@@ -21,11 +21,12 @@ TICK_S: Final = 0.1
 STATE_S: Final = 1.0
 MAX_PER_S: Final = 500
 
-_PER_S: Final = 100
+PER_S: Final = 100
 _MAX_WAITING: Final = 100  # records; of 1,000 replicas, one has 200 kB
-_HEADERS: Final = {
+NOT_STORED: Final = {"Cache-Control": "no-store"}
+LIVE_HEADERS: Final = {
     "Content-Type": "application/x-ndjson",
-    "Cache-Control": "no-store",
+    **NOT_STORED,
     "X-Accel-Buffering": "no",
 }
 
@@ -49,14 +50,14 @@ class LivePages:
         return web.Response(
             body=await self._state.line(time.monotonic()),
             content_type="application/json",
-            headers={"Cache-Control": "no-store"},
+            headers=NOT_STORED,
         )
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """Stream until the client leaves; `?per_s=` bounds the requests of a second."""
-        per_s = number_in(request.query, "per_s", _PER_S, most=MAX_PER_S)
+        per_s = number_in(request.query, "per_s", PER_S, most=MAX_PER_S)
         with self._feed.subscribe(min(per_s, _MAX_WAITING)) as listener:
-            response = web.StreamResponse(headers=_HEADERS)
+            response = web.StreamResponse(headers=LIVE_HEADERS)
             await response.prepare(request)
             ticks = _Ticks(self._state, listener, per_s)
             while True:

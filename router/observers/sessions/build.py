@@ -54,10 +54,12 @@ def build(router: Router) -> ObserverPart:
             outbox=cluster.outbox,
             peers=cluster.peers,
         )
+    pages = SessionPages(ledger, findings, names, router.tenants, router.siblings)
     return ObserverPart(
         observers=[bookkeeper],
+        merged=pages.merged_routes(),
         pages=[
-            SessionPages(ledger, findings, names, router.tenants),
+            pages,
             HookPages(hooks, router.tenants, router.metrics),
         ],
         own_routes=finish.routes(),
