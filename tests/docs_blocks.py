@@ -37,6 +37,7 @@ from msgspec import Struct
 
 from tests.forks import PYTHONPATH, python_command
 from tests.ports import free_port
+from tests.redis_servers import binaries
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -157,8 +158,9 @@ class Shell:
             f'case "$*" in *http_code*) exec {curl} "$@";; esac\nexec {curl} --fail "$@"',
         )
         _write_script(scripts / "warmroute", f'exec {python} -m router.cli "$@"')
+        servers = [str(Path(each).parent) for each in binaries().values()]  # of Redis
         self._environ = os.environ | {
-            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(scripts), os.environ["PATH"], *servers]),
             "PYTHONPATH": PYTHONPATH,
             "WARMROUTE_LISTEN_PORT": str(ports[ROUTER_PORT]),
             "WARMROUTE_LISTEN_HOST": "127.0.0.1",

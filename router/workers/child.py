@@ -19,6 +19,7 @@ _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 60.0  # a process that lived for so long begins a new series of ends
 _LOOK_S: Final = 0.02
+_NOT_STARTED: Final = 127  # as shells have it
 _PR_SET_PDEATHSIG: Final = 1  # Source: linux/prctl.h
 _LIBC: Final = ctypes.CDLL(None)
 
@@ -89,14 +90,19 @@ class Child:
 
     async def _run_once(self, *, is_again: bool) -> int:
         self._owes_reload = False
-        self._process = process = await asyncio.create_subprocess_exec(
-            *self._command(is_again),
-            stdin=DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            start_new_session=True,  # Ctrl-C is the parent's to pass on
-            preexec_fn=_end_with_parent,
-        )
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *self._command(is_again),
+                stdin=DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                start_new_session=True,  # Ctrl-C is the parent's to pass on
+                preexec_fn=_end_with_parent,
+            )
+        except OSError as exc:  # no memory, or no process is left
+            fields = {"process": self._what, "reason": exc.strerror}
+            logger.error("process cannot be started", extra=fields)
+            return _NOT_STARTED
         if self._ending.is_set():  # meanwhile
             self.signal(signal.SIGTERM)
         async with asyncio.TaskGroup() as tg:

@@ -20,7 +20,7 @@ from router.base import logs
 from router.base.addresses import own_url_host
 from router.base.errors import ConfigError
 from router.base.listening import cannot_listen, listen, why_not
-from router.config import Config, private_server
+from router.config import AdminConfig, Config, ListenConfig, private_server
 from router.config.exposure import announce
 from router.config.worker import Worker
 from router.http.admin_token import with_token
@@ -191,12 +191,10 @@ class _Parent:
                     await self._ending.wait()
 
     def _say_ready(self) -> None:
-        config, urls = self._config, []
-        for section, port in zip((config.listen, config.admin), self._ports, strict=True):
-            scheme = "https" if section.tls_cert is not None else "http"
-            urls.append(f"{scheme}://{own_url_host(section.host)}:{port}")
-        announce(config, *urls, f", {config.listen.workers} workers")
-        self._greet(*urls)
+        config, (port, admin_port) = self._config, self._ports
+        data_url, admin_url = _url(config.listen, port), _url(config.admin, admin_port)
+        announce(config, data_url, admin_url, f", {config.listen.workers} workers")
+        self._greet(data_url, admin_url)
 
     def _end(self, number: signal.Signals) -> None:
         """Pass the signal on; the second one is the last that we take."""
@@ -211,6 +209,11 @@ class _Parent:
     def _reload(self) -> None:
         for worker in self._workers:
             worker.reload()
+
+
+def _url(section: ListenConfig | AdminConfig, port: int) -> str:
+    scheme = "https" if section.tls_cert is not None else "http"
+    return f"{scheme}://{own_url_host(section.host)}:{port}"
 
 
 @contextmanager

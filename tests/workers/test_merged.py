@@ -21,7 +21,7 @@ def test_every_sample_has_its_worker_and_every_family_is_there_once() -> None:
     pages = {}
     for number in (1, 3):
         metrics = Metrics()
-        metrics.requests.labels('r{1} "a', "ok", "exact").inc(number)
+        metrics.requests.labels("chat", 'r{1} "a', "ok").inc(number)
         metrics.loop_lag.observe(0.01)
         pages[number] = metrics.render()
     families = list(text_string_to_metric_families(merged_metrics(pages, 3).decode()))
@@ -44,7 +44,7 @@ def own_state(*replicas: State, **sections: Any) -> State:
     made["router"] |= {"listeners": 1, "unresolved": []}
     made["replicas"] |= {"predictions": {"exact": 1.0}, "unserved": []}
     made["queue"] = {"batch": 0} | made["queue"]
-    made["tokens"] |= {"totals": [1, 2, 3, 4]}
+    made["tokens"] = {"totals": [1, 2, 3, 4]} | made["tokens"]
     return made
 
 

@@ -28,6 +28,7 @@ BENCHMARKS: Final = (
     "context",
     "overhead",
     "throughput",
+    "workers",
     "streaming",
     "probes",
     "cpu",
@@ -58,7 +59,8 @@ def main(
     """Measure the router against its budgets; all benchmarks, or those named.
 
     \b
-    context, overhead, throughput, streaming, probes, cpu, tracing, stall, crowds: a running router
+    context, overhead, throughput, workers, streaming, probes, cpu, tracing, stall, crowds:
+    a running router
     decision, ingest, memory: its parts
     redis: what routers share, on a Redis of its own
     """

@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from loadtest.dev.bench.setting import Setting
 from loadtest.runner.children import running
 from loadtest.runner.stack import child_environment, start_router
 from router.base.contracts import BlockKey
+from router.config.redis import SERVERS
 
 NUM_REPLICAS: Final = 4
 _START_S: Final = 60.0
@@ -56,9 +57,13 @@ class Rig:
         self._held: dict[str, set[BlockKey]] = {name: set() for name in self._ports}
 
     def cpu_s(self) -> float:
-        """Read the CPU time that the router process has used, all its threads."""
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
+        """Read the CPU time that the router has used, all its threads, and its workers if any."""
+        return _cpu_s([self._process, *self._process.children(recursive=True)])
+
+    def redis_cpu_s(self) -> float:
+        """Read the CPU time of the workers' own Redis."""
+        children = self._process.children()
+        return _cpu_s([each for each in children if each.name() in SERVERS])
 
     def rss_bytes(self) -> int:
         """Read the router's resident memory."""
@@ -141,6 +146,11 @@ class Rig:
         answer = await self._admin.send(request_bytes("/admin/replicas"))
         described = msgspec.json.decode(answer.body)["replicas"]
         return {r["replica"]["name"]: r["ranks"][0] for r in described if "replica" in r}
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return float(sum(each.user + each.system for each in times))
 
 
 @asynccontextmanager
