@@ -65,6 +65,13 @@ class Served:
     def kill_worker(self, number: int) -> None:
         forks.kill(self.workers()[number])
 
+    def has_ended(self, process: Any) -> bool:
+        """Return whether a process is gone, or waits for whoever should look at how it ended."""
+        try:
+            return bool(process.status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
+
     def worker_of(self, port: int) -> int:
         """Find the worker that has the connection from a local port of ours."""
         for number, client in self.workers().items():
