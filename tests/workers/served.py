@@ -28,6 +28,12 @@ LISTENS = re.compile(r"warmroute listens on (http://\S+) \(admin: (http://\S+)\)
 SAMPLE = re.compile(r"(\w+)\{([^}]*)\} (\S+)")
 
 
+def command_of(pid: int) -> Any:
+    """Return the process that a started one stands for: its fork, or itself (see tests.forks)."""
+    name, _, fork = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
+    return psutil.Process(int(fork) if name == "fork" else pid)
+
+
 class Served:
     """A parent and its workers."""
 
@@ -35,8 +41,6 @@ class Served:
         self.process = process
         self.url = self.admin_url = ""
         self.lines: list[str] = []  # of its log, and of its workers'
-        comm = Path(f"/proc/{process.pid}/comm").read_text()
-        self.parent = psutil.Process(int(comm.split()[1]) if "fork" in comm else process.pid)
 
     async def read(self) -> None:
         """Read what is written to stderr, until it ends."""
@@ -47,6 +51,11 @@ class Served:
                 self.url, self.admin_url = found.groups()
 
     # -- processes ---------------------------------------------------------------------------
+
+    @property
+    def parent(self) -> Any:
+        """Return the process of the parent."""
+        return command_of(self.process.pid)
 
     def workers(self) -> dict[int, Any]:
         """Return the processes of the workers by number."""
@@ -74,10 +83,9 @@ class Served:
 
     def worker_of(self, port: int) -> int:
         """Find the worker that has the connection from a local port of ours."""
-        for number, client in self.workers().items():
-            comm = Path(f"/proc/{client.pid}/comm").read_text()
-            process = psutil.Process(int(comm.split()[1]) if "fork" in comm else client.pid)
-            if any(each.raddr and each.raddr.port == port for each in process.net_connections()):
+        for number, started in self.workers().items():
+            wires = command_of(started.pid).net_connections()
+            if any(wire.raddr and wire.raddr.port == port for wire in wires):
                 return number
         raise AssertionError(f"no worker has the connection of {port}")
 
