@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from aiohttp import web
-
 from router.api.clients import Clients
 from router.api.routes import Routes
 from router.assembly.router import Router
@@ -112,9 +110,9 @@ def _data_app(router: Router, access: Access, own_routes: OwnRoutes) -> DataApp:
     )
 
 
-def build_sibling_app(router: Router) -> web.Application:
+def build_sibling_app(router: Router) -> AdminApp:
     """Build the admin port's application as this worker alone answers it, for the other workers."""
-    return _admin_app(router, _admin_pages(router), Guard(None, ())).build()
+    return _admin_app(router, _admin_pages(router), Guard(None, ()))
 
 
 def _operators_app(router: Router) -> AdminApp:

@@ -28,6 +28,7 @@ from yarl import URL
 
 from router.base.errors import NoWorker
 from router.config.worker import Worker, of_socket
+from router.http.admin import AdminApp
 from router.http.admin_pages import AdminPages, Handler
 from router.http.answers import METRICS_HEADERS
 from router.http.merged_metrics import merged_metrics
@@ -65,10 +66,10 @@ class Siblings:
         return sorted(Sibling(*of, str(file)) for of, file in named if of is not None)
 
     @asynccontextmanager
-    async def listening(self, app: web.Application) -> AsyncIterator[None]:
+    async def listening(self, app: AdminApp) -> AsyncIterator[None]:
         """Answer the other workers within the block."""
         runner = web.AppRunner(
-            app, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S, access_log=None
+            app.build(), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S, access_log=None
         )
         await runner.setup()
         try:
