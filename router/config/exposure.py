@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce(config: Config, data_url: str, admin_url: str, note: str = "") -> None:
-    """Say where a router listens, and who can send it requests without a key."""
+    """Announce where a router listens, and who can send it requests without a key."""
     url = bound_url(data_url, config.listen.host)
     print(f"warmroute listens on {url} (admin: {admin_url}){note}", file=sys.stderr, flush=True)
     if (reached_by := open_to(config)) is not None:

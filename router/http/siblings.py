@@ -80,7 +80,7 @@ class Siblings:
             await runner.cleanup()
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
-        """Have the worker that has run for longest answer.
+        """Pass a request to the worker that has run for longest.
 
         Raises:
             NoWorker: none answers.

@@ -100,7 +100,7 @@ class Child:
                 preexec_fn=_end_with_parent,
             )
         except OSError as exc:  # no memory, or no process is left
-            fields = {"process": self._what, "reason": exc.strerror}
+            fields = {"what": self._what, "reason": exc.strerror}
             logger.error("process cannot be started", extra=fields)
             return _NOT_STARTED
         if self._ending.is_set():  # meanwhile
@@ -122,8 +122,8 @@ class Child:
             self.reload()
 
     def _log_end(self, num_ends: int, status: int) -> None:
-        """Say the first two ends of a series: one that goes on must not flood the log."""
-        fields = {"process": self._what, "how": how(status)}
+        """Log the first two ends of a series: one that goes on must not flood the log."""
+        fields = {"what": self._what, "how": how(status)}
         if num_ends == 1:
             logger.warning("process ended; it is started again", extra=fields)
         elif num_ends == 2:
@@ -138,7 +138,7 @@ class Child:
                 await self._ending.wait()
 
     def end(self, number: signal.Signals) -> None:
-        """Have it end by a signal, and not be started again."""
+        """End it by a signal, and not be started again."""
         self._ending.set()
         self.signal(number)
 
@@ -156,10 +156,10 @@ class Child:
 
 
 def how(status: int) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process when its parent is gone; called between fork and exec."""
+    """Make the kernel end this process when its parent is gone; called between fork and exec."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -58,13 +58,14 @@ def with_flags() -> list[config.Option]:
 
 
 @pytest.mark.parametrize("command", ["serve", "check"])
-def test_help_shows_the_eight_flags_that_matter_and_where_the_others_are(command: str) -> None:
+def test_help_shows_the_nine_flags_that_matter_and_where_the_others_are(command: str) -> None:
     """In this order, and with what only this command takes."""
     text = run(command, "--help")
     shown = sections(text)
 
     assert shown["Most used options"] == [
-        "-c", "--replica", "--port", "--admin-port", "--policy", "--queue", "--redis", "--log-level"
+        "-c", "--replica", "--port", "--workers", "--admin-port", "--policy", "--queue", "--redis",
+        "--log-level",
     ]  # fmt: skip
     assert shown["Options"][-2:] == ["--help-all", "-h"]
     assert ("--wait" in shown["Options"]) == (command == "check")

@@ -103,16 +103,19 @@ async def test_the_feed_has_the_requests_of_all_workers() -> None:
         states: list[dict[str, Any]] = []
 
         async def listen() -> None:
-            async with (
-                aiohttp.ClientSession() as client,
-                client.get(f"{served.admin_url}/admin/live") as answer,
-            ):
-                async for line in answer.content:
-                    fields = orjson.loads(line)
-                    if fields["kind"] == "decision":
-                        ended.add(fields["request"])
-                    else:
-                        states.append(fields)
+            """Follow the feed, again if the worker that has the connection is killed."""
+            while True:
+                with suppress(aiohttp.ClientError):
+                    async with (
+                        aiohttp.ClientSession() as client,
+                        client.get(f"{served.admin_url}/admin/live") as answer,
+                    ):
+                        async for line in answer.content:
+                            fields = orjson.loads(line)
+                            if fields["kind"] == "decision":
+                                ended.add(fields["request"])
+                            else:
+                                states.append(fields)
 
         async with asyncio.TaskGroup() as tg:
             listening = tg.create_task(listen())

@@ -35,7 +35,7 @@ class _Side:
         self.elapsed_s = self.cpu_s = self.redis_s = 0.0
 
     async def warm(self) -> None:
-        """Have each connection's prompt known where it goes, too: nothing is counted."""
+        """Make each connection's prompt known where it goes, too: nothing is counted."""
         await hammer(self._rig.port, self._requests, _WARM_S)
 
     async def take_turn(self, seconds: float) -> None:

@@ -98,7 +98,7 @@ class MergedFeed:
         self._state_due_s = 0.0
 
     async def take(self, number: int, line: bytes) -> None:
-        """Take a line of a worker's feed."""
+        """Keep a line of a worker's feed."""
         if line.startswith(b'{"kind":"decision"'):
             await self._has_room.wait()
             self._pending.append(line.rstrip(b"\n"))
@@ -149,7 +149,7 @@ def merged_state(states: Mapping[int, State], total: int) -> State:
 
 
 def _workers(states: Mapping[int, State], total: int) -> _Row:
-    """Say which workers answer, and what is wrong at some of them only."""
+    """List which workers answer, and what is wrong at some of them only."""
     first = next(iter(states.values()))["degraded"]
     others = {number: state["degraded"] for number, state in states.items()}
     return {
@@ -174,7 +174,7 @@ def _router(states: list[State]) -> _Row:
 
 
 def _replicas(states: list[State]) -> _Row:
-    """Take the replicas of the first; add up the predictions, which each worker audits itself."""
+    """Return the replicas of the first; add up the predictions, which each worker audits itself."""
     first: _Row = states[0]["replicas"]
     audits: dict[str, Counter[str]] = {}
     predictions: Counter[str] = Counter()
