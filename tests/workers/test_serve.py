@@ -17,6 +17,7 @@ import pytest
 from loadtest.emulator.emulator import Emulator
 from tests.faults.stage import SLOW, Engines, chat, records_in, streamed, words
 from tests.ports import free_port
+from tests.redis_servers import Start
 from tests.waiting import until
 from tests.workers.served import Served, serving_workers
 
@@ -257,12 +258,14 @@ async def test_no_request_fails_though_the_workers_redis_is_killed() -> None:
         assert set(statuses) == {200}
 
 
-async def test_workers_append_to_one_decision_log(tmp_path: Path) -> None:
+async def test_workers_of_a_configured_redis_append_to_one_decision_log(
+    tmp_path: Path, start_redis: Start
+) -> None:
+    """They have no Redis of their own then."""
     file = tmp_path / "decisions.jsonl"
-    async with (
-        Engines(1) as engines,
-        serving_workers(*engines, args=("--decision-log", str(file))) as served,
-    ):
+    args = ("--decision-log", str(file), "--redis", start_redis().url)
+    async with Engines(1) as engines, serving_workers(*engines, args=args) as served:
+        assert not any("redis" in each.name() for each in served.parent.children())
         number = await ask_both(served, *engines)
     assert len(records_in(file)) == number
 
