@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from click.testing import Result
 
 from loadtest.emulator.emulator import Emulator
 from router.base.contracts import block_key
-from router.config.worker import unpacked
+from router.config.worker import of_socket, unpacked
 from tests import forks
 from tests.cli.running import run, serving
 from tests.faults.stage import SESSION, Reply, chat, words
@@ -61,10 +61,16 @@ class Served:
         """Return the processes of the workers by number."""
         found = {}
         for child in self.parent.children():
-            arguments = child.cmdline()
-            if "--worker" in arguments:
-                found[unpacked(arguments[arguments.index("--worker") + 1]).number] = child
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                arguments = child.cmdline()
+                if "--worker" in arguments:
+                    found[unpacked(arguments[arguments.index("--worker") + 1]).number] = child
         return found
+
+    def pid_of(self, number: int) -> int | None:
+        """Return the number of a worker's process; None: it is not started yet."""
+        worker = self.workers().get(number)
+        return worker.pid if worker is not None else None
 
     @property
     def redis(self) -> Any:
@@ -113,6 +119,17 @@ class Served:
             assert answer.status == 200, await answer.text()
             is_json = answer.content_type == "application/json"
             return await answer.json() if is_json else await answer.text()
+
+    async def policy_of(self, number: int) -> str:
+        """Read the policy in force at one worker, as the other workers ask it."""
+        for file in Path(self.redis.cwd()).iterdir():
+            if (found := of_socket(file)) is not None and found[1] == number:
+                async with (
+                    aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(file))) as client,
+                    client.get("http://localhost/admin/config") as answer,
+                ):
+                    return str((await answer.json())["policy"]["name"])
+        return "it accepts no requests yet"
 
     async def post(self, path: str, body: Json) -> int:
         """Send an order to the admin port; return the status."""
