@@ -120,9 +120,13 @@ class Served:
             is_json = answer.content_type == "application/json"
             return await answer.json() if is_json else await answer.text()
 
+    def sockets(self) -> list[Path]:
+        """List what is in the folder of the workers' sockets."""
+        return list(Path(self.redis.cwd()).iterdir())
+
     async def policy_of(self, number: int) -> str:
         """Read the policy in force at one worker, as the other workers ask it."""
-        for file in Path(self.redis.cwd()).iterdir():
+        for file in self.sockets():
             if (found := of_socket(file)) is not None and found[1] == number:
                 async with (
                     aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(file))) as client,
