@@ -14,6 +14,11 @@ from router.request.observer import Observer
 MAX_LISTENERS: Final = 16
 
 
+def too_many() -> Overloaded:
+    """Return what to raise if there is no place for another listener."""
+    return Overloaded(f"{MAX_LISTENERS} listeners follow the live feed; that is the limit")
+
+
 class Feed(Observer):
     """Hands each finished request to the listeners. Call from one thread."""
 
@@ -37,7 +42,7 @@ class Feed(Observer):
             Overloaded: too many listen already.
         """
         if len(self._listeners) >= MAX_LISTENERS:
-            raise Overloaded(f"{MAX_LISTENERS} listeners follow the live feed; that is the limit")
+            raise too_many()
         listener: Backlog[DecisionRecord] = Backlog(max_waiting)
         self._listeners.append(listener)
         try:

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from heapq import nlargest
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ from router.observers.live.admin import (
     TICK_S,
 )
 from router.observers.live.degraded import State, degraded
+from router.observers.live.feed import MAX_LISTENERS, too_many
 from router.observers.live.state import MAX_FINDINGS, MAX_TENANTS, MAX_WAITING
 
 _MAX_PENDING: Final = 2_000  # lines; then a worker's feed is read no further, and it drops some
@@ -45,19 +45,24 @@ class MergedLive:
         return {"GET /admin/live": self._live, "GET /admin/state": self._one_state}
 
     async def _one_state(self, _: web.Request) -> web.Response:
-        lines = await self._siblings.gather("/admin/state")
-        states = {number: msgspec.json.decode(line) for number, line in lines.items()}
-        if not states:
-            raise self._siblings.none_answers()
-        state = merged_state(states, self._siblings.worker.total)
+        state = merged_state(await self._states(), self._siblings.worker.total)
         return web.Response(
             body=msgspec.json.encode(state), content_type="application/json", headers=NOT_STORED
         )
+
+    async def _states(self) -> dict[int, State]:
+        lines = await self._siblings.gather("/admin/state")
+        if not lines:
+            raise self._siblings.none_answers()
+        return {number: msgspec.json.decode(line) for number, line in lines.items()}
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """Stream until the client leaves; `?per_s=` bounds the requests of a second."""
         per_s = number_in(request.query, "per_s", PER_S, most=MAX_PER_S)
         siblings = self._siblings
+        known = (await self._states()).values()  # any worker may have the other listeners
+        if any(state["router"]["listeners"] >= MAX_LISTENERS for state in known):
+            raise too_many()
         feed = MergedFeed(siblings.worker.total)
         path = f"/admin/live?per_s={max(1, per_s // siblings.worker.total)}"
         response = web.StreamResponse(headers=LIVE_HEADERS)
@@ -71,16 +76,21 @@ class MergedLive:
                 followed.discard(sibling)
                 feed.ended(sibling.number)
 
-        async with asyncio.TaskGroup() as tg:
-            while True:
-                for each in siblings.found():  # those that were started again, too
-                    if each not in followed:
-                        followed.add(each)
-                        tg.create_task(follow(each), name=f"feed of worker {each.number}")
-                lines = feed.lines(time.monotonic(), [each.number for each in siblings.found()])
-                if lines:
-                    await response.write(b"\n".join([*lines, b""]))
-                await asyncio.sleep(TICK_S)
+        try:
+            async with asyncio.TaskGroup() as tg:
+                while True:
+                    found = siblings.found()
+                    for each in found:  # those that were started again, too
+                        if each not in followed:
+                            followed.add(each)
+                            tg.create_task(follow(each), name=f"feed of worker {each.number}")
+                    lines = feed.lines(time.monotonic(), [each.number for each in found])
+                    if lines:
+                        await response.write(b"\n".join([*lines, b""]))
+                    await asyncio.sleep(TICK_S)
+        except* ConnectionError:
+            pass  # the client has left
+        return response
 
 
 class MergedFeed:
@@ -99,18 +109,19 @@ class MergedFeed:
 
     async def take(self, number: int, line: bytes) -> None:
         """Keep a line of a worker's feed."""
+        if not line.endswith(b"\n"):  # cut off: the worker ended
+            return
         if line.startswith(b'{"kind":"decision"'):
             await self._has_room.wait()
             self._pending.append(line.rstrip(b"\n"))
             if len(self._pending) >= _MAX_PENDING:
                 self._has_room.clear()
             return
-        with suppress(msgspec.DecodeError):  # cut off: the worker ended
-            fields = msgspec.json.decode(line)
-            if fields["kind"] == "state":
-                self._states[number] = fields
-            else:
-                self._lost[number] = fields["decisions"]
+        fields = msgspec.json.decode(line)
+        if fields["kind"] == "state":
+            self._states[number] = fields
+        else:
+            self._lost[number] = fields["decisions"]
 
     def ended(self, number: int) -> None:
         """Drop what a worker said last: it is gone, or its feed is."""
