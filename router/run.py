@@ -61,6 +61,7 @@ logger = logging.getLogger(__name__)
 _SWEEP_S: Final = 0.05
 _LAG_S: Final = 0.1
 _READY_S: Final = 0.05  # between two looks whether a router may join others on their port
+_STDIN: Final = 0
 _TENANTS_S: Final = 1.0  # a change of the tenants' file is in force within twice that
 
 
@@ -274,6 +275,14 @@ def _handle_signals(router: Router, stop: asyncio.Event, config_reload: Reload |
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(each)
 
+    def look_for_parent() -> None:
+        """End as by SIGTERM if the parent is gone: it holds the other end of our stdin."""
+        if not os.read(_STDIN, 1):
+            loop.remove_reader(_STDIN)
+            end(signal.SIGTERM)
+
+    if router.siblings is not None:
+        loop.add_reader(_STDIN, look_for_parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, reload, router, config_reload)

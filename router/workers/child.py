@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import signal
-from asyncio.subprocess import DEVNULL, Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any, Final
@@ -20,8 +19,6 @@ _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 60.0  # a process that lived for so long begins a new series of ends
 _LOOK_S: Final = 0.02
 _NOT_STARTED: Final = 127  # as shells have it
-_PR_SET_PDEATHSIG: Final = 1  # Source: linux/prctl.h
-_LIBC: Final = ctypes.CDLL(None)
 
 
 class Child:
@@ -93,11 +90,10 @@ class Child:
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self._command(is_again),
-                stdin=DEVNULL,
+                stdin=PIPE,  # it ends with this process; no preexec_fn: after a fork that can hang
                 stdout=self._output,
                 stderr=self._output,
                 start_new_session=True,  # Ctrl-C is the parent's to pass on
-                preexec_fn=_end_with_parent,
             )
         except OSError as exc:  # no memory, or no process is left
             fields = {"what": self._what, "reason": exc.strerror}
@@ -158,8 +154,3 @@ class Child:
 def how(status: int) -> str:
     """Describe how a process ended."""
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-
-def _end_with_parent() -> None:
-    """Make the kernel end this process when its parent is gone; called between fork and exec."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

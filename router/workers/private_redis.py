@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 _MEMORY: Final = "2gb"
 _CONNECT_S: Final = 0.1
+_ENDS_WITH_PARENT: Final = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class PrivateRedis:
@@ -26,7 +34,7 @@ class PrivateRedis:
         self.url = f"unix://{self._socket}?db=0"
 
     def command(self, _: bool) -> Sequence[str]:
-        """Return what to start."""
+        """Return what to start: the kernel ends it when this process is gone."""
         options = {
             "port": "0",
             "unixsocket": str(self._socket),
@@ -39,7 +47,9 @@ class PrivateRedis:
             "databases": "1",
             "loglevel": "warning",
         }
-        return [self._program, *(part for k, v in options.items() for part in (f"--{k}", v))]
+        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        wrapper = [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid())]
+        return [*wrapper, self._program, *arguments]
 
     def is_up(self) -> bool:
         """Return whether it accepts connections."""
