@@ -20,7 +20,7 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.base.messages import TierChange
-from router.index.copies import TIERS, Copies, Tier, drop_oldest, remove, remove_to
+from router.index.copies import TIERS, Copies, Tier, add, drop_oldest, remove, remove_to
 from router.index.eviction import EvictionOrder
 from router.index.group_rules import Chain
 from router.index.hit_length import KvLayout, with_drop
@@ -60,14 +60,45 @@ _MAX_CHECKED = 1_024  # blocks of the match of the chosen candidate
 class Speculation:
     """The claim that a request is computing these blocks at a candidate now.
 
+    Only its first block is entered at once: whoever matches up to there enters the others. Most
+    claims end before, which saves 60 us of 280 blocks.
+
     `end` gives it back. If the candidate was cleared in between, that does nothing.
     """
 
-    __slots__ = ("_computing", "_keys")
+    __slots__ = ("_holdings", "_keys", "_num_entered")
 
-    def __init__(self, computing: Copies, keys: Sequence[BlockKey]) -> None:
-        self._computing = computing
+    def __init__(self, holdings: _Holdings, keys: Sequence[BlockKey], *, min_deferred: int) -> None:
+        self._holdings = holdings
         self._keys = keys
+        first = keys[0] if keys else None
+        alike = holdings.deferred.get(first) if first is not None else None
+        if alike is not None:
+            alike.enter()
+        if first is None or alike is not None or first in holdings.gpu or len(keys) < min_deferred:
+            self._num_entered = len(keys)
+        else:
+            self._num_entered = 1
+            holdings.deferred[first] = self
+        add(holdings.computing, keys[: self._num_entered])
+
+    @property
+    def num_deferred(self) -> int:
+        """Count the blocks that are not entered."""
+        return len(self._keys) - self._num_entered
+
+    @property
+    def is_partly_stored(self) -> bool:
+        """Whether the engine has the first block of a claim that is not entered, not the last."""
+        gpu = self._holdings.gpu
+        return self._keys[0] in gpu and self._keys[-1] not in gpu
+
+    def enter(self) -> None:
+        """Enter all blocks, so that matches find them."""
+        if self.num_deferred:
+            del self._holdings.deferred[self._keys[0]]
+            add(self._holdings.computing, self._keys[self._num_entered :])
+            self._num_entered = len(self._keys)
 
     def num_missing(self, held: Container[BlockKey]) -> int:
         """Count the claimed blocks that are not `held` yet."""
@@ -75,8 +106,11 @@ class Speculation:
 
     def end(self) -> None:
         """Release the claim; a second time does nothing."""
-        keys, self._keys = self._keys, ()
-        remove(self._computing, keys)
+        keys, num_entered = self._keys, self._num_entered
+        if self.num_deferred:
+            del self._holdings.deferred[keys[0]]
+        self._keys, self._num_entered = (), 0
+        remove(self._holdings.computing, keys[:num_entered])
 
 
 _epochs = count(1)
@@ -85,17 +119,37 @@ _epochs = count(1)
 class _Holdings:
     """The blocks of one candidate, in one epoch."""
 
-    __slots__ = ("computing", "cpu", "epoch", "evicted", "evicts_cpu", "gpu", "journal", "left")
+    __slots__ = (
+        "computing",
+        "cpu",
+        "deferred",
+        "epoch",
+        "evicted",
+        "evicts_cpu",
+        "gpu",
+        "journal",
+        "left",
+    )
 
     def __init__(self, journal: Journal | None) -> None:
         self.epoch = next(_epochs)
         self.gpu: Copies = {}
         self.cpu: Copies = {}
         self.computing: Copies = {}
+        self.deferred: dict[BlockKey, Speculation] = {}  # by the one block that is in `computing`
         self.evicts_cpu = False  # its cpu tier was full, and lost blocks
         self.evicted = RecentKeys()
         self.left = RecentKeys()  # those of them of which copies were left
         self.journal = journal  # outlives the epoch
+
+    @property
+    def num_computing(self) -> int:
+        return len(self.computing) + sum([each.num_deferred for each in self.deferred.values()])
+
+    def enter_all(self) -> None:
+        """Enter all claims."""
+        for claim in list(self.deferred.values()):
+            claim.enter()
 
 
 class BlockIndex:
@@ -105,6 +159,7 @@ class BlockIndex:
         max_cpu_blocks: Bound of one candidate's cpu tier; the oldest are dropped first. Some
             connectors (Mooncake's) announce stores there and never a removal.
         max_pending: Bound of one candidate's journal, in keys.
+        min_deferred: Blocks of a claim from which on it is deferred; see `Speculation`.
 
     `last_blocks`: whether the last block of hits is dropped, for candidates that speculate.
     `orders`: in which order candidates will evict. They learn which blocks are stored.
@@ -116,13 +171,20 @@ class BlockIndex:
         "_layouts",
         "_max_cpu_blocks",
         "_max_pending",
+        "_min_deferred",
         "_num_emptied",
         "_retired",
         "last_blocks",
         "orders",
     )
 
-    def __init__(self, *, max_cpu_blocks: int = 2_000_000, max_pending: int = MAX_PENDING) -> None:
+    def __init__(
+        self,
+        *,
+        max_cpu_blocks: int = 2_000_000,
+        max_pending: int = MAX_PENDING,
+        min_deferred: int = 8,
+    ) -> None:
         self._holdings: dict[CandidateId, _Holdings] = {}
         self._journals: dict[CandidateId, Journal] = {}
         self._layouts: dict[CandidateId, KvLayout | None] = {}
@@ -132,6 +194,7 @@ class BlockIndex:
         self._num_emptied: Counter[CandidateId] = Counter()
         self._max_cpu_blocks = max_cpu_blocks
         self._max_pending = max_pending
+        self._min_deferred = min_deferred
 
     # -- an engine's events ------------------------------------------------------------------
 
@@ -148,9 +211,11 @@ class BlockIndex:
         """
         holdings = self._of(candidate)
         copies = holdings.gpu if tier == "gpu" else holdings.cpu
-        get = copies.get
-        for key in keys:
-            copies[key] = get(key, 0) + 1
+        add(copies, keys)
+        if holdings.deferred and tier == "gpu":
+            for first in list(filter(holdings.deferred.__contains__, keys)):
+                if first in holdings.deferred and holdings.deferred[first].is_partly_stored:
+                    holdings.deferred[first].enter()
         if holdings.journal is not None:
             holdings.journal.note(tier, keys)
         if parent is not None and tier == "gpu":
@@ -230,6 +295,7 @@ class BlockIndex:
         holdings = self._of(candidate)
         self._retire(holdings.gpu)
         self._retire(holdings.cpu)
+        holdings.enter_all()
         copies = staged.take()
         holdings.gpu, holdings.cpu = copies["gpu"], copies["cpu"]
         self.discard(staged)
@@ -308,6 +374,7 @@ class BlockIndex:
         later blocks of a chain before earlier ones, as in the engine. O(len(keys)).
         """
         holdings = self._of(candidate)
+        holdings.enter_all()
         guess = holdings.gpu
         if not isinstance(guess, OrderedDict):
             self._retire(guess)
@@ -320,14 +387,7 @@ class BlockIndex:
 
     def speculate(self, candidate: CandidateId, keys: Sequence[BlockKey]) -> Speculation:
         """Claim blocks that a request will compute there; several requests may claim the same."""
-        computing = self._of(candidate).computing
-        claimed = dict.fromkeys(keys, 1)
-        if len(claimed) == len(keys) and computing.keys().isdisjoint(claimed.keys()):
-            computing.update(claimed)  # the usual case, four times as fast
-        else:
-            for key in keys:
-                computing[key] = computing.get(key, 0) + 1
-        return Speculation(computing, keys)
+        return Speculation(self._of(candidate), keys, min_deferred=self._min_deferred)
 
     def sweep(self, max_blocks: int = 20_000) -> bool:
         """Free some retired blocks; return whether there are more.
@@ -381,11 +441,11 @@ class BlockIndex:
     def num_computing(self, candidate: CandidateId) -> int:
         """Count distinct claimed blocks, including those that have come by now."""
         holdings = self._holdings.get(candidate)
-        return len(holdings.computing) if holdings is not None else 0
+        return holdings.num_computing if holdings is not None else 0
 
     def claimed(self) -> dict[CandidateId, int]:
         """Count the claimed blocks of each candidate that has any."""
-        every = ((each, len(holdings.computing)) for each, holdings in self._holdings.items())
+        every = ((each, holdings.num_computing) for each, holdings in self._holdings.items())
         return {candidate: num_blocks for candidate, num_blocks in every if num_blocks}
 
     def on_gpu(self, candidate: CandidateId) -> Container[BlockKey]:
@@ -428,6 +488,7 @@ class BlockIndex:
         blocks = chain[:num_blocks]
         num_held = num_leading_exactly(blocks, holdings.gpu)
         if num_held < num_blocks and holdings.computing:
+            holdings.enter_all()
             num_held = num_leading_exactly(blocks, Either(holdings.gpu, holdings.computing))
         return num_held
 
@@ -516,6 +577,7 @@ class BlockIndex:
             return NO_BLOCKS
         gpu = stored = layout.hit(chain, holdings.gpu, limit)
         if holdings.computing:
+            holdings.enter_all()
             gpu = max(gpu, layout.hit(chain, Either(holdings.gpu, holdings.computing), limit))
         return BlockMatch(gpu, stored, gpu)  # which groups the cpu tier has is not known
 
@@ -571,7 +633,7 @@ class BlockIndex:
             return NO_BLOCKS  # found in one of several groups
         if holdings is None or not holdings.computing:
             return found
-        gpu = prolonged(chain, found.num_gpu_blocks, holdings.computing, holdings.gpu)
+        gpu = _with_claims(chain, holdings, found.num_gpu_blocks)
         return BlockMatch(gpu, found.num_gpu_stored_blocks, max(gpu, found.num_cpu_blocks))
 
     # -- inside ------------------------------------------------------------------------------
@@ -588,11 +650,25 @@ class BlockIndex:
             self._retired.append(copies)
 
 
+def _with_claims(chain: Sequence[BlockKey], holdings: _Holdings, start: int) -> int:
+    """Count leading blocks with those that are being computed; the first `start` are held."""
+    deferred = holdings.deferred
+    seen, end = start, start
+    while deferred:
+        found = list(filter(deferred.__contains__, chain[seen : end + 1]))
+        for key in found:
+            deferred[key].enter()
+        seen, end = end, prolonged(chain, start, holdings.computing, holdings.gpu)
+        if not found and end == seen:
+            return end
+    return prolonged(chain, start, holdings.computing, holdings.gpu)
+
+
 def _with_other_tiers(chain: Sequence[BlockKey], holdings: _Holdings, stored: int) -> BlockMatch:
     """Extend a stored match by blocks that are being computed, then by the cpu tier.
 
     After the blocks of its GPU, an engine reads all from the cpu tier, or none.
     """
-    gpu = prolonged(chain, stored, holdings.computing, holdings.gpu)
+    gpu = _with_claims(chain, holdings, stored)
     cpu = prolonged(chain, gpu, holdings.cpu)
     return BlockMatch(gpu, stored, cpu)

@@ -35,6 +35,7 @@ from router.kv_events.wire import (
     BlockStored,
     EventBatch,
     ExternalHash,
+    KvEvent,
     decode,
 )
 
@@ -171,13 +172,17 @@ class RankBlocks:
 
         Stops early with `needs_history` set if the contract turns out to be another one.
         """
+        end = 0
         for position, event in enumerate(batch.events):
-            if isinstance(event, BlockStored):
+            if position < end:
+                continue
+            if isinstance(event, BlockRemoved):
+                end = _end_of_run(batch.events, position)
+                self._remove(event, batch.events[position + 1 : end])
+            elif isinstance(event, BlockStored):
                 self._store(event, payload, position)
                 if self.needs_history:
                     return
-            elif isinstance(event, BlockRemoved):
-                self._remove(event)
             elif isinstance(event, AllBlocksCleared):
                 self.counters.num_clears += 1
                 self.emptied()
@@ -327,8 +332,12 @@ class RankBlocks:
 
     # -- removals ----------------------------------------------------------------------------
 
-    def _remove(self, event: BlockRemoved) -> None:
-        num_blocks = len(event.block_hashes)
+    def _remove(self, event: BlockRemoved, alike: Sequence[KvEvent] = ()) -> None:
+        """Apply a removal and those after it that differ in their blocks alone."""
+        hashes = event.block_hashes
+        if alike:
+            hashes = [each for one in (event, *alike) for each in one.block_hashes]  # type: ignore[union-attr]
+        num_blocks = len(hashes)
         tier = _TIERS.get(event.medium)
         if tier is None:
             self.counters.num_unknown_medium += num_blocks
@@ -349,12 +358,12 @@ class RankBlocks:
         if num_left is not None and len(num_left) != num_blocks:
             num_left = None
         if self._translation is None:
-            keys = _keys(event.block_hashes)
+            keys = _keys(hashes)
             if salt:
                 keys = [BlockKey(key ^ salt) for key in keys]
             self._take_away(keys, tier, num_left)
         else:
-            self._remove_translated(self._translation, event.block_hashes, tier, num_left)
+            self._remove_translated(self._translation, hashes, tier, num_left)
 
     def _take_away(
         self, keys: Sequence[BlockKey], tier: Tier, num_left: Sequence[int | None] | None
@@ -382,6 +391,28 @@ class RankBlocks:
             self._take_away((key,), tier, num_left and num_left[position : position + 1])
             if not self._index.holds(self._candidate, key):
                 translation.forget((external,))
+
+
+def _end_of_run(events: Sequence[KvEvent], start: int) -> int:
+    """Return where a run of removals ends that differ in their blocks alone.
+
+    vLLM reports each block that it evicts by an event of its own.
+    """
+    first = events[start]
+    assert isinstance(first, BlockRemoved)
+    medium, group = first.medium, first.group_idx
+    if first.remaining_copy_counts is not None:
+        return start + 1
+    for end in range(start + 1, len(events)):
+        event = events[end]
+        if (
+            not isinstance(event, BlockRemoved)
+            or event.medium != medium
+            or event.group_idx != group
+            or event.remaining_copy_counts is not None
+        ):
+            return end
+    return len(events)
 
 
 def _keys(externals: Sequence[ExternalHash]) -> list[BlockKey]:

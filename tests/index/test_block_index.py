@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -203,6 +204,80 @@ def test_siblings_see_what_is_being_computed() -> None:
     assert index.match(chain(10), [A])[A] == BlockMatch(6, 2, 6)
     second.end()
     assert index.match(chain(10), [A])[A] == BlockMatch(2, 2, 2)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("store"), st.booleans(), st.integers(0, 12)),
+        st.tuples(st.just("evict"), st.booleans(), st.integers(0, 12)),
+        st.tuples(st.just("claim"), st.booleans(), st.integers(0, 12), st.integers(1, 12)),
+        st.tuples(st.just("end"), st.integers(0, 5)),
+        st.tuples(st.just("match"), st.booleans(), st.integers(1, 12)),
+    ),
+    max_size=25,
+)
+
+
+@given(script=steps)
+def test_when_a_claim_is_entered_changes_no_match(script: list[tuple[Any, ...]]) -> None:
+    """Claims of two conversations with the same beginning; blocks come and go from their ends."""
+    late, soon = BlockIndex(min_deferred=1), BlockIndex(min_deferred=1_000)
+    chains = (chain(12), [*chain(5), *chain(7, start=100)])
+    held = [0, 0]
+    claims: list[tuple[Speculation, Speculation]] = []
+    for kind, *words in script:
+        if kind == "store":
+            which, end = words
+            stored = chains[which][held[which] : end]
+            for index in (late, soon):
+                index.store(A, index.missing(A, stored, "gpu"))
+            held[which] = max(held[which], end)
+            held[not which] = max(held[not which], min(5, end))
+        elif kind == "evict":
+            which, start = words
+            start = max(start, 5 if held[not which] > 5 else 0)
+            lost = chains[which][start : held[which]]
+            for index in (late, soon):
+                index.remove(A, lost)
+            held[which] = min(held[which], start)
+            held[not which] = min(held[not which], start) if start < 5 else held[not which]
+        elif kind == "claim":
+            which, start, num_blocks = words
+            claimed = chains[which][start : start + num_blocks]
+            claims.append((late.speculate(A, claimed), soon.speculate(A, claimed)))
+        elif kind == "end" and words[0] < len(claims):
+            for claim in claims.pop(words[0]):
+                claim.end()
+        elif kind == "match":
+            which, num_blocks = words
+            asked = chains[which][:num_blocks]
+            assert late.match(asked, [A]) == soon.match(asked, [A])
+            assert late.unbroken(A, asked, num_blocks) == soon.unbroken(A, asked, num_blocks)
+    assert all(late.match(each, [A]) == soon.match(each, [A]) for each in chains)
+    for claim in claims:
+        for each in claim:
+            each.end()
+    assert late.claimed() == soon.claimed() == {}
+
+
+def test_many_blocks_are_counted_as_few() -> None:
+    """Stores and removals of many blocks at once take other ways than those of a few."""
+    index, held = BlockIndex(), Counter[int]()
+    dice = random.Random(1)
+    for _ in range(2_000):
+        names = [dice.randrange(40) for _ in range(dice.choice([1, 3, 8, 20]))]
+        if dice.random() < 0.5:
+            names = list(dict.fromkeys(names))
+        if dice.random() < 0.5:
+            index.store(A, keys(*names))
+            held.update(names)
+        else:
+            num_missing = 0
+            for name in names:
+                num_missing += held[name] == 0
+                held[name] = max(0, held[name] - 1)
+            assert index.remove(A, keys(*names)) == num_missing
+        assert index.held(A)["gpu"] == +held
 
 
 def test_a_claim_of_an_old_epoch_does_not_touch_the_new_one() -> None:

@@ -557,3 +557,31 @@ def test_a_quiet_check_of_an_engine_that_goes_on_changes_nothing() -> None:
 
     assert talk.stream.epoch == epoch
     assert talk.num_matched(prompt(1)) == 3
+
+
+def test_evictions_in_a_row_are_each_applied() -> None:
+    """vLLM reports each evicted block by an event of its own: of either tier, or of two copies."""
+    talk = Talk().join()
+    talk.say(batch(stored(prompt(1)), stored(prompt(2)), stored(prompt(2))))
+    talk.say(batch(stored(prompt(1), medium="CPU")))
+    first, second = hashes(prompt(1)), hashes(prompt(2))
+    talk.say(
+        batch(
+            removed(first[2:]),
+            removed(first[1:2]),
+            removed(second[2:]),
+            removed(first[2:], medium="CPU"),
+            removed(first[1:2], medium="CPU"),
+            removed(second[2:]),
+            removed(second[1:2]),
+            removed([12345]),
+            stored(prompt(3)),
+            removed(first[:1]),
+        )
+    )
+
+    held = {tier: list(copies.values()) for tier, copies in talk.index.held(R1).items()}
+    assert held == {"gpu": [2, 1, 1, 1, 1], "cpu": [1]}
+    assert talk.matched([1, 2, 3]) == [0, 2, 3]
+    assert talk.stream.counters.blocks.num_removed == 9
+    assert talk.stream.counters.blocks.num_missing == 1
