@@ -12,6 +12,7 @@ from router.api.model_aliases import ModelAliases
 from router.assembly.parts import Parts
 from router.base.errors import ConfigError, RouterError
 from router.base.loop_turns import Turns
+from router.cluster.log_tails import LogTails
 from router.config import PolicyConfig
 from router.replicas.fleet import Fleet
 from router.request.ahead import Ahead
@@ -244,8 +245,9 @@ def _lookup(parts: Parts) -> Lookup | None:
     assert parts.cluster.store is not None  # the configuration was checked
     assert parts.cluster.sharing is not None
     link = parts.cluster.sharing.link
+    timeout_s = parts.config.redis.lookup_timeout_s
     return Lookup(
-        parts.cluster.store,
+        LogTails(parts.cluster.store, timeout_s=timeout_s),
         names=parts.cluster.names,
         caches=parts.caches,
         is_up=lambda: link.is_up,

@@ -1,7 +1,7 @@
 """What routers share through Redis: the structs, and how they are packed.
 
 Redis has the *index*, which blocks each candidate holds. Every router follows every engine itself;
-the router that holds a stream's lease writes what changed, as deltas. Redis also has a stream of
+the router that holds a stream's lease writes what changed, as deltas. Redis also has a channel for
 *notes*: what each router has in flight, so that load, claims and sessions count everywhere.
 
 Deltas are absolute (these blocks are held now, of this one there are n copies now), never relative:
@@ -33,8 +33,11 @@ MAX_GROUPS = 256
 MAX_UNKNOWN = 256
 """Kinds of prompts whose extra keys are not understood: adapters, mostly."""
 
-SCHEMA = 2
-"""The schema in Redis. A router upgrades data of the schema before, and refuses any other."""
+SCHEMA = 3
+"""The schema in Redis. A router upgrades data of schemas 1 and 2, and refuses any other."""
+
+UPGRADED = ("1", "2")
+"""Schemas that it upgrades."""
 
 StreamId = NewType("StreamId", str)
 """What routers call a candidate's stream among themselves: its replica's name or else its base URL,
@@ -178,7 +181,7 @@ class StreamHead(Struct, frozen=True, kw_only=True):
     writer: str | None = None  # the router that wrote last
 
 
-# -- the work stream: what is in flight ----------------------------------------------------------
+# -- notes: what is in flight --------------------------------------------------------------------
 
 
 class Began(Struct, frozen=True, array_like=True, tag="began"):
@@ -264,7 +267,7 @@ Note = Struct
 
 
 class Notes(Struct, frozen=True, array_like=True):
-    """An entry of the work stream."""
+    """The notes that a router publishes together."""
 
     router: Text  # unique to the process
     notes: tuple[Note, ...]

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from router.base.errors import StoreError, StoreRefused
 from router.base.messages import (
     SCHEMA,
+    UPGRADED,
     ReplicaRecord,
     StreamId,
     decode_record,
@@ -28,6 +29,7 @@ from router.check.finding import Finding, Subject, size
 from router.check.seen import ReplicaSeen
 from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_snapshot import read_heads
+from router.cluster.redis_store import notes_channel
 from router.config import IndexConfig, RedisConfig
 from router.replicas.registry import Registry
 
@@ -131,6 +133,8 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
     names = [*heads, *sorted({pool_lister(""), *listers})][:_MAX_STREAMS]
     owners = await connection.ask("MGET", *(f"{base}lease:{name}" for name in names))
     leaders = {name: _text(owner) for name, owner in zip(names, owners, strict=True)}
+    notes = await connection.subscribe(notes_channel(seen.namespace, connection.db))
+    await notes.close()  # it is allowed to
     server = connection.server
     assert server is not None
     facts = _info(info)
@@ -261,7 +265,7 @@ def _distance(seen: RedisSeen, config: RedisConfig, index: IndexConfig) -> Itera
 def _namespace(seen: RedisSeen) -> Finding:
     if seen.schema is None:
         return _REDIS.ok("namespace", f"{seen.namespace!r} is new: the first router creates it")
-    if seen.schema == str(SCHEMA - 1):
+    if seen.schema in UPGRADED:
         text = f"{seen.namespace!r} has schema {seen.schema}: the first router upgrades it"
         return _REDIS.ok("namespace", text)
     if seen.schema == str(SCHEMA):

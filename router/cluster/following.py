@@ -84,7 +84,7 @@ class Following:
             )
             if is_usable:
                 index.replace(candidate, loaded.staged)
-                writer.loaded(loaded.head)
+                writer.loaded(loaded.head, loaded.num_logged)
             else:
                 index.discard(loaded.staged)
         return stream

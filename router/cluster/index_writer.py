@@ -18,7 +18,6 @@ from contextlib import suppress
 from typing import Final
 
 from policies.view import CandidateId
-from router.base.errors import StoreFull
 from router.base.messages import (
     Delta,
     PoolChanged,
@@ -36,10 +35,14 @@ from router.kv_events.stream import RankStream
 logger = logging.getLogger(__name__)
 
 CHUNK_BLOCKS: Final = 8_192
-"""Blocks in one delta at most: about 20 ms of Redis' time."""
+"""Blocks in one delta at most: 64 KiB."""
 
-FLUSH_S: Final = 0.005
-"""Pause between two writes; changes in between are written together."""
+FLUSH_S: Final = 0.25
+"""Pause between two writes; changes in between are written together. A router that starts reads the
+rest from the engine, which keeps its last batches for minutes."""
+
+MAX_OLD: Final = 65_536
+"""Keys in a log beyond twice the blocks that are held: then it begins again."""
 
 _FULL_PAUSE_S: Final = 1.0  # a full Redis is not asked more often
 
@@ -71,6 +74,7 @@ class StreamWriter:
         "_router",
         "candidate",
         "is_writing",
+        "num_logged",
         "num_rewrites",
         "pending",
         "stream_id",
@@ -84,15 +88,17 @@ class StreamWriter:
         self.is_writing = False
         self.pending: Delta | None = None
         self.num_rewrites = 0
+        self.num_logged = 0  # keys in Redis' log, with repetitions
         self._index = index
         self._router = router
         self._base: StreamHead | None = None  # in Redis, and the journal has all changes since
         self._contents: Iterator[TierChange] | None = None  # what a rewrite has still to write
         self._last_status: StreamStatus | None = None  # in Redis
 
-    def loaded(self, head: StreamHead) -> None:
+    def loaded(self, head: StreamHead, num_logged: int = 0) -> None:
         """Record changes from here on: the index has what Redis has at `head`, or more."""
         self._base = head
+        self.num_logged = num_logged
         self._index.journal(self.candidate, True)
 
     def start(self, head: StreamHead | None) -> None:
@@ -133,6 +139,11 @@ class StreamWriter:
         """Record that Redis has the pending delta."""
         delta, self.pending = self.pending, None
         assert delta is not None
+        if delta.cleared:
+            self.num_logged = 0
+        self.num_logged += (
+            sum(len(change.stored) + len(change.removed) for change in delta.changes) // 8
+        )
         if delta.position is not None:
             self._base = StreamHead(position=delta.position, writer=self._router)
         elif delta.cleared:
@@ -140,19 +151,20 @@ class StreamWriter:
         self._last_status = delta.status or self._last_status
 
     def no_room(self) -> None:
-        """Redis has no room for the pending delta: write only what was removed, store later."""
-        delta = self.pending
-        assert delta is not None
-        self._index.note_again(self.candidate, delta.changes)
-        removed = tuple(TierChange(c.tier, removed=c.removed) for c in delta.changes if c.removed)
-        self.pending = None
-        if removed or delta.cleared:
-            self.pending = Delta(
-                stream_id=self.stream_id,
-                cleared=delta.cleared,
-                changes=removed,
-                newest=delta.newest,
-            )
+        """Redis has no room for the pending delta: free the stream's log, and write it later.
+
+        What is gone must not be credited to the replica. While a log is begun again there is no
+        position, so no router starts from it.
+        """
+        if self._contents is None:
+            self._begin_rewrite()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more is to be written at once."""
+        return self.is_writing and (
+            self._contents is not None or self._index.num_pending(self.candidate) >= CHUNK_BLOCKS
+        )
 
     def _continues(self, head: StreamHead | None) -> bool:
         """Return whether Redis has the base, or the pending delta after it."""
@@ -175,6 +187,9 @@ class StreamWriter:
         if changes.is_lost:
             self._begin_rewrite()
             return self.pending
+        if self.num_logged > 2 * self._num_held() + MAX_OLD:
+            self._begin_again()
+            return self.pending
         status = stream.status()
         if changes is _UNCHANGED and status == self._last_status:
             return None
@@ -187,8 +202,15 @@ class StreamWriter:
             status=status if status != self._last_status else None,
         )
 
+    def _num_held(self) -> int:
+        index, candidate = self._index, self.candidate
+        return index.num_blocks(candidate) + index.num_blocks(candidate, "cpu")
+
     def _begin_rewrite(self) -> None:
         self.num_rewrites += 1
+        self._begin_again()
+
+    def _begin_again(self) -> None:
         self._base = None
         self._index.journal(self.candidate, True)
         self._contents = self._index.contents(self.candidate, CHUNK_BLOCKS)
@@ -220,6 +242,7 @@ class IndexWriter:
         self._streams: dict[StreamId, StreamWriter] = {}
         self._num_old_rewrites = 0
         self._num_flushes = 0
+        self._has_begun = asyncio.Event()  # to write a stream
         self.num_deltas = 0
         self.num_refused = 0
         self.is_full = False
@@ -266,6 +289,7 @@ class IndexWriter:
             if each.stream_id in held:
                 if not each.is_writing:
                     each.start(heads.get(each.stream_id))
+                    self._has_begun.set()
             elif each.stream_id in asked:
                 each.stop()
             elif each.is_writing:  # its history is being read again: the lease is still ours
@@ -287,7 +311,15 @@ class IndexWriter:
             if self.is_full:
                 await asyncio.sleep(_FULL_PAUSE_S)
             else:
-                await asyncio.sleep(0 if num_written else FLUSH_S)
+                is_behind = num_written and any(each.is_behind for each in self.streams)
+                await (asyncio.sleep(0) if is_behind else self._pause())
+
+    async def _pause(self) -> None:
+        """Wait for the next write; a stream that begins to be written does not wait."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self._has_begun.wait()
+        self._has_begun.clear()
 
     async def flush(self, *, status_every: int = 1) -> int:
         """Write one delta of each stream that changed; return how many.
@@ -314,8 +346,7 @@ class IndexWriter:
             notes = [
                 PoolChanged(delta.stream_id, change) for delta in pools for change in delta.changes
             ]
-            with suppress(StoreFull):  # the next listing shows it
-                await self._store.publish(notes)
+            await self._store.publish(notes)
         for (writer, delta), result in zip(batch, results, strict=True):
             self._note_result(writer, delta, result)
         self._note_room(deltas, results)

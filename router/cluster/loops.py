@@ -7,52 +7,54 @@ Redis and connects again. The loop that writes the index is in index_writer.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
-from router.base.errors import EMPTIED, StoreFull, StoreUnavailable
+from router.base.errors import EMPTIED, StoreUnavailable
 from router.base.messages import Consumed, StreamId
-from router.cluster.index_writer import FLUSH_S, IndexWriter
+from router.cluster.index_writer import IndexWriter
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
+from router.cluster.redis_connection import Subscription
 from router.cluster.redis_store import RedisStore
 
-logger = logging.getLogger(__name__)
-
-_GATHER_S: Final = 0.002  # notes of requests that begin together go together
+BURST_S: Final = 0.002
+"""Shortest pause between two messages: requests that begin within it travel together. The first one
+after a pause goes at once (docs/research/scale.md)."""
 
 USAGE_S: Final = 0.1
 """Pause between two notes of what tenants used."""
 
-_READ_S: Final = 1.0  # one blocking read: silence for so long is no failure
-_FULL_PAUSE_S: Final = 1.0  # a full Redis is not asked more often
+_SLICE_S: Final = 0.004  # longest time to apply notes before requests get a turn
 _HURRY_S: Final = 0.05  # how soon the lease of a new stream is asked for
 
 
-async def read_notes(store: RedisStore, peers: Peers, after: str) -> None:
-    """Apply the notes behind an id, for ever.
+async def read_notes(notes: Subscription, peers: Peers) -> None:
+    """Apply the notes that come, for ever.
 
     Raises:
         StoreError: Redis is gone or cannot be used.
     """
+    until_s = 0.0
     while True:
-        found, after = await store.read_notes(after, block_s=_READ_S)
-        for packed in found:
-            peers.receive(packed, time.monotonic())
-        await asyncio.sleep(0)
+        packed = await notes.next()
+        now_s = time.monotonic()
+        peers.receive(packed, now_s)
+        if now_s > until_s:  # reading what is there already does not wait
+            await asyncio.sleep(0)
+            until_s = time.monotonic() + _SLICE_S
 
 
 class NotePublisher:
-    """Publishes what is in flight here: at once that a request began, the rest within `FLUSH_S`."""
+    """Publishes what is in flight here: at once that a request began, the rest a little later."""
 
     def __init__(self, store: RedisStore, outbox: Outbox) -> None:
         self._store = store
         self._outbox = outbox
         self._is_due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._last_s = 0.0  # when notes were published, by the loop's clock
 
     async def run(self) -> None:
         """Publish for ever; while nothing happens, nothing runs.
@@ -64,29 +66,30 @@ class NotePublisher:
         try:
             while True:
                 await self._publish()
-                await asyncio.sleep(_GATHER_S)
                 await self._is_due.wait()
         finally:
-            self._outbox.on_note = lambda is_urgent: None
+            self._outbox.on_note = lambda wait_s: None
             self._cancel_timer()
 
     async def _publish(self) -> None:
         self._cancel_timer()
         self._is_due.clear()
-        notes, later = self._outbox.take(), self._outbox.take_later()
-        try:
-            for entry in filter(None, (notes, later)):
-                await self._store.publish(entry)
-        except StoreFull as exc:
-            logger.debug("notes not published", extra={"reason": exc.message})
-            self._outbox.resend()
-            await asyncio.sleep(_FULL_PAUSE_S)
+        self._last_s = asyncio.get_running_loop().time()
+        notes = (*self._outbox.take(), *self._outbox.take_later())
+        if notes:
+            await self._store.publish(notes)
 
-    def _noted(self, is_urgent: bool) -> None:
-        if is_urgent:
+    def _noted(self, wait_s: float) -> None:
+        if self._is_due.is_set():
+            return
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        due_s = max(now_s + wait_s, self._last_s + BURST_S)
+        if due_s <= now_s:
             self._is_due.set()
-        elif self._timer is None and not self._is_due.is_set():
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._is_due.set)
+        elif self._timer is None or due_s < self._timer.when():
+            self._cancel_timer()
+            self._timer = loop.call_at(due_s, self._is_due.set)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -103,8 +106,7 @@ async def publish_usage(store: RedisStore, take: Callable[[float], Consumed | No
     while True:
         note = take(time.monotonic())
         if note is not None:
-            with suppress(StoreFull):  # the next one has it all
-                await store.publish((note,))
+            await store.publish((note,))
         await asyncio.sleep(USAGE_S)
 
 

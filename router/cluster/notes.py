@@ -1,13 +1,14 @@
 """The kinds of notes that routers send each other, and who receives each.
 
-The owner of a kind registers it. The notes of an entry are decoded one by one. A note that is
-malformed, or of a kind that is not registered here, is left out, and the others count.
+The owner of a kind registers it. The notes of an entry are decoded in one step. If one is
+malformed, or of a kind that is not registered here, it is left out, and the others count.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -42,6 +43,7 @@ class NoteKinds:
         self._receivers: dict[type[Note], Receive[Any]] = {}
         self._with_own: set[type[Note]] = set()
         self._decode: Callable[[msgspec.Raw], Note] = msgspec.msgpack.Decoder(Note).decode
+        self._decode_all: Callable[[bytes], tuple[str, tuple[Note, ...]]] | None = None
 
     def register(self, kind: type[N], receive: Receive[N], *, with_own: bool = False) -> None:
         """Register the receiver of a kind of notes. Its tag tells it from the other kinds.
@@ -53,13 +55,17 @@ class NoteKinds:
             self._with_own.add(kind)
         kinds: Any = reduce(operator.or_, self._receivers)
         self._decode = msgspec.msgpack.Decoder(kinds).decode
+        self._decode_all = msgspec.msgpack.Decoder(tuple[Text, tuple[kinds, ...]]).decode
 
     def decode(self, packed: bytes) -> Notes:
-        """Decode an entry of the work stream.
+        """Decode what a router published.
 
         Raises:
             ValueError: it is none.
         """
+        if self._decode_all is not None:
+            with suppress(*UNDECODABLE):  # one of them is malformed, or of an unknown kind
+                return Notes(*self._decode_all(packed))
         try:
             entry = _decode_entry(packed)
         except ValueError:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -55,7 +56,14 @@ class _Own(Struct):
     is_answered: bool = False
 
 
-def _ignore(is_urgent: bool) -> None:
+SOON_S: Final = 0.02
+"""How long first tokens and ends may wait for a request that begins, to go with it."""
+
+LATER_S: Final = 0.25
+"""How long notes wait that are only shown. They go with the next message."""
+
+
+def _ignore(wait_s: float) -> None:
     """Ignore a note: nothing is published."""
 
 
@@ -73,8 +81,8 @@ class Outbox:
         max_bytes: int = 16 * 1024 * 1024,
         max_later_bytes: int = 4 * 1024 * 1024,
     ) -> None:
-        self.on_note: Callable[[bool], None] = _ignore
-        """Called when there is a note to take, with whether it is urgent."""
+        self.on_note: Callable[[float], None] = _ignore
+        """Called when there is a note to take, with how long it may wait; 0: it is urgent."""
         self._caches = caches
         self._conversations = conversations
         self._names = names
@@ -156,19 +164,19 @@ class Outbox:
     def tell(self, note: Note) -> None:
         """Add a note to the outbox that is about none of our requests; it is urgent."""
         self._told.append(note)
-        self.on_note(True)
+        self.on_note(0.0)
 
-    def tell_later(self, note: Note, num_bytes: int) -> None:
-        """Add a note to the outbox that may wait. It goes into an entry apart from the others.
+    def tell_later(self, note: Note, num_bytes: int, *, is_urgent: bool = False) -> None:
+        """Add a note to the outbox that is dropped first if too many wait.
 
-        Routers of version 0.2 or before skip an entry whole that has a note of an unknown kind.
+        Notes of this kind stay in their order: one that is urgent takes those before it along.
         """
         self._later.append((note, num_bytes))
         self._num_later_bytes += num_bytes
         while self._num_later_bytes > self._max_later_bytes:
             self._num_later_bytes -= self._later.popleft()[1]
             self._metrics.notes_dropped.inc()
-        self.on_note(False)
+        self.on_note(0.0 if is_urgent else LATER_S)
 
     def take_later(self) -> tuple[Note, ...]:
         """Remove and return the notes that may wait, oldest first."""
@@ -202,7 +210,7 @@ class Outbox:
         self._notes.clear()
         self._num_bytes = 0
         self._is_lost = True
-        self.on_note(False)
+        self.on_note(SOON_S)
 
     def load(self, now_s: float) -> bytes:
         """Pack all that we have in flight, for a router that joins."""
@@ -235,4 +243,4 @@ class Outbox:
             )
             self.resend()
         else:
-            self.on_note(is_urgent)
+            self.on_note(0.0 if is_urgent else SOON_S)

@@ -14,8 +14,8 @@ and loops, our own notes are in outbox.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, cast
 
 from msgspec import Struct
 
@@ -30,7 +30,7 @@ from router.base.messages import (
     OpenLeases,
     SessionState,
     decode_load,
-    unpack_keys,
+    unpack_words,
 )
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.lease_tracker import LeaseTracker
@@ -112,7 +112,7 @@ class Peers:
         self.notes.register(Left, _ignore)
 
     def receive(self, packed: bytes, now_s: float) -> None:
-        """Apply an entry of the work stream, if it is one."""
+        """Apply what a router published, if it can be read."""
         try:
             notes = self.notes.decode(packed)
         except ValueError:  # it is counted
@@ -120,7 +120,7 @@ class Peers:
         self.apply(notes, now_s)
 
     def apply(self, notes: Notes, now_s: float) -> None:
-        """Apply the notes of an entry. Our own change nothing here but by their order."""
+        """Apply notes that were published together. Our own change nothing here but by their order."""
         router, is_own = notes.router, notes.router == self.name
         if not is_own:
             if any(isinstance(note, Left) for note in notes.notes):
@@ -266,23 +266,25 @@ class Peers:
             is_batch=note.is_batch,
         )
         work.lease = self._fleet.load.admit(candidate, booking, work.begun_s)
-        held = self._unpacked(note.held)
-        keys = held + self._unpacked(note.claimed)
+        keys = self._unpacked(note)
         if keys:
-            num_cut_blocks = 0 if held else note.num_held
+            num_held = len(note.held) // 8
+            num_cut_blocks = 0 if num_held else note.num_held
             work.claim = self._caches.claim(
-                candidate, keys, len(held), num_cut_blocks=num_cut_blocks
+                candidate, keys, num_held, num_cut_blocks=num_cut_blocks
             )
         if work.is_answered and work.lease is not None:
             self._fleet.load.first_token(work.lease, work.begun_s)
         return True
 
-    def _unpacked(self, claimed: bytes) -> list[BlockKey]:
+    def _unpacked(self, note: Began) -> Sequence[BlockKey]:
+        """Return the chain that a request uses at its candidate, as far as the note has it."""
         try:
-            return unpack_keys(claimed)
+            keys = unpack_words(note.held + note.claimed if note.held else note.claimed)
         except ValueError:
             self._count("malformed")
-            return []
+            return ()
+        return cast(Sequence[BlockKey], keys)
 
     def _answered(self, peer: _Peer, number: int, now_s: float, ttft_ms: float | None) -> None:
         work = peer.work.open.get(number)

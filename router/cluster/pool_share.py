@@ -87,7 +87,7 @@ class PoolShare:
     async def _merge(self, store: RedisStore, model: str, directory: PoolDirectory) -> None:
         stream_id = pool_stream(model, self._name)
         shared: set[int] = set()
-        async for blocks in (await store.snapshot([stream_id])).slices():
+        async for blocks in (await store.pool_snapshot([stream_id])).slices():
             for keys in blocks.values():
                 shared.update(keys.tolist())
                 directory.apply(TierChange("pool", stored=keys.astype("<u8").tobytes()))

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Final
 
 from router.base.errors import StoreFull
-from router.cluster.index_writer import FLUSH_S
 from router.cluster.order_share import FULL_S
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
@@ -16,6 +15,7 @@ from router.cluster.redis_store import RedisStore
 from router.replicas.response_owners import ResponseOwners
 
 _SESSIONS_S: Final = 1.0
+_RESPONSES_S: Final = 0.02  # how soon a response is stored
 
 
 class RecordShare:
@@ -67,4 +67,4 @@ class RecordShare:
                     self._responses.saved(owners)
             except StoreFull:
                 await asyncio.sleep(FULL_S)
-            await asyncio.sleep(FLUSH_S)
+            await asyncio.sleep(_RESPONSES_S)

@@ -16,8 +16,8 @@ HINTS: Final = {
     "NOAUTH": "it requires a password: set WARMROUTE_REDIS_PASSWORD or redis.password_file",
     "WRONGPASS": "wrong password, or user: see WARMROUTE_REDIS_PASSWORD, redis.password_file and "
     "redis.username",
-    "NOPERM": "the ACL user lacks a right: it needs ~{wr:*, and +@read +@write +@scripting "
-    "+@connection +info +time +cluster|slots",
+    "NOPERM": "the ACL user lacks a right: it needs ~{wr:* &{wr:*, and +@read +@write +@scripting "
+    "+@connection +@pubsub +info +time +cluster|slots",
     "READONLY": "this is a replica: name its master in redis.url, or use redis.sentinels",
     "OOM": "it is full: raise maxmemory (its policy should be noeviction)",
     "MISCONF": "it cannot save to disk and therefore refuses writes: see its log",

@@ -31,14 +31,14 @@ def _read(name: str) -> Script:
 
 
 WRITE: Final = _read("write")
-LOOKUP: Final = _read("lookup")
+APPEND: Final = _read("append")
+LOG: Final = _read("log")
 BEGIN: Final = _read("begin")
 SLICE: Final = _read("slice")
 BEAT: Final = _read("beat")
 LOADS: Final = _read("loads")
 HOLD: Final = _read("hold")
 RELEASE: Final = _read("release")
-PUBLISH: Final = _read("publish")
 DEAD: Final = _read("dead")
 SWEEP: Final = _read("sweep")
 FREE: Final = _read("free")
@@ -46,7 +46,7 @@ REMEMBER: Final = _read("remember")
 SESSIONS: Final = _read("sessions")
 
 ALL: Final = (
-    WRITE, LOOKUP, BEGIN, SLICE, BEAT, LOADS, HOLD, RELEASE, PUBLISH, DEAD, SWEEP, FREE, REMEMBER,
+    WRITE, APPEND, LOG, BEGIN, SLICE, BEAT, LOADS, HOLD, RELEASE, DEAD, SWEEP, FREE, REMEMBER,
     SESSIONS,
 )  # fmt: skip
 

@@ -3,13 +3,14 @@
 All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
 
     meta          hash     schema, incarnation
-    b:XX          hash     65,536 buckets, by the low 2 bytes of a key: other 6 -> holders' bits
-    holders       hash     bit -> "tier STREAM", empty: dead; and "tier STREAM" -> bit
     feeds         hash     heads of streams: wSTREAM who wrote last, pSTREAM position,
-                           tSTREAM newest, sSTREAM status, aSTREAM abandoned since
-    copies:BIT    hash     8-byte key -> copies, where there are several
-    work          stream   r: the router, d: its notes
+                           tSTREAM newest, sSTREAM status, aSTREAM abandoned since,
+                           gSTREAM how often its log was begun
+    log:STREAM    list     what changed in a replica's blocks, packed, in order
     lease:STREAM  string   which router writes the stream; expires
+    b:XX          hash     blocks of pools: 65,536 buckets, by the low 2 bytes of a key:
+                           other 6 -> pools' bits
+    holders       hash     bit -> "pool STREAM", empty: dead; and "pool STREAM" -> bit
     load:ROUTER   string   what the router has in flight; expires
     routers       zset     which routers live, and until when
     sessions      hash     session -> when it is forgotten (4 bytes), state
@@ -18,19 +19,20 @@ All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
     response:KEY  string   digest of a response's id -> the replica that issued it; expires
     sweeper       string   which router sweeps; expires
 
-A bucket stays a listpack (a ziplist before Redis 7) up to 512 blocks with fewer than 512 holders'
-bits: 33 million blocks at the servers' defaults, 19 bytes each. Larger ones work, too.
+Notes are published on the channel `notes:SCHEMA:DB`, and kept nowhere.
 
-An epoch of a stream is a bit. To clear the stream is to call its bits dead; the next store takes
-others. `sweep` takes dead bits out of the buckets and frees them.
+A log takes 8 bytes for each block that it names. Its writer begins it again with what is held once
+most of it is old: 8 to 24 bytes for each block of a replica. A bucket stays a listpack (a ziplist
+before Redis 7) up to 512 blocks: 33 million blocks of pools, 19 bytes each. To clear a pool is to
+call its bit dead; the next store takes another. `sweep` takes dead bits out of the buckets.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -41,28 +43,31 @@ from router.base.messages import (
     Delta,
     Note,
     Notes,
-    SharedTier,
     StreamHead,
     StreamId,
     encode,
     is_pool_stream,
 )
 from router.cluster import redis_scripts as scripts
-from router.cluster.redis_connection import RedisConnection, Word
+from router.cluster.redis_connection import RedisConnection, Subscription, Word
 from router.cluster.redis_errors import is_out_of_memory
 from router.cluster.redis_facts import StoreFacts, memory_of, other_schema
+from router.cluster.redis_log import LogPart, LogReader, read_logs
 from router.cluster.redis_records import RedisRecords
-from router.cluster.redis_scripts import Scripts
-from router.cluster.redis_snapshot import IndexSnapshot, begin_snapshot, read_heads
+from router.cluster.redis_scripts import Script, Scripts
+from router.cluster.redis_snapshot import PoolSnapshot, begin_snapshot, read_heads
 from router.cluster.redis_sweep import Swept, sweep
-from router.cluster.redis_writes import calls
+from router.cluster.redis_writes import append_words, pool_calls
 from router.config import RedisConfig
 
 _NOT_REDIS: Final = "what answers there does not answer as Redis does"
 
 PIPELINE_BYTES: Final = 256 * 1024
-_READ_ENTRIES: Final = 256
-_KEEP_MS: Final = 60_000  # a note; a router that reads later asks for all that is in flight
+
+
+def notes_channel(namespace: str, db: int) -> str:
+    """Name the channel that a namespace's notes are published on: databases have all in common."""
+    return f"{{wr:{namespace}}}:notes:{SCHEMA}:{db}"
 
 
 class Written(Enum):
@@ -109,6 +114,7 @@ class RedisStore:
         meta = self._key("meta")
         self._connection = RedisConnection(config, key=meta, password=password, names=names)
         self._scripts = Scripts(self._connection, meta)
+        self._channel = notes_channel(config.namespace, self._connection.db)
         self._incarnation = ""
         self._num_garbage = 0
         self.records = RedisRecords(
@@ -160,35 +166,37 @@ class RedisStore:
             StoreUnavailable: Redis was emptied, or did not answer; deltas may have been written.
         """
         results = [Written.OK] * len(deltas)
-        batch: list[tuple[Word, ...]] = []
-        places: list[int] = []
-        size = 0
+        batch = _Batch()
         for i, delta in enumerate(deltas):
-            is_fenced = not is_pool_stream(delta.stream_id)
-            for words in calls(
-                delta, incarnation=self._incarnation, router=self._router, is_fenced=is_fenced
-            ):
-                batch.append(words)
-                places.append(i)
-                size += sum(len(word) for word in words if isinstance(word, bytes))
-                if size >= PIPELINE_BYTES:
-                    await self._write(batch, places, results)
-                    batch, places, size = [], [], 0
-        if batch:
-            await self._write(batch, places, results)
+            for script, words in self._calls(delta):
+                if script is not batch.script or batch.size >= PIPELINE_BYTES:
+                    await self._write(batch, results)
+                    batch = _Batch(script)
+                batch.add(words, i)
+        await self._write(batch, results)
         return results
 
-    async def _write(
-        self, batch: list[tuple[Word, ...]], places: list[int], results: list[Written]
-    ) -> None:
-        replies = await self._scripts.run_all(scripts.WRITE, batch)
-        for i, value in zip(places, replies, strict=True):
+    def _calls(self, delta: Delta) -> Iterator[tuple[Script, tuple[Word, ...]]]:
+        if is_pool_stream(delta.stream_id):
+            for words in pool_calls(delta, incarnation=self._incarnation):
+                yield scripts.WRITE, words
+        else:
+            yield (
+                scripts.APPEND,
+                append_words(delta, incarnation=self._incarnation, router=self._router),
+            )
+
+    async def _write(self, batch: _Batch, results: list[Written]) -> None:
+        if not batch.words:
+            return
+        replies = await self._scripts.run_all(batch.script, batch.words)
+        for i, value in zip(batch.places, replies, strict=True):
             if isinstance(value, Exception):
                 if not is_out_of_memory(value):
                     raise await self._connection.refusal(value)
                 result = Written.NO_ROOM
             else:
-                code, num_skipped = value
+                code, num_skipped = value if isinstance(value, list) else (value, 0)
                 self._num_garbage += num_skipped
                 if code == _LOST:
                     raise StoreUnavailable(EMPTIED)
@@ -196,70 +204,34 @@ class RedisStore:
             if results[i] is Written.OK:
                 results[i] = result
 
+    async def read_logs(
+        self, readers: Mapping[StreamId, LogReader], *, timeout_s: float | None = None
+    ) -> dict[StreamId, LogPart]:
+        """Read on in some streams' logs, in one round trip."""
+        parts = await read_logs(self._scripts, readers, timeout_s=timeout_s)
+        self._num_garbage += sum(part.num_garbage for part in parts.values())
+        return parts
+
     async def heads(self) -> dict[StreamId, StreamHead]:
         """Read the head of every stream."""
         heads, num_garbage = read_heads(await self._connection.ask("HGETALL", self._key("feeds")))
         self._num_garbage += num_garbage
         return heads
 
-    async def snapshot(self, stream_ids: Collection[StreamId]) -> IndexSnapshot:
-        """Begin a snapshot of the given streams."""
+    async def pool_snapshot(self, stream_ids: Collection[StreamId]) -> PoolSnapshot:
+        """Begin a snapshot of the given pools."""
         return await begin_snapshot(self._connection, self._scripts, self._base, stream_ids)
-
-    async def lookup(
-        self, chain: bytes, stream_ids: Sequence[StreamId]
-    ) -> dict[tuple[StreamId, SharedTier], int]:
-        """Count leading blocks of a packed chain per holder, in one round trip.
-
-        Returns:
-            For a replica's stream its blocks on gpu, and on gpu or cpu as tier cpu; for a pool's
-            stream those in the pool.
-        """
-        asked: list[tuple[StreamId, SharedTier]] = []
-        for stream_id in stream_ids:
-            if is_pool_stream(stream_id):
-                asked.append((stream_id, "pool"))
-            else:
-                asked += [(stream_id, "gpu"), (stream_id, "cpu")]
-        words = [word for stream_id, tier in asked for word in (tier, stream_id)]
-        counts = await self._scripts.run(
-            scripts.LOOKUP, chain, *words, timeout_s=self._config.lookup_timeout_s
-        )
-        num_blocks = len(chain) // 8
-        if not isinstance(counts, list) or len(counts) != len(asked):
-            raise StoreRefused(_NOT_REDIS)
-        if not all(isinstance(count, int) and 0 <= count <= num_blocks for count in counts):
-            raise StoreRefused(_NOT_REDIS)
-        return dict(zip(asked, counts, strict=True))
 
     # -- notes -------------------------------------------------------------------------------
 
     async def publish(self, notes: Sequence[Note]) -> None:
-        """Add notes to the work stream."""
+        """Send notes to all routers that are subscribed, this one among them."""
         packed = encode(Notes(self._router, tuple(notes)))
-        words = (self._router, packed, self._config.log_entries, _KEEP_MS)
-        await self._scripts.run(scripts.PUBLISH, *words)
+        await self._connection.ask("PUBLISH", self._channel, packed)
 
-    async def last_note(self) -> str:
-        """Return the id of the last note; later ones are read from there."""
-        return (await self.snapshot(())).work_id
-
-    async def read_notes(self, after: str, *, block_s: float) -> tuple[list[bytes], str]:
-        """Wait for entries behind an id, our own among them; return them and the last one's id."""
-        wait: tuple[Word, ...] = ("BLOCK", max(1, round(block_s * 1000))) if block_s > 0 else ()
-        reply = await self._connection.ask(
-            *("XREAD", "COUNT", _READ_ENTRIES, *wait, "STREAMS", self._key("work"), after),
-            timeout_s=block_s + self._config.timeout_s,
-        )
-        entries: list[bytes] = []
-        for id_, fields in _entries(reply):
-            after = id_
-            packed = fields.get(b"d")
-            if packed is None:
-                self._num_garbage += 1
-            else:
-                entries.append(packed)
-        return entries, after
+    async def subscribe(self) -> Subscription:
+        """Receive what is published from here on, our own notes among it."""
+        return await self._connection.subscribe(self._channel)
 
     # -- leases, load ------------------------------------------------------------------------
 
@@ -320,11 +292,19 @@ class RedisStore:
         return self._base + name
 
 
-def _entries(reply: Any) -> Iterator[tuple[str, dict[bytes, bytes]]]:
-    """Yield the entries of the one stream that XREAD gave; None stands for nothing in time."""
-    for _, entries in reply or ():
-        for id_, flat in entries:
-            yield id_.decode(), dict(zip(flat[::2], flat[1::2], strict=False)) if flat else {}
+class _Batch:
+    """Calls of one script that go to Redis together."""
+
+    def __init__(self, script: Script = scripts.APPEND) -> None:
+        self.script = script
+        self.words: list[tuple[Word, ...]] = []
+        self.places: list[int] = []  # the number of each call's delta
+        self.size = 0  # bytes, about
+
+    def add(self, words: tuple[Word, ...], place: int) -> None:
+        self.words.append(words)
+        self.places.append(place)
+        self.size += sum(len(word) for word in words if isinstance(word, bytes))
 
 
 _RESULTS: Final = (Written.OK, Written.FENCED)

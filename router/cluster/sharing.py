@@ -26,12 +26,18 @@ from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
 from router.cluster.index_writer import IndexWriter
 from router.cluster.link import PAUSE_S, Link
-from router.cluster.loops import LeaseKeeper, NotePublisher, publish_usage, read_notes
+from router.cluster.loops import (
+    LeaseKeeper,
+    NotePublisher,
+    publish_usage,
+    read_notes,
+)
 from router.cluster.order_share import OrderShare
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.pool_share import PoolShare
 from router.cluster.record_share import RecordShare
+from router.cluster.redis_connection import Subscription
 from router.cluster.redis_facts import StoreFacts
 from router.cluster.redis_store import RedisStore
 from router.cluster.snapshot_loader import SnapshotLoader
@@ -195,14 +201,24 @@ class Sharing:
         self.num_attempts += 1
         try:
             self.facts = facts = await self._store.open()
-            last_note = await self._store.last_note()
-            await self._orders.read()
-            await self.join_routers()
+            subscription = await self._store.subscribe()
         except StoreError as exc:
             raise ExceptionGroup("redis", [exc]) from exc
+        try:
+            await self._share_notes(subscription, facts, backoff)
+        except StoreError as exc:
+            raise ExceptionGroup("redis", [exc]) from exc
+        finally:
+            await subscription.close()
+
+    async def _share_notes(
+        self, subscription: Subscription, facts: StoreFacts, backoff: Backoff
+    ) -> None:
+        await self._orders.read()
+        await self.join_routers()
         async with asyncio.TaskGroup() as tg:
-            reading = read_notes(self._store, self._peers, last_note)
-            tg.create_task(reading, name="redis: read")
+            tg.create_task(read_notes(subscription, self._peers), name="redis: read")
+            tg.create_task(subscription.watch(), name="redis: watch")
             tg.create_task(self.writer.run(), name="redis: write")
             notes = NotePublisher(self._store, self._outbox)
             tg.create_task(notes.run(), name="redis: publish")

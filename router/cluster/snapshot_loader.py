@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from router.base.messages import Position, StreamHead, StreamId, StreamStatus
-from router.cluster.redis_snapshot import IndexSnapshot
+from router.cluster.redis_log import LogPart, LogReader
 from router.cluster.redis_store import RedisStore
 from router.index.staged_blocks import StagedBlocks
 
@@ -33,6 +33,7 @@ class Loaded(Struct):
     status: StreamStatus
     staged: StagedBlocks
     newest: Position | None = None  # None: not known
+    num_logged: int = 0  # keys in its log, with repetitions
 
 
 class _WantedStream(Struct):
@@ -41,7 +42,7 @@ class _WantedStream(Struct):
 
 
 class SnapshotLoader:
-    """Loads streams, several in one pass over the index."""
+    """Loads streams, several in each round trip."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
@@ -71,36 +72,47 @@ class SnapshotLoader:
                 await self.load_wanted()
 
     async def load_wanted(self) -> None:
-        """Load the streams that are wanted now, if Redis has them.
-
-        A stream that is asked for meanwhile is not in this snapshot: the next one has it.
-        """
+        """Load the streams that are wanted now, if Redis has them."""
         started_s = time.monotonic()
-        asked = tuple(self._wanted.items())
-        snapshot = await self._store.snapshot([stream_id for stream_id, _ in asked])
-        found: dict[StreamId, Loaded] = {}
-        for stream_id, wanted in asked:
-            head = snapshot.heads.get(stream_id)
-            if head is None or (head.position is None and started_s >= wanted.until_s):
-                self._end(stream_id, None)
-            elif head.position is not None:
-                if head.status is None:
-                    self._end(stream_id, None)
-                else:
-                    found[stream_id] = Loaded(head, head.position, head.status, StagedBlocks())
-        if not found:
-            return
-        num_blocks = await _stage(snapshot, found)
-        heads = await self._store.heads()
-        for stream_id, loaded in found.items():
-            loaded.newest = heads[stream_id].newest if stream_id in heads else None
+        readers = {stream_id: LogReader() for stream_id in self._wanted}
+        num_streams = num_blocks = 0
+        while readers:
+            parts = await self._store.read_logs(readers)
+            for stream_id, part in parts.items():
+                await _apply(readers[stream_id], part)
+                if part.is_end:
+                    loaded = self._judge(stream_id, part, readers.pop(stream_id), started_s)
+                    num_streams += loaded is not None
+                    num_blocks += loaded.staged.num_blocks() if loaded is not None else 0
+        if num_streams:
+            seconds = round(time.monotonic() - started_s, 2)
+            logger.info(
+                "cache contents loaded from redis",
+                extra={"streams": num_streams, "blocks": num_blocks, "seconds": seconds},
+            )
+
+    def _judge(
+        self, stream_id: StreamId, part: LogPart, reader: LogReader, started_s: float
+    ) -> Loaded | None:
+        """End the wait for a stream that was read, unless another router is writing it."""
+        head, wanted = part.head, self._wanted.get(stream_id)
+        if wanted is None:
+            return None
+        if head is not None and head.position is None and started_s < wanted.until_s:
+            return None
+        loaded = None
+        if head is not None and head.position is not None and head.status is not None:
+            loaded = Loaded(
+                head=head,
+                position=head.position,
+                status=head.status,
+                staged=reader.blocks,
+                newest=head.newest,
+                num_logged=reader.num_keys,
+            )
             self.num_loads += 1
-            self._end(stream_id, loaded)
-        seconds = round(time.monotonic() - started_s, 2)
-        logger.info(
-            "cache contents loaded from redis",
-            extra={"streams": len(found), "blocks": num_blocks, "seconds": seconds},
-        )
+        self._end(stream_id, loaded)
+        return loaded
 
     def _end(self, stream_id: StreamId, loaded: Loaded | None) -> None:
         wanted = self._wanted.pop(stream_id, None)
@@ -108,19 +120,11 @@ class SnapshotLoader:
             wanted.result.set_result(loaded)
 
 
-async def _stage(snapshot: IndexSnapshot, found: dict[StreamId, Loaded]) -> int:
-    """Read the streams' blocks; count them."""
-    num_blocks = 0
-    async for blocks in snapshot.slices():
-        until_s = time.monotonic() + _SLICE_S
-        for (stream_id, tier), keys in blocks.items():
-            if stream_id in found and tier != "pool":
-                found[stream_id].staged.add(tier, keys)
-                num_blocks += len(keys)
-            if time.monotonic() >= until_s:  # blocks are spread evenly: all dicts grow at once
-                await asyncio.sleep(0)
-                until_s = time.monotonic() + _SLICE_S
-    for (stream_id, tier), copies in (await snapshot.copies()).items():
-        if stream_id in found and tier != "pool":
-            found[stream_id].staged.add(tier, (), copies.items())
-    return num_blocks
+async def _apply(reader: LogReader, part: LogPart) -> None:
+    reader.begin(part)
+    until_s = time.monotonic() + _SLICE_S
+    for entry in part.entries:
+        reader.apply(entry)
+        if time.monotonic() >= until_s:
+            await asyncio.sleep(0)
+            until_s = time.monotonic() + _SLICE_S

@@ -67,10 +67,6 @@ class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         float,
         Meta(ge=0.5, description="time without a message after which a router counts as dead"),
     ] = 3.0
-    log_entries: Annotated[
-        int,
-        Meta(ge=1000, description="notes kept in Redis, for a minute at most"),
-    ] = 100_000
 
     @property
     def is_configured(self) -> bool:

@@ -18,6 +18,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "forward.continue_streams": "a broken stream ends with an error event; remove the key",
     "experiment.definitions[].variants[].replicas": "use design switchback instead of partition",
     "variants[].replicas": "use design switchback instead of partition",
+    "redis.log_entries": "notes are published and not kept; remove the key",
     "mooncake.events": "the router lists and verifies the pool instead; remove the key",
     "mooncake.pools[].events": "the router lists and verifies the pool instead; remove the key",
 }

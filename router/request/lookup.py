@@ -1,4 +1,4 @@
-"""Matches found in Redis (`index.mode: redis`), in one round trip.
+"""Matches found in Redis (`index.mode: redis`), in one round trip for what is new there.
 
 Redis is asked about candidates that this router does not know completely: it cannot reach their
 event port, or it joined after the engine dropped its history. A late or failed look-up means that
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from policies.view import CandidateId
 from router.base.contracts import HashContract
 from router.base.errors import StoreError
-from router.base.messages import StreamId, pack_keys
+from router.base.messages import StreamId
 from router.cluster.candidate_names import CandidateNames
-from router.cluster.redis_store import RedisStore
+from router.cluster.log_tails import LogTails
 from router.index.block_index import BlockMatch
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
@@ -30,19 +30,20 @@ class Lookup:
     """Asks Redis how much of a prompt each candidate holds.
 
     Args:
+        tails: What was read of the blocks in Redis.
         is_up: Whether Redis is there; if not, it is not asked.
     """
 
     def __init__(
         self,
-        store: RedisStore,
+        tails: LogTails,
         *,
         names: CandidateNames,
         caches: CacheView,
         is_up: Callable[[], bool],
         metrics: Metrics,
     ) -> None:
-        self._store = store
+        self._tails = tails
         self._names = names
         self._caches = caches
         self._is_up = is_up
@@ -58,9 +59,7 @@ class Lookup:
         for contract, candidate_of in self._by_contract(candidates).items():
             started_s = time.monotonic()
             try:
-                found = await self._store.lookup(
-                    pack_keys(prompt.keys(contract)), tuple(candidate_of)
-                )
+                found = await self._tails.lookup(prompt.keys(contract), tuple(candidate_of))
             except StoreError as exc:
                 self._metrics.lookups.labels(exc.code).inc()
                 break

@@ -147,7 +147,7 @@ def test_a_redis_as_it_should_be_has_nothing_wrong() -> None:
     assert wrong(findings) == []
     texts = " ".join(f.text for f in findings)
     for part in (
-        "redis 7.0.15, standalone, 0.3 ms", "schema 2", "2 sessions", "50 MiB used",
+        "redis 7.0.15, standalone, 0.3 ms", "schema 3", "2 sessions", "50 MiB used",
         "of 1 GiB", "2: router-a, router-b", "one#0 EXACT, written by router-a",
     ):  # fmt: skip
         assert part in texts, part

@@ -6,8 +6,17 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from router.base.messages import Delta, SharedTier, StreamId, TierChange, pack_keys
-from router.cluster.redis_snapshot import Holder, IndexSnapshot
+from router.base.contracts import BlockKey
+from router.base.messages import (
+    Delta,
+    SharedTier,
+    StreamId,
+    TierChange,
+    is_pool_stream,
+    pack_keys,
+)
+from router.cluster.log_tails import LogTails
+from router.cluster.redis_log import LogReader
 from router.cluster.redis_store import RedisStore
 from router.config import RedisConfig
 
@@ -55,11 +64,42 @@ def pack(keys: Iterable[int]) -> bytes:
     return pack_keys(keys)  # type: ignore[arg-type]
 
 
-async def blocks(snapshot: IndexSnapshot) -> dict[Holder, set[int]]:
-    """Gather a snapshot."""
-    held: dict[Holder, set[int]] = {}
-    async for part in snapshot.slices():
-        for holder, keys in part.items():
-            assert not held.setdefault(holder, set()) & set(keys.tolist())
-            held[holder].update(keys.tolist())
+async def read(store: RedisStore, *stream_ids: StreamId) -> dict[StreamId, LogReader]:
+    """Read replicas' logs to their ends."""
+    readers = {stream_id: LogReader() for stream_id in stream_ids}
+    left = readers
+    while left:
+        parts = await store.read_logs(left)
+        for stream_id, part in parts.items():
+            readers[stream_id].begin(part)
+            for entry in part.entries:
+                readers[stream_id].apply(entry)
+        left = {stream_id: left[stream_id] for stream_id in left if not parts[stream_id].is_end}
+    return readers
+
+
+async def blocks(
+    store: RedisStore, stream_ids: Iterable[StreamId]
+) -> dict[tuple[StreamId, SharedTier], set[int]]:
+    """Gather what Redis has of replicas and pools."""
+    asked = list(stream_ids)
+    held: dict[tuple[StreamId, SharedTier], set[int]] = {}
+    logs = await read(store, *(each for each in asked if not is_pool_stream(each)))
+    for stream_id, reader in logs.items():
+        for tier, copies in reader.blocks.copies.items():
+            if copies:
+                held[stream_id, tier] = set(copies)
+    pools = await store.pool_snapshot([each for each in asked if is_pool_stream(each)])
+    async for part in pools.slices():
+        for stream_id, keys in part.items():
+            assert not held.setdefault((stream_id, "pool"), set()) & set(keys.tolist())
+            held[stream_id, "pool"].update(keys.tolist())
     return held
+
+
+async def lookup(
+    store: RedisStore, keys: Iterable[int], *stream_ids: StreamId
+) -> dict[tuple[StreamId, SharedTier], int]:
+    """Look a chain up in replicas' logs."""
+    chain = [BlockKey(key) for key in keys]
+    return await LogTails(store, timeout_s=10.0).lookup(chain, stream_ids)

@@ -27,6 +27,7 @@ class PlainStore:
         self.blocks: set[int] = set()
         self.head = StreamHead(position=None)
         self.deltas: list[Delta] = []
+        self.num_clears = 0
         self.result = Written.OK
 
     async def write(self, deltas: Sequence[Delta]) -> list[Written]:
@@ -40,6 +41,7 @@ class PlainStore:
         self.deltas.append(delta)
         position = self.head.position
         if delta.cleared:
+            self.num_clears += 1
             self.blocks, position = set(), None
         for change in delta.changes:
             self.blocks |= set(unpack_keys(change.stored))
@@ -231,8 +233,8 @@ async def test_a_gap_at_a_beat_is_no_rewrite(is_taken: bool) -> None:
     assert scene.writer.num_rewrites == 1 + is_taken
 
 
-async def test_a_full_redis_still_takes_removals(caplog: pytest.LogCaptureFixture) -> None:
-    """New blocks wait until there is room; both are logged once."""
+async def test_a_full_redis_has_nothing_of_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+    """No router starts from what is old, until there is room for everything. Both are logged."""
     caplog.set_level("INFO", "router.cluster.index_writer")
     scene = Scene()
     scene.compute(1)
@@ -246,16 +248,39 @@ async def test_a_full_redis_still_takes_removals(caplog: pytest.LogCaptureFixtur
         await scene.flush()
         await scene.flush()
     assert scene.writer.is_full
-    assert scene.store.blocks <= scene.held | set()
+    assert scene.store.blocks == set()
+    assert scene.store.head.position is None
     scene.store.result = Written.OK
     await scene.writer.flush()
     await scene.flush()
 
     assert scene.store.blocks == scene.held
+    assert scene.store.head.position == scene.stream.position
     assert [r.getMessage() for r in caplog.records if "redis " in r.getMessage()][-2:] == [
         "redis is full: the shared index is not updated; raise maxmemory",
         "redis accepts writes again",
     ]
+
+
+async def test_a_log_that_is_mostly_old_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So Redis needs a few times what is held, whatever comes and goes."""
+    monkeypatch.setattr(index_writer, "MAX_OLD", 8)
+    scene = Scene()
+    scene.hold(STREAM)
+    await scene.flush()
+    largest = 0
+    for number in range(1, 200):
+        scene.compute(number)
+        if number > 2:
+            scene.evict(number - 2)
+        await scene.flush()
+        assert scene.store.blocks == scene.held
+        assert scene.store.head.position == scene.stream.position
+        largest = max(largest, scene.entry.num_logged)
+
+    assert largest <= 2 * len(scene.held) + 8 + 2 * len(hashes(prompt(1)))
+    assert scene.store.num_clears > 5
+    assert scene.writer.num_rewrites == 1
 
 
 async def test_a_journal_that_overflowed_is_a_rewrite() -> None:

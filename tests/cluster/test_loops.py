@@ -10,7 +10,7 @@ import pytest
 
 from router.base.errors import EMPTIED, StoreUnavailable
 from router.base.messages import Answered, Began, Ended, Note
-from router.cluster import loops
+from router.cluster import loops, outbox
 from router.cluster.index_writer import IndexWriter
 from router.cluster.redis_store import RedisStore
 from tests.cluster.redis_stores import opened
@@ -57,25 +57,79 @@ class _Stored:
         published, self.published = self.published, []
         return published
 
+    async def next_kinds(self) -> list[type[Note]]:
+        return [type(note) for note in await self.next()]
+
 
 async def test_that_a_request_began_is_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """First tokens and ends wait for others, or for the next one that begins."""
-    monkeypatch.setattr(loops, "FLUSH_S", 3600.0)
+    monkeypatch.setattr(outbox, "SOON_S", 3600.0)
     peer, store = Peer("one"), _Stored()
     async with asyncio.TaskGroup() as group:
         publisher = loops.NotePublisher(cast(RedisStore, store), peer.outbox)
         publishing = group.create_task(publisher.run())
 
         first, _ = peer.begin("r1", [], 0.0)
-        assert [type(note) for note in await store.next()] == [Began]
+        assert await store.next_kinds() == [Began]
 
         peer.outbox.answered(first, 0.0)
         peer.outbox.ended(first, computed=True)
         second, _ = peer.begin("r1", [], 0.0)
-        assert [type(note) for note in await store.next()] == [Answered, Ended, Began]
+        assert await store.next_kinds() == [Answered, Ended, Began]
 
-        monkeypatch.setattr(loops, "FLUSH_S", 0.005)
+        monkeypatch.setattr(outbox, "SOON_S", 0.005)
         peer.outbox.ended(second, computed=True)
-        assert [type(note) for note in await store.next()] == [Ended]
+        assert await store.next_kinds() == [Ended]
+
+        publishing.cancel()
+
+
+async def test_requests_that_begin_in_a_burst_travel_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one goes at once, those of the next milliseconds in one message."""
+    monkeypatch.setattr(loops, "BURST_S", 0.5)
+    peer, store = Peer("one"), _Stored()
+    async with asyncio.TaskGroup() as group:
+        publishing = group.create_task(
+            loops.NotePublisher(cast(RedisStore, store), peer.outbox).run()
+        )
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.6)  # a pause
+        started_s = asyncio.get_running_loop().time()
+        peer.begin("r1", [], 0.0)
+        assert await store.next_kinds() == [Began]
+        for _ in range(5):
+            peer.begin("r1", [], 0.0)
+            await asyncio.sleep(0.01)
+        assert await store.next_kinds() == [Began] * 5
+        assert asyncio.get_running_loop().time() >= started_s + 0.5
+
+        publishing.cancel()
+
+
+async def test_what_is_only_shown_goes_with_the_next_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or alone after a while; a note of this kind that should not wait takes the others along."""
+    monkeypatch.setattr(outbox, "LATER_S", 3600.0)
+    peer, store = Peer("one"), _Stored()
+    async with asyncio.TaskGroup() as group:
+        publishing = group.create_task(
+            loops.NotePublisher(cast(RedisStore, store), peer.outbox).run()
+        )
+        await asyncio.sleep(0)
+        peer.outbox.tell_later(Answered(1), 10)
+        await asyncio.sleep(0.02)
+        assert store.published == []
+        peer.begin("r1", [], 0.0)
+        assert await store.next_kinds() == [Began, Answered]
+        peer.outbox.tell_later(Answered(2), 10)
+        peer.outbox.tell_later(Answered(3), 10, is_urgent=True)
+        assert await store.next() == [Answered(2), Answered(3)]
+
+        monkeypatch.setattr(outbox, "LATER_S", 0.01)
+        peer.outbox.tell_later(Answered(4), 10)
+        assert await store.next() == [Answered(4)]
 
         publishing.cancel()

@@ -14,6 +14,7 @@ from aiohttp import web
 from redis.asyncio.connection import AbstractConnection
 
 from router.base.errors import StoreError, StoreRefused, StoreUnavailable
+from router.base.messages import Alive
 from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_store import RedisStore, Written
 from tests.cluster.redis_stores import R1, blocks, config, opened, stored
@@ -84,14 +85,18 @@ async def test_a_password_is_needed_and_hinted_at(start_redis: Start, version: s
 async def test_an_acl_user_with_few_rights_will_do(start_redis: Start, version: str) -> None:
     """Those that the message about a missing right names."""
     server = start_redis(version)
-    rights = "~{wr:* +@read +@write +@scripting +@connection +info +time".split()
+    rights = (
+        "~{wr:* resetchannels &{wr:* +@read +@write +@scripting +@connection +@pubsub +info +time"
+    ).split()
     server.client.execute_command("ACL", "SETUSER", "router", "on", f">{SECRET}", *rights)
     server.client.execute_command("ACL", "SETUSER", "poor", "on", f">{SECRET}", "+@connection")
 
     async with opened(server.url, password=SECRET, username="router") as store:
         await store.hold([R1])
         assert await store.write([stored(R1, [1])]) == [Written.OK]
-        assert await blocks(await store.snapshot([R1])) == {(R1, "gpu"): {1}}
+        assert await blocks(store, [R1]) == {(R1, "gpu"): {1}}
+        await (await store.subscribe()).close()
+        await store.publish([Alive()])
     assert "lacks a right" in await refused(server.url, SECRET, username="poor")
 
 
@@ -131,6 +136,7 @@ async def test_tls_with_a_ca_of_ones_own(tls_redis: tuple[RedisServer, Path]) ->
 
     async with opened(url, ca_file=certificate) as store:
         assert (await store.beat(b"")).routers == {"router-1"}
+        assert await _published(store)
     assert "see redis.ca_file" in await refused(url)
 
 
@@ -154,6 +160,7 @@ async def test_a_unix_socket_will_do(start_redis: Start, tmp_path: Path) -> None
 
     async with opened(f"unix://{path}?db=3") as store:
         facts = await store.open()
+        assert await _published(store)
 
     assert facts.address == str(path)
     server.client.select(3)
@@ -246,17 +253,36 @@ async def test_commands_in_flight_fail_when_the_server_dies(start_redis: Start) 
 
         async def wait(number: int) -> str:
             try:
-                await (store.read_notes("0-0", block_s=30) if number % 2 else _beat_on(store))
+                await (_next_note(store) if number % 2 else _beat_on(store))
             except StoreUnavailable:
                 return "unavailable"
             return "done"
 
         async with asyncio.TaskGroup() as group:
             waiting = [group.create_task(wait(number)) for number in range(12)]
-            await until(lambda: server.client.info("clients")["blocked_clients"])
+            await until(lambda: server.client.info("clients")["connected_clients"] > 6)
             server.stop()
 
         assert {task.result() for task in waiting} == {"unavailable"}
+
+
+async def _published(store: RedisStore) -> bytes:
+    """Publish a note, and receive it."""
+    notes = await store.subscribe()
+    try:
+        await store.publish([Alive()])
+        async with asyncio.timeout(30.0):
+            return await notes.next()
+    finally:
+        await notes.close()
+
+
+async def _next_note(store: RedisStore) -> None:
+    notes = await store.subscribe()
+    try:
+        await notes.next()
+    finally:
+        await notes.close()
 
 
 async def _beat_on(store: RedisStore) -> None:
@@ -340,7 +366,7 @@ async def test_a_fail_over_is_followed(start_redis: Start, tmp_path: Path, versi
 
                 assert (await store.open()).address == f"127.0.0.1:{replica.port}"
                 assert await store.write([stored(R1, [2])]) == [Written.OK]
-                assert await blocks(await store.snapshot([R1])) == {(R1, "gpu"): {1, 2}}
+                assert await blocks(store, [R1]) == {(R1, "gpu"): {1, 2}}
         finally:
             sentinel.stop()
 

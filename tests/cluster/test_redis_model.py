@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.base.messages import Delta, StreamId, TierChange
-from router.cluster.redis_snapshot import Holder
+from router.base.messages import Delta, SharedTier, StreamId, TierChange
 from router.cluster.redis_store import RedisStore, Written
-from tests.cluster.redis_stores import POOL_STREAM, blocks, opened, pack
+from tests.cluster.redis_stores import POOL_STREAM, blocks, lookup, opened, pack
 from tests.effort import examples
 from tests.redis_servers import RedisServer
 
@@ -39,7 +38,7 @@ class Model:
     """What each holder has."""
 
     def __init__(self) -> None:
-        self.held: dict[Holder, set[int]] = {}
+        self.held: dict[tuple[StreamId, SharedTier], set[int]] = {}
 
     def apply(self, delta: Delta) -> None:
         """Apply a delta."""
@@ -52,7 +51,7 @@ class Model:
             held -= set(_unpacked(change.removed))
 
     @property
-    def present(self) -> dict[Holder, set[int]]:
+    def present(self) -> dict[tuple[StreamId, SharedTier], set[int]]:
         """Holders that have something."""
         return {holder: held for holder, held in self.held.items() if held}
 
@@ -106,14 +105,14 @@ async def _play(url: str, script: list[tuple[Any, ...]]) -> None:
                 delta = _delta(step)
                 assert await store.write([delta]) == [Written.OK]
                 model.apply(delta)
-        assert await blocks(await store.snapshot(every)) == model.present
+        assert await blocks(store, every) == model.present
         await store.sweep(pause_s=0)
-        assert await blocks(await store.snapshot(every)) == model.present
+        assert await blocks(store, every) == model.present
         await _compare_lookup(store, model)
 
 
 async def _compare_lookup(store: RedisStore, model: Model) -> None:
-    counts = await store.lookup(pack(CHAIN), [*STREAMS, POOL_STREAM])
+    counts = await lookup(store, CHAIN, *STREAMS)
     for (stream_id, tier), count in counts.items():
         held = set(model.held.get((stream_id, tier), ()))
         if tier == "cpu":

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from router.base.contracts import HashContract
+from router.base.contracts import BlockKey, HashContract
 from router.base.errors import EMPTIED, StoreRefused, StoreUnavailable
 from router.base.messages import (
     SCHEMA,
@@ -24,11 +24,27 @@ from router.base.messages import (
     TierChange,
     decode_record,
     encode,
+    pool_stream,
 )
+from router.cluster import redis_connection, redis_log
+from router.cluster.log_tails import LogTails
+from router.cluster.redis_log import LogReader
 from router.cluster.redis_store import RedisStore, Written
 from router.cluster.redis_sweep import Swept
 from router.observers.experiments.state import State, Stopped, decode_state
-from tests.cluster.redis_stores import POOL_STREAM, R1, R2, blocks, opened, pack, removed, stored
+from tests.cluster.redis_stores import (
+    POOL_STREAM,
+    R1,
+    R2,
+    blocks,
+    lookup,
+    opened,
+    pack,
+    read,
+    removed,
+    stored,
+)
+from tests.fuzz.samples import DEEP_MSGPACK
 from tests.observers.experiments.samples import NOW_S, experiment
 from tests.redis_servers import RedisServer, Start
 from tests.waiting import until
@@ -50,7 +66,7 @@ async def store(shared_redis: RedisServer, namespace: str) -> AsyncIterator[Redi
 
 
 async def test_what_was_written_comes_back(store: RedisStore) -> None:
-    """By snapshot and by look-up, per holder, with the stream's head."""
+    """By replica and tier, with the stream's head; a pool's by its name."""
     position, newest = Position(7, b"mark"), Position(9, b"mark")
     deltas = [
         stored(R1, range(100), cleared=True, position=position, newest=newest, status=STATUS),
@@ -60,39 +76,49 @@ async def test_what_was_written_comes_back(store: RedisStore) -> None:
     ]
 
     assert await store.write(deltas) == [OK] * 4
-    snapshot = await store.snapshot(ALL)
-    assert await blocks(snapshot) == {
+    assert await blocks(store, ALL) == {
         (R1, "gpu"): set(range(90)),
         (R2, "cpu"): set(range(50)),
         (POOL_STREAM, "pool"): set(range(20)),
     }
-    assert snapshot.heads == await store.heads()
-    assert snapshot.heads == {
+    assert await store.heads() == {
         R1: StreamHead(position=position, newest=newest, status=STATUS, writer="router-1"),
         R2: StreamHead(position=None, writer="router-1"),
     }
-    assert await store.lookup(pack(range(200)), ALL) == {
+    assert await lookup(store, range(200), R1, R2) == {
         (R1, "gpu"): 90,
         (R1, "cpu"): 90,
         (R2, "gpu"): 0,
         (R2, "cpu"): 50,
-        (POOL_STREAM, "pool"): 20,
     }
     assert store.num_garbage == 0
 
 
-async def test_a_snapshot_may_be_of_some_streams_only(store: RedisStore) -> None:
-    """Blocks of other streams are left out."""
-    await store.write([stored(R1, [1, 2]), stored(R2, [2, 3])])
+async def test_a_log_is_read_in_parts(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where a reader has read it to; from its start if it was begun again meanwhile."""
+    monkeypatch.setattr(redis_log, "BYTES_A_CALL", 16)
+    await store.write([stored(R1, [number]) for number in range(100)])
+    reader = LogReader()
+    (part,) = (await store.read_logs({R1: reader})).values()
+    assert (part.first, part.is_end) == (0, False)
+    reader.begin(part)
+    for entry in part.entries:
+        reader.apply(entry)
+    (part,) = (await store.read_logs({R1: reader})).values()
+    assert part.first == len(reader.blocks.copies["gpu"]) > 0
+    await store.write([stored(R1, [7], cleared=True)])
+    (part,) = (await store.read_logs({R1: reader})).values()
+    reader.begin(part)
+    for entry in part.entries:
+        reader.apply(entry)
 
-    snapshot = await store.snapshot([R2])
+    assert part.is_end
+    assert set(reader.blocks.copies["gpu"]) == {7}
+    assert (reader.num_read, reader.num_keys) == (1, 1)
 
-    assert set(snapshot.heads) == {R2}
-    assert await blocks(snapshot) == {(R2, "gpu"): {2, 3}}
 
-
-async def test_a_large_delta_is_written_in_parts(store: RedisStore) -> None:
-    """Whichever tiers and copies are in it; status and position come with it."""
+async def test_a_delta_may_have_several_tiers_and_copies(store: RedisStore) -> None:
+    """Status and position come with it."""
     changes = (
         TierChange("gpu", pack(range(2_500)), pack(range(5_000, 6_500)), ((7, 3),)),  # type: ignore[arg-type]
         TierChange("cpu", pack(range(10))),
@@ -102,14 +128,15 @@ async def test_a_large_delta_is_written_in_parts(store: RedisStore) -> None:
     )
 
     assert await store.write([delta, stored(R1, [9_999])]) == [OK, OK]
-    snapshot = await store.snapshot([R1])
-    assert snapshot.heads[R1].position == delta.position
-    assert snapshot.heads[R1].status == STATUS
-    assert await blocks(snapshot) == {
+    head = (await store.heads())[R1]
+    assert head.position == delta.position
+    assert head.status == STATUS
+    assert await blocks(store, [R1]) == {
         (R1, "gpu"): {*range(2_500), 9_999},
         (R1, "cpu"): set(range(10)),
     }
-    assert await snapshot.copies() == {(R1, "gpu"): {7: 3}}
+    (log,) = (await read(store, R1)).values()
+    assert {key: count for key, count in log.blocks.copies["gpu"].items() if count > 1} == {7: 3}
 
 
 async def test_copies_are_remembered_where_there_are_several(store: RedisStore) -> None:
@@ -120,21 +147,19 @@ async def test_copies_are_remembered_where_there_are_several(store: RedisStore) 
             Delta(stream_id=R1, changes=(TierChange("gpu", removed=pack([3]), copies=((2, 1),)),)),  # type: ignore[arg-type]
         ]
     )
-    snapshot = await store.snapshot(ALL)
 
-    assert await snapshot.copies() == {(R1, "gpu"): {1: 2}}
-    assert await blocks(snapshot) == {(R1, "gpu"): {1, 2}}
+    assert (await read(store, R1))[R1].blocks.copies == {"gpu": {1: 2, 2: 1}, "cpu": {}}
     await store.write([Delta(stream_id=R1, cleared=True)])
-    assert await (await store.snapshot(ALL)).copies() == {}
+    assert (await read(store, R1))[R1].blocks.num_blocks() == 0
 
 
 @pytest.mark.parametrize("is_filled_again", [False, True])
-async def test_a_snapshot_torn_by_a_flush_is_refused(
+async def test_a_pool_torn_by_a_flush_is_refused(
     store: RedisStore, shared_redis: RedisServer, namespace: str, is_filled_again: bool
 ) -> None:
     """What was read is a part of an index that is gone; no router may take it for the whole."""
-    await store.write([stored(R1, range(5_000), position=Position(1, b"m"))])
-    snapshot = await store.snapshot(ALL)
+    await store.write([stored(POOL_STREAM, range(5_000), "pool")])
+    snapshot = await store.pool_snapshot(ALL)
     parts = aiter(snapshot.slices())
     await anext(parts)
     shared_redis.client.delete(*shared_redis.client.keys(f"{{wr:{namespace}}}:*"))
@@ -144,8 +169,6 @@ async def test_a_snapshot_torn_by_a_flush_is_refused(
     with pytest.raises(StoreUnavailable, match=EMPTIED):
         async for _ in parts:
             pass
-    with pytest.raises(StoreUnavailable, match=EMPTIED):
-        await snapshot.copies()
 
 
 async def test_writing_twice_does_nothing_more(store: RedisStore) -> None:
@@ -154,7 +177,7 @@ async def test_writing_twice_does_nothing_more(store: RedisStore) -> None:
         await store.write([stored(R1, [1, 2, 3])])
         await store.write([removed(R2, [3, 4])])
 
-    assert await blocks(await store.snapshot(ALL)) == {(R1, "gpu"): {1, 2, 3}}
+    assert await blocks(store, ALL) == {(R1, "gpu"): {1, 2, 3}}
 
 
 async def test_a_clear_forgets_gpu_and_cpu_at_once(store: RedisStore) -> None:
@@ -170,13 +193,13 @@ async def test_a_clear_forgets_gpu_and_cpu_at_once(store: RedisStore) -> None:
         ]
     )
 
-    assert await blocks(await store.snapshot(ALL)) == {
+    assert await blocks(store, ALL) == {
         (R1, "gpu"): {2},
         (R2, "gpu"): set(range(35)),
         (POOL_STREAM, "pool"): set(range(10)),
     }
     assert (await store.heads())[R1].position is None
-    assert await store.lookup(pack(range(40)), [R1]) == {(R1, "gpu"): 0, (R1, "cpu"): 0}
+    assert await lookup(store, range(40), R1) == {(R1, "gpu"): 0, (R1, "cpu"): 0}
 
 
 async def test_a_pool_of_its_own_can_be_cleared(store: RedisStore) -> None:
@@ -185,7 +208,7 @@ async def test_a_pool_of_its_own_can_be_cleared(store: RedisStore) -> None:
         [stored(POOL_STREAM, [1, 2], "pool"), Delta(stream_id=POOL_STREAM, cleared=True)]
     )
 
-    assert await blocks(await store.snapshot(ALL)) == {}
+    assert await blocks(store, ALL) == {}
 
 
 async def test_a_pool_needs_no_lease(
@@ -196,41 +219,54 @@ async def test_a_pool_needs_no_lease(
     async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
         assert await other.write([removed(POOL_STREAM, [7, 8], "pool")]) == [OK]
 
-    assert await store.lookup(pack(range(10)), [POOL_STREAM]) == {(POOL_STREAM, "pool"): 7}
+    assert await blocks(store, ALL) == {(POOL_STREAM, "pool"): set(range(10)) - {7, 8}}
     assert set(await store.heads()) == set()
 
 
-async def test_several_hundred_holders_share_a_block(store: RedisStore) -> None:
+async def test_several_hundred_pools_share_a_block(store: RedisStore) -> None:
     """Each has its own bit, and only its own goes."""
-    stream_ids = [type(R1)(f"r{i}#0") for i in range(300)]
-    await store.hold(stream_ids)
-    await store.write([stored(stream_id, [1, i + 10]) for i, stream_id in enumerate(stream_ids)])
-    await store.write([removed(stream_ids[7], [1]), Delta(stream_id=stream_ids[8], cleared=True)])
+    pools = [pool_stream("model", f"p{i}") for i in range(300)]
+    await store.write([stored(pool, [1, i + 10], "pool") for i, pool in enumerate(pools)])
+    await store.write([removed(pools[7], [1], "pool"), Delta(stream_id=pools[8], cleared=True)])
 
-    counts = await store.lookup(pack([1]), stream_ids)
+    held = await blocks(store, pools)
 
-    assert [id_ for id_ in stream_ids if not counts[id_, "gpu"]] == stream_ids[7:9]
-    assert len(await blocks(await store.snapshot(stream_ids))) == 299
+    assert [pool for pool in pools if 1 not in held.get((pool, "pool"), ())] == pools[7:9]
+    assert len(held) == 299
 
 
 async def test_a_look_up_finds_holes_before_an_end(store: RedisStore) -> None:
     """Closure can break: the blocks right before an end are looked at, and the rest bisected."""
     await store.write([stored(R1, set(range(100)) - {97, 40}), stored(R2, range(64))])
 
-    counts = await store.lookup(pack(range(100)), [R1, R2])
+    counts = await lookup(store, range(100), R1, R2)
 
     assert counts[R1, "gpu"] in (40, 97)
     assert counts[R2, "gpu"] == 64
-    assert (await store.lookup(pack([500]), [R1]))[R1, "gpu"] == 0
-    assert (await store.lookup(b"", [R1]))[R1, "gpu"] == 0
-    assert await store.lookup(pack([1]), []) == {}
+    assert (await lookup(store, [500], R1))[R1, "gpu"] == 0
+    assert (await lookup(store, [], R1))[R1, "gpu"] == 0
+    assert await lookup(store, [1]) == {}
 
 
 async def test_tier_cpu_counts_blocks_on_either_tier(store: RedisStore) -> None:
     """The engine moves on from gpu to cpu without a seam."""
     await store.write([stored(R1, range(30)), stored(R1, range(25, 60), "cpu")])
 
-    assert await store.lookup(pack(range(100)), [R1]) == {(R1, "gpu"): 30, (R1, "cpu"): 60}
+    assert await lookup(store, range(100), R1) == {(R1, "gpu"): 30, (R1, "cpu"): 60}
+
+
+async def test_a_later_look_up_finds_what_was_added(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long log that takes longer than a look-up may is read further by the next one."""
+    monkeypatch.setattr(redis_log, "BYTES_A_CALL", 16)
+    tails = LogTails(store, timeout_s=10.0)
+    chain = [BlockKey(key) for key in range(200)]
+    for end in (50, 150):
+        await store.write([stored(R1, [key]) for key in range(end)])
+        assert (await tails.lookup(chain, [R1]))[R1, "gpu"] == end
+    await store.write([removed(R1, [149]), stored(R1, [5], cleared=True)])
+    assert (await tails.lookup(chain[5:], [R1]))[R1, "gpu"] == 1
 
 
 # -- who may write -------------------------------------------------------------------------------
@@ -248,7 +284,7 @@ async def test_only_the_lease_holder_writes(
         assert await other.write([stored(R1, [5])]) == [OK]
 
     assert await store.write([stored(R1, [6])]) == [FENCED]
-    assert await blocks(await store.snapshot(ALL)) == {(R1, "gpu"): {5}}
+    assert await blocks(store, ALL) == {(R1, "gpu"): {5}}
 
 
 async def test_a_lease_is_taken_over_when_it_expires(
@@ -268,33 +304,59 @@ async def test_a_lease_is_taken_over_when_it_expires(
 # -- notes ---------------------------------------------------------------------------------------
 
 
-async def test_notes_come_in_order_and_wake_the_reader(
+async def test_notes_come_in_order(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
-    """Our own as well; without any, reading returns when its time is over."""
-    last = await store.last_note()
-    assert await store.read_notes(last, block_s=0.01) == ([], last)
-    async with opened(shared_redis.url, "router-2", namespace=namespace) as other:
-        async with asyncio.TaskGroup() as group:
-            reading = group.create_task(store.read_notes(last, block_s=30))
-            await other.publish([Ended(3, True)])
-        first, after = reading.result()
+    """Our own as well; those of another namespace do not."""
+    notes = await store.subscribe()
+    async with (
+        opened(shared_redis.url, "router-2", namespace=namespace) as other,
+        opened(shared_redis.url, "router-3", namespace=namespace + "-2") as stranger,
+    ):
+        await stranger.publish([Ended(9, True)])
+        await other.publish([Ended(3, True)])
         await store.publish([Alive((1, 2))])
-        second, end = await store.read_notes(after, block_s=1)
+        async with asyncio.timeout(30.0):
+            found = [await notes.next() for _ in range(2)]
+    await notes.close()
 
-    assert first == [encode(Notes("router-2", (Ended(3, True),)))]
-    assert second == [encode(Notes("router-1", (Alive((1, 2)),)))]
-    assert await store.last_note() == end
+    assert found == [
+        encode(Notes("router-2", (Ended(3, True),))),
+        encode(Notes("router-1", (Alive((1, 2)),))),
+    ]
 
 
-async def test_notes_are_trimmed(start_redis: Start) -> None:
-    """By the number of entries."""
+async def test_notes_of_another_database_do_not_come(start_redis: Start) -> None:
+    """Redis has its channels in common for all of them."""
     server = start_redis()
-    async with opened(server.url, log_entries=1000) as store:
-        for _ in range(2_500):
-            await store.publish([Alive()])
+    async with opened(server.url) as store, opened(server.url[:-1] + "1") as other:
+        notes = await store.subscribe()
+        await other.publish([Ended(1, True)])
+        await store.publish([Ended(2, True)])
+        async with asyncio.timeout(30.0):
+            assert await notes.next() == encode(Notes("router-1", (Ended(2, True),)))
+        await notes.close()
 
-    assert server.client.xlen("{wr:default}:work") < 1_200
+
+async def test_a_silent_server_ends_the_subscription(
+    start_redis: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has nothing to say answers when it is asked; one that hangs does not."""
+    monkeypatch.setattr(redis_connection, "SILENCE_S", 0.05)
+    server = start_redis()
+    async with opened(server.url, timeout_s=0.5) as store:
+        notes = await store.subscribe()
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(notes.next())
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.5):
+                    await notes.watch()
+            server.pause()
+            with pytest.raises(StoreUnavailable, match="did not answer"):
+                await notes.watch()
+            server.resume()
+            reading.cancel()
+        await notes.close()
 
 
 # -- emptied, restarted, hung --------------------------------------------------------------------
@@ -315,7 +377,7 @@ async def test_a_flush_is_seen(start_redis: Start) -> None:
         assert (await store.beat(b"")).incarnation != before.incarnation
         await store.hold([R1])
         assert await store.write([stored(R1, [2])]) == [OK]
-        assert await blocks(await store.snapshot(ALL)) == {(R1, "gpu"): {2}}
+        assert await blocks(store, ALL) == {(R1, "gpu"): {2}}
 
 
 async def test_a_hung_server_costs_no_more_than_the_deadline(start_redis: Start) -> None:
@@ -327,19 +389,19 @@ async def test_a_hung_server_costs_no_more_than_the_deadline(start_redis: Start)
     async with opened(server.url, timeout_s=0.5, lookup_timeout_s=0.05) as store:
         server.pause()
         with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
-            await store.lookup(pack([1]), [R1])
+            await LogTails(store, timeout_s=0.05).lookup([BlockKey(1)], [R1])
         for question in (
             store.beat(b""),
             store.hold([R1]),
             store.write([stored(R1, [2])]),
-            store.read_notes("0-0", block_s=0.1),
+            store.subscribe(),
             store.open(),
         ):
             with pytest.raises(StoreUnavailable, match="did not answer"):
                 await question
         server.resume()
     async with opened(server.url) as store:
-        assert await store.lookup(pack([1]), [R1]) == {(R1, "gpu"): 1, (R1, "cpu"): 1}
+        assert await lookup(store, [1], R1) == {(R1, "gpu"): 1, (R1, "cpu"): 1}
 
 
 async def test_a_cancelled_question_leaves_no_reply_to_the_next(start_redis: Start) -> None:
@@ -347,10 +409,12 @@ async def test_a_cancelled_question_leaves_no_reply_to_the_next(start_redis: Sta
     server = start_redis()
     async with opened(server.url) as store:
         async with asyncio.TaskGroup() as group:
-            waiting = [group.create_task(store.read_notes("0-0", block_s=30)) for _ in range(8)]
-            await until(lambda: server.client.info("clients")["blocked_clients"])
+            server.pause()
+            waiting = [group.create_task(store.heads()) for _ in range(8)]
+            await asyncio.sleep(0.05)
             for task in waiting:
                 task.cancel()
+            server.resume()
 
         for _ in range(20):
             assert (await store.beat(b"")).routers == {"router-1"}
@@ -461,26 +525,28 @@ async def test_experiments_are_kept(
 async def test_a_sweep_takes_out_what_has_no_holder(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
-    """Dead bits are cleared and freed; what others hold stays."""
+    """Dead bits of pools are cleared and freed; what others hold stays."""
+    one, two = pool_stream("one"), pool_stream("two")
     await store.write(
         [
-            stored(R1, range(3_000)),
-            stored(R2, range(2_900, 3_100)),
-            Delta(stream_id=R1, cleared=True),
-            stored(R1, [1]),
+            stored(one, range(3_000), "pool"),
+            stored(two, range(2_900, 3_100), "pool"),
+            Delta(stream_id=one, cleared=True),
+            stored(one, [1], "pool"),
         ]
     )
     swept = await store.sweep(pause_s=0)
 
     assert swept == Swept(is_ours=True, num_changed=101, num_dropped=2_899, num_bits=1)
-    assert await blocks(await store.snapshot(ALL)) == {
-        (R1, "gpu"): {1},
-        (R2, "gpu"): set(range(2_900, 3_100)),
+    assert await blocks(store, [one, two]) == {
+        (one, "pool"): {1},
+        (two, "pool"): set(range(2_900, 3_100)),
     }
     buckets = shared_redis.client.keys(f"{{wr:{namespace}}}:b:*")
     assert sum(shared_redis.client.hlen(bucket) for bucket in buckets) == 201
-    await store.write([stored(R1, [2], "cpu")])  # takes the bit that was freed
-    assert (await blocks(await store.snapshot(ALL)))[R1, "cpu"] == {2}
+    three = pool_stream("three")
+    await store.write([stored(three, [2], "pool")])  # takes the bit that was freed
+    assert await blocks(store, [three]) == {(three, "pool"): {2}}
     assert await store.sweep(pause_s=0) == Swept(is_ours=True)
 
 
@@ -492,7 +558,9 @@ async def test_one_router_sweeps_at_a_time(
     shared_redis.client.set(key, "router-2")
     assert await store.sweep() == Swept(is_ours=False)
     shared_redis.client.delete(key)
-    await store.write([stored(R1, range(3_000)), Delta(stream_id=R1, cleared=True)])
+    await store.write(
+        [stored(POOL_STREAM, range(3_000), "pool"), Delta(stream_id=POOL_STREAM, cleared=True)]
+    )
 
     async with asyncio.TaskGroup() as group:
         sweeping = group.create_task(store.sweep(pause_s=0.05))
@@ -517,7 +585,7 @@ async def test_a_stream_that_nobody_writes_is_forgotten(store: RedisStore) -> No
 
     assert swept.num_streams == 0
     assert set(await store.heads()) == {R2}
-    assert await blocks(await store.snapshot(ALL)) == {(R2, "gpu"): {2, 3}}
+    assert await blocks(store, ALL) == {(R2, "gpu"): {2, 3}}
 
 
 # -- what may be wrong ---------------------------------------------------------------------------
@@ -536,8 +604,8 @@ async def test_keys_of_others_are_left_alone(shared_redis: RedisServer, namespac
         await two.write([stored(R1, [2])])
         await one.sweep()
 
-        assert await blocks(await one.snapshot(ALL)) == {(R1, "gpu"): {1}}
-        assert await blocks(await two.snapshot(ALL)) == {(R1, "gpu"): {2}}
+        assert await blocks(one, ALL) == {(R1, "gpu"): {1}}
+        assert await blocks(two, ALL) == {(R1, "gpu"): {2}}
     assert shared_redis.client.get(f"{{wr:{namespace}}}other") == b"x"
 
 
@@ -551,23 +619,21 @@ async def test_garbage_under_our_keys_is_counted_and_skipped(
     client.hset(f"{base}b:".encode() + pack([0x0202])[:2], mapping={"x": "y", b"\0" * 6: "z" * 99})
     client.hset(f"{base}holders", mapping={"400": "nonsense", "401": "gpu "})
     client.hset(f"{base}feeds", mapping={b"w\xff": "x", "wr9": "1", "pr9": "garbage", "zz": "1"})
-    client.xadd(f"{base}work", {"hello": "world"})
 
-    assert await store.write([stored(R1, [0x0101, 0x0202, 5])]) == [OK]
+    assert await store.write([stored(POOL_STREAM, [0x0101, 0x0202, 5], "pool")]) == [OK]
     assert store.num_garbage == 1
-    assert await store.write([removed(R1, [0x0101])]) == [OK]
+    assert await store.write([removed(POOL_STREAM, [0x0101], "pool")]) == [OK]
     assert store.num_garbage == 2
-    assert (await store.lookup(pack([0x0101]), [R1]))[R1, "gpu"] == 0
-    snapshot = await store.snapshot(ALL)
-    held = await blocks(snapshot)
-    assert {0x0202, 5} <= held[R1, "gpu"]
-    assert snapshot.num_garbage >= 5
+    assert {0x0202, 5} <= (await blocks(store, ALL))[POOL_STREAM, "pool"]
+    await store.write([stored(R1, [1])])
     num_garbage = store.num_garbage
-    assert (await store.read_notes("0-0", block_s=0))[0] == []
-    assert store.num_garbage == num_garbage + 1
+    odd = TierChange("gpu", b"seven b")
+    for entry in (b"\xc1", DEEP_MSGPACK, encode((odd,)), encode((TierChange("pool", pack([1])),))):
+        client.rpush(f"{base}log:{R1}", entry)
+    await store.write([stored(R1, [2])])
+    assert (await blocks(store, [R1]))[R1, "gpu"] == {1, 2}
+    assert store.num_garbage == num_garbage + 4
     assert set(await store.heads()) == {R1}
-    client.hset(f"{base}copies:0", "short", "x")
-    assert await (await store.snapshot(ALL)).copies() == {}
     assert (await store.sweep(pause_s=0)).is_ours
 
 
@@ -578,18 +644,18 @@ async def test_something_else_under_a_key_is_refused(
     shared_redis.client.set(f"{{wr:{namespace}}}:feeds", "x")
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
         await store.write([stored(R1, [1])])
-    shared_redis.client.set(f"{{wr:{namespace}}}:work", "x")
+    shared_redis.client.set(f"{{wr:{namespace}}}:log:{R2}", "x")
     shared_redis.client.set(f"{{wr:{namespace}}}:replicas", "x")
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
         await store.records.orders("replicas", decode_record)
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
-        await store.read_notes("0-0", block_s=0)
+        await read(store, R2)
 
 
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        (SCHEMA - 2, "delete the keys"),
+        (0, "delete the keys"),
         (SCHEMA + 1, "update this router"),
         ("x", "another program uses the key"),
     ],
@@ -619,14 +685,16 @@ async def test_a_full_redis_is_read_and_relieved(start_redis: Start, version: st
 
         assert await store.write([stored(R1, [1, 2])]) == [NO_ROOM]
         assert await store.write([stored(R1, range(9_000, 12_000))]) == [NO_ROOM]
-        assert len((await blocks(await store.snapshot(ALL)))[R1, "gpu"]) == 5_000
+        assert len((await blocks(store, ALL))[R1, "gpu"]) == 5_000
         assert await store.hold([R1]) == {R1}
         assert (await store.beat(b"")).routers == {"router-1"}
         await store.publish([Alive()])
         assert await store.write([removed(R1, range(4_000))]) == [OK]
-        assert len((await blocks(await store.snapshot(ALL)))[R1, "gpu"]) == 1_000
+        assert len((await blocks(store, ALL))[R1, "gpu"]) == 1_000
         with pytest.raises(StoreRefused, match="raise maxmemory"):
             await store.records.put_sessions({1: SessionState(R1, 1, None)}, 60)
+        assert await store.write([Delta(stream_id=R1, cleared=True)]) == [OK]
+        assert await blocks(store, ALL) == {}
 
 
 async def test_a_redis_that_evicts_is_refused_or_warned_of(start_redis: Start) -> None:
@@ -645,7 +713,7 @@ async def test_buckets_stay_compact(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
     """One encoding for hashes of few short fields, before Redis 7 and since."""
-    await store.write([stored(R1, range(0, 300 << 16, 1 << 16))])
+    await store.write([stored(POOL_STREAM, range(0, 300 << 16, 1 << 16), "pool")])
 
     (bucket,) = shared_redis.client.keys(f"{{wr:{namespace}}}:b:*")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from router.base.messages import Position, StreamId, StreamStatus
-from router.cluster.redis_snapshot import IndexSnapshot
+from router.cluster.redis_log import LogPart, LogReader
 from router.cluster.redis_store import RedisStore
 from router.cluster.snapshot_loader import SnapshotLoader
 from tests.cluster.redis_stores import R1, R2, config, stored
@@ -15,22 +15,24 @@ from tests.redis_servers import Start
 
 
 class SlowStore(RedisStore):
-    """A store whose snapshots take until they are let go."""
+    """A store whose reads take until they are let go."""
 
     def __init__(self, url: str) -> None:
         super().__init__(config(url), router="one", password=None)
         self.has_begun = asyncio.Event()
         self.may_end = asyncio.Event()
 
-    async def snapshot(self, stream_ids: Collection[StreamId]) -> IndexSnapshot:
-        snapshot = await super().snapshot(stream_ids)
+    async def read_logs(
+        self, readers: Mapping[StreamId, LogReader], *, timeout_s: float | None = None
+    ) -> dict[StreamId, LogPart]:
+        parts = await super().read_logs(readers, timeout_s=timeout_s)
         self.has_begun.set()
         await self.may_end.wait()
-        return snapshot
+        return parts
 
 
 async def test_a_stream_asked_for_during_a_load_is_in_the_next_one(start_redis: Start) -> None:
-    """Redis has its blocks; that the snapshot under way is of others says nothing of it."""
+    """Redis has its blocks; that the read under way is of others says nothing of it."""
     store = SlowStore(start_redis().url)
     loader = SnapshotLoader(store)
     status = StreamStatus(state="exact", reason="", contract=CONTRACT, capacity_blocks=100)

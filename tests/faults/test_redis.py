@@ -12,7 +12,7 @@ import pytest
 from loadtest.emulator.emulator import Emulator
 from router.base.backoff import Backoff
 from router.base.errors import StoreUnavailable
-from router.base.messages import SCHEMA
+from router.base.messages import SCHEMA, UPGRADED
 from router.cluster import following
 from router.cluster.sharing import Sharing
 from tests.faults.several import exact, has_written, turns
@@ -328,7 +328,7 @@ REFUSED = {
     "an older schema": (
         {},
         {},
-        meta(schema=SCHEMA - 2, incarnation="x"),
+        meta(schema=0, incarnation="x"),
         "stop the older routers and delete the keys {wr:default}:*",
     ),
     "a newer schema": ({}, {}, meta(schema=SCHEMA + 1, incarnation="x"), "update this router"),
@@ -436,7 +436,7 @@ async def test_what_is_no_redis_is_named(case: str) -> None:
 
 KEYS = {
     "the head": ["meta"],
-    "all others": ["work", "sweeper", "holders", "feeds", "routers", "sessions", "replicas"],
+    "all others": ["sweeper", "holders", "feeds", "routers", "sessions", "replicas"],
 }
 
 
@@ -471,13 +471,8 @@ async def test_garbage_in_our_own_keys_does_no_harm(start_redis: Start) -> None:
             client.hset(BASE + "feeds", mapping={"wv": b"\xff", "sv": DEEP_MSGPACK})
             client.hset(BASE + "holders", mapping={"9" * 5_000: "gpu x", "8": DEEP_MSGPACK})
             client.hset(BASE + "experiments", mapping={"e": DEEP_MSGPACK, b"\xff": b"\x80"})
-            for entry in (
-                {"x": "y"},
-                {"d": b"\xc1"},
-                {"r": b"\xff", "d": b"\xff"},
-                {"r": "x", "d": DEEP_MSGPACK},
-            ):
-                client.xadd(BASE + "work", entry)  # type: ignore[arg-type]
+            for entry in (b"", b"\xc1", b"\xff", DEEP_MSGPACK):
+                client.publish(f"{BASE}notes:{SCHEMA}:0", entry)
             client.zadd(BASE + "routers", {b"\xff": 1e18, "y": 1e18})
             client.set(b"{wr:default}:load:\xff", b"\xc1")
             client.set(BASE + "load:y", DEEP_MSGPACK)
@@ -550,20 +545,26 @@ async def test_a_router_without_the_lease_does_not_write(start_redis: Start) -> 
         await as_before(stages, engines)
 
 
-async def test_contents_of_the_schema_before_are_upgraded(start_redis: Start) -> None:
-    """Schema 1 had a log: it goes, what operators ordered stays."""
+@pytest.mark.parametrize("schema", UPGRADED)
+async def test_contents_of_an_older_schema_are_upgraded(start_redis: Start, schema: str) -> None:
+    """Its blocks and notes go, what operators ordered stays."""
     redis = start_redis()
     async with Engines(2) as (one, two):
         async with on_stage(one, redis=redis) as stage:
             await stage.admin("/admin/replicas", {"url": two.url})
             await stage.until(lambda: redis.client.hlen(BASE + "replicas"))
-        redis.client.hset(BASE + "meta", mapping={"schema": 1, "log": 7})
-        redis.client.xadd(BASE + "log", {"n": 7, "d": b""})
+        redis.client.hset(BASE + "meta", mapping={"schema": schema, "incarnation": "old"})
+        redis.client.xadd(BASE + "work", {"r": "x", "d": b""})
+        redis.client.hset(BASE + "holders", mapping={"0": "gpu r1#0", "gpu r1#0": "0"})
+        redis.client.hset(BASE + "b:xx", "field1", b"\x01")
+        redis.client.hset(BASE + "feeds", mapping={"wr1#0": "old", "pr1#0": b"\x92\x07\xa1m"})
         async with on_stage(one, redis=redis) as stage:
             await together([stage], one, two)
 
             assert redis.client.hget(BASE + "meta", "schema") == str(SCHEMA).encode()
-            assert not redis.client.exists(BASE + "log")
+            assert redis.client.hget(BASE + "meta", "incarnation") != b"old"
+            assert not redis.client.exists(BASE + "work")
+            await stage.until(lambda: not redis.client.exists(BASE + "b:xx", BASE + "holders"))
 
 
 # -- looked up in Redis --------------------------------------------------------------------------

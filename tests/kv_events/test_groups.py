@@ -16,7 +16,6 @@ from router.base.messages import (
     Position,
     decode_status,
     encode,
-    unpack_keys,
 )
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.candidate_stream import StreamReason
@@ -236,7 +235,7 @@ def test_a_router_that_starts_from_redis_knows_the_groups() -> None:
 
     index, staged = BlockIndex(), StagedBlocks()
     for change in first.index.contents(R1):
-        staged.add("gpu", unpack_keys(change.stored))
+        staged.apply(change)
     heir = RankStream(R1, index, block_size=16, capacity_blocks=0)
     assert heir.resume(Position(0, b"mark"), status, 0.0, newest=None)
     index.replace(R1, staged)

@@ -2,8 +2,8 @@
 
 A Redis of its own (the first `redis-server` found) on the same machine, nothing saved, and one
 store as a router has it. Written: deltas of 1,000 new blocks. Looked up: chains of random blocks,
-replicas whose prefixes end at different places. On the server: the time of a call by Redis's own
-count. Round trip: how long the router waits. Memory: growth of used_memory without the log.
+replicas whose prefixes end at different places; one look-up in ten reads new blocks. On the server:
+the time of a call by Redis's own count. Round trip: how long the router waits.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from loadtest.dev.bench.measures import Budget, Line, distribution
 from loadtest.dev.bench.setting import Setting
 from loadtest.engines.ports import free_port
 from loadtest.runner.stack import redis_binary
-from router.base.contracts import KEY_BITS
-from router.base.messages import Delta, StreamId, TierChange, pool_stream
+from router.base.contracts import KEY_BITS, BlockKey
+from router.base.messages import Delta, StreamId, TierChange
+from router.cluster.log_tails import LogTails
+from router.cluster.redis_log import LogReader
 from router.cluster.redis_store import RedisStore, Written
 from router.config import RedisConfig
 
 _BLOCKS_A_DELTA: Final = 1_000
 _BLOCK_TOKENS: Final = 16
-_POOL: Final = pool_stream("model")
 _NUM_HOLDERS: Final = 8
 _PROMPTS: Final = (10_000, 100_000)
 
@@ -122,40 +123,46 @@ async def _memory(setting: Setting, client: redis.Redis) -> list[Line]:
             grown = client.info("memory")["used_memory"] - before
             lines.append(
                 Line(
-                    what=f"bytes per block in Redis, {num_blocks:,} blocks, holders: {number}",
+                    what=f"bytes in Redis for each block of a replica, replicas: {number}, "
+                    f"{num_blocks:,} blocks each",
                     unit="bytes",
                     num_samples=1,
-                    value=grown / num_blocks,
+                    value=grown / num_blocks / number,
                     budgets=() if setting.quick else (Budget("value", 32.0),),
+                    note="a log that begins again; it may grow to three times that",
                 )
             )
-    lines.append(await _loaded(store, num_blocks * _NUM_HOLDERS))
+    lines.append(await _loaded(store, num_blocks))
     await store.close()
     return lines
 
 
 async def _loaded(store: RedisStore, num_blocks: int) -> Line:
     start_s = time.perf_counter()
-    num_found = 0
-    longest_s = since_s = 0.0
-    stream_ids = [StreamId(f"r{number}#0") for number in range(1, _NUM_HOLDERS + 1)]
-    async for part in (await store.snapshot(stream_ids)).slices():
-        now_s = time.perf_counter()
-        longest_s, since_s = max(longest_s, now_s - (since_s or now_s)), now_s
-        num_found += sum(len(keys) for keys in part.values())
-    assert num_found == num_blocks
+    longest_s = 0.0
+    stream_id, reader, is_end = StreamId("r1#0"), LogReader(), False
+    while not is_end:
+        part = (await store.read_logs({stream_id: reader}))[stream_id]
+        reader.begin(part)
+        for entry in part.entries:
+            since_s = time.perf_counter()
+            reader.apply(entry)
+            longest_s = max(longest_s, time.perf_counter() - since_s)
+        is_end = part.is_end
+    assert reader.blocks.num_blocks() == num_blocks
     return Line(
-        what=f"snapshot of {num_blocks:,} blocks loaded from Redis",
+        what=f"log of {num_blocks:,} blocks loaded from Redis",
         unit="s",
         num_samples=1,
         value=time.perf_counter() - start_s,
-        note=f"longest slice {longest_s * 1000:.1f} ms",
+        note=f"longest entry {longest_s * 1000:.1f} ms",
     )
 
 
 async def _looked_up(setting: Setting, client: redis.Redis) -> list[Line]:
     store = await _opened(client)
     stream_ids = [StreamId(f"r{number + 1}#0") for number in range(_NUM_HOLDERS)]
+    tails = LogTails(store, timeout_s=10.0)
     lines = []
     for num_tokens in _PROMPTS:
         rng = random.Random(num_tokens)
@@ -164,12 +171,13 @@ async def _looked_up(setting: Setting, client: redis.Redis) -> list[Line]:
         round_trip_us: list[float] = []
         for sample in range(setting.size(20, 2)):
             keys = _keys(num_blocks, num_tokens + sample)
+            chain = [BlockKey(key) for key in keys.tolist()]
             for stream_id in stream_ids:
                 await _write(store, stream_id, keys[: rng.randrange(1, num_blocks)])
             client.config_resetstat()
             for _ in range(10):
                 start_s = time.perf_counter()
-                await store.lookup(keys.tobytes(), [*stream_ids, _POOL])
+                await tails.lookup(chain, stream_ids)
                 round_trip_us.append((time.perf_counter() - start_s) * 1e6)
             on_server_us.append(_server_us(client))
         what = f"look-up in Redis, {num_tokens:,} tokens, replicas: {_NUM_HOLDERS}"

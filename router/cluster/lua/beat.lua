@@ -4,19 +4,28 @@
 -- ARGV  schema, incarnation to begin with, router ("": only look), its load, milliseconds it lives
 -- Gives {schema, incarnation, routers that live}
 --
--- Schema 1 had a log of deltas beside the index. A router of schema 2 drops the log and keeps the
--- rest; older routers refuse the namespace from then on, and each works alone.
+-- Schemas 1 and 2 had the blocks of replicas in buckets, and notes in a stream. A router of schema 3
+-- drops both and keeps the rest. It begins another incarnation, so that older routers write nothing
+-- more; they refuse the namespace from then on, and each works alone.
 local meta = KEYS[1]
 local base = string.sub(meta, 1, -5)
 local found = redis.call('HMGET', meta, 'schema', 'incarnation')
 if not found[1] then
   redis.call('HSET', meta, 'schema', ARGV[1], 'incarnation', ARGV[2])
   found = { ARGV[1], ARGV[2] }
-elseif found[1] == '1' and ARGV[1] == '2' then
-  redis.call('HSET', meta, 'schema', ARGV[1])
-  redis.call('HDEL', meta, 'log')
-  redis.call('UNLINK', base .. 'log')
-  found[1] = ARGV[1]
+elseif (found[1] == '1' or found[1] == '2') and ARGV[1] == '3' then
+  redis.call('HSET', meta, 'schema', ARGV[1], 'incarnation', ARGV[2])
+  redis.call('UNLINK', base .. 'work', base .. 'feeds', base .. 'log')
+  local holders = base .. 'holders'
+  for _, name in ipairs(redis.call('HKEYS', holders)) do
+    if string.match(name, '^[gc]pu ') then
+      local number = redis.call('HGET', holders, name)
+      redis.call('HDEL', holders, name)
+      redis.call('HSET', holders, number, '') -- dead: the sweeper frees it
+      redis.call('UNLINK', base .. 'copies:' .. number)
+    end
+  end
+  found = { ARGV[1], ARGV[2] }
 end
 if ARGV[3] == '' or found[1] ~= ARGV[1] then
   return { found[1], found[2] or '', {} }

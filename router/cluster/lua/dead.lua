@@ -27,15 +27,8 @@ for _, name in ipairs(call('HKEYS', heads)) do
     elseif not since then
       call('HSET', heads, 'a' .. stream, now)
     elseif (now - since) * 1000 >= tonumber(ARGV[3]) then
-      for _, tier in ipairs({ 'gpu', 'cpu', 'pool' }) do
-        local held = call('HGET', holders, tier .. ' ' .. stream)
-        if held then
-          call('HDEL', holders, tier .. ' ' .. stream)
-          call('HSET', holders, held, '')
-          call('UNLINK', base .. 'copies:' .. held)
-        end
-      end
-      for letter in string.gmatch('anpstw', '.') do
+      call('UNLINK', base .. 'log:' .. stream)
+      for letter in string.gmatch('agpstw', '.') do
         call('HDEL', heads, letter .. stream)
       end
       num_forgotten = num_forgotten + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from router.http.part import ObserverPart
@@ -45,7 +46,7 @@ def build(router: Router) -> ObserverPart:
     router.status.losses = losses.by_candidate
     cluster = router.cluster
     if cluster.outbox is not None and cluster.peers is not None:
-        hooks.tell = cluster.outbox.tell_later
+        hooks.tell = partial(cluster.outbox.tell_later, is_urgent=True)
         cluster.peers.notes.register(Over, lambda note, *_: hooks.receive(note))
         share_turns(
             ledger,

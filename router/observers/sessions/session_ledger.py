@@ -41,7 +41,7 @@ MAX_TURNS: Final = 64
 """Turns that are kept of a session, the newest; its totals count all."""
 
 _MAX_THREADS: Final = 4
-_OVERTAKEN_S: Final = 0.25  # notes take 5 ms
+_OVERTAKEN_S: Final = 0.5  # notes take 0.25 s
 _MAX_ROUTING: Final = 8
 _MAX_FORKED: Final = 4  # messages behind the common history: an answer, what a tool said, a task
 _TURN_BYTES: Final = 48  # besides its own

@@ -1,6 +1,6 @@
 """Notes of sessions, as routers share them: what they had, and what it cost.
 
-They are in entries of their own in the work stream: see `Outbox.tell_later`.
+They wait for the next message of the router: see `Outbox.tell_later`.
 """
 
 from __future__ import annotations

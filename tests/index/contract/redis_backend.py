@@ -17,10 +17,11 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.base.errors import EMPTIED, StoreError, StoreUnavailable
 from router.base.messages import Delta
-from router.cluster import Link, redis_snapshot, redis_store, redis_writes, snapshot_loader
+from router.cluster import Link, index_writer, redis_log, redis_store, snapshot_loader
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
 from router.cluster.index_writer import IndexWriter
+from router.cluster.log_tails import LogTails
 from router.cluster.redis_store import RedisStore, Written
 from router.cluster.snapshot_loader import SnapshotLoader
 from router.config import RedisConfig, ReplicaConfig
@@ -138,9 +139,9 @@ class SharedInRedis:
         self._num_nodes = 0
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(snapshot_loader, "WAIT_S", 0.0)
-        self._patch.setattr(redis_writes, "MAX_KEYS", 3)
         self._patch.setattr(redis_store, "PIPELINE_BYTES", 64)
-        self._patch.setattr(redis_snapshot, "BLOCKS_A_CALL", 2)
+        self._patch.setattr(redis_log, "BYTES_A_CALL", 16)
+        self._patch.setattr(index_writer, "MAX_OLD", 4)
         server.client.flushall()
         namespace = f"test-{uuid.uuid4().hex[:12]}"
         self._base = f"{{wr:{namespace}}}:"
@@ -239,7 +240,7 @@ class SharedInRedis:
                 self._server.client.delete(lease)
 
     async def _sweep(self, node: Node, candidate: CandidateId, how: int) -> None:
-        """Free the bits of dead epochs, now and then."""
+        """Sweep, now and then."""
         if how <= 2:
             await node.attempt(lambda: node.store.sweep(pause_s=0.0))
 
@@ -294,14 +295,14 @@ class SharedInRedis:
         self, chain: Sequence[BlockKey], matches: Mapping[CandidateId, BlockMatch]
     ) -> None:
         ids = {stream_id_of(candidate): candidate for candidate in matches}
-        packed = b"".join(key.to_bytes(8, "little") for key in chain)
         writing = {
             each.candidate: node
             for node in self.nodes.values()
             for each in node.writer.streams
             if each.is_writing
         }
-        found = await self.nodes["B"].store.lookup(packed, tuple(ids))
+        tails = LogTails(self.nodes["B"].store, timeout_s=20.0)
+        found = await tails.lookup(chain, tuple(ids))
         for id_, candidate in ids.items():
             known = writing[candidate].caches.match(chain, [candidate])[candidate]
             assert found[id_, "gpu"] == known.num_gpu_stored_blocks

@@ -67,7 +67,7 @@ class Log:
                 self.blocks -= set(unpack_keys(change.removed))
         self.deltas += deltas
 
-    async def snapshot(self, stream_ids: list[StreamId]) -> Any:
+    async def pool_snapshot(self, stream_ids: list[StreamId]) -> Any:
         assert stream_ids == [pool_stream(MODEL)]
 
         async def slices() -> AsyncIterator[dict[Any, Any]]:
