@@ -39,6 +39,7 @@ BENCHMARKS: Final = (
     "stall",
     "crowds",
     "redis",
+    "foreign",
 )
 DEFAULT_OUT: Final = Path("docs/research/benchmarks.md")
 
@@ -63,6 +64,7 @@ def main(
     a running router
     decision, ingest, memory: its parts
     redis: what routers share, on a Redis of its own
+    foreign: what a request costs the routers that it does not come to
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns that torch is missing
     console = Console(stderr=True)
