@@ -53,7 +53,8 @@ class NotePublisher:
         self._store = store
         self._outbox = outbox
         self._is_due = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due_s = 0.0  # when it ends: uvloop's handles of short waits do not say
         self._last_s = 0.0  # when notes were published, by the loop's clock
 
     async def run(self) -> None:
@@ -87,9 +88,9 @@ class NotePublisher:
         due_s = max(now_s + wait_s, self._last_s + BURST_S)
         if due_s <= now_s:
             self._is_due.set()
-        elif self._timer is None or due_s < self._timer.when():
+        elif self._timer is None or due_s < self._due_s:
             self._cancel_timer()
-            self._timer = loop.call_at(due_s, self._is_due.set)
+            self._timer, self._due_s = loop.call_at(due_s, self._is_due.set), due_s
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -120,7 +120,7 @@ class Peers:
         self.apply(notes, now_s)
 
     def apply(self, notes: Notes, now_s: float) -> None:
-        """Apply notes that were published together. Our own change nothing here but by their order."""
+        """Apply notes that were published together. Our own change nothing but by their order."""
         router, is_own = notes.router, notes.router == self.name
         if not is_own:
             if any(isinstance(note, Left) for note in notes.notes):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import pytest
+import uvloop
 
 from router.base.errors import EMPTIED, StoreUnavailable
 from router.base.messages import Answered, Began, Ended, Note
@@ -106,6 +107,29 @@ async def test_requests_that_begin_in_a_burst_travel_together(
         assert asyncio.get_running_loop().time() >= started_s + 0.5
 
         publishing.cancel()
+
+
+def test_notes_a_moment_after_a_message_wait_on_every_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On uvloop, which the router runs on, a wait of less than a millisecond is no timer."""
+    monkeypatch.setattr(loops, "BURST_S", 0.0004)
+
+    async def begin_many() -> int:
+        peer, store = Peer("one"), _Stored()
+        async with asyncio.TaskGroup() as group:
+            publishing = group.create_task(
+                loops.NotePublisher(cast(RedisStore, store), peer.outbox).run()
+            )
+            for _ in range(100):
+                for _ in range(3):
+                    peer.begin("r1", [], 0.0)
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
+            publishing.cancel()
+        return len(store.published)
+
+    assert [uvloop.run(begin_many()), asyncio.run(begin_many())] == [300, 300]
 
 
 async def test_what_is_only_shown_goes_with_the_next_message(
