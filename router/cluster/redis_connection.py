@@ -345,7 +345,7 @@ class Subscription(asyncio.Protocol):
         return self._messages.popleft()
 
     async def watch(self) -> None:
-        """Ask the server for a sign of life whenever it is silent, for ever.
+        """Ask the server whether it is there whenever it is silent, for ever.
 
         Raises:
             StoreUnavailable: there was none in time.

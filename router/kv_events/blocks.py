@@ -15,7 +15,9 @@ the router does not ask for it (docs/research/lost-history.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Final, cast
 
 from policies.view import CandidateId
 from router.base.contracts import KEY_MASK, BlockKey, HashContract, block_key
@@ -40,6 +42,9 @@ from router.kv_events.wire import (
 )
 
 _UNSEEN: Final = object()
+
+_BLOCKS: Final = attrgetter("block_hashes")
+_BUT_BLOCKS: Final = attrgetter("medium", "group_idx", "remaining_copy_counts")
 
 _TIERS: Final[dict[str | None, Tier]] = {
     None: "gpu",
@@ -172,23 +177,28 @@ class RankBlocks:
 
         Stops early with `needs_history` set if the contract turns out to be another one.
         """
-        end = 0
-        for position, event in enumerate(batch.events):
-            if position < end:
-                continue
-            if isinstance(event, BlockRemoved):
-                end = _end_of_run(batch.events, position)
-                self._remove(event, batch.events[position + 1 : end])
-            elif isinstance(event, BlockStored):
-                self._store(event, payload, position)
-                if self.needs_history:
-                    return
-            elif isinstance(event, AllBlocksCleared):
-                self.counters.num_clears += 1
-                self.emptied()
-                self.clear()
+        position = 0
+        for kind, group in groupby(batch.events, type):
+            events = list(group)
+            if kind is BlockRemoved:  # vLLM reports each evicted block by an event of its own
+                for _, alike in groupby(cast(list[BlockRemoved], events), _BUT_BLOCKS):
+                    self._remove(list(alike))
+            elif kind is not AllBlocksCleared and not issubclass(kind, BlockStored):
+                self.counters.num_unknown_events += len(events)
             else:
-                self.counters.num_unknown_events += 1
+                for number, event in enumerate(events, position):
+                    self._apply(event, payload, number)
+                    if self.needs_history:
+                        return
+            position += len(events)
+
+    def _apply(self, event: KvEvent, payload: bytes, position: int) -> None:
+        if isinstance(event, BlockStored):
+            self._store(event, payload, position)
+        else:
+            self.counters.num_clears += 1
+            self.emptied()
+            self.clear()
 
     # -- stores ------------------------------------------------------------------------------
 
@@ -332,11 +342,16 @@ class RankBlocks:
 
     # -- removals ----------------------------------------------------------------------------
 
-    def _remove(self, event: BlockRemoved, alike: Sequence[KvEvent] = ()) -> None:
-        """Apply a removal and those after it that differ in their blocks alone."""
+    def _remove(self, events: Sequence[BlockRemoved]) -> None:
+        """Apply removals that differ in their blocks alone."""
+        event = events[0]
+        if len(events) > 1 and event.remaining_copy_counts is not None:
+            for each in events:
+                self._remove([each])
+            return
         hashes = event.block_hashes
-        if alike:
-            hashes = [each for one in (event, *alike) for each in one.block_hashes]  # type: ignore[union-attr]
+        if len(events) > 1:
+            hashes = list(chain.from_iterable(map(_BLOCKS, events)))
         num_blocks = len(hashes)
         tier = _TIERS.get(event.medium)
         if tier is None:
@@ -391,28 +406,6 @@ class RankBlocks:
             self._take_away((key,), tier, num_left and num_left[position : position + 1])
             if not self._index.holds(self._candidate, key):
                 translation.forget((external,))
-
-
-def _end_of_run(events: Sequence[KvEvent], start: int) -> int:
-    """Return where a run of removals ends that differ in their blocks alone.
-
-    vLLM reports each block that it evicts by an event of its own.
-    """
-    first = events[start]
-    assert isinstance(first, BlockRemoved)
-    medium, group = first.medium, first.group_idx
-    if first.remaining_copy_counts is not None:
-        return start + 1
-    for end in range(start + 1, len(events)):
-        event = events[end]
-        if (
-            not isinstance(event, BlockRemoved)
-            or event.medium != medium
-            or event.group_idx != group
-            or event.remaining_copy_counts is not None
-        ):
-            return end
-    return len(events)
 
 
 def _keys(externals: Sequence[ExternalHash]) -> list[BlockKey]:
