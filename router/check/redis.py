@@ -29,7 +29,6 @@ from router.check.finding import Finding, Subject, size
 from router.check.seen import ReplicaSeen
 from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_snapshot import read_heads
-from router.cluster.redis_store import notes_channel
 from router.config import IndexConfig, RedisConfig
 from router.replicas.registry import Registry
 
@@ -133,8 +132,6 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
     names = [*heads, *sorted({pool_lister(""), *listers})][:_MAX_STREAMS]
     owners = await connection.ask("MGET", *(f"{base}lease:{name}" for name in names))
     leaders = {name: _text(owner) for name, owner in zip(names, owners, strict=True)}
-    notes = await connection.subscribe(notes_channel(seen.namespace, connection.db))
-    await notes.close()  # it is allowed to
     server = connection.server
     assert server is not None
     facts = _info(info)
