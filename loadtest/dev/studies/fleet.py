@@ -27,8 +27,8 @@ _COLUMNS = (
 )
 
 
-def main() -> None:
-    """Measure each number of routers; print a row for each as it is known."""
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--routers", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--rate", type=float, default=RATE, help="requests a second")
@@ -37,7 +37,12 @@ def main() -> None:
     parser.add_argument("--commands", action="store_true", help="show the commands Redis ran")
     parser.add_argument("--during", default="", help="shell command while requests come")
     parser.add_argument("--out", type=Path, help="file for the picture, .svg")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Measure each number of routers; print a row for each as it is known."""
+    options = parser().parse_args()
     print(f"| {' | '.join(_COLUMNS)} |\n|{' --- |' * len(_COLUMNS)}", flush=True)
     costs: dict[int, Cost] = {}
     for num_routers in options.routers:
