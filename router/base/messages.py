@@ -320,6 +320,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: Annotated[float, Meta(gt=0, le=1)] = 1.0
     eagle: bool | None = None
     pool: bool | Annotated[str, Meta(max_length=64)] | None = None
+    cost_per_hour: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     discovered: bool = False  # each router finds it itself: the record adds it nowhere
 
 

@@ -14,6 +14,7 @@ from router.base.addresses import base_url, endpoint_place, place_of
 from router.base.roles import Role, Transfer
 from router.config.ranges import Seconds
 
+CostPerHour = Annotated[float, Meta(gt=0, le=1e9)]
 ClientField = Literal["kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority"]
 
 
@@ -84,6 +85,13 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "default: port 8998 of the host in `url`",
         ),
     ] = None
+    cost_per_hour: Annotated[
+        CostPerHour | None,
+        Meta(
+            description="what an hour of it costs, with all its GPUs, in any currency; default: "
+            "engine.cost_per_hour"
+        ),
+    ] = None
     pool_layout: Annotated[
         str | None,
         Meta(
@@ -132,6 +140,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "admin.replica_hosts; configured replicas always are"
         ),
     ] = ()
+    cost_per_hour: Annotated[
+        CostPerHour | None,
+        Meta(
+            description="what an hour of a replica costs that has no cost_per_hour of its own",
+            extra={"flag": "cost-per-hour"},
+        ),
+    ] = None
 
 
 class HashConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

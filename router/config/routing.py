@@ -144,6 +144,12 @@ class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "session.headers and session.parent_headers"
         ),
     ] = True
+    show_ids: Annotated[
+        bool,
+        Meta(
+            description="show sessions by their clients' own ids on the admin port"
+        ),
+    ] = False
     ttl_s: Annotated[Seconds, Meta(description="idle time after which a session is removed")] = (
         3600.0
     )

@@ -101,7 +101,7 @@ SECTIONS: Final = {
     "tokens": "Tokenizers",
     "hash": "Block hashes",
     "events": "KV events",
-    "engine": "API key of the engines",
+    "engine": "Engines: API key, cost",
     "mooncake": "Mooncake pool",
     "prefill": "Prefill and decode on different replicas",
     "limits": "Limits for clients",

@@ -12,7 +12,7 @@ endpoint may be in several of them. Only the first of its addresses counts.
 A replica has the name of its pod. So an address that another pod gets is another replica. A pod
 with addresses of both families is one replica, at its IPv4 address. The control plane copies labels
 of the Service to its slices: `warmroute.io/role` is the replicas' role, `warmroute.io/pool` the
-name of their Mooncake pool.
+name of their Mooncake pool. `warmroute.io/cost-per-hour` is what an hour of one costs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 from typing import Final, get_args
 
-from msgspec import Struct, field
+from msgspec import Struct, ValidationError, convert, field
 
 from router.base.errors import DiscoveryError
 from router.base.roles import Role
 from router.config import ReplicaConfig
+from router.config.replicas import CostPerHour
 from router.replicas.entry import Found
 
 SERVICE_LABEL: Final = "kubernetes.io/service-name"
 ROLE_LABEL: Final = "warmroute.io/role"
 POOL_LABEL: Final = "warmroute.io/pool"
+COST_LABEL: Final = "warmroute.io/cost-per-hour"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -100,7 +102,7 @@ def _replicas(part: Slice, port: str | None) -> Iterator[tuple[str, str, Found]]
     if part.family not in ("IPv4", "IPv6") or not part.endpoints:
         return
     number, role = _port(part, port), _role(part)
-    pool = (part.metadata.labels or {}).get(POOL_LABEL)
+    pool, cost = (part.metadata.labels or {}).get(POOL_LABEL), _cost(part)
     for endpoint in part.endpoints:
         conditions = endpoint.conditions or Conditions()
         if conditions.terminating or not endpoint.addresses:
@@ -108,7 +110,8 @@ def _replicas(part: Slice, port: str | None) -> Iterator[tuple[str, str, Found]]
         address = _address(endpoint.addresses[0], part)
         host = f"[{address}]" if part.family == "IPv6" else address
         pod = _pod(endpoint)
-        replica = ReplicaConfig(url=f"http://{host}:{number}", name=pod, role=role, pool=pool)
+        url = f"http://{host}:{number}"
+        replica = ReplicaConfig(url=url, name=pod, role=role, pool=pool, cost_per_hour=cost)
         yield (
             pod or address,
             part.family,
@@ -157,3 +160,16 @@ def _role(part: Slice) -> Role:
         f"EndpointSlice {part.metadata.name}: label {ROLE_LABEL}: {text[:64]!r} is not both, "
         "prefill or decode"
     )
+
+
+def _cost(part: Slice) -> float | None:
+    text = (part.metadata.labels or {}).get(COST_LABEL)
+    if text is None:
+        return None
+    try:
+        return convert(text, CostPerHour, strict=False)
+    except ValidationError as exc:
+        raise DiscoveryError(
+            f"EndpointSlice {part.metadata.name}: label {COST_LABEL}: {text[:64]!r} is not a "
+            "number above 0, such as 2.5"
+        ) from exc

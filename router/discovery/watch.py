@@ -161,6 +161,7 @@ class ReplicaWatch:
             version=facts.version,
             publishes_events=bool(facts.endpoints(self._config.events, self._replica)),
             cost_class=self._replica.hardware or facts.models[0].id,
+            cost_per_hour=self._replica.cost_per_hour or self._config.engine.cost_per_hour,
             weight=self._replica.weight,
             draining=not self._is_offered(),
             role=self._replica.role,

@@ -39,6 +39,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     version: str | None = None
     publishes_events: bool = False
     cost_class: str = "default"
+    cost_per_hour: float | None = None  # of all its GPUs; None: not configured
     weight: float = 1.0  # its largest share of requests in flight, relative to an equal share
     draining: bool = False
     asleep: bool = False

@@ -8,7 +8,7 @@ from router.config import ReplicaConfig
 from router.config.hosts import HostRules
 
 _SHARED = ("url", "events", "replay", "role", "transfer", "hardware", "weight", "eagle", "pool",
-           "bootstrap")  # fmt: skip
+           "bootstrap", "cost_per_hour")  # fmt: skip
 """What a record says of a replica."""
 
 

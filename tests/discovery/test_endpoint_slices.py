@@ -9,7 +9,7 @@ import pytest
 
 from router.base.errors import DiscoveryError
 from router.config.hosts import HostRules
-from router.discovery.endpoint_slices import POOL_LABEL, Slice, replicas_in
+from router.discovery.endpoint_slices import COST_LABEL, POOL_LABEL, Slice, replicas_in
 from router.discovery.sources import why_refused
 from tests.discovery.fake_kubernetes import endpoint, slice_of
 
@@ -92,6 +92,8 @@ def test_the_port_is_named_or_the_only_one(ports: object, port: str | None, numb
         ({"ports": [{"name": "http"}]}, "http", "no port 'http'"),
         ({"endpoints": [endpoint("10.0.0.1/x@y")]}, None, "is not an address"),
         ({"labels": {"warmroute.io/role": "cook"}}, None, "'cook' is not both, prefill or decode"),
+        ({"labels": {COST_LABEL: "dear"}}, None, "cost-per-hour: 'dear' is not a number above 0"),
+        ({"labels": {COST_LABEL: "0"}}, None, "cost-per-hour: '0' is not a number above 0"),
     ],
 )
 def test_senseless_slices_are_refused(fields: Any, port: str | None, reason: str) -> None:
@@ -118,3 +120,15 @@ def test_a_label_of_the_service_says_the_role() -> None:
     (each,) = replicas_in([msgspec.convert(labelled, Slice)], None)
 
     assert each.replica.role == "prefill"
+
+
+@pytest.mark.parametrize(("label", "cost"), [("2.5", 2.5), ("12", 12.0), (None, None)])
+def test_a_label_of_the_service_says_what_an_hour_costs(
+    label: str | None, cost: float | None
+) -> None:
+    labels = {COST_LABEL: label} if label is not None else {}
+    (each,) = replicas_in(
+        [msgspec.convert(slice_of(endpoint("10.0.0.1"), labels=labels), Slice)], None
+    )
+
+    assert each.replica.cost_per_hour == cost
