@@ -49,6 +49,7 @@ from router.metrics.families import FAMILIES
 from router.metrics.instruments import Metrics
 from router.observers.early.metrics import EarlyMetrics
 from router.observers.experiments.metrics import EXPERIMENT, ExperimentMetrics
+from router.observers.sessions.metrics import SPENDING
 from router.observers.shadows.metrics import ShadowMetrics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -274,7 +275,7 @@ _METRIC_SECTIONS: Final = {
         "tokenized_", "needs_engine_", "counted_", "token_", "hand_over_", "handed_over_",
         "encoder_",
     ),
-    "Tenants": ("tenant",),
+    "Tenants": ("tenant", "gpu_seconds_", "cost_total"),
     "Mooncake pool": ("pool_",),
     "Redis and other routers": ("redis_", "routers", "feeds", "sharing_", "peer", "notes_"),
     "Shadow policies and experiments": ("shadow_", "experiment_", "arm_"),
@@ -288,7 +289,8 @@ def metric_tables() -> str:
     tables = (Metrics, EarlyMetrics, ShadowMetrics, ExperimentMetrics)
     instruments = [row for table in tables for row in table.rows]
     pushed = [(kind.__name__.lower(), *spec[:3]) for _, kind, spec in instruments]
-    pulled = [(each.kind, each.name, each.labels, each.text) for each in (*FAMILIES, *EXPERIMENT)]
+    families = (*FAMILIES, *SPENDING, *EXPERIMENT)
+    pulled = [(each.kind, each.name, each.labels, each.text) for each in families]
     for kind, plain, labels, text in (*pushed, *pulled):
         name = f"{plain.removesuffix('_total')}_total" if kind == "counter" else plain
         mark = " (histogram)" if kind == "histogram" else ""

@@ -15,7 +15,15 @@ from router.api.sessions import NAME_CHARS, engine_name, session_hash
 from router.base.errors import BadRequest, UnknownSession
 from router.http.admin_pages import Handler, json_answer, number_in
 from router.http.siblings import Siblings
-from router.observers.sessions.describe import COLUMNS, as_row, session_fields, turn_fields
+from router.observers.sessions.describe import (
+    COLUMNS,
+    GROUPS,
+    SUM_COLUMNS,
+    as_row,
+    session_fields,
+    sum_rows,
+    turn_fields,
+)
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.session_ledger import Session, SessionLedger
 from router.observers.sessions.session_names import SessionNames
@@ -27,9 +35,10 @@ from router.tenants import Tenants
 _FINDINGS: Final = "/admin/findings"
 _MAX_LIMIT: Final = 20_000
 _SLICE: Final = 100
+_FORMATS: Final = ("json", "csv")
 _ORDERS: Final[dict[str, Callable[[Session], float]]] = {
     "recent": lambda session: session.last,
-    "cost": lambda session: session.totals.engine_s,
+    "cost": lambda session: session.totals.gpu_s,
     "computed": lambda session: session.totals.num_tokens - session.totals.num_gpu,
     "turns": lambda session: session.totals.num_turns,
 }
@@ -67,14 +76,16 @@ class SessionPages:
 
     async def _sessions(self, request: web.Request) -> web.Response:
         query = request.query
+        if (group := _named(query, "by", "session", ("session", *GROUPS))) != "session":
+            return self._grouped(query, group)
         order = _named(query, "order", "recent", _ORDERS)
         limit = number_in(query, "limit", 100, most=_MAX_LIMIT)
-        kind = _named(query, "format", "json", ("json", "csv"))
+        kind = _named(query, "format", "json", _FORMATS)
         wanted = query.get("tenant")
         chosen, total = await self._chosen(wanted, _ORDERS[order], limit)
         if kind == "csv":
-            lines = [_row(session_fields(each)) async for each in _in_slices(chosen)]
-            return web.Response(text=_HEADER + "".join(lines), content_type="text/csv")
+            lines = [_row(session_fields(each), COLUMNS) async for each in _in_slices(chosen)]
+            return web.Response(text=_header(COLUMNS) + "".join(lines), content_type="text/csv")
         rows = [_encode(session_fields(each)) async for each in _in_slices(chosen)]
         return json_answer(
             {
@@ -83,6 +94,15 @@ class SessionPages:
                 "forgotten": self._ledger.num_forgotten,
             }
         )
+
+    def _grouped(self, query: Mapping[str, str], group: str) -> web.Response:
+        """Sum the turns of all sessions, forgotten ones, too."""
+        rows = sum_rows(self._ledger, group)
+        if _named(query, "format", "json", _FORMATS) == "csv":
+            header = _header((group, *SUM_COLUMNS[1:]))
+            lines = [_row(row, SUM_COLUMNS) for row in rows]
+            return web.Response(text=header + "".join(lines), content_type="text/csv")
+        return json_answer({"by": group, "rows": rows})
 
     async def _chosen(
         self, tenant: str | None, order: Callable[[Session], float], limit: int
@@ -167,6 +187,8 @@ class SessionPages:
                 yield int(name, 16)
             except ValueError:
                 pass
+        if "/" in name:  # a sub-agent, as its title is written
+            yield from self._keys(name.replace("/", "\0", 1), tenant)
         if tenant is None:
             yield session_hash(name, "")
         known = self._tenants.names if self._tenants is not None else ()
@@ -197,8 +219,12 @@ def _encode(fields: dict[str, Any]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(fields))
 
 
-def _row(fields: dict[str, Any]) -> str:
-    return _csv(as_row(fields, _CAUSES))
+def _row(fields: dict[str, Any], columns: tuple[str, ...]) -> str:
+    return _csv(as_row(fields, columns, _CAUSES))
+
+
+def _header(columns: tuple[str, ...]) -> str:
+    return _csv((*columns, *(f"cause_{cause}" for cause in _CAUSES)))
 
 
 def _csv(cells: Iterable[Any]) -> str:
@@ -208,7 +234,6 @@ def _csv(cells: Iterable[Any]) -> str:
 
 
 _CAUSES: Final = ("cached", *CAUSES)
-_HEADER: Final = _csv((*COLUMNS, *(f"cause_{cause}" for cause in _CAUSES)))
 
 
 def _named(query: Mapping[str, str], name: str, default: str, known: Any) -> str:

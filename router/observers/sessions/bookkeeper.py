@@ -15,10 +15,12 @@ from router.base.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.sessions.causes import Fate, KnownPrompt, causes_of, sharable
+from router.observers.sessions.decode_shares import DecodeShare, DecodeShares
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.session_names import SessionNames
 from router.observers.sessions.threads import Match, Thread
+from router.observers.sessions.titles import SessionTitles
 from router.observers.sessions.turns import Turn, turn_of
 from router.records.computed import Computed, Loss, Move
 from router.request.fetch import Fetches
@@ -59,8 +61,12 @@ class Bookkeeper(Observer):
         findings: Findings,
         names: SessionNames,
         metrics: Metrics,
+        shares: DecodeShares,
+        titles: SessionTitles | None = None,
     ) -> None:
         self.ledger = ledger
+        self._shares = shares
+        self._titles = titles
         self._caches = caches
         self._fetches = fetches
         self._findings = findings
@@ -81,7 +87,9 @@ class Bookkeeper(Observer):
         match = self._match(prompt, named)
         if not has_failed_read:
             self._names.note(match, whose.parts, is_named=whose.is_named)
-        turn = turn_of(facts, prompt, placement)
+        share: DecodeShare | None = placement.slots.get(self._shares)
+        decode_ms = 1000.0 * share.decode_s if share is not None else 0.0
+        turn = turn_of(facts, prompt, placement, decode_ms)
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, named, facts.ended_s)
         if match.thread is None or not has_failed_read:  # else no cache has its blocks
@@ -94,6 +102,8 @@ class Bookkeeper(Observer):
                 routing=whose.session_hash,
                 replaces=match.thread,
             )
+        if self._titles is not None:
+            self._titles.note(self.ledger.get(whose.conversation), prompt.read)
         facts.read.inbound.slots[self] = LedgerEntry(
             prompt=prompt,
             placement=placement,

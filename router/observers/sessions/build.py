@@ -6,16 +6,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from router.http.part import ObserverPart
+from router.metrics.families import Families
 from router.observers.sessions.admin import SessionPages
 from router.observers.sessions.bookkeeper import Bookkeeper
+from router.observers.sessions.decode_shares import DecodeShares
+from router.observers.sessions.describe import costs
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.finish import FinishRoute
 from router.observers.sessions.hook_pages import HookPages
 from router.observers.sessions.hooks import Hooks
 from router.observers.sessions.losses import Losses
+from router.observers.sessions.metrics import SPENDING, ModelTotals
 from router.observers.sessions.rows import SessionRows
 from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.session_names import SessionNames
+from router.observers.sessions.titles import SessionTitles
 from router.observers.sessions.turn_notes import Over
 from router.observers.sessions.turn_share import share_turns
 
@@ -26,9 +31,10 @@ if TYPE_CHECKING:
 def build(router: Router) -> ObserverPart:
     """Build the part."""
     ledger, findings, names = SessionLedger(), Findings(), SessionNames()
-    hooks = Hooks(ledger, router.fleet)
-    finish = FinishRoute(hooks, router.config.session.read, router.metrics)
+    hooks, reads = Hooks(ledger, router.fleet), router.config.session.read
+    finish = FinishRoute(hooks, reads, router.metrics)
     rows = SessionRows(ledger, findings, names)
+    shares = DecodeShares(router.fleet.load.num_decoding)
     bookkeeper = Bookkeeper(
         ledger,
         caches=router.caches,
@@ -36,7 +42,11 @@ def build(router: Router) -> ObserverPart:
         findings=findings,
         names=names,
         metrics=router.metrics,
+        shares=shares,
+        titles=SessionTitles(reads) if router.config.session.show_ids else None,
     )
+    spent = Families(SPENDING, lambda: [ModelTotals(*each) for each in ledger.own_by_model()])
+    router.metrics.registry.register(spent)
     losses = Losses(
         fleet=router.fleet,
         caches=router.caches,
@@ -57,12 +67,16 @@ def build(router: Router) -> ObserverPart:
         )
     pages = SessionPages(ledger, findings, names, router.tenants, router.siblings)
     return ObserverPart(
-        observers=[bookkeeper],
+        observers=[shares, bookkeeper],
         merged=pages.merged_routes(),
         pages=[
             pages,
             HookPages(hooks, router.tenants, router.metrics),
         ],
         own_routes=finish.routes(),
-        sections={"sessions": rows.describe, "findings": rows.describe_findings},
+        sections={
+            "sessions": rows.describe,
+            "findings": rows.describe_findings,
+            "costs": lambda: costs(ledger),
+        },
     )

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from router.api.sessions import engine_name
-from router.observers.sessions.session_ledger import Session
-from router.observers.sessions.turns import Turn
+from router.observers.sessions.session_ledger import Session, SessionLedger
+from router.observers.sessions.turns import Totals, Turn
 from router.records.words import advice_in_words, causes_in_words
 
-COLUMNS = (
+COLUMNS: Final = (
     "session", "parent", "tenant", "model", "home", "begun", "last", "turns", "prompt_tokens",
     "output_tokens", "gpu", "cpu", "pool", "computed", "moves", "waited_s", "engine_s", "saved_s",
-    "engine_ms_per_turn",
+    "engine_ms_per_turn", "decode_s", "gpu_s", "cost", "cost_saved",
 )  # fmt: skip
 """The columns of the table of sessions; behind them one for each cause."""
+
+GROUPS: Final = ("tenant", "model")
+"""What turns can be summed by, whatever their session."""
+
+SUM_COLUMNS: Final = (
+    "name", "turns", "prompt_tokens", "output_tokens", "gpu", "cpu", "pool", "computed", "waited_s",
+    "engine_s", "saved_s", "decode_s", "gpu_s", "cost", "cost_saved",
+)  # fmt: skip
+"""The columns of the table of such sums; behind them one for each cause."""
+
+MAX_SUMS_SHOWN: Final = 10  # on the live page
 
 
 def session_fields(session: Session) -> dict[str, Any]:
     """Describe a session without its turns; times in unix seconds."""
     totals = session.totals
-    num_cached = totals.num_gpu + totals.num_cpu + totals.num_pool
     return {
         "session": engine_name(session.key),
+        "title": session.title or None,
         "parent": engine_name(session.parent) if session.parent is not None else None,
         "tenant": session.tenant,
         "model": session.model,
@@ -33,6 +44,32 @@ def session_fields(session: Session) -> dict[str, Any]:
         "ended": session.has_ended,
         "begun": session.begun,
         "last": session.last,
+        **_sums(totals),
+        "moves": totals.num_moves,
+        "engine_ms_per_turn": round(1000 * totals.engine_s / totals.num_turns, 1)
+        if totals.num_turns
+        else 0.0,
+    }
+
+
+def sum_rows(ledger: SessionLedger, group: str) -> list[dict[str, Any]]:
+    """Describe all turns of each tenant or model since the start, the most GPU seconds first."""
+    found: dict[str | None, Totals] = {}
+    for key, totals in ledger.sums.items():
+        name = key.tenant if group == "tenant" else key.model
+        found.setdefault(name, Totals()).include(totals)
+    rows = [{"name": name, **_sums(totals)} for name, totals in found.items()]
+    return sorted(rows, key=lambda row: -row["gpu_s"])
+
+
+def costs(ledger: SessionLedger) -> dict[str, Any]:
+    """Describe what tenants and models cost, for the live page."""
+    return {group: sum_rows(ledger, group)[:MAX_SUMS_SHOWN] for group in GROUPS}
+
+
+def _sums(totals: Totals) -> dict[str, Any]:
+    num_cached = totals.num_gpu + totals.num_cpu + totals.num_pool
+    return {
         "turns": totals.num_turns,
         "prompt_tokens": totals.num_tokens,
         "output_tokens": totals.num_output,
@@ -43,14 +80,18 @@ def session_fields(session: Session) -> dict[str, Any]:
             "computed": totals.num_tokens - num_cached,
         },
         "causes": totals.by_cause,
-        "moves": totals.num_moves,
         "waited_s": round(totals.waited_s, 3),
         "engine_s": round(totals.engine_s, 3),
         "saved_s": round(totals.saved_s, 3),
-        "engine_ms_per_turn": round(1000 * totals.engine_s / totals.num_turns, 1)
-        if totals.num_turns
-        else 0.0,
+        "decode_s": round(totals.decode_s, 3),
+        "gpu_s": round(totals.gpu_s, 3),
+        "cost": _money(totals.cost),
+        "cost_saved": _money(totals.cost_saved),
     }
+
+
+def _money(amount: float | None) -> float | None:
+    return None if amount is None else round(amount, 9)
 
 
 def turn_fields(turn: Turn) -> dict[str, Any]:
@@ -65,8 +106,10 @@ def turn_fields(turn: Turn) -> dict[str, Any]:
     return fields
 
 
-def as_row(fields: dict[str, Any], causes: tuple[str, ...]) -> Iterator[Any]:
-    """Yield a session's cells, as `COLUMNS` and the causes name them."""
+def as_row(
+    fields: dict[str, Any], columns: tuple[str, ...], causes: tuple[str, ...]
+) -> Iterator[Any]:
+    """Yield the cells of a session or a sum, as the columns and the causes name them."""
     flat = {**fields, **fields["sources"]}
-    yield from (flat[name] for name in COLUMNS)
+    yield from (flat[name] for name in columns)
     yield from (fields["causes"].get(cause, 0) for cause in causes)

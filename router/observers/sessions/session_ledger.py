@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -45,6 +45,7 @@ _OVERTAKEN_S: Final = 0.5  # notes take 0.25 s
 _MAX_ROUTING: Final = 8
 _MAX_FORKED: Final = 4  # messages behind the common history: an answer, what a tool said, a task
 _TURN_BYTES: Final = 48  # besides its own
+_MAX_SUMS: Final = 2_000  # tenants times models
 _MAX_REQUESTS: Final = 50_000  # whose session is found by the request's id
 
 
@@ -61,6 +62,7 @@ class Session(Struct, kw_only=True):
     begun: float  # unix seconds
     last: float
     model: str = ""
+    title: str | None = None  # its client's own id; None: that is not shown, or not known
     home: CandidateId = CandidateId("")
     has_ended: bool = False
     routing: dict[int, None] = msgspec.field(default_factory=dict)
@@ -82,6 +84,14 @@ class Session(Struct, kw_only=True):
         """List so many turns at most, the last ones, oldest first."""
         packed = islice(self.packed, max(0, len(self.packed) - most), None)
         return sorted(map(decode_turn, packed), key=lambda turn: turn.at)
+
+
+class SumKey(NamedTuple):
+    """What turns are summed by; `is_ours`: they came through this router."""
+
+    tenant: str | None
+    model: str
+    is_ours: bool
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -108,6 +118,8 @@ class SessionLedger:
         self._of_request: Bounded[str, int] = Bounded(_MAX_REQUESTS)
         self._of_opening: Bounded[tuple[str | None, int], int] = Bounded(max_sessions)
         """Tenant and first message -> the last conversation that began so."""
+        self.sums: Bounded[SumKey, Totals] = Bounded(_MAX_SUMS)
+        """All turns, those of forgotten sessions, too."""
         self.num_bytes = 0
         self.num_computed: Counter[CandidateId] = Counter()
         """Tokens that each candidate computed, ever, for any conversation."""
@@ -292,14 +304,20 @@ class SessionLedger:
 
     def add(self, key: int, turn: Turn) -> None:
         """Add a turn to its session; ignored if that is not known any more."""
-        if self.learn_turn(key, turn) and self.on_added is not None:
+        if self.learn_turn(key, turn, is_ours=True) and self.on_added is not None:
             self.on_added(key, turn)
 
-    def learn_turn(self, key: int, turn: Turn) -> bool:
+    def learn_turn(self, key: int, turn: Turn, *, is_ours: bool = False) -> bool:
         """Add a turn of any router to its session; False: that is not known (any more)."""
         session = self._sessions.get(key)
         if session is None:
             return False
+        sum_key = SumKey(session.tenant, turn.model, is_ours)
+        sums = self.sums.get(sum_key)
+        if sums is None:
+            sums = Totals()
+            self.sums.put(sum_key, sums)
+        sums.add(turn)
         is_first, ended = not session.totals.num_turns, turn.at + turn.total_ms / 1000
         session.begun = turn.at if is_first else min(session.begun, turn.at)
         if is_first or ended >= session.last:  # a turn may be booked after the next one
@@ -313,6 +331,14 @@ class SessionLedger:
         self._grow(session, grown)
         self._of_request.put(turn.request_id, key)
         return True
+
+    def own_by_model(self) -> Iterator[tuple[str, Totals]]:
+        """Sum this router's turns by model."""
+        found: dict[str, Totals] = {}
+        for key, sums in self.sums.items():
+            if key.is_ours:
+                found.setdefault(key.model, Totals()).include(sums)
+        yield from found.items()
 
     def ended(self, key: int) -> Session | None:
         """Record that a conversation is over: its prompts are the first to go if room is short.

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from policies.view import CandidateId
 from router.base.decoding import strict
 from router.base.wire_types import Count, Seconds
+from router.observers.sessions.spending import spending_of
 from router.records.computed import Computed
 from router.request.observer import Facts
 from router.request.plan import Placement
@@ -20,6 +21,8 @@ _MOST_TOKENS: Final = 1 << 40
 Milliseconds = Annotated[float, Meta(ge=-1e15, le=1e15)]
 """No NaN is in them."""
 
+Money = Annotated[float, Meta(ge=0, le=1e15)]
+
 
 class Turn(Struct, frozen=True, array_like=True, kw_only=True):
     """One turn of a session. Times in milliseconds.
@@ -27,7 +30,7 @@ class Turn(Struct, frozen=True, array_like=True, kw_only=True):
     at: When the request arrived, unix seconds.
     num_cached: As the engine reports; None: it does not.
     num_gpu, num_cpu, num_pool: Where these came from.
-    engine_ms: What computing the prompt took, by the cost model; `saved_ms`: what caches saved.
+    engine_ms, decode_ms, saved_ms, cost, cost_saved: What it took; see `spending`.
     """
 
     request_id: str
@@ -50,13 +53,16 @@ class Turn(Struct, frozen=True, array_like=True, kw_only=True):
     saved_ms: Milliseconds = 0.0
     prefill_at: CandidateId | None = None
     waited_for: str | None = None
+    decode_ms: Milliseconds = 0.0
+    cost: Money | None = None
+    cost_saved: Money | None = None
 
 
 encode_turn = msgspec.msgpack.Encoder().encode
 decode_turn = strict(msgspec.msgpack.Decoder(Turn).decode)
 
 
-def turn_of(facts: Facts, prompt: Prompt, placement: Placement) -> Turn:
+def turn_of(facts: Facts, prompt: Prompt, placement: Placement, decode_ms: float) -> Turn:
     """Describe the turn that a request was, without its causes."""
     usage, wait = facts.usage, facts.tries.wait
     num_tokens = _sane(usage.prompt_tokens if usage is not None else None)
@@ -64,8 +70,14 @@ def turn_of(facts: Facts, prompt: Prompt, placement: Placement) -> Turn:
     reported = _sane(facts.num_reported_cached_tokens)
     num_cached = facts.num_predicted_cached_tokens if reported is None else reported
     num_gpu, num_cpu, num_pool = placement.predicted.sources(num_cached)
-    cost = facts.plan.view.cost
-    engine_ms = cost.prefill_ms(max(0, num_tokens - num_cached), num_cached)
+    spending = spending_of(
+        facts,
+        placement,
+        num_tokens=num_tokens,
+        num_cached=num_cached,
+        sources=(num_gpu, num_cpu, num_pool),
+        decode_ms=decode_ms,
+    )
     return Turn(
         request_id=prompt.read.request_id,
         at=facts.at - facts.total_ms / 1000,
@@ -82,8 +94,11 @@ def turn_of(facts: Facts, prompt: Prompt, placement: Placement) -> Turn:
         waited_ms=wait.waited_ms,
         ttft_ms=facts.ttft_ms,
         total_ms=facts.total_ms,
-        engine_ms=engine_ms,
-        saved_ms=max(0.0, cost.prefill_ms(num_tokens, 0) - engine_ms),
+        engine_ms=spending.prompt_ms,
+        decode_ms=spending.answer_ms,
+        saved_ms=spending.saved_ms,
+        cost=spending.cost,
+        cost_saved=spending.cost_saved,
         prefill_at=placement.helper.lease.candidate if placement.helper is not None else None,
         waited_for=wait.held_by,
     )
@@ -110,6 +125,14 @@ class Totals(Struct):
     waited_s: float = 0.0
     engine_s: float = 0.0
     saved_s: float = 0.0
+    decode_s: float = 0.0
+    cost: float | None = None  # None: no turn has a price
+    cost_saved: float | None = None
+
+    @property
+    def gpu_s(self) -> float:
+        """The time that the turns took of replicas."""
+        return self.engine_s + self.decode_s
 
     def add(self, turn: Turn) -> None:
         """Count a turn."""
@@ -122,6 +145,11 @@ class Totals(Struct):
         self.waited_s += turn.waited_ms / 1000
         self.engine_s += turn.engine_ms / 1000
         self.saved_s += turn.saved_ms / 1000
+        self.decode_s += turn.decode_ms / 1000
+        if turn.cost is not None:
+            self.cost = (self.cost or 0.0) + turn.cost
+        if turn.cost_saved is not None:
+            self.cost_saved = (self.cost_saved or 0.0) + turn.cost_saved
         by_cause, computed = self.by_cause, turn.computed
         if turn.num_cached is not None:
             by_cause["cached"] = by_cause.get("cached", 0) + turn.num_cached
@@ -129,3 +157,19 @@ class Totals(Struct):
             self.num_moves += computed.move is not None
             for cause, num_tokens in computed.tokens.items():
                 by_cause[cause] = by_cause.get(cause, 0) + num_tokens
+
+    def include(self, other: Totals) -> None:
+        """Add other sums."""
+        for name in _ADDED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for cause, num_tokens in other.by_cause.items():
+            self.by_cause[cause] = self.by_cause.get(cause, 0) + num_tokens
+        for name in ("cost", "cost_saved"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if theirs is not None:
+                setattr(self, name, (mine or 0.0) + theirs)
+
+
+_ADDED: Final = [
+    name for name in Totals.__struct_fields__ if name not in ("by_cause", "cost", "cost_saved")
+]

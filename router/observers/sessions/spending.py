@@ -1,0 +1,82 @@
+"""What a turn takes of its replicas: GPU seconds, and money where an hour has a price.
+
+    prompt    the time to compute its uncached tokens, by the learned cost model, with the attention
+              to cached ones; and the time to read tokens from CPU memory or a pool
+    answer    its share of the time that its replica decodes, see `decode_shares`
+    saved     the time to compute the whole prompt, less what its prompt took
+
+A second is one of the whole replica, whatever the number of its GPUs. A token that is cached on the
+GPU costs nothing but the attention to it. The latency of every first token (`base_ms`) is no work.
+Time in which a replica is idle belongs to nobody.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from router.request.observer import Facts
+from router.request.plan import Placement
+
+_MS_PER_HOUR = 3_600_000.0
+
+
+class Spending(Struct, frozen=True, kw_only=True):
+    """What one turn took. Times in milliseconds; cost in the currency of `cost_per_hour`.
+
+    cost, cost_saved: None: a replica of it has no price.
+    """
+
+    prompt_ms: float
+    answer_ms: float
+    saved_ms: float
+    cost: float | None
+    cost_saved: float | None
+
+
+def spending_of(
+    facts: Facts,
+    placement: Placement,
+    *,
+    num_tokens: int,
+    num_cached: int,
+    sources: tuple[int, int, int],
+    decode_ms: float,
+) -> Spending:
+    """Return what an answered request took.
+
+    Args:
+        facts: What became of it.
+        placement: Where it was answered.
+        num_tokens: Of its prompt.
+        num_cached: Of these, that its engine did not compute.
+        sources: Where these came from: GPU, CPU memory, pool.
+        decode_ms: Its share of the time of decoding.
+    """
+    own, price = placement.plan.view.cost, placement.candidate.replica.cost_per_hour
+    cost, prefill_price = own, price
+    helped, helper = facts.tries.helped, placement.helper
+    if helper is not None and helped is not None and helped.result == "remote":
+        cost, prefill_price = helper.plan.view.cost, helper.candidate.replica.cost_per_hour
+        reported = helped.num_reported_cached_tokens
+        num_cached = min(num_tokens, reported or 0)
+    _, num_cpu, num_pool = sources
+    num_on_disk = min(num_pool, placement.lease.booking.num_disk_tokens)
+    read_ms = 0.0
+    if num_cpu:
+        read_ms += own.fetch_ms(num_cpu, from_pool=False)
+    if num_pool:
+        read_ms += own.fetch_ms(num_pool, from_pool=True, num_on_disk=num_on_disk)
+    prefill_ms = cost.prefill_ms(max(0, num_tokens - num_cached), num_cached)
+    compute_ms = prefill_ms - cost.base_ms
+    saved_ms = max(0.0, cost.prefill_ms(num_tokens, 0) - prefill_ms - read_ms)
+    spent = saved = None
+    if price is not None and prefill_price is not None:
+        spent = (compute_ms * prefill_price + (read_ms + decode_ms) * price) / _MS_PER_HOUR
+        saved = saved_ms * prefill_price / _MS_PER_HOUR
+    return Spending(
+        prompt_ms=compute_ms + read_ms,
+        answer_ms=decode_ms,
+        saved_ms=saved_ms,
+        cost=spent,
+        cost_saved=saved,
+    )
