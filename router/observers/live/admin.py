@@ -12,7 +12,7 @@ from aiohttp import web
 
 from router.base.bounded import Backlog
 from router.http.admin_pages import Handler, number_in
-from router.observers.live.feed import Feed
+from router.observers.live.feed import NUM_LAST, Feed
 from router.observers.live.lines import decision_line
 from router.observers.live.state import LiveState
 from router.records.record import DecisionRecord
@@ -54,9 +54,15 @@ class LivePages:
         )
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        """Stream until the client leaves; `?per_s=` bounds the requests of a second."""
+        """Stream until the client leaves.
+
+        `?per_s=` bounds the requests of a second; `?last=` of those that ended before come first.
+        """
         per_s = number_in(request.query, "per_s", PER_S, most=MAX_PER_S)
-        with self._feed.subscribe(min(per_s, _MAX_WAITING)) as listener:
+        num_last = 0
+        if "last" in request.query:
+            num_last = number_in(request.query, "last", 0, most=NUM_LAST)
+        with self._feed.subscribe(min(per_s, _MAX_WAITING), num_last) as listener:
             response = web.StreamResponse(headers=LIVE_HEADERS)
             await response.prepare(request)
             ticks = _Ticks(self._state, listener, per_s)

@@ -102,7 +102,7 @@ def test_of_ten_thousand_sessions_those_that_cost_most_are_shown(ledger: Session
     costliest = [engine_name(number) for number in range(10_000, 10_000 - MAX_SESSIONS, -1)]
     assert rows["total"] == 10_000
     assert [row["session"] for row in rows["shown"]] == costliest
-    assert rows["shown"][0]["recent"] == [["r7", 4, 0, 0, 6]]
+    assert rows["shown"][0]["recent"] == [["r7", 4, 0, 0, {"new": 6}]]
 
 
 def test_a_river_has_the_last_turns(ledger: SessionLedger) -> None:

@@ -77,6 +77,29 @@ async def test_a_request_is_a_line() -> None:
     assert SECRET.encode() not in feed.bytes
 
 
+async def test_those_who_ask_get_the_last_requests_first() -> None:
+    """No more than are kept, the newest last; others get only what follows."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        asked = [
+            (await stage.ask(streamed(chat(words(number))))).headers["x-request-id"]
+            for number in range(3)
+        ]
+        async with aiohttp.ClientSession() as client:
+            async with client.get(f"{stage.admin_url}/admin/live?last=2") as answer:
+                feed = Live(answer)
+                last = [(await feed.next("decision"))["request"] for _ in range(2)]
+            async with client.get(f"{stage.admin_url}/admin/live?last=21") as answer:
+                refused = answer.status, await answer.text()
+        async with live(stage) as feed:
+            asked.append((await stage.ask(streamed(chat(words(9))))).headers["x-request-id"])
+            only = (await feed.next("decision"))["request"]
+
+    assert last == asked[1:3]
+    assert only == asked[3]
+    assert refused[0] == 400
+    assert "last must be a number from 1 to 20" in refused[1]
+
+
 async def test_the_next_turn_says_where_its_tokens_came_from() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage, live(stage) as feed:
         await stage.ask(streamed(chat(words(1))))

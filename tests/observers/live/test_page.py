@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -68,7 +69,7 @@ async def test_it_answers_the_five_questions() -> None:
     assert "Who is full?" in tiles
     assert "Who waits?\n✓ nobody" in tiles
     assert "What was recomputed?" in tiles
-    assert "of compute" in tiles
+    assert "of GPU" in tiles
     assert "contains a time of day" in findings
     assert "✓ exact" in replicas
     assert "had been computed before" in tokens
@@ -164,6 +165,112 @@ async def test_pool_experiments_and_tenants_have_tables(tmp_path: Path) -> None:
     assert "one (control)" in experiments
     assert tenants.splitlines()[-1].startswith("a\t1\t")
     assert "late\t✗ missing" in replicas
+
+
+async def test_cards_without_content_are_hidden() -> None:
+    """There is no queue, pool, experiment, tenant or price."""
+    hidden = "[...document.querySelectorAll('main section')].filter(e => !e.checkVisibility())"
+    async with Engines(1) as engines, on_stage(*engines) as stage, shown(stage) as page:
+        await stage.ask(streamed(chat(words(1))))
+        await page.until("document.querySelectorAll('#sessions tbody tr').length === 1")
+        names = await page.evaluate(f"{hidden}.map(each => each.getAttribute('aria-labelledby'))")
+        everything = await page.text("main")
+
+    assert sorted(names) == [
+        *("h-costs-model", "h-costs-tenant", "h-degraded", "h-experiments", "h-findings"),
+        *("h-pools", "h-queue", "h-tenants"),
+    ]
+    assert "Cost" not in everything
+
+
+async def test_a_page_that_is_opened_later_shows_the_last_twenty_requests() -> None:
+    """Each once, although the feed is opened again."""
+    rows = "document.querySelectorAll('#decisions li').length"
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        for number in range(22):
+            await stage.ask(streamed(chat(words(number, 40))))
+        async with shown(stage) as page:
+            await page.until(f"{rows} === 20")
+            await page.evaluate("document.getElementById('pause').click()")
+            await stage.until(lambda: stage.num_following == 0)
+            await page.evaluate("document.getElementById('pause').click()")
+            await stage.ask(streamed(chat(words(30, 40))))
+            await page.until(f"{rows} === 21")
+
+
+async def test_on_a_phone_a_turn_begins_with_its_reason() -> None:
+    """Cells stack, each with its heading."""
+    async with Engines(1) as engines, on_stage(*engines) as stage, shown(stage) as page:
+        await page.look(width=390, height=844)
+        await two_sessions(stage, *engines)
+        await page.until("document.querySelectorAll('#sessions tbody tr').length === 2")
+        await page.evaluate("document.querySelector('#sessions button').click()")
+        await page.until("document.querySelectorAll('#session tbody tr').length === 3")
+        tops = await page.evaluate("""(() => {
+          const row = document.querySelector('#session tbody tr');
+          const cells = [...row.children].sort(
+            (a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top);
+          return cells.map(cell => cell.dataset.title);
+        })()""")
+        width = await page.evaluate("document.getElementById('session').scrollWidth")
+        heading = await page.evaluate(
+            "document.querySelector('#session thead').getClientRects().length"
+        )
+        await page.look(width=700, height=844)
+        wide = await page.evaluate(
+            "document.querySelector('#session thead').getClientRects().length"
+        )
+
+    assert tops[0] == "Why it was computed"
+    assert set(tops) == {
+        *("Time", "Replica", "Prompt", "Cached", "Waited", "First token", "Why it was computed")
+    }
+    assert width <= 390
+    assert (heading, wide > 0) == (0, True)
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+async def test_one_colour_means_one_thing(is_dark: bool) -> None:
+    """In river and chart; a first turn, which is all new, has no colour of waste."""
+    async with Engines(1) as engines, on_stage(*engines) as stage, shown(stage) as page:
+        await page.look(is_dark=is_dark)
+        await stage.ask(streamed(chat(words(1))))
+        await page.until("document.querySelectorAll('#sessions svg rect').length > 0")
+        river = "[...document.querySelectorAll('#sessions svg rect')]"
+        first = await page.evaluate(f"{river}.map(each => each.getAttribute('fill'))")
+        colours = await page.evaluate("""(() => {
+          const style = getComputedStyle(document.documentElement);
+          return [...Object.keys(SOURCES), ...Object.keys(SHORT)].map(
+            name => style.getPropertyValue(`--${name}`).trim());
+        })()""")
+
+    assert set(first) <= {"var(--new)", "var(--last_block)"}
+    assert all(colours)
+    assert len(set(colours)) == len(colours)
+
+
+async def test_prices_and_ids_are_shown_if_the_operator_sets_them() -> None:
+    """Cost by session and model; sessions as their clients name them."""
+    settings = {"engine__cost_per_hour": 36_000.0, "session__show_ids": True}
+    headers = {"X-Session-ID": "the-agent-of-monday"}
+    async with Engines(1) as engines, on_stage(*engines, **settings) as stage:
+        await stage.ask(streamed(chat(words(1))), headers=headers)
+        async with shown(stage) as page:
+            await page.until("document.querySelectorAll('#costs-model tbody tr').length === 1")
+            tiles, sessions = await page.text("#tiles"), await page.text("#sessions")
+            models, decisions = await page.text("#costs-model"), await page.text("#decisions")
+            await page.evaluate("document.querySelector('#sessions button').click()")
+            await page.until("document.querySelectorAll('#session tbody tr').length === 1")
+            dialog = await page.text("#session")
+
+    assert re.search(r"Which session costs most\?\ncost [0-9.]+\n", tiles)
+    assert "the-agent-of-monday, 1 turn" in tiles
+    assert "the-agent-of-monday" in sessions
+    assert "saved 0" in sessions
+    assert "tiny\t1\t" in models
+    assert "the-agent-of-monday" in decisions
+    assert dialog.startswith("Session the-agent-of-monday")
+    assert re.search(r"; cost [0-9.]+, saved 0\.", dialog)
 
 
 async def test_the_token_is_asked_for_and_stays_out_of_the_page(tmp_path: Path) -> None:
@@ -323,7 +430,8 @@ async def test_a_thousand_replicas_and_a_day_of_requests_stay_bounded() -> None:
           state.replicas.total = 1000;
           state.replicas.shown = [...Array(50).keys()].map(n => ({...row, name: `r${n}`}));
           const session = state.sessions.shown[0];
-          session.recent = [...Array(24).keys()].map(n => [`r${n % 9}`, 900 * n, 0, 100, 50]);
+          const causes = {new: 30, evicted: 20};
+          session.recent = [...Array(24).keys()].map(n => [`r${n % 9}`, 900 * n, 0, 100, causes]);
           state.sessions.total = 10000;
           state.sessions.shown = [...Array(12).keys()].map(n => ({...session, session: `s${n}`}));
           const times = [];
@@ -342,7 +450,8 @@ async def test_a_thousand_replicas_and_a_day_of_requests_stay_bounded() -> None:
             "cached": 5, "reported": 5, "session": "a", "outcome": "ok", "status": 200,
             "causes": {"new": 5}, "text": [], "advice": [], "costs": [], "tries": [],
         }  # fmt: skip
-        often = f"take({json.dumps(line)}); if (n % 50 === 0) draw();"
+        each = f"{{...{json.dumps(line)}, request: `q${{n}}`}}"
+        often = f"take({each}); if (n % 50 === 0) draw();"
         await page.evaluate(f"for (let n = 0; n < 5000; n++) {{ {often} }}")
         rows = await page.evaluate("document.querySelectorAll('#decisions li').length")
         nodes = await page.evaluate("document.querySelectorAll('*').length")
