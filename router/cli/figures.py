@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 _WELL: Final = ("cached", "new", "last_block")
 """Tokens of these causes are as they should be."""
+
+_MAX_NAME: Final = 24  # of a session
 
 
 def again(tokens: Mapping[str, int] | None) -> dict[str, int]:
@@ -27,11 +29,11 @@ def share(part: float, whole: float) -> str:
 
 
 def bar(ratio: float | None, width: int = 10) -> str:
-    """Draw a ratio as a bar with its number; "-": it is not known."""
+    """Draw a ratio as a bar with its number, without a space; "-": it is not known."""
     if ratio is None:
         return "-"
     full = round(min(1.0, max(0.0, ratio)) * width)
-    return f"{'█' * full}{'░' * (width - full)} {ratio:>4.0%}"
+    return f"{'█' * full}{'░' * (width - full)}{ratio:.0%}"
 
 
 def duration(ms: float | None) -> str:
@@ -39,6 +41,37 @@ def duration(ms: float | None) -> str:
     if ms is None:
         return "-"
     return f"{ms:,.0f} ms" if ms < 1000 else f"{ms / 1000:,.1f} s"
+
+
+def cell_of_duration(ms: float | None) -> str:
+    """Write a duration without a space, as a cell of a table."""
+    return duration(ms).replace(" ", "")
+
+
+def cell_of_name(name: str | None) -> str:
+    """Write a name without a space, as a cell of a table; "-": there is none."""
+    return "_".join(name.split()) if name else "-"
+
+
+def titles(state: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the clients' own ids of sessions, by ours; empty: they are not shown."""
+    found: Mapping[str, str] = state["sessions"].get("titles", {})
+    return found
+
+
+def session_name(name: str | None, names: Mapping[str, str]) -> str:
+    """Return what a session is called, as a cell of a table."""
+    title = cell_of_name(names.get(name or "", name or ""))
+    return title if len(title) <= _MAX_NAME else f"{title[: _MAX_NAME - 1]}…"
+
+
+def money(amount: float | None) -> str:
+    """Write an amount of money; "-": no price is known."""
+    if amount is None:
+        return "-"
+    if 0 < amount < 0.0001:
+        return "<0.0001"
+    return f"{amount:,.2f}" if amount >= 1 or not amount else f"{amount:.4f}"
 
 
 def age(seconds: float) -> str:

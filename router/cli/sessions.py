@@ -4,20 +4,65 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import click
 
 from router.cli.admin import Admin, Refused, admin_options, echo_json
-from router.cli.figures import again, clock, listed, num, share
+from router.cli.columns import Column, explained, without_empty
+from router.cli.figures import (
+    again,
+    cell_of_name,
+    clock,
+    listed,
+    money,
+    num,
+    session_name,
+    share,
+)
 from router.cli.terminal import drawing, drawn, grid, one_line
+
+SPENDING: Final = (
+    Column("prompt-s", "GPU seconds of prompts", 2, is_right=True),
+    Column("answer-s", "GPU seconds of answers: their share of decoding", 3, is_right=True),
+    Column("saved-s", "GPU seconds that caches saved", 1, is_right=True),
+    Column("cost", "of all GPU seconds, if replicas have a cost_per_hour", 4, is_right=True),
+    Column("saved", "cost that caches saved", 5, is_right=True),
+)
+COLUMNS: Final = (
+    Column("session", "its name here, or its client's id if session.show_ids is on"),
+    Column("tenant", "whose it is", 7),
+    Column("home", "the replica of its last turn", 6),
+    Column("turns", "answered requests", is_right=True),
+    Column("prompt", "tokens of all its prompts", is_right=True),
+    Column("cached", "share of these that a cache had", is_right=True),
+    Column("again", "tokens that were computed again", is_right=True),
+    Column("waited-s", "seconds in the queue", 8, is_right=True),
+    *SPENDING,
+    Column("mostly", "the main cause of those computed again", 9),
+)
+SUM_COLUMNS: Final = (
+    Column("name", "tenant or model"),
+    Column("turns", "answered requests of sessions", is_right=True),
+    Column("prompt", "tokens of prompts", is_right=True),
+    Column("output", "tokens of answers", 9, is_right=True),
+    Column("cached", "share of the prompts that a cache had", 8, is_right=True),
+    *SPENDING,
+)
 
 _tenant = click.option("--tenant", metavar="NAME", help="Only sessions of this tenant.")
 
 
-@click.command()
+@click.command(epilog=explained(sessions=COLUMNS))
 @click.argument("name", metavar="[SESSION|REQUEST]", required=False)
+@click.option(
+    "--by",
+    type=click.Choice(["session", "tenant", "model"]),
+    default="session",
+    show_default=True,
+    help="List sessions, or what each tenant or model cost since the start.",
+)
 @_tenant
 @click.option(
     "--limit",
@@ -28,12 +73,23 @@ _tenant = click.option("--tenant", metavar="NAME", help="Only sessions of this t
     help="Sessions to list.",
 )
 @admin_options
-def why(name: str | None, tenant: str | None, limit: int, admin: Admin) -> None:
+def why(name: str | None, by: str, tenant: str | None, limit: int, admin: Admin) -> None:
     """Show why prompt tokens were computed again.
 
     SESSION is the name of a session here (16 hex digits), or the client's own session id. REQUEST
     is the id of a request. Without an argument: the sessions that cost most, and what to change.
+
+    It shows what they cost, too. GPU seconds are seconds of whole replicas. A prompt takes the time
+    to compute its uncached tokens (by the learned cost model) and to read others. An answer takes
+    an equal share of each second in which its replica decodes. Idle time belongs to nobody.
+    `cost_per_hour` of a replica adds money.
     """
+    if by != "session":
+        if name is not None or tenant is not None:
+            raise click.UsageError(f"--by {by} takes neither a session nor --tenant")
+        fields = admin.ask("GET", f"sessions?by={by}")
+        echo_json(fields) if admin.as_json else click.echo(_sums(fields).rstrip("\n"))
+        return
     if name is None:
         query = {"order": "cost", "limit": str(limit)} | ({"tenant": tenant} if tenant else {})
         fields = admin.ask("GET", f"sessions?{urlencode(query)}")
@@ -96,28 +152,23 @@ def _overview(fields: dict[str, Any]) -> str:
     if not sessions:
         console.print("no sessions yet: they are listed after their first answer")
         return drawn(console)
-    has_tenants = any(each["tenant"] for each in sessions)
-    table = grid(
-        *("session", *(("tenant",) if has_tenants else ()), "home"),
-        right=("turns", "prompt", "cached", "again", "waited s", "engine s"),
-        last="mostly",
-    )
-    for each in sessions:
-        causes = again(each["causes"])
-        table.add_row(
-            each["session"],
-            *((one_line(each["tenant"] or "-"),) if has_tenants else ()),
+    rows = [
+        [
+            session_name(each["title"] or each["session"], {}),
+            cell_of_name(one_line(each["tenant"] or "")),
             each["home"],
             f"{each['turns']:,}",
             f"{each['prompt_tokens']:,}",
             share(_cached(each), each["prompt_tokens"]),
-            f"{sum(causes.values()):,}",
+            f"{sum(again(each['causes']).values()):,}",
             f"{each['waited_s']:,.1f}",
-            f"{each['engine_s']:,.1f}",
-            next(iter(causes), ""),
-        )
+            *_spent(each),
+            next(iter(again(each["causes"])), ""),
+        ]
+        for each in sessions
+    ]
     console.print(f"The {len(sessions):,} sessions that cost most, of {fields['total']:,}")
-    console.print(table)
+    console.print(without_empty(COLUMNS, rows, console.width))
     for found in fields["findings"]:
         if found["session"] is None:  # it is about all of them
             console.print(f"\n! {found['text']}", markup=False, style="yellow")
@@ -127,6 +178,38 @@ def _overview(fields: dict[str, Any]) -> str:
         console.print(f"\n! {where}: {found['text']}", markup=False, style="yellow")
     console.print("\nwarmroute why SESSION shows the turns of one", style="dim")
     return drawn(console)
+
+
+def _sums(fields: dict[str, Any]) -> str:
+    """Draw what each tenant or model cost since the start."""
+    console = drawing()
+    rows = [
+        [
+            cell_of_name(one_line(each["name"] or "")),
+            f"{each['turns']:,}",
+            f"{each['prompt_tokens']:,}",
+            f"{each['output_tokens']:,}",
+            share(_cached(each), each["prompt_tokens"]),
+            *_spent(each),
+        ]
+        for each in fields["rows"]
+    ]
+    if not rows:
+        return "no turns yet: they are counted when their answers end"
+    columns = (SUM_COLUMNS[0]._replace(title=fields["by"]), *SUM_COLUMNS[1:])
+    console.print(without_empty(columns, rows, console.width))
+    return drawn(console)
+
+
+def _spent(fields: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of `SPENDING`."""
+    return (
+        f"{fields['engine_s']:,.1f}",
+        f"{fields['decode_s']:,.1f}",
+        f"{fields['saved_s']:,.1f}",
+        money(fields["cost"]),
+        money(fields["cost_saved"]),
+    )
 
 
 def _report(fields: dict[str, Any], name: str) -> str:
@@ -157,26 +240,34 @@ def _report(fields: dict[str, Any], name: str) -> str:
 
 def _head(fields: dict[str, Any]) -> list[str]:
     sources = fields["sources"]
+    title = f" ({one_line(fields['title'])})" if fields["title"] else ""
     of_tenant = f", tenant {one_line(fields['tenant'])}" if fields["tenant"] else ""
     state = " (ended)" if fields["ended"] else ""
     lines = [
-        f"session {fields['session']}{of_tenant}{state}: {num(fields['turns'], 'turn')} since "
-        f"{clock(fields['begun'])}, model {one_line(fields['model'])}, home {fields['home']}",
+        f"session {fields['session']}{title}{of_tenant}{state}: {num(fields['turns'], 'turn')} "
+        f"since {clock(fields['begun'])}, model {one_line(fields['model'])}, home {fields['home']}",
         f"prompt tokens: {fields['prompt_tokens']:,}, "
         f"{share(_cached(fields), fields['prompt_tokens'])} cached "
         f"(GPU {sources['gpu']:,}, CPU {sources['cpu']:,}, pool {sources['pool']:,}), "
         f"computed {sources['computed']:,}",
-        f"engine seconds: {fields['engine_s']:,.1f} used, {fields['saved_s']:,.1f} saved; "
+        f"GPU seconds: {fields['gpu_s']:,.1f} used (prompts {fields['engine_s']:,.1f}, answers "
+        f"{fields['decode_s']:,.1f}), {fields['saved_s']:,.1f} saved{_costs(fields)}",
         f"waited {fields['waited_s']:,.1f} s; {num(fields['moves'], 'move')}",
     ]
     if fields["parent"]:
         lines.append(f"started by session {fields['parent']}")
     lines += [
         f"started session {child['session']}: {num(child['turns'], 'turn')}, "
-        f"{child['engine_s']:,.1f} engine seconds"
+        f"{child['gpu_s']:,.1f} GPU seconds"
         for child in fields["children"]
     ]
     return lines
+
+
+def _costs(fields: dict[str, Any]) -> str:
+    if fields["cost"] is None:
+        return ""
+    return f"; cost {money(fields['cost'])}, saved {money(fields['cost_saved'])}"
 
 
 def _turn_row(turn: dict[str, Any]) -> tuple[str, ...]:

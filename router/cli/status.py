@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from router.cli.admin import Admin, admin_options, echo_json
-from router.cli.figures import again, age, bar, duration, listed, num, share
-from router.cli.terminal import drawing, drawn, grid, one_line
+from router.cli.columns import Column, explained, fitted
+from router.cli.figures import again, age, bar, cell_of_duration, listed, num, share
+from router.cli.terminal import drawing, drawn, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +23,22 @@ _MAX_SAID: Final = 10
 _COLOURS: Final = {"up": "green", "exact": "green", "degraded": "yellow", "blind": "red"}
 
 
-@click.command()
+REPLICA_COLUMNS: Final = (
+    Column("replica", "its name"),
+    Column("state", "up, or why it gets no requests"),
+    Column("cache", "whether its contents are known: exact, degraded, blind", 1),
+    Column("live", "cache that live sessions need; above 100% they evict each other"),
+    Column("sessions", "live sessions", 6, is_right=True),
+    Column("alone", "tokens that live sessions have only there", 8, is_right=True),
+    Column("fill", "cache that is used, by older blocks, too", 7, is_right=True),
+    Column("running", "requests in flight", 2, is_right=True),
+    Column("work", "time until the prompts there are computed", 3, is_right=True),
+    Column("right", "predicted hits that the engine confirmed", 5, is_right=True),
+)
+"""What `status` and `top` show of a replica."""
+
+
+@click.command(epilog=explained(replicas=REPLICA_COLUMNS))
 @admin_options
 def status(admin: Admin) -> None:
     """Show how a running router is.
@@ -56,9 +72,9 @@ def degraded(state: State) -> Iterator[str]:
 def report(state: State, wrong: list[str]) -> str:
     """Draw a state."""
     console = drawing()
-    console.print(headline(state), markup=False, style="bold")
+    console.print(headline(state, console.width), markup=False, style="bold")
     console.print()
-    console.print(replica_table(state, _MAX_SAID))
+    console.print(replica_table(state, _MAX_SAID + 1, console.width))
     console.print()
     for text in (queue_line(state), sessions_line(state)):
         console.print(text, markup=False)
@@ -76,17 +92,22 @@ def report(state: State, wrong: list[str]) -> str:
     return drawn(console)
 
 
-def headline(state: State) -> str:
-    """Return the line that names the router, and what it knows and does in a few numbers."""
+def headline(state: State, width: int) -> str:
+    """Return the line that names the router, and what it knows and does in a few numbers.
+
+    What does not change is left out if it is too long.
+    """
     about, replicas = state["router"], state["replicas"]
     known = replicas["by_cache"].get("exact", 0)
     num_up = replicas["by_state"].get("up", 0)
     workers = f", {num(state['workers']['total'], 'worker')}" if "workers" in state else ""
-    return (
-        f"warmroute {about['version']}, {about['policy']}, up {age(about['up_s'])}{workers}: "
+    name = f"warmroute {about['version']}"
+    numbers = (
         f"{num_up:,} of {num(replicas['total'], 'replica')} up, {num(known, 'cache')} known, "
         f"{replicas['requests']:,} in flight, {state['queue']['waiting']:,} waiting"
     )
+    whole = f"{name}, {about['policy']}, up {age(about['up_s'])}{workers}: {numbers}"
+    return whole if len(whole) <= width else f"{name}: {numbers}"
 
 
 def overfull(state: State) -> Iterator[str]:
@@ -104,42 +125,38 @@ def overfull(state: State) -> Iterator[str]:
         )
 
 
-def replica_table(state: State, most: int) -> Table:
-    """Draw a row a replica; those in trouble are first where not all are shown.
-
-    The working set is what live sessions have there; a cache is full of older blocks, too. Tokens
-    that they have only there are what losing the replica would cost.
-    """
+def replica_table(state: State, most: int, width: int) -> Table:
+    """Draw a row a replica, in so many rows; those in trouble are first if not all are shown."""
     from rich.text import Text  # late, as in `drawing`
 
     from router.observers.live.degraded import is_idle
 
     replicas = state["replicas"]
-    table = grid(
-        *("replica", "state", "cache", "working set"),
-        right=("sessions", "only there", "fill", "in flight", "queue", "right"),
-        gap=1,
-    )
-    for each in replicas["missing"][:most]:
-        table.add_row(each["name"], Text("missing", "red"), *["-"] * 8)
-    for each in replicas["shown"][: most - table.row_count]:
-        cache = "no events" if is_idle(each) else each["cache"]
-        table.add_row(
-            each["name"],
-            Text(each["state"], _COLOURS.get(each["state"], "yellow")),
-            Text(cache, _COLOURS.get(cache, "")),
-            Text(bar(each["live_fill"], 6), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
-            f"{each['sessions']:,}",
-            f"{each.get('loss_tokens', 0):,}",  # a router of an older build says nothing
-            share(each["cache_fill"] or 0.0, each["cache_fill"] is not None),
-            f"{each['requests']:,}",
-            duration(each["queue_ms"]),
-            f"{each['right'] / each['audited']:.1%}" if each["audited"] else "-",
+    num_all = replicas["total"] + replicas["num_missing"]
+    most = num_all if num_all <= most else max(1, most - 1)
+    rows: list[list[str | Text]] = [
+        [each["name"], Text("missing", "red"), *["-"] * 8] for each in replicas["missing"][:most]
+    ]
+    for each in replicas["shown"][: most - len(rows)]:
+        cache = "no-events" if is_idle(each) else each["cache"]
+        rows.append(
+            [
+                each["name"],
+                Text(each["state"], _COLOURS.get(each["state"], "yellow")),
+                Text(cache, _COLOURS.get(cache, "")),
+                Text(bar(each["live_fill"], 6), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
+                f"{each['sessions']:,}",
+                f"{each.get('loss_tokens', 0):,}",  # a router of an older build says nothing
+                share(each["cache_fill"] or 0.0, each["cache_fill"] is not None),
+                f"{each['requests']:,}",
+                cell_of_duration(each["queue_ms"]),
+                f"{each['right'] / each['audited']:.1%}" if each["audited"] else "-",
+            ]
         )
-    left = replicas["total"] + replicas["num_missing"] - table.row_count
+    left = num_all - len(rows)
     if left > 0:
-        table.add_row(f"… {left:,} more", *[""] * 9)
-    return table
+        rows.append([f"… {left:,} more", *[""] * 9])
+    return fitted(REPLICA_COLUMNS, rows, width)
 
 
 def queue_line(state: State) -> str:
@@ -162,7 +179,7 @@ def sessions_line(state: State) -> str:
     for most in sessions["shown"][:1]:
         text += (
             f"; {most['session']} cost most ({most['turns']:,} turns, "
-            f"{most['engine_s']:,.1f} engine seconds)"
+            f"{most.get('gpu_s', most['engine_s']):,.1f} GPU seconds)"
         )
     return text
 

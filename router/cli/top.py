@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from router.base.bounded import Bounded
 from router.cli.admin import Admin, admin_options, echo_json
-from router.cli.figures import again, bar, clock, duration, listed, share
+from router.cli.columns import Column, explained, fitted, without_empty
+from router.cli.figures import (
+    again,
+    bar,
+    cell_of_duration,
+    clock,
+    listed,
+    money,
+    session_name,
+    share,
+    titles,
+)
 from router.cli.status import (
+    REPLICA_COLUMNS,
     State,
     degraded,
     headline,
@@ -20,7 +33,7 @@ from router.cli.status import (
     replica_table,
     tokens_line,
 )
-from router.cli.terminal import grid, one_line
+from router.cli.terminal import one_line
 from router.cli.watch import watched
 
 if TYPE_CHECKING:
@@ -32,16 +45,45 @@ _MAX_DECISIONS: Final = 50
 _MAX_FINDINGS: Final = 2
 _MAX_WRONG: Final = 3
 _MINUTE_S: Final = 60.0
-_FIXED: Final = 11  # lines of a screen that are headings and blanks
+_LEAST_ROWS: Final = 6
+_BLANKS_AND_HEADINGS: Final = 6  # of three tables
+_LAST: Final = "last=20"  # requests that ended before
 
 
-@click.command()
+SESSION_COLUMNS: Final = (
+    Column("session", "its name here, or its client's id if session.show_ids is on"),
+    Column("home", "the replica of its last turn", 3),
+    Column("cached", "prompt tokens that a cache had", 4),
+    Column("turns", "answered requests", 7, is_right=True),
+    Column("tokens", "of all its prompts", 6, is_right=True),
+    Column("GPU-s", "seconds of replicas: prompts and its share of decoding", is_right=True),
+    Column("cost", "of these, if replicas have a cost_per_hour", 1, is_right=True),
+    Column("saved-s", "seconds that caches saved", 2, is_right=True),
+    Column("waited-s", "seconds in the queue", 8, is_right=True),
+    Column("again", "main cause of tokens that were computed again", 5, is_text=True),
+)
+REQUEST_COLUMNS: Final = (
+    Column("ended", "time of day"),
+    Column("session", "as above", 2),
+    Column("replica", "that answered it"),
+    Column("tokens", "of its prompt", 3, is_right=True),
+    Column("cached", "share of these that a cache had", is_right=True),
+    Column("TTFT", "time to first token", 1, is_right=True),
+    Column("queue", "time in the router's queue", 4, is_right=True),
+    Column("again", "tokens computed again, by cause; or how it failed", is_text=True),
+)
+
+
+@click.command(
+    epilog=explained(replicas=REPLICA_COLUMNS, sessions=SESSION_COLUMNS, requests=REQUEST_COLUMNS)
+)
 @admin_options
 def top(admin: Admin) -> None:
     """Watch a running router: replicas, queue, causes, sessions.
 
     Shows load and cache fill of each replica, the queue, tokens by cause in the last minute, the
-    sessions that cost most and the last requests. Ctrl-C ends it. --json prints one state a second.
+    sessions that cost most and the last requests. A narrow terminal shows fewer columns. Ctrl-C
+    ends it. --json prints one state a second.
     """
     screen = Screen()
     try:
@@ -66,7 +108,7 @@ def _draw(admin: Admin, screen: Screen) -> None:
     from rich.live import Live
 
     console = Console(highlight=False)
-    lines = watched(admin, "live")
+    lines = watched(admin, f"live?{_LAST}")
     screen.take(next(lines))  # a router that is not there is said on the usual screen
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for line in lines:
@@ -79,14 +121,15 @@ class Screen:
 
     def __init__(self) -> None:
         self._state: State | None = None
-        self._decisions: deque[dict[str, Any]] = deque(maxlen=_MAX_DECISIONS)
+        self._decisions: Bounded[tuple[str, float], dict[str, Any]] = Bounded(_MAX_DECISIONS)
+        """Requests by id and end: a new feed begins with the last ones."""
         self._gone: str | None = None
 
     def take(self, line: dict[str, Any]) -> bool:
         """Record a line of the feed; return whether to draw again."""
         match line["kind"]:
             case "decision":
-                self._decisions.appendleft(line)
+                self._decisions.put((line["request"], line["at"]), line)
                 return False
             case "state":
                 self._state, self._gone = line, None
@@ -99,86 +142,95 @@ class Screen:
         from rich.console import Group  # late, as in `_draw`
         from rich.text import Text
 
-        parts: list[Any] = []
+        head: list[Text] = []
         if self._gone is not None:
-            parts.append(Text(f"the router is gone, trying again: {self._gone}", "bold red"))
-        if self._state is None:
-            return Group(*parts, Text("waiting for the router …"))
-        notes = [
-            *(Text(f"✗ {each}", "red") for each in islice(degraded(self._state), _MAX_WRONG)),
-            *(
-                Text(f"! {one_line(each['text'])}", "yellow")
-                for each in self._state["findings"][:_MAX_FINDINGS]
-            ),
+            head.append(Text(f"the router is gone, trying again: {self._gone}", "bold red"))
+        state, width = self._state, console.width
+        if state is None:
+            return Group(*head, Text("waiting for the router …"))
+        tokens, _ = recent(state, _MINUTE_S)
+        head += [Text(headline(state, width), "bold")]
+        notes = [Text(queue_line(state)), tokens_line(tokens, "tokens of the last minute")]
+        wrong = [Text(f"✗ {each}", "red") for each in islice(degraded(state), _MAX_WRONG)]
+        wrong += [
+            Text(f"! {one_line(each['text'])}", "yellow")
+            for each in state["findings"][:_MAX_FINDINGS]
         ]
-        rows = max(6, console.size.height - _FIXED - len(parts) - len(notes))
-        num_replicas = min(len(self._state["replicas"]["shown"]) + 2, rows // 3)
-        num_sessions = min(len(self._state["sessions"]["shown"]), (rows - num_replicas) // 2)
-        tokens, _ = recent(self._state, _MINUTE_S)
-        parts += [
-            Text(headline(self._state), "bold"),
-            replica_table(self._state, num_replicas),
+        rows = self._room(console, [*head, *notes, *wrong])
+        if rows < _LEAST_ROWS and len(wrong) > 1:  # whole lines of advice, and requests below
+            wrong[1:] = [Text(f"! {len(wrong) - 1} more: warmroute status", "yellow")]
+            rows = max(_LEAST_ROWS, self._room(console, [*head, *notes, *wrong]))
+        names, sessions = titles(state), state["sessions"]["shown"]
+        num_replicas = min(_num_lines(state["replicas"]), max(2, rows // 3))
+        num_requests = max(1, min(len(self._decisions), (rows - num_replicas + 1) // 2))
+        num_sessions = max(1, min(len(sessions), rows - num_replicas - num_requests))
+        return Group(
+            *head,
+            replica_table(state, num_replicas, width),
             Text(""),
-            Text(queue_line(self._state)),
-            tokens_line(tokens, "tokens of the last minute"),
             *notes,
+            *wrong,
             Text(""),
-            _session_table(self._state, num_sessions),
+            session_table(sessions[:num_sessions], width, names),
             Text(""),
-            self._decision_table(rows - num_replicas - num_sessions),
-        ]
-        for part in parts:
-            if isinstance(part, Text):
-                part.no_wrap, part.overflow = True, "ellipsis"
-        return Group(*parts)
+            self._decision_table(max(1, rows - num_replicas - num_sessions), width, names),
+        )
 
-    def _decision_table(self, most: int) -> Table:
-        table = grid(
-            "ended", "session", "replica",
-            right=("tokens", "cached", "TTFT", "queue"), last="again",
-        )  # fmt: skip
-        for line in list(self._decisions)[:most]:
-            cached = line["cached"] if line["reported"] is None else line["reported"]
-            table.add_row(
-                clock(line["at"]),
-                line["session"] or "-",
-                line["replica"],
-                f"{line['tokens']:,}",
-                share(cached, line["tokens"]),
-                duration(line["ttft_ms"]),
-                duration(line["waited_ms"]),
-                _why(line),
-            )
-        return table
+    def _room(self, console: Console, texts: Sequence[Text]) -> int:
+        """Return how many rows the three tables have together, below so much text."""
+        num_lines = sum([len(each.wrap(console, console.width)) for each in texts])
+        height: int = console.height
+        return height - num_lines - _BLANKS_AND_HEADINGS
+
+    def _decision_table(self, most: int, width: int, names: Mapping[str, str]) -> Table:
+        newest = islice(reversed(self._decisions.values()), most)
+        return fitted(REQUEST_COLUMNS, [request_row(each, names) for each in newest], width)
 
 
-def _why(line: dict[str, Any]) -> Text:
+def _num_lines(replicas: dict[str, Any]) -> int:
+    """Count the rows of all replicas, with one that says how many are not described."""
+    num_shown = len(replicas["shown"]) + len(replicas["missing"])
+    return num_shown + (replicas["total"] + replicas["num_missing"] > num_shown)
+
+
+def request_row(line: dict[str, Any], names: Mapping[str, str]) -> list[str | Text]:
+    """Return the cells of a request, as `REQUEST_COLUMNS` names them."""
     from rich.text import Text  # late, as in `_draw`
 
-    if line["outcome"] != "ok":
-        return Text(line["outcome"], "red")
-    return Text(listed(again(line["causes"])), "yellow", no_wrap=True, overflow="ellipsis")
+    cached = line["cached"] if line["reported"] is None else line["reported"]
+    is_well = line["outcome"] == "ok"
+    return [
+        clock(line["at"]),
+        session_name(line["session"], names),
+        line["replica"],
+        f"{line['tokens']:,}",
+        share(cached, line["tokens"]),
+        cell_of_duration(line["ttft_ms"]),
+        cell_of_duration(line["waited_ms"]),
+        Text(listed(again(line["causes"])), "yellow") if is_well else Text(line["outcome"], "red"),
+    ]
 
 
-def _session_table(state: State, most: int) -> Table:
-    table = grid(
-        "session",
-        "home",
-        "cached",
-        right=("turns", "tokens", "engine s", "waited s"),
-        last="mostly",
-    )
-    for each in state["sessions"]["shown"][:most]:
+def session_table(
+    sessions: Sequence[dict[str, Any]], width: int, names: Mapping[str, str]
+) -> Table:
+    """Draw a row a session."""
+    rows: list[list[str | Text]] = []
+    for each in sessions:
         sources = each["sources"]
         cached = sources["gpu"] + sources["cpu"] + sources["pool"]
-        table.add_row(
-            each["session"],
-            each["home"],
-            bar(cached / each["prompt_tokens"] if each["prompt_tokens"] else None),
-            f"{each['turns']:,}",
-            f"{each['prompt_tokens']:,}",
-            f"{each['engine_s']:,.1f}",
-            f"{each['waited_s']:,.1f}",
-            next(iter(again(each["causes"])), ""),
+        rows.append(
+            [
+                session_name(each["session"], names),
+                each["home"],
+                bar(cached / each["prompt_tokens"] if each["prompt_tokens"] else None, 6),
+                f"{each['turns']:,}",
+                f"{each['prompt_tokens']:,}",
+                f"{each.get('gpu_s', each['engine_s']):,.1f}",
+                money(each.get("cost")),
+                f"{each['saved_s']:,.1f}",
+                f"{each['waited_s']:,.1f}",
+                next(iter(again(each["causes"])), ""),
+            ]
         )
-    return table
+    return without_empty(SESSION_COLUMNS, rows, width)

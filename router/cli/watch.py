@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import click
 
 from router.api.sessions import engine_name, session_hash
+from router.base.bounded import Bounded
 from router.cli.admin import Admin, NoRouter, Refused, admin_options, echo_json
-from router.cli.figures import again, clock, duration, listed
+from router.cli.columns import GAP, Column, cut, explained, shown
+from router.cli.figures import (
+    again,
+    cell_of_duration,
+    cell_of_name,
+    clock,
+    listed,
+    session_name,
+    share,
+    titles,
+)
 from router.cli.terminal import one_line
 
 PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0)  # between tries; the last one again and again
@@ -44,7 +57,23 @@ def watched(admin: Admin, path: str) -> Iterator[dict[str, Any]]:
         num_failed += 1
 
 
-@click.command()
+COLUMNS: Final = (
+    Column("ended", "time of day"),
+    Column("session", "its name here, or its client's id if session.show_ids is on", 2),
+    Column("replica", "that answered it"),
+    Column("tokens", "of its prompt", 3, is_right=True),
+    Column("cached", "share of these that a cache had; ~ if only predicted", is_right=True),
+    Column("TTFT", "time to first token", 1, is_right=True),
+    Column("queue", "time in the router's queue", 4, is_right=True),
+    Column("tenant", "whose request it was", 5),
+    Column("why", "tokens computed again, by cause; or how it failed", is_text=True),
+)
+_WIDTHS: Final = (8, 16, 7, 7, 6, 6, 6, 8, 24)
+_LEAST_WHY: Final = 16
+_MAX_NAMES: Final = 1_000
+
+
+@click.command(epilog=explained(requests=COLUMNS))
 @click.option(
     "--session", metavar="SESSION", help="Only this session: its name here, or the client's id."
 )
@@ -54,20 +83,28 @@ def watched(admin: Admin, path: str) -> Iterator[dict[str, Any]]:
 def tail(session: str | None, tenant: str | None, replica: str | None, admin: Admin) -> None:
     """Follow requests: a line for each that ends.
 
-    Each line has the time, session, replica, prompt tokens, the cached share (~ if only predicted),
-    time to first token, time in the queue, outcome, and why tokens were computed again. Ctrl-C ends
-    it. --json prints the lines of the feed, which have every candidate's costs.
+    The lines have columns, the last one with spaces. A narrow terminal shows fewer. Ctrl-C ends it.
+    --json prints the lines of the feed, which have every candidate's costs.
     """
-    lost = 0
+    lines = Lines(shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    lost, names = 0, Bounded[str, str](_MAX_NAMES)
+    has_heading = admin.as_json
     try:
         for line in watched(admin, _MOST):
+            if not has_heading:
+                click.echo(lines.heading)
+                has_heading = True
             match line["kind"]:
                 case "decision":
                     if not is_wanted(line, session, tenant, replica):
                         continue
-                    echo_json(line, indent=None) if admin.as_json else click.echo(
-                        request_line(line)
-                    )
+                    if admin.as_json:
+                        echo_json(line, indent=None)
+                    else:
+                        click.echo(lines.line(line, names))
+                case "state":
+                    for each in titles(line).items():
+                        names.put(*each)
                 case "lost":
                     _say(f"{line['decisions'] - lost:,} requests are left out: too many a second")
                     lost = line["decisions"]
@@ -94,29 +131,53 @@ def is_wanted(
     return line["session"] in (session.lower(), engine_name(session_hash(session, owner)))
 
 
-def request_line(line: dict[str, Any]) -> str:
-    """Write a request of the feed as a coloured line."""
-    tokens, reported = line["tokens"], line["reported"]
-    cached = line["cached"] if reported is None else reported
-    share = cached / tokens if tokens else 0.0
-    causes = again(line["causes"])
-    colour = "red" if sum(causes.values()) > 0.2 * tokens else "yellow" if causes else "green"
-    mark = "~" if reported is None else ""
-    parts = [
-        clock(line["at"]),
-        click.style(f"{line['session'] or '-':16}", fg="cyan"),
-        f"{line['replica']:8}",
-        f"{tokens:>9,} tokens",
-        click.style(f"{f'{mark}{share:.0%}':>5} cached", fg=colour),
-        f"first token {duration(line['ttft_ms']):>7}",
-        f"queue {duration(line['waited_ms']):>7}",
-        click.style(f"{line['outcome']:4}", fg=None if line["outcome"] == "ok" else "red"),
-    ]
-    if causes:
-        parts.append(click.style(listed(causes), fg=colour))
-    if line["tenant"] is not None:
-        parts.append(click.style(one_line(line["tenant"]), dim=True))
-    return "  ".join(parts).rstrip()
+class Lines:
+    """Writes requests as lines below a heading, in columns that fit.
+
+    Args:
+        width: Of the terminal. None: there is none, and nothing is left out.
+    """
+
+    def __init__(self, width: int | None) -> None:
+        self._width = width
+        names = [column.title for column in COLUMNS]
+        at = range(len(COLUMNS))
+        self._kept = at if width is None else shown(COLUMNS, _WIDTHS, width)
+        self.heading = click.style(
+            (" " * GAP).join(self._padded(i, names[i]) for i in self._kept).rstrip(), bold=True
+        )
+
+    def line(self, line: dict[str, Any], names: Mapping[str, str]) -> str:
+        """Write a request of the feed as a coloured line."""
+        tokens, reported = line["tokens"], line["reported"]
+        causes, is_well = again(line["causes"]), line["outcome"] == "ok"
+        is_costly = sum(causes.values()) > 0.2 * tokens
+        colour = "red" if is_costly or not is_well else "yellow" if causes else "green"
+        cached = share(line["cached"] if reported is None else reported, tokens)
+        cells = [
+            clock(line["at"]),
+            session_name(line["session"], names),
+            line["replica"],
+            f"{tokens:,}",
+            f"~{cached}" if reported is None and tokens else cached,
+            cell_of_duration(line["ttft_ms"]),
+            cell_of_duration(line["waited_ms"]),
+            cell_of_name(one_line(line["tenant"])) if line["tenant"] is not None else "-",
+            "",
+        ]
+        colours = {"session": "cyan", "cached": colour, "tenant": "bright_black", "why": colour}
+        texts = [self._padded(i, cells[i]) for i in self._kept[:-1]]
+        taken = sum(map(len, texts)) + GAP * len(texts)
+        why = listed(causes) if is_well else line["outcome"]
+        texts.append(why if self._width is None else cut(why, max(_LEAST_WHY, self._width - taken)))
+        styled = [
+            click.style(text, fg=colours.get(COLUMNS[i].title))
+            for i, text in zip(self._kept, texts, strict=True)
+        ]
+        return (" " * GAP).join(styled).rstrip()
+
+    def _padded(self, i: int, text: str) -> str:
+        return f"{text:{'>' if COLUMNS[i].is_right else '<'}{_WIDTHS[i]}}"
 
 
 def _say(text: str) -> None:

@@ -71,6 +71,34 @@ async def test_why_says_what_a_session_computed_again() -> None:
     assert SECRET not in by_client.stdout
 
 
+async def test_why_says_what_sessions_tenants_and_models_cost() -> None:
+    """Money only where replicas have a price."""
+    async with Engines(1) as engines, on_stage(*engines, engine__cost_per_hour=36_000.0) as stage:
+        await with_a_clock(stage, 2)
+        listed = (await run(stage, "why")).stdout.splitlines()
+        one = await run(stage, "why", SESSION)
+        models = (await run(stage, "why", "--by", "model")).stdout.splitlines()
+        tenants = await run(stage, "why", "--by", "tenant")
+        raw = json.loads((await run(stage, "why", "--by", "model", "--json")).stdout)
+        refused = await run(stage, "why", "--by", "model", SESSION)
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        nothing = await run(stage, "why", "--by", "model")
+        await with_a_clock(stage, 1)
+        free = await run(stage, "why", SESSION)
+
+    costs = ["prompt-s", "answer-s", "saved-s", "cost", "saved", "mostly"]
+    assert listed[1].split()[-6:] == costs
+    assert "; cost " in one.stdout
+    assert models[0].split()[0] == "model"
+    assert models[1].split()[:2] == ["tiny", "2"]
+    assert tenants.stdout.splitlines()[1].startswith("- ")
+    assert raw["rows"][0]["cost"] > 0
+    assert "--by model takes neither a session nor --tenant" in refused.stderr
+    assert nothing.stdout.startswith("no turns yet")
+    assert "GPU seconds: " in free.stdout
+    assert "cost" not in free.stdout
+
+
 async def test_why_of_a_request_says_it_of_that_turn() -> None:
     async with Engines(1) as engines, on_stage(*engines) as stage:
         _, second, _ = await with_a_clock(stage, 3)

@@ -23,7 +23,7 @@ from router.api.sessions import engine_name, session_hash
 from router.cli import main
 from router.cli.admin import Admin, NoRouter, Refused
 from router.cli.top import Screen
-from router.cli.watch import is_wanted, request_line, watched
+from router.cli.watch import COLUMNS, Lines, is_wanted, watched
 from tests.cli.states import REPLICA, state
 from tests.conftest import Serve
 from tests.faults.stage import SECRET, SESSION, Engines, Stage, chat, on_stage, streamed, words
@@ -64,14 +64,15 @@ async def test_tail_prints_a_line_a_request_until_ctrl_c() -> None:
             for other in (SESSION, "another"):
                 await stage.ask(streamed(chat(words(1))), headers={"X-Session-ID": other})
             await stage.ask(streamed(chat(words(1), "yes", words(2))))
-            lines = [(await process.stdout.readline()).decode() for _ in range(2)]
+            heading, *lines = [(await process.stdout.readline()).decode() for _ in range(3)]
             process.send_signal(signal.SIGINT)
             rest, said = await process.communicate()
         await stage.until(lambda: stage.num_following == 0)
 
     name = engine_name(session_hash(SESSION, ""))
-    assert all(f"  {name}  r1  " in line for line in lines)
-    assert "0% cached" in lines[0]
+    assert heading.split()[:3] == ["ended", "session", "replica"]
+    assert all(f" {name} r1 " in line for line in lines)
+    assert lines[0].split()[4] == "0%"
     assert "\x1b" not in "".join(lines)
     assert SECRET not in "".join(lines)
     assert (process.returncode, rest, said) == (0, b"", b"")
@@ -80,21 +81,50 @@ async def test_tail_prints_a_line_a_request_until_ctrl_c() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ({}, "0123456789abcdef  r1#0          2,000 tokens    50% cached  first token  320 ms"),
-        ({}, "queue   1.5 s  ok    evicted 400, moved 192"),
-        ({"reported": None}, "  ~25% cached"),
-        ({"ttft_ms": None}, "first token       -"),
+        ({}, "0123456789abcdef r1#0      2,000    50%  320ms   1.5s"),
+        ({}, "  evicted 400, moved 192"),
+        ({"reported": None}, "  ~25%"),
+        ({"ttft_ms": None}, "    50%      -"),
         ({"causes": None, "outcome": "client_gone"}, "client_gone"),
-        ({"session": None, "tenant": "ac\nme"}, "-                 r1#0"),
-        ({"tokens": 0, "reported": 0}, "   0% cached"),
+        ({"session": None, "tenant": "ac\nme"}, "-                r1#0"),
+        ({"session": None, "tenant": "ac\nme"}, "ac_me"),
+        ({"tokens": 0, "reported": 0}, "      0      -"),
     ],
 )
 def test_a_request_is_one_line(line: Line, said: str) -> None:
     """What is not known is not guessed: a predicted share is marked."""
-    text = click.unstyle(request_line(LINE | line))
+    text = click.unstyle(Lines(None).line(LINE | line, {}))
 
     assert said in text
     assert "\n" not in text
+
+
+def test_headings_and_cells_can_be_split() -> None:
+    """Only the last column has spaces, and each has its explanation in the help."""
+    lines = Lines(None)
+    heading = click.unstyle(lines.heading).split()
+    cells = click.unstyle(lines.line(LINE | {"tenant": "ac me"}, {})).split(maxsplit=8)
+    text = CliRunner().invoke(main, ("tail", "--help")).stdout
+
+    assert heading == [column.title for column in COLUMNS]
+    assert dict(zip(heading, cells, strict=True))["why"] == "evicted 400, moved 192"
+    for column in COLUMNS:
+        assert f"    {column.title}" in text
+        assert column.about in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_terminal_has_fewer_columns_and_no_longer_lines(width: int) -> None:
+    """The reason stays, however many columns go."""
+    lines = Lines(width)
+    causes = {"evicted": 12_400, "moved": 192, "changed": 20}
+    line = LINE | {"causes": causes, "tenant": "acme"}
+
+    heading, text = (click.unstyle(each) for each in (lines.heading, lines.line(line, {})))
+    assert len(heading) <= width
+    assert len(text) <= width
+    assert "evicted 12,400" in text
+    assert "2 more" in text or "moved 192, changed 20" in text
 
 
 @pytest.mark.parametrize(
@@ -188,8 +218,8 @@ async def test_another_server_is_an_error(serve: Serve) -> None:
 # -- top -----------------------------------------------------------------------------------------
 
 
-def _drawn(screen: Screen, height: int = 40) -> str:
-    console = Console(width=150, height=height, highlight=False)
+def _drawn(screen: Screen, height: int = 40, width: int = 150) -> str:
+    console = Console(width=width, height=height, highlight=False)
     with console.capture() as capture:
         console.print(screen.drawn(console))
     return capture.get()
@@ -202,7 +232,8 @@ async def test_top_shows_replicas_sessions_and_the_last_requests() -> None:
         await stage.ask(streamed(chat(words(1))))
         changed = [
             screen.take(LINE),
-            screen.take(LINE | {"outcome": "replica_failed"}),
+            screen.take(LINE | {"outcome": "replica_failed", "request": "q2"}),
+            screen.take(LINE | {"request": "q2", "outcome": "replica_failed"}),  # a new feed
             screen.take((await stage.admin("/admin/state")).json()),
         ]
         text = _drawn(screen)
@@ -210,10 +241,11 @@ async def test_top_shows_replicas_sessions_and_the_last_requests() -> None:
         gone = _drawn(screen)
 
     assert "waiting for the router" in waiting
-    assert changed == [False, False, True]  # drawn once a second
+    assert changed == [False, False, False, True]  # drawn once a second
+    assert text.count("replica_failed") == 1
     assert "2 of 2 replicas up" in text
     assert "queue: nothing waits" in text
-    assert f"{engine_name(session_hash(SESSION, ''))}  r" in text
+    assert f"{engine_name(session_hash(SESSION, ''))} r" in text
     assert "evicted 400, moved 192" in text
     assert text.index("replica_failed") < text.index("evicted 400")
     assert gone.startswith("the router is gone, trying again: refused")
@@ -232,6 +264,53 @@ def test_a_small_screen_is_not_exceeded() -> None:
     text = _drawn(screen, height=24)
     assert len(text.splitlines()) <= 24
     assert "more" in text
+
+
+ADVICE = (
+    "the system prompt contains a time of day and changes in every turn: 1,315 tokens are "
+    "computed again each time, 5,260 so far. Move what changes into the last message."
+)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 40), (60, 24), (150, 24)])
+def test_top_fits_a_small_screen(width: int, height: int) -> None:
+    """Columns go, no row wraps, requests are there, and advice is whole."""
+    session = {
+        "session": "0123456789abcdef", "home": "r1", "turns": 12, "prompt_tokens": 120_000,
+        "sources": {"gpu": 60_000, "cpu": 0, "pool": 0, "computed": 60_000}, "engine_s": 12.3,
+        "gpu_s": 30.1, "saved_s": 22.0, "waited_s": 1.0, "causes": {"new": 1, "evicted": 4_000},
+        "cost": 0.0123, "cost_saved": 0.02,
+    }  # fmt: skip
+    screen = Screen()
+    for number in range(30):
+        screen.take(LINE | {"request": str(number)})
+    replicas = [REPLICA | {"name": f"vllm-{number}"} for number in range(4)]
+    finding = {"text": ADVICE}
+    shown = {"total": 8, "shown": [session] * 8, "titles": {}}
+    screen.take(state(*replicas, sessions=shown, findings=[finding]))
+
+    lines = [line.rstrip() for line in _drawn(screen, height, width).splitlines()]
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert ADVICE in " ".join(lines)
+    assert "…" not in "".join(line for line in lines if "more" not in line)
+    requests = [line for line in lines if "r1#0" in line]
+    assert len(requests) >= 3
+    assert all("evicted 400" in line for line in requests)
+    assert any(line.startswith("0123456789abcdef") and "30.1" in line for line in lines)
+
+
+def test_top_shows_sessions_by_their_clients_ids() -> None:
+    screen = Screen()
+    screen.take(LINE)
+    screen.take(
+        state(
+            REPLICA,
+            sessions={"total": 0, "shown": [], "titles": {"0123456789abcdef": "my agent"}},
+        )
+    )
+
+    assert "my_agent" in _drawn(screen)
 
 
 def test_top_without_a_terminal_says_what_to_use() -> None:
