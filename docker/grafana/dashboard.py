@@ -195,6 +195,14 @@ ROWS = [
                 "Causes", "Tokens of the whole time shown, by cause; cached: not computed. docs/operate/recomputed.md says what to do about each.",
                 [Query(f"sort_desc(sum by (cause) (increase(warmroute_prompt_tokens_total{{{ROUTER}}}[$__range])))")], kind="table",
             ),
+            Panel(
+                "GPU time of sessions", "GPU seconds a second: of prompts, of answers, and what caches saved. A fully used replica has 1.",
+                [Query(rate("gpu_seconds_total", "kind"), "{{kind}}")], "none",
+            ),
+            Panel(
+                "Cost of sessions", "What turns cost in an hour, and what caches saved, in the currency of cost_per_hour. 0 without a price.",
+                [Query(f"3600 * {rate('cost_total', 'kind')}{OR_NONE}", "{{kind}}")], "none",
+            ),
         ],
     ),
     Row(
