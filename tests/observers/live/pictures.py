@@ -15,7 +15,7 @@ from loadtest.engine_model.time_model import TimeModel
 from tests.faults.stage import Engines, Json, Stage, chat, on_stage, streamed, words
 from tests.observers.live.browser import Page, browsing
 
-IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
 NUM_AGENTS, SECONDS = 8, 150.0
 _NUM_COLOURS = 256  # half of the bytes
 SPEED = TimeModel(base_ms=8.0, ms_per_prefill_token=0.5)

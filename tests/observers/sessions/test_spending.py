@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from loadtest.engine_model.time_model import TimeModel
+from policies.view import CandidateId
 from router.api.sessions import engine_name, session_hash
+from router.observers.sessions.describe import sum_rows
+from router.observers.sessions.session_ledger import SessionLedger
+from router.observers.sessions.threads import Thread
+from router.observers.sessions.turns import Turn
 from tests.faults.stage import Engines, Stage, chat, on_stage, streamed, words
 from tests.faults.tenants import A as TENANT_A
 from tests.faults.tenants import tenants_file
 
 Row = dict[str, Any]
+R1 = CandidateId("r1")
 
 
 async def sessions(stage: Stage, query: str = "") -> list[Row]:
@@ -103,6 +110,11 @@ async def test_turns_are_summed_by_tenant_and_model(tmp_path: Path) -> None:
         listed = (await stage.admin("/admin/sessions?format=csv")).body.decode()
         costs = (await stage.admin("/admin/state")).json()["costs"]
         refused = await stage.admin("/admin/sessions?by=colour")
+        seconds = {
+            kind: stage.metric("warmroute_gpu_seconds_total", model="tiny", kind=kind)
+            for kind in ("prompt", "answer", "saved")
+        }
+        spent = stage.metric("warmroute_cost_total", model="tiny", kind="spent")
 
     assert (tenant["name"], model["name"]) == ("a", "tiny")
     shared = ("turns", "prompt_tokens", "gpu_s", "saved_s", "cost", "cost_saved", "causes")
@@ -114,6 +126,9 @@ async def test_turns_are_summed_by_tenant_and_model(tmp_path: Path) -> None:
     (row,) = csv.DictReader(io.StringIO(listed))
     assert float(row["cost_saved"]) == session["cost_saved"]
     assert costs == {"tenant": [tenant], "model": [model]}
+    assert seconds["prompt"] + seconds["answer"] == pytest.approx(model["gpu_s"], abs=2e-3)
+    assert seconds["saved"] == pytest.approx(model["saved_s"], abs=1e-3)
+    assert spent == pytest.approx(model["cost"])
     assert refused.status == 400
     assert "by must be one of: session, tenant, model" in refused.body.decode()
 
@@ -140,3 +155,38 @@ async def test_ids_of_clients_are_shown_only_if_that_is_allowed() -> None:
         assert len(titles) == (3 if is_shown else 0)
         assert found.json()["session"] == engine_name(session_hash("c1\0a1", ""))
         assert "in-a-header" not in log + metrics
+
+
+def test_sums_are_of_all_routers_and_metrics_of_this_one() -> None:
+    """Prometheus adds up what routers count."""
+    ledger = SessionLedger()
+    thread = Thread(
+        space=0,
+        contract=None,
+        keys=(),
+        num_tokens=10,
+        parts=None,
+        candidate=R1,
+        num_emptied=0,
+        at_s=0.0,
+    )
+    ledger.remember(1, None, thread)
+    turn = Turn(
+        request_id="q",
+        at=1.0,
+        candidate=R1,
+        model="m",
+        outcome="ok",
+        num_tokens=10,
+        engine_ms=1000.0,
+        decode_ms=500.0,
+        cost=2.0,
+    )
+    ledger.add(1, turn)
+    ledger.learn_turn(1, turn)
+    ledger.learn_turn(1, replace(turn, cost=None))
+    (row,) = sum_rows(ledger, "model")
+    ((model, own),) = ledger.own_by_model()
+
+    assert (row["turns"], row["gpu_s"], row["cost"], row["cost_saved"]) == (3, 4.5, 4.0, None)
+    assert (model, own.num_turns, own.gpu_s, own.cost) == ("m", 1, 1.5, 2.0)
