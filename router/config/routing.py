@@ -146,9 +146,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = True
     show_ids: Annotated[
         bool,
-        Meta(
-            description="show sessions by their clients' own ids on the admin port"
-        ),
+        Meta(description="show sessions by their clients' own ids on the admin port"),
     ] = False
     ttl_s: Annotated[Seconds, Meta(description="idle time after which a session is removed")] = (
         3600.0

@@ -19,9 +19,8 @@ from router.records.record import DecisionRecord
 
 TICK_S: Final = 0.1
 STATE_S: Final = 1.0
-MAX_PER_S: Final = 500
-
-PER_S: Final = 100
+_MAX_PER_S: Final = 500
+_PER_S: Final = 100
 _MAX_WAITING: Final = 100  # records; of 1,000 replicas, one has 200 kB
 NOT_STORED: Final = {"Cache-Control": "no-store"}
 LIVE_HEADERS: Final = {
@@ -58,10 +57,7 @@ class LivePages:
 
         `?per_s=` bounds the requests of a second; `?last=` of those that ended before come first.
         """
-        per_s = number_in(request.query, "per_s", PER_S, most=MAX_PER_S)
-        num_last = 0
-        if "last" in request.query:
-            num_last = number_in(request.query, "last", 0, most=NUM_LAST)
+        per_s, num_last = asked_for(request.query)
         with self._feed.subscribe(min(per_s, _MAX_WAITING), num_last) as listener:
             response = web.StreamResponse(headers=LIVE_HEADERS)
             await response.prepare(request)
@@ -71,6 +67,12 @@ class LivePages:
                 if lines:
                     await response.write(b"\n".join([*lines, b""]))
                 await asyncio.sleep(TICK_S)
+
+
+def asked_for(query: Mapping[str, str]) -> tuple[int, int]:
+    """Return how many requests a second a listener wants at most, and how many of before."""
+    per_s = number_in(query, "per_s", _PER_S, most=_MAX_PER_S)
+    return per_s, number_in(query, "last", 0, most=NUM_LAST) if "last" in query else 0
 
 
 class _Ticks:

@@ -17,15 +17,14 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from router.http.admin_pages import Handler, number_in
+from router.http.admin_pages import Handler
 from router.http.siblings import Sibling, Siblings
 from router.observers.live.admin import (
     LIVE_HEADERS,
-    MAX_PER_S,
     NOT_STORED,
-    PER_S,
     STATE_S,
     TICK_S,
+    asked_for,
 )
 from router.observers.live.degraded import State, degraded
 from router.observers.live.feed import MAX_LISTENERS, too_many
@@ -57,14 +56,17 @@ class MergedLive:
         return {number: msgspec.json.decode(line) for number, line in lines.items()}
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        """Stream until the client leaves; `?per_s=` bounds the requests of a second."""
-        per_s = number_in(request.query, "per_s", PER_S, most=MAX_PER_S)
+        """Stream until the client leaves: each worker's share of what the listener wants."""
+        per_s, num_last = asked_for(request.query)
         siblings = self._siblings
+        total = siblings.worker.total
         known = (await self._states()).values()  # any worker may have the other listeners
         if any(state["router"]["listeners"] >= MAX_LISTENERS for state in known):
             raise too_many()
-        feed = MergedFeed(siblings.worker.total)
-        path = f"/admin/live?per_s={max(1, per_s // siblings.worker.total)}"
+        feed = MergedFeed(total)
+        path = f"/admin/live?per_s={max(1, per_s // total)}"
+        if num_last:
+            path += f"&last={-(-num_last // total)}"
         response = web.StreamResponse(headers=LIVE_HEADERS)
         await response.prepare(request)
         followed: set[Sibling] = set()
