@@ -41,7 +41,7 @@ class ModelAliases:
             body: As a client sent it, decompressed. What is no JSON object has no alias.
             served: Models that are served under their own name: no alias hides them.
         """
-        if not self._models or not body:
+        if not body:
             return body
         try:
             name = _DECODER.decode(body).model

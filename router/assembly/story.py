@@ -136,11 +136,12 @@ def _token_audit(parts: Parts, settling: Settling) -> TokenAudit:
 
 
 def _reader(parts: Parts) -> Reader:
+    aliases = parts.config.models.aliases
     return Reader(
         fleet=parts.fleet,
         withheld=parts.withheld,
         session_headers=parts.config.session.read,
-        aliases=ModelAliases(parts.config.models.aliases),
+        aliases=ModelAliases(aliases) if aliases else None,
         early_stream_s=parts.config.forward.early_stream_s,
     )
 

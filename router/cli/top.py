@@ -190,7 +190,8 @@ class Screen:
 def _num_lines(replicas: dict[str, Any]) -> int:
     """Count the rows of all replicas, with one that says how many are not described."""
     num_shown = len(replicas["shown"]) + len(replicas["missing"])
-    return num_shown + (replicas["total"] + replicas["num_missing"] > num_shown)
+    is_cut: bool = replicas["total"] + replicas["num_missing"] > num_shown
+    return num_shown + is_cut
 
 
 def request_row(line: dict[str, Any], names: Mapping[str, str]) -> list[str | Text]:

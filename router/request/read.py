@@ -54,7 +54,7 @@ class Reader:
 
     Args:
         session_headers: Headers that may name a session.
-        aliases: Other names of served models.
+        aliases: Other names of served models; None: there are none.
         early_stream_s: How often a stream's client gets a comment before the first token, unless
             it asks for another time. None: never.
     """
@@ -74,7 +74,7 @@ class Reader:
         fleet: Fleet,
         withheld: Withheld,
         session_headers: SessionHeaders,
-        aliases: ModelAliases,
+        aliases: ModelAliases | None,
         early_stream_s: float | None = None,
     ) -> None:
         self._aliases = aliases
@@ -93,8 +93,10 @@ class Reader:
             PayloadTooLarge, Overloaded: as `Outliner.outline`.
             RouterError: as `_salted`.
         """
-        body = self._aliases.apply(inbound.body, self._fleet.members.served)
-        named = inbound if body is inbound.body else replace(inbound, body=body)
+        named = inbound
+        if self._aliases is not None:
+            body = self._aliases.apply(inbound.body, self._fleet.members.served)
+            named = inbound if body is inbound.body else replace(inbound, body=body)
         parsed, digests = self._parse(named)
         form_model = await _form_model(named) if parsed is None else None
         read = self._understood(named, request_id, parsed, digests, form_model)
