@@ -80,6 +80,7 @@ class GridRun(Struct, frozen=True, kw_only=True):
     num_moved: int
     router_p99_ms: float | None = None
     ttft_p99_s: float | None = None  # None: recorded before it was counted
+    ttft_longest_s: float | None = None  # as before
     sessions: SessionTimes | None = None  # as before, or no session ended
     span_s: float
     pace: float = 1.0
@@ -161,6 +162,7 @@ def run_of(
         num_moved=num_moved(good),
         router_p99_ms=percentile(router_ms, 0.99) if router_ms and kind == "real" else None,
         ttft_p99_s=summary.ttft_p99_s,
+        ttft_longest_s=max((turn.ttft_s for turn in good if turn.ttft_s is not None), default=None),
         sessions=session_times([turns]),
         span_s=summary.span_s,
         pace=pace,

@@ -18,7 +18,8 @@ NEAR: Final = 0.1
 
 _HEADER: Final = (
     "variant", "computed", "over baseline", "TTFT mean, s", "over baseline", "P99, s",
-    "session mean, s", "over baseline", "longest, s", "exact", "moved", "router p99, ms",
+    "longest wait, s", "session mean, s", "over baseline", "longest, s", "exact", "moved",
+    "router p99, ms",
 )  # fmt: skip
 
 
@@ -95,6 +96,7 @@ class Sum(Struct, frozen=True, kw_only=True):
     waited_s: float
     num_turns: int
     ttft_p99_s: float | None  # mean over the runs; None: not recorded
+    ttft_longest_s: float | None
     session_mean_s: float | None
     session_longest_s: float | None
 
@@ -119,6 +121,7 @@ def sums(runs: Sequence[GridRun]) -> list[Sum]:
                 waited_s=sum(map(_waited, ours)),
                 num_turns=sum(run.num_turns for run in ours),
                 ttft_p99_s=_known_mean([run.ttft_p99_s for run in ours]),
+                ttft_longest_s=_known_mean([run.ttft_longest_s for run in ours]),
                 session_mean_s=_known_mean([_of_session(run, "mean_s") for run in ours]),
                 session_longest_s=_known_mean([_of_session(run, "longest_s") for run in ours]),
             )
@@ -138,6 +141,7 @@ def sum_table(runs: Sequence[GridRun], baseline: str) -> str:
             f"{each.ttft_mean_s:.2f}" if each.num_turns else "",
             _over(each.waited_s, base.waited_s if base else 0),
             _seconds(each.ttft_p99_s),
+            _seconds(each.ttft_longest_s),
             _seconds(each.session_mean_s),
             _over(each.session_mean_s or 0.0, (base and base.session_mean_s) or 0.0),
             _seconds(each.session_longest_s),
@@ -145,7 +149,7 @@ def sum_table(runs: Sequence[GridRun], baseline: str) -> str:
         for each in found
     ]
     has_sessions = any(each.session_mean_s is not None for each in found)
-    num_columns = 9 if has_sessions else 5  # older files have no sessions
+    num_columns = 10 if has_sessions else 5  # older files have no sessions
     return table(_HEADER[:num_columns], [row[:num_columns] for row in rows])
 
 
@@ -202,6 +206,7 @@ def _row(
         f"{_mean(runs, _ttft):.2f}",
         _spread(ratios(all_runs, baseline, _ttft, arm)),
         _seconds(_known_mean([run.ttft_p99_s for run in runs])),
+        _seconds(_known_mean([run.ttft_longest_s for run in runs])),
         _seconds(_known_mean([_of_session(run, "mean_s") for run in runs])),
         _spread(ratios(all_runs, baseline, _session, arm)),
         _seconds(_known_mean([_of_session(run, "longest_s") for run in runs])),
