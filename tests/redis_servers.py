@@ -83,6 +83,11 @@ class RedisServer:
         """Whether it was started and not stopped, nor paused."""
         return self._process is not None and not self._is_paused
 
+    def cut_connections(self) -> None:
+        """Cut those of all routers, as a proxy may, or CLIENT KILL."""
+        for kind in ("normal", "pubsub"):
+            self.client.client_kill_filter(_type=kind, skipme=True)
+
     @property
     def client(self) -> redis.Redis:
         """A plain client for arranging and looking."""

@@ -232,7 +232,7 @@ async def test_connections_cut_are_opened_again(start_redis: Start) -> None:
         rewrites = [s.metric("warmroute_sharing_total", kind="rewrites") for s in stages]
         async with under_load(stages) as load:
             for _ in range(5):
-                redis.client.client_kill_filter(_type="normal", skipme=True)
+                redis.cut_connections()
                 await load.more(stages[0], 5)
         await as_before(stages, engines)
         after = [s.metric("warmroute_sharing_total", kind="rewrites") for s in stages]
@@ -374,7 +374,7 @@ async def test_a_password_is_used_and_shown_nowhere(start_redis: Start) -> None:
         on_stages(engine, redis=redis, redis_password="pw-wr-s3cret") as stages,
     ):
         redis.client.config_set("requirepass", "another")
-        redis.client.client_kill_filter(_type="normal", skipme=True)
+        redis.cut_connections()
         await both(stages, lambda s: "wrong password" in s.log)
         assert exact(await turns(stages, [engine]))
         redis.client.config_set("requirepass", "pw-wr-s3cret")

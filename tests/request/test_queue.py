@@ -19,8 +19,8 @@ from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import PoolMaster
 from loadtest.engine_model.time_model import TimeModel
 from policies import Decision, Snapshot
-from policies.cost import KvAware
-from policies.view import CandidateId, ReplicaView
+from policies.cost import KvAware, candidate_costs
+from policies.view import CandidateId, ReplicaView, RequestView
 from router.base.caller import ANYBODY
 from router.base.errors import NoReplicaAvailable
 from router.config import QueueConfig
@@ -738,7 +738,15 @@ def room_of(placing: Placing) -> WaitingRoom:
 
 def a_prompt(num_waiting: int = 0) -> Any:
     view = ReplicaView(id=CandidateId("r1"), cost=PRIOR, num_waiting=num_waiting)
-    plan = SimpleNamespace(view=view, candidate=SimpleNamespace(id=view.id), helper=None)
+    snapshot = Snapshot(
+        now_s=0.0, number=0, seed=0, replicas=(view,), request=RequestView(num_tokens=10)
+    )
+    plan = SimpleNamespace(
+        view=view,
+        candidate=SimpleNamespace(id=view.id),
+        helper=None,
+        costs=lambda: candidate_costs(snapshot),
+    )
     inbound = SimpleNamespace(caller=ANYBODY)
     read = SimpleNamespace(whose=NO_SESSION, request="any", inbound=inbound)
     return SimpleNamespace(
