@@ -46,10 +46,6 @@ MAX_OLD: Final = 65_536
 
 _FULL_PAUSE_S: Final = 1.0  # a full Redis is not asked more often
 
-_STATUS_EVERY: Final = 100
-"""Writes between two looks at a stream's status, 0.5 s. A look takes 2 us; at each write, a stream
-without changes took 0.04 % of a core, now a tenth of that."""
-
 _UNCHANGED: Final = Changes()
 
 
@@ -121,13 +117,6 @@ class StreamWriter:
         self.is_writing = False
         self.pending = self._base = self._contents = self._last_status = None
         self._index.journal(self.candidate, False)
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether blocks are to be written."""
-        if self.pending is not None or self._contents is not None:
-            return True
-        return self._index.has_changes(self.candidate)
 
     def next_delta(self, stream: RankStream) -> Delta | None:
         """Return the next delta; None: nothing changed. The same until it is confirmed."""
@@ -241,7 +230,6 @@ class IndexWriter:
         self._pool_deltas = pool_deltas
         self._streams: dict[StreamId, StreamWriter] = {}
         self._num_old_rewrites = 0
-        self._num_flushes = 0
         self._has_begun = asyncio.Event()  # to write a stream
         self.num_deltas = 0
         self.num_refused = 0
@@ -307,7 +295,7 @@ class IndexWriter:
             StoreError: Redis is gone or cannot be used.
         """
         while True:
-            num_written = await self.flush(status_every=1 if self.is_full else _STATUS_EVERY)
+            num_written = await self.flush()
             if self.is_full:
                 await asyncio.sleep(_FULL_PAUSE_S)
             else:
@@ -321,18 +309,12 @@ class IndexWriter:
                 await self._has_begun.wait()
         self._has_begun.clear()
 
-    async def flush(self, *, status_every: int = 1) -> int:
-        """Write one delta of each stream that changed; return how many.
-
-        status_every: Without other changes a stream's status is written by one of so many calls.
-        """
-        self._num_flushes += 1
+    async def flush(self) -> int:
+        """Write one delta of each stream that changed; return how many."""
         batch: list[tuple[StreamWriter | None, Delta]] = []
-        for number, each in enumerate(self._streams.values(), self._num_flushes):
-            if not each.is_writing or (number % status_every and not each.has_changes):
-                continue
+        for each in self.streams:
             stream = self._caches.stream(each.candidate)
-            if isinstance(stream, RankStream):
+            if each.is_writing and isinstance(stream, RankStream):
                 delta = each.next_delta(stream)
                 if delta is not None:
                     batch.append((each, delta))

@@ -325,11 +325,6 @@ class BlockIndex:
         journal = self._journals.get(candidate)
         return 0 if journal is None else journal.num_pending
 
-    def has_changes(self, candidate: CandidateId) -> bool:
-        """Return whether `take_changes` returns any."""
-        journal = self._journals.get(candidate)
-        return journal is not None and journal.has_changes
-
     def take_changes(self, candidate: CandidateId, max_blocks: int = 65_536) -> Changes | None:
         """Remove and return the changes since the last call; None: there are none, or no journal.
 

@@ -99,11 +99,6 @@ class Journal:
 
     # -- taking ------------------------------------------------------------------------------
 
-    @property
-    def has_changes(self) -> bool:
-        """Whether `take` returns any."""
-        return bool(self.num_pending) or self._is_cleared or self._is_lost
-
     def take(self, held: dict[Tier, Copies], max_blocks: int) -> Changes | None:
         """Remove and return the changes of at most `max_blocks` keys; None: there are none.
 
