@@ -495,14 +495,13 @@ def alert_sections() -> str:
 
 def _alert(rule: Mapping[str, Any]) -> str:
     notes = rule["annotations"]
-    summary = re.sub(
-        r"\{\{ \$(?:labels\.)?(\w+)(?: \| \w+)? \}\}", lambda of: f"`{of[1]}`", notes["summary"]
+    text = re.sub(
+        r"\{\{ \$(?:labels\.)?(\w+)(?: \| \w+)? \}\}",
+        lambda of: f"`{of[1]}`",
+        f"{notes['summary']} {notes['description']}",
     )
     lasting = f" after {rule['for']}" if "for" in rule else ""
-    return (
-        f"### {rule['alert']}\n\n{rule['labels']['severity'].capitalize()}{lasting}. {summary} "
-        f"{notes['description']}"
-    )
+    return f"### {rule['alert']}\n\n{rule['labels']['severity'].capitalize()}{lasting}. {text}"
 
 
 MAKERS: dict[str, Maker] = {
