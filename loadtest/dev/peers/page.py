@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -11,14 +11,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from loadtest.compare.arms import UNLIMITED
 from loadtest.dev.peers import aiperf as agents
 from loadtest.dev.peers import collapse as beyond
 from loadtest.dev.peers.contestants import CONTESTANTS
 from loadtest.dev.peers.cost import IN_FLIGHT, Added, Cost
 from loadtest.dev.peers.picture import draw_comparison, slow_prefill
-from loadtest.dev.studies.cells import Prefill
+from loadtest.dev.studies.cells import Cell
 from loadtest.dev.studies.grid_run import DEFAULT, WITHOUT_QUEUE, GridRun, read_study
-from loadtest.dev.studies.grid_table import BASELINE, best_table, sum_table
+from loadtest.dev.studies.grid_table import best_table, sum_table
 from loadtest.machine import Machine
 from loadtest.markdown import table
 
@@ -39,13 +40,14 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 _ROUTERS: Final = tuple(one.name.replace("`", "") for one in CONTESTANTS)
-_NO_RIVALS: Final = (DEFAULT, WITHOUT_QUEUE)
-_GROUPS: Final[tuple[tuple[str, Prefill, bool], ...]] = (
-    ("Slow prefill", "slow", False),
-    ("Fast prefill", "fast", False),
-    ("Slow prefill, with a Mooncake pool over TCP", "slow", True),
-    ("Fast prefill, with a Mooncake pool over TCP", "fast", True),
-)
+_BASELINE: Final = "vllm-router sticky_least_loaded"
+_NO_RIVALS: Final = (DEFAULT, WITHOUT_QUEUE, UNLIMITED)
+_GROUPS: Final[dict[str, Callable[[Cell], bool]]] = {
+    "Slow prefill": lambda cell: cell.prefill == "slow" and not cell.has_pool and not cell.tier,
+    "Fast prefill": lambda cell: cell.prefill == "fast" and not cell.has_pool and not cell.tier,
+    "With a CPU tier": lambda cell: cell.tier > 0.0,
+    "With a Mooncake pool over TCP": lambda cell: cell.has_pool,
+}
 
 
 def with_costs(found: Comparison, costs: Sequence[Cost]) -> Comparison:
@@ -102,19 +104,17 @@ def write(found: Comparison, path: Path, picture: Path) -> None:
 
 
 def grid_tables(found: Comparison) -> str:
-    """Sum the grid up by the cost of prefill, without a pool and with one; then cell by cell."""
+    """Sum the grid up by the cost of prefill and by what is behind the caches; then by cell."""
     runs = found.grid
     parts = []
-    for title, prefill, has_pool in _GROUPS:
-        of_group = [
-            run for run in runs if run.cell.prefill == prefill and run.cell.has_pool is has_pool
-        ]
+    for title, is_of_group in _GROUPS.items():
+        of_group = [run for run in runs if is_of_group(run.cell)]
         if of_group:
             pace = fmean(run.pace for run in of_group)
             parts += [
                 f"### {title}",
                 f"Measured time per prompt: {pace:.1f} times what the simulator expects.",
-                sum_table(of_group, BASELINE),
+                sum_table(of_group, _BASELINE),
             ]
     others = [arm for arm in dict.fromkeys(run.arm for run in runs) if arm not in _NO_RIVALS]
     if others and any(run.arm == DEFAULT for run in runs):

@@ -1,6 +1,6 @@
-"""Tokens that two real engines compute behind each router: the real grid with other routers.
+"""Whole sessions on two real engines behind each router: the real grid with other routers.
 
-warmroute takes part with its default, its default without the queue, and its other policies.
+warmroute takes part with its default, without the queue, and on caches that never evict.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ from typing import Final
 from msgspec.structs import replace
 from rich.progress import Progress
 
+from loadtest.compare.arms import UNLIMITED
 from loadtest.dev.peers.contestants import Contestant, Place
 from loadtest.dev.studies import cells, real_grid
 from loadtest.dev.studies.grid_run import DEFAULT, WITHOUT_QUEUE, GridRun
 from loadtest.dev.studies.pair import Arm
 from loadtest.engines.vllm import BLOCK_SIZE, Engine
 
-OURS: Final = (
-    "session_hash", "session_sticky", "least_loaded", "min_ttft", "mooncake", WITHOUT_QUEUE,
-    DEFAULT,
-)  # fmt: skip
-SEEDS: Final = (141,)  # nothing was tuned on it
-_OVERRUN: Final = tuple(size for size in cells.WORKING_SETS if size > 1.0)
+OURS: Final = (DEFAULT, WITHOUT_QUEUE, UNLIMITED)
+SEEDS: Final = (321, 322, 323)  # nothing was tuned on them
+_SIZES: Final = ((1.7,), ("short",), (False,), ("small",))
 CELLS: Final = (
-    *cells.cells(thinks=("short",), pools=(False,), shared=("small",), prefills=cells.PREFILLS),
-    *cells.cells(_OVERRUN, ("short",), (False,), ("large",), ("slow",)),
-    *cells.cells(_OVERRUN, ("short",), (True,), ("small",), ("slow",)),
+    *cells.cells(*_SIZES, cells.PREFILLS),
+    *cells.cells(*_SIZES, ("slow",), tiers=(4.0,)),
+    *cells.cells(*_SIZES, ("slow",), 8, tiers=(4.0,)),
 )
-"""All sizes of working set. Over-committed caches also get a larger shared prompt and a pool."""
+"""Contexts that take 1.7 times the caches, with nothing behind these, and with a CPU tier."""
 
 
 def place(
@@ -40,7 +38,7 @@ def place(
     *,
     is_quick: bool = False,
 ) -> None:
-    """Run `CELLS` under every variant; an hour and a half. `found` is called after each run.
+    """Run `CELLS` under every variant; two hours. `found` is called after each run.
 
     Raises:
         ChildDied, FileNotFoundError, RuntimeError, TimeoutError: a process did not start.

@@ -30,7 +30,8 @@ def grid_file(folder: Path, runs: list[GridRun]) -> str:
 
 def test_the_grid_is_read_from_earlier_runs(tmp_path: Path, out: Path) -> None:
     """Half an hour of engines is not spent twice. Without slow prefill there is no picture."""
-    file = grid_file(tmp_path, [run("session_hash", 1, 30_000), run("kv_aware", 1, 15_000)])
+    sticky = "vllm-router sticky_least_loaded"
+    file = grid_file(tmp_path, [run(sticky, 1, 30_000), run("kv_aware", 1, 15_000)])
 
     assert main(["--only", "grid", "--grid-file", file, "--out", str(out)]) == 0
 
