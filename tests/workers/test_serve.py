@@ -131,6 +131,24 @@ async def test_the_feed_has_the_requests_of_all_workers() -> None:
             listening.cancel()
 
 
+async def test_a_listener_gets_the_last_requests_of_all_workers() -> None:
+    async with Engines(1) as engines, serving_workers(*engines) as served:
+        num_asked = await ask_both(served, *engines)
+        found: set[str] = set()
+        async with (
+            asyncio.timeout(60),
+            aiohttp.ClientSession() as client,
+            client.get(f"{served.admin_url}/admin/live?last=20") as answer,
+        ):
+            while len(found) < min(num_asked, 10):  # ten of each worker
+                fields = orjson.loads(await answer.content.readline())
+                if fields["kind"] == "decision":
+                    found.add(fields["request"])
+        async with aiohttp.ClientSession() as client:
+            refused = await client.get(f"{served.admin_url}/admin/live?last=21")
+        assert refused.status == 400
+
+
 async def open_streams(
     served: Served, stack: AsyncExitStack, num_each: int = 2
 ) -> dict[int, list[aiohttp.ClientResponse]]:
