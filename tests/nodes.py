@@ -10,6 +10,7 @@ from router.base.messages import Notes, encode
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
+from router.cluster.queue_share import QueueShare
 from router.config import ReplicaConfig
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
@@ -65,6 +66,7 @@ class Node:
             metrics=self.metrics,
             **settings,
         )
+        self.queues = QueueShare(self.fleet.load, names=names, outbox=self.outbox, peers=self.peers)
         self.ledger = SessionLedger()
         share_turns(
             self.ledger,

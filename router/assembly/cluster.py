@@ -13,7 +13,9 @@ from router.cluster.candidate_names import CandidateNames
 from router.cluster.death_share import share_deaths
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
+from router.cluster.queue_share import QueueShare
 from router.cluster.redis_store import RedisStore
+from router.replicas.elsewhere import NOBODY_ELSE, Elsewhere
 
 if TYPE_CHECKING:
     from router.assembly.parts import Parts
@@ -27,6 +29,7 @@ class Cluster:
     names: Candidates by the names that all routers know.
     peers, outbox: What other routers say, and what is said to them.
     store, orders, sharing: Redis, and what goes through it. None: no Redis is configured.
+    queues: The queues of other routers.
     """
 
     def __init__(self, parts: Parts, *, redis_password: str | None, peer_name: str | None) -> None:
@@ -37,6 +40,7 @@ class Cluster:
         self.store: RedisStore | None = None
         self.orders: OrderShare | None = None
         self.sharing: Sharing | None = None
+        self.queues: Elsewhere = NOBODY_ELSE
         if not config.redis.is_configured and peer_name is None:
             return
         name = peer_name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -56,6 +60,9 @@ class Cluster:
             metrics=parts.metrics,
         )
         share_deaths(parts.deaths, names=self.names, outbox=self.outbox, peers=self.peers)
+        self.queues = QueueShare(
+            parts.fleet.load, names=self.names, outbox=self.outbox, peers=self.peers
+        )
         if config.redis.is_configured:
             self.store = RedisStore(
                 config.redis, router=name, password=redis_password, names=parts.names

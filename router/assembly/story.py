@@ -186,6 +186,7 @@ def _queue(parts: Parts, place: Place, rules: QueueRules) -> WaitingRoom:
         place=place,
         metrics=parts.metrics,
         rules=rules,
+        elsewhere=parts.cluster.queues,
     )
 
 

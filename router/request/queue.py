@@ -25,6 +25,7 @@ from router.base.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.base.loop_turns import TURN_S
 from router.config import QueueConfig
 from router.metrics import Metrics
+from router.replicas.elsewhere import NOBODY_ELSE, Elsewhere
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import NOTHING, InFront
 from router.replicas.recent import RecentRate
@@ -60,6 +61,7 @@ class WaitingRoom:
     Args:
         is_on: Whether prompts wait, unless their variant says otherwise.
         rules: When a prompt may go, besides what the configuration says.
+        elsewhere: The queues of other routers.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class WaitingRoom:
         place: Place,
         metrics: Metrics,
         rules: QueueRules = DEFAULT_RULES,
+        elsewhere: Elsewhere = NOBODY_ELSE,
     ) -> None:
         self._config = config
         self._is_on = is_on
@@ -80,7 +83,7 @@ class WaitingRoom:
             rules, fill=config.fill, max_wait_s=config.max_wait_s, tbt_ms=config.tbt_ms
         )
         self._queue: Queue[Plan] = Queue(
-            self._rules, fleet.conversations, fleet.load, self._has_blocks
+            self._rules, fleet.conversations, fleet.load, self._has_blocks, elsewhere
         )
         self._pace = RecentRate(*_PACE_S, begun_s=monotonic())
         self._timer: asyncio.TimerHandle | None = None
@@ -282,6 +285,7 @@ class WaitingRoom:
             ):
                 self._wake()
         finally:
+            self._queue.tell_others(monotonic())
             if self._queue:
                 self._once_changed.add(self._wake)
                 self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.release)

@@ -69,6 +69,15 @@ class Order:
         num_batch = self._num_there[candidate, True] if for_batch else 0
         return self._num_there[candidate, False] + num_batch
 
+    @property
+    def num_by_candidate(self) -> dict[CandidateId, int]:
+        """Count the interactive requests for each candidate."""
+        return {
+            candidate: num
+            for (candidate, is_batch), num in self._num_there.items()
+            if num and candidate is not None and not is_batch
+        }
+
     def work_ms(self, candidate: CandidateId | None) -> float:
         """Sum the compute of the requests for a candidate."""
         return self._work_ms.get(candidate, 0.0)

@@ -32,6 +32,7 @@ from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from policies.view import CandidateCost, CandidateId
 from router.replicas.conversations import Conversations
+from router.replicas.elsewhere import NOBODY_ELSE, Elsewhere
 from router.replicas.ledger import NOTHING, InFront
 from router.scheduling.order import LineKey, Order
 from router.scheduling.waiting import Candidates, Choice, QueueRules, Waiting, level_of
@@ -88,10 +89,11 @@ class Queue(Generic[C]):
         working_sets: Conversations that live in each cache.
         candidates: State of the replicas.
         has_blocks: Whether a replica has free blocks for a request beside the requests it has.
+        elsewhere: The queues of other routers.
     """
 
-    __slots__ = ("_candidates", "_has_blocks", "_latest_start", "_num_added", "_order", "_rules",
-                 "_working_sets")  # fmt: skip
+    __slots__ = ("_candidates", "_elsewhere", "_has_blocks", "_latest_start", "_num_added",
+                 "_order", "_rules", "_working_sets")  # fmt: skip
 
     def __init__(
         self,
@@ -99,11 +101,13 @@ class Queue(Generic[C]):
         working_sets: Conversations,
         candidates: Candidates,
         has_blocks: Callable[[Waiting, C], bool],
+        elsewhere: Elsewhere = NOBODY_ELSE,
     ) -> None:
         self._rules = rules
         self._working_sets = working_sets
         self._candidates = candidates
         self._has_blocks = has_blocks
+        self._elsewhere = elsewhere
         self._order = Order(rules)
         self._num_added = 0
         self._latest_start: list[tuple[float, int]] = []  # heap: after it a deadline is missed
@@ -198,6 +202,10 @@ class Queue(Generic[C]):
                 num_tries[line[1:]] += 1
         self._spread(now_s, choose, send, full)
         return True
+
+    def tell_others(self, now_s: float) -> None:
+        """Tell other routers how many prompts wait here."""
+        self._elsewhere.waits(self._order.num_by_candidate, now_s)
 
     def _spread(
         self, now_s: float, choose: Choose[C], send: Send[C], full: set[CandidateId]
@@ -332,16 +340,17 @@ class Queue(Generic[C]):
 
         Such a prompt evicts conversations, which are computed again later. So the price is
         `PATIENCE x own_ms x num_there x scarcity ** 3`: the prompt's own compute time, the number
-        of requests that wait there, and scarcity. Scarcity is the time to compute all conversations
-        that the cache has room for, divided by the time in which they come back. Below 1 an engine
-        could do without its cache.
+        of requests that wait there at all routers, and scarcity. Scarcity is the time to compute
+        all conversations that the cache has room for, divided by the time in which they come back.
+        Below 1 an engine could do without its cache.
         """
         there, sets = choice.view.id, self._working_sets
         own_ms = _compute_ms(choice, waiting.num_tokens)
         num_tokens = max(1.0, sets.num_tokens_at(there))
         fitting = min(1.0, self._room(waiting, there) / num_tokens)
         scarcity = 1e-3 * own_ms * sets.at(there).num_sessions * fitting / sets.cycle_s
-        num_there = max(1, self._order.num_there(there, for_batch=waiting.is_batch))
+        num_there = self._order.num_there(there, for_batch=waiting.is_batch)
+        num_there = max(1, num_there + self._elsewhere.num_waiting(there))
         return PATIENCE * num_there * own_ms * scarcity**3
 
     def _has_waited_out(self, waiting: Waiting, now_s: float) -> bool:
@@ -409,6 +418,7 @@ class Queue(Generic[C]):
         """Charge a sent request to idle time and its caller's share."""
         if verdict.price_ms:
             self._candidates.spend_idle_time(choice.view.id, verdict.price_ms, now_s)
+            self._elsewhere.spent(choice.view.id, verdict.price_ms)
         self._order.charge(waiting, _compute_ms(choice, waiting.num_tokens))
 
     def _note_turn(self, waiting: Waiting, now_s: float) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import Any
 
@@ -13,6 +14,7 @@ from policies.cost import candidate_costs
 from policies.view import CandidateCost, RequestView, Snapshot
 from router.base.caller import Caller
 from router.replicas.conversations import Conversations
+from router.replicas.elsewhere import Elsewhere
 from router.replicas.ledger import NOTHING, InFront
 from router.scheduling import order
 from router.scheduling.queue import IDLE_SOON_MS, PATIENCE, Limit, Outlook, Queue
@@ -32,6 +34,23 @@ class Chosen(Struct):
             Snapshot(now_s=0.0, number=0, seed=0, replicas=(self.view,),
                      request=RequestView(num_tokens=self.num_tokens))
         )  # fmt: skip
+
+
+class Others(Elsewhere):
+    """The queues of other routers: how many wait there, and what they are told."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.told: list[Any] = []
+
+    def num_waiting(self, candidate: CandidateId) -> int:
+        return self.num if candidate == A else 0
+
+    def waits(self, num_waiting: Mapping[CandidateId, int], now_s: float) -> None:
+        self.told.append(dict(num_waiting))
+
+    def spent(self, candidate: CandidateId, idle_ms: float) -> None:
+        self.told.append((candidate, idle_ms))
 
 
 class Stage:
@@ -58,11 +77,13 @@ class Stage:
         self.refused: list[tuple[str, Limit]] = []
         self.is_done = True  # the last release sent all that may go
         self.num_choices = 0
+        self.others = Others()
         self.queue: Queue[Chosen] = Queue(
             QueueRules(**rules),
             self.sets,
             self,
             lambda waiting, choice: waiting.num_tokens <= self.num_free[choice.view.id],
+            self.others,
         )
 
     def capacity_tokens(self, candidate: CandidateId) -> int | None:
@@ -357,6 +378,23 @@ def test_the_price_grows_with_the_requests_that_wait_there(batch: bool, num_coun
     assert stage.release(0.2) == []
     stage.idle_ms[A] /= 0.998
     assert len(stage.release(0.3)) == 1
+
+
+def test_prompts_that_wait_at_other_routers_count_and_are_told_what_is_spent() -> None:
+    stage = Stage()
+    stage.others.num = 3
+    stage.lives(1, A, 9_000)
+    stage.ask("new", 2_000, session=10)
+    assert stage.release(0.1) == []  # now it has a replica
+    stage.queue.tell_others(0.1)
+    price_ms = 4 * stage.price_ms(2_000, num_fitting=1.0)
+    stage.idle_ms[A] = 0.999 * price_ms
+    assert stage.release(0.15) == []
+
+    stage.idle_ms[A] = 1.001 * price_ms
+    assert stage.release(0.2) == ["new"]
+    stage.queue.tell_others(0.2)
+    assert stage.others.told == [{A: 1}, (A, pytest.approx(price_ms)), {}]
 
 
 def test_a_prompt_goes_after_the_maximum_wait_if_the_window_is_open() -> None:

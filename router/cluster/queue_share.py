@@ -1,0 +1,89 @@
+"""Shares what queues have in common: idle time that a prompt took, and how many prompts wait.
+
+Each router has a queue of its own. A replica's room and window follow from notes on requests. Its
+idle time may be spent once, whichever router spends it, and the price of a prompt grows with all
+that wait for the replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from policies.view import CandidateId
+from router.base.messages import SharedId
+from router.base.wire_types import Count, Seconds
+from router.cluster.candidate_names import CandidateNames
+from router.cluster.outbox import Outbox
+from router.cluster.peers import Peers
+from router.replicas.elsewhere import Elsewhere
+from router.replicas.load import Load
+
+_PAUSE_S: Final = 0.1
+"""Shortest pause between two notes on prompts that wait. That none waits is told at once."""
+
+_ENTRY_BYTES: Final = 40
+
+
+class IdleSpent(Struct, frozen=True, array_like=True, tag="idle"):
+    """A prompt was sent for so much idle time of a candidate."""
+
+    stream_id: SharedId
+    idle_ms: Seconds
+
+
+class Waits(Struct, frozen=True, array_like=True, tag="waits"):
+    """How many interactive prompts wait at a router, by candidate; those not named: none."""
+
+    num_waiting: Annotated[tuple[tuple[SharedId, Count], ...], Meta(max_length=65_536)]
+
+
+class QueueShare(Elsewhere):
+    """Connects this router's queue with those of others.
+
+    Args:
+        load: Where idle time is spent that other routers spend.
+    """
+
+    def __init__(self, load: Load, *, names: CandidateNames, outbox: Outbox, peers: Peers) -> None:
+        self._load = load
+        self._names = names
+        self._outbox = outbox
+        self._peers = peers
+        self._waiting: dict[str, dict[CandidateId, int]] = {}  # by router
+        self._told: Mapping[CandidateId, int] = {}
+        self._told_s = 0.0
+        peers.notes.register(IdleSpent, self._learn_spent)
+        peers.notes.register(Waits, self._learn_waits)
+
+    def num_waiting(self, candidate: CandidateId) -> int:
+        if not self._waiting:
+            return 0
+        found = [self._waiting.get(router) for router in self._peers.routers]
+        return sum([counts.get(candidate, 0) for counts in found if counts is not None])
+
+    def waits(self, num_waiting: Mapping[CandidateId, int], now_s: float) -> None:
+        if num_waiting == self._told or (num_waiting and now_s < self._told_s + _PAUSE_S):
+            return
+        self._told, self._told_s = num_waiting, now_s
+        named = [(self._names.stream_id_of(id_), num) for id_, num in num_waiting.items()]
+        note = Waits(tuple([(name, num) for name, num in named if name is not None]))
+        self._outbox.tell_later(note, _ENTRY_BYTES * (1 + len(named)))
+
+    def spent(self, candidate: CandidateId, idle_ms: float) -> None:
+        stream_id = self._names.stream_id_of(candidate)
+        if stream_id is not None:
+            self._outbox.tell(IdleSpent(stream_id, idle_ms))
+
+    def _learn_spent(self, note: IdleSpent, _: str, now_s: float) -> None:
+        candidate = self._names.candidate_of(note.stream_id)
+        if candidate is not None:
+            self._load.spend_idle_time(candidate, note.idle_ms, now_s)
+
+    def _learn_waits(self, note: Waits, router: str, _: float) -> None:
+        named = [(self._names.candidate_of(name), num) for name, num in note.num_waiting]
+        alive = self._peers.routers
+        self._waiting = {name: held for name, held in self._waiting.items() if name in alive}
+        self._waiting[router] = {id_: num for id_, num in named if id_ is not None}

@@ -1,0 +1,24 @@
+"""What the queues of routers tell each other. A router alone has nothing to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from policies.view import CandidateId
+
+
+class Elsewhere:
+    """The queues of other routers, as this router's queue sees them."""
+
+    def num_waiting(self, candidate: CandidateId) -> int:
+        """Count the interactive prompts that wait for a candidate at other routers."""
+        return 0
+
+    def waits(self, num_waiting: Mapping[CandidateId, int], now_s: float) -> None:
+        """Tell how many interactive prompts wait here, by candidate; often called."""
+
+    def spent(self, candidate: CandidateId, idle_ms: float) -> None:
+        """Tell that a prompt was sent for so much idle time of a candidate."""
+
+
+NOBODY_ELSE = Elsewhere()
