@@ -61,7 +61,7 @@ class Cluster:
         )
         share_deaths(parts.deaths, names=self.names, outbox=self.outbox, peers=self.peers)
         self.queues = QueueShare(
-            parts.fleet.load, names=self.names, outbox=self.outbox, peers=self.peers
+            parts.fleet, names=self.names, outbox=self.outbox, peers=self.peers
         )
         if config.redis.is_configured:
             self.store = RedisStore(

@@ -1,8 +1,9 @@
-"""Shares what queues have in common: idle time that a prompt took, and how many prompts wait.
+"""Shares what queues have in common: turns that wait, how many, and idle time that one took.
 
-Each router has a queue of its own. A replica's room and window follow from notes on requests. Its
-idle time may be spent once, whichever router spends it, and the price of a prompt grows with all
-that wait for the replica.
+Each router has a queue of its own. A replica's room and window follow from notes on requests. The
+rest is here. A wait at another router is no pause of its conversation: if it were, the usual pause
+would grow, and with it the room that silent conversations keep. A replica's idle time may be spent
+once, whichever router spends it. The price of a prompt grows with all that wait for the replica.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from msgspec import Meta, Struct
 
 from policies.view import CandidateId
 from router.base.messages import SharedId
-from router.base.wire_types import Count, Seconds
+from router.base.wire_types import Count, Number, Seconds
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.replicas.elsewhere import Elsewhere
-from router.replicas.load import Load
+from router.replicas.fleet import Fleet
 
 _PAUSE_S: Final = 0.1
 """Shortest pause between two notes on prompts that wait. That none waits is told at once."""
@@ -34,6 +35,12 @@ class IdleSpent(Struct, frozen=True, array_like=True, tag="idle"):
     idle_ms: Seconds
 
 
+class Asked(Struct, frozen=True, array_like=True, tag="asked"):
+    """A conversation's next turn waits at a router: its pause is over."""
+
+    session_hash: Number
+
+
 class Waits(Struct, frozen=True, array_like=True, tag="waits"):
     """How many interactive prompts wait at a router, by candidate; those not named: none."""
 
@@ -44,17 +51,21 @@ class QueueShare(Elsewhere):
     """Connects this router's queue with those of others.
 
     Args:
-        load: Where idle time is spent that other routers spend.
+        fleet: Whose idle time other routers spend, and whose conversations go on there.
     """
 
-    def __init__(self, load: Load, *, names: CandidateNames, outbox: Outbox, peers: Peers) -> None:
-        self._load = load
+    def __init__(
+        self, fleet: Fleet, *, names: CandidateNames, outbox: Outbox, peers: Peers
+    ) -> None:
+        self._load = fleet.load
+        self._conversations = fleet.conversations
         self._names = names
         self._outbox = outbox
         self._peers = peers
         self._waiting: dict[str, dict[CandidateId, int]] = {}  # by router
         self._told: Mapping[CandidateId, int] = {}
         self._told_s = 0.0
+        peers.notes.register(Asked, self._learn_asked)
         peers.notes.register(IdleSpent, self._learn_spent)
         peers.notes.register(Waits, self._learn_waits)
 
@@ -72,10 +83,16 @@ class QueueShare(Elsewhere):
         note = Waits(tuple([(name, num) for name, num in named if name is not None]))
         self._outbox.tell_later(note, _ENTRY_BYTES * (1 + len(named)))
 
+    def asked(self, session: int) -> None:
+        self._outbox.tell(Asked(session))
+
     def spent(self, candidate: CandidateId, idle_ms: float) -> None:
         stream_id = self._names.stream_id_of(candidate)
         if stream_id is not None:
             self._outbox.tell(IdleSpent(stream_id, idle_ms))
+
+    def _learn_asked(self, note: Asked, _: str, now_s: float) -> None:
+        self._conversations.asked(note.session_hash, now_s)
 
     def _learn_spent(self, note: IdleSpent, _: str, now_s: float) -> None:
         candidate = self._names.candidate_of(note.stream_id)
