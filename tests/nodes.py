@@ -66,7 +66,7 @@ class Node:
             metrics=self.metrics,
             **settings,
         )
-        self.queues = QueueShare(self.fleet.load, names=names, outbox=self.outbox, peers=self.peers)
+        self.queues = QueueShare(self.fleet, names=names, outbox=self.outbox, peers=self.peers)
         self.ledger = SessionLedger()
         share_turns(
             self.ledger,

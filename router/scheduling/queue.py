@@ -129,6 +129,8 @@ class Queue(Generic[C]):
         self._num_added += 1
         self._note_turn(waiting, waiting.since_s)
         self._order.add(waiting, self._num_added, is_home=self._is_home(waiting, None))
+        if waiting.session is not None:
+            self._elsewhere.asked(waiting.session)
 
     def remove(self, waiting: Waiting) -> None:
         """Remove a request if it is in the queue: its client has left."""

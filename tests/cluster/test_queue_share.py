@@ -6,6 +6,7 @@ from policies import CandidateId
 from router.base.messages import Left, Notes
 from router.cluster.peers import LEASE_S
 from router.cluster.queue_share import IdleSpent, Waits
+from router.replicas.conversations import Conversations
 from tests.nodes import Node
 
 R1, R2 = CandidateId("r1"), CandidateId("r2")
@@ -14,6 +15,22 @@ R1, R2 = CandidateId("r1"), CandidateId("r2")
 def two() -> tuple[Node, Node]:
     """Make two routers that name their replicas differently."""
     return Node("a", ("x", "y")), Node("b", ("y", "x"))
+
+
+def test_a_wait_at_another_router_is_no_pause() -> None:
+    """Both learn the same usual pause, so silent conversations keep their room for as long."""
+    a, b = two()
+    for node, there in ((a, R1), (b, R2)):
+        node.conversations.begin(7, there, 100, 0, 1.0)
+        node.conversations.end(7, 2.0)
+    a.conversations.asked(7, 2.5)
+    a.queues.asked(7)
+    b.receive(a, now_s=2.5)
+    for node, there in ((a, R1), (b, R2)):
+        node.conversations.begin(7, there, 200, 100, 22.5)
+
+    assert b.conversations.patience_s == a.conversations.patience_s
+    assert b.conversations.patience_s < Conversations().patience_s
 
 
 def test_idle_time_is_spent_once() -> None:

@@ -49,6 +49,9 @@ class Others(Elsewhere):
     def waits(self, num_waiting: Mapping[CandidateId, int], now_s: float) -> None:
         self.told.append(dict(num_waiting))
 
+    def asked(self, session: int) -> None:
+        self.told.append(session)
+
     def spent(self, candidate: CandidateId, idle_ms: float) -> None:
         self.told.append((candidate, idle_ms))
 
@@ -394,7 +397,7 @@ def test_prompts_that_wait_at_other_routers_count_and_are_told_what_is_spent() -
     stage.idle_ms[A] = 1.001 * price_ms
     assert stage.release(0.2) == ["new"]
     stage.queue.tell_others(0.2)
-    assert stage.others.told == [{A: 1}, (A, pytest.approx(price_ms)), {}]
+    assert stage.others.told == [10, {A: 1}, (A, pytest.approx(price_ms)), {}]
 
 
 def test_a_prompt_goes_after_the_maximum_wait_if_the_window_is_open() -> None:
