@@ -35,13 +35,13 @@ class IdleSpent(Struct, frozen=True, array_like=True, tag="idle"):
     idle_ms: Seconds
 
 
-class Asked(Struct, frozen=True, array_like=True, tag="asked"):
+class TurnWaits(Struct, frozen=True, array_like=True, tag="turn_waits"):
     """A conversation's next turn waits at a router: its pause is over."""
 
     session_hash: Number
 
 
-class Waits(Struct, frozen=True, array_like=True, tag="waits"):
+class WaitingNow(Struct, frozen=True, array_like=True, tag="waits"):
     """How many interactive prompts wait at a router, by candidate; those not named: none."""
 
     num_waiting: Annotated[tuple[tuple[SharedId, Count], ...], Meta(max_length=65_536)]
@@ -65,9 +65,9 @@ class QueueShare(Elsewhere):
         self._waiting: dict[str, dict[CandidateId, int]] = {}  # by router
         self._told: Mapping[CandidateId, int] = {}
         self._told_s = 0.0
-        peers.notes.register(Asked, self._learn_asked)
+        peers.notes.register(TurnWaits, self._learn_asked)
         peers.notes.register(IdleSpent, self._learn_spent)
-        peers.notes.register(Waits, self._learn_waits)
+        peers.notes.register(WaitingNow, self._learn_waits)
 
     def num_waiting(self, candidate: CandidateId) -> int:
         if not self._waiting:
@@ -80,18 +80,18 @@ class QueueShare(Elsewhere):
             return
         self._told, self._told_s = num_waiting, now_s
         named = [(self._names.stream_id_of(id_), num) for id_, num in num_waiting.items()]
-        note = Waits(tuple([(name, num) for name, num in named if name is not None]))
+        note = WaitingNow(tuple([(name, num) for name, num in named if name is not None]))
         self._outbox.tell_later(note, _ENTRY_BYTES * (1 + len(named)))
 
     def asked(self, session: int) -> None:
-        self._outbox.tell(Asked(session))
+        self._outbox.tell(TurnWaits(session))
 
     def spent(self, candidate: CandidateId, idle_ms: float) -> None:
         stream_id = self._names.stream_id_of(candidate)
         if stream_id is not None:
             self._outbox.tell(IdleSpent(stream_id, idle_ms))
 
-    def _learn_asked(self, note: Asked, _: str, now_s: float) -> None:
+    def _learn_asked(self, note: TurnWaits, _: str, now_s: float) -> None:
         self._conversations.asked(note.session_hash, now_s)
 
     def _learn_spent(self, note: IdleSpent, _: str, now_s: float) -> None:
@@ -99,7 +99,7 @@ class QueueShare(Elsewhere):
         if candidate is not None:
             self._load.spend_idle_time(candidate, note.idle_ms, now_s)
 
-    def _learn_waits(self, note: Waits, router: str, _: float) -> None:
+    def _learn_waits(self, note: WaitingNow, router: str, _: float) -> None:
         named = [(self._names.candidate_of(name), num) for name, num in note.num_waiting]
         alive = self._peers.routers
         self._waiting = {name: held for name, held in self._waiting.items() if name in alive}

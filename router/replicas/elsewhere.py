@@ -15,13 +15,13 @@ class Elsewhere:
         return 0
 
     def waits(self, num_waiting: Mapping[CandidateId, int], now_s: float) -> None:
-        """Tell how many interactive prompts wait here, by candidate; often called."""
+        """Publish how many interactive prompts wait here, by candidate; often called."""
 
     def asked(self, session: int) -> None:
-        """Tell that a conversation's next turn has come, and waits here."""
+        """Publish that a conversation's next turn has come, and waits here."""
 
     def spent(self, candidate: CandidateId, idle_ms: float) -> None:
-        """Tell that a prompt was sent for so much idle time of a candidate."""
+        """Publish that a prompt was sent for so much idle time of a candidate."""
 
 
 NOBODY_ELSE = Elsewhere()

@@ -206,7 +206,7 @@ class Queue(Generic[C]):
         return True
 
     def tell_others(self, now_s: float) -> None:
-        """Tell other routers how many prompts wait here."""
+        """Publish how many prompts wait here."""
         self._elsewhere.waits(self._order.num_by_candidate, now_s)
 
     def _spread(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies import CandidateId
 from router.base.messages import Left, Notes
 from router.cluster.peers import LEASE_S
-from router.cluster.queue_share import IdleSpent, Waits
+from router.cluster.queue_share import IdleSpent, WaitingNow
 from router.replicas.conversations import Conversations
 from tests.nodes import Node
 
@@ -69,7 +69,7 @@ def test_numbers_are_told_ten_times_a_second_and_only_if_they_change() -> None:
         a.queues.waits({R1: num} if num else {}, now_s)
 
     notes = a.outbox.take_later()
-    assert [dict(note.num_waiting) for note in notes if isinstance(note, Waits)] == [
+    assert [dict(note.num_waiting) for note in notes if isinstance(note, WaitingNow)] == [
         {"http://x#0": 1},
         {"http://x#0": 3},
         {},
@@ -93,7 +93,7 @@ def test_what_waited_at_a_router_that_is_gone_does_not_count() -> None:
 def test_replicas_that_are_not_known_here_are_left_out() -> None:
     """Another router has found one first."""
     b = Node("b", ("y",))
-    notes = IdleSpent("http://z#0", 100.0), Waits((("http://z#0", 2), ("http://y#0", 1)))
+    notes = IdleSpent("http://z#0", 100.0), WaitingNow((("http://z#0", 2), ("http://y#0", 1)))
     b.peers.apply(Notes("a", notes), 1.0)
 
     assert b.queues.num_waiting(R1) == 1

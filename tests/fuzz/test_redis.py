@@ -35,7 +35,7 @@ from router.base.messages import (
     encode,
     pack_keys,
 )
-from router.cluster.queue_share import Asked, IdleSpent, Waits
+from router.cluster.queue_share import IdleSpent, TurnWaits, WaitingNow
 from router.cluster.redis_log import LogReader, read_logs
 from router.cluster.redis_snapshot import PoolSnapshot, named_bits, read_heads
 from router.config import ReplicaConfig
@@ -103,9 +103,9 @@ NOTES = Notes(
         ),
         Booked(5, encode(TURN)),
         Over(5, (7,)),
-        Asked(5),
+        TurnWaits(5),
         IdleSpent(X, 100.0),
-        Waits(((X, 2),)),
+        WaitingNow(((X, 2),)),
     ),
 )
 

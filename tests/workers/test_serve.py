@@ -124,8 +124,14 @@ async def test_the_feed_has_the_requests_of_all_workers() -> None:
             asked = {(await served.ask()).headers["x-warmroute-request-id"] for _ in range(12)}
             await ask_both(served, *engines)
             await until(lambda: asked <= ended)
-            served.kill_worker(2)
-            await until(lambda: states[-1]["workers"]["missing"] == [2])
+
+            def is_missed() -> bool:
+                """Return whether a state lacks worker 2; it may be back before the next one."""
+                with suppress(KeyError, OSError):
+                    served.kill_worker(2)
+                return bool(states[-1]["workers"]["missing"] == [2])
+
+            await until(is_missed)
             assert "worker 2 does not answer" in str(states[-1]["degraded"])
             await until(lambda: not states[-1]["workers"]["missing"])
             listening.cancel()
