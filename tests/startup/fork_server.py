@@ -82,7 +82,10 @@ def keep(client: socket.socket, environ: dict[str, str]) -> dict[str, Any] | Non
     os.setsid()  # a signal to those that wait for us is not for forks
     _, fds, _, _ = socket.recv_fds(client, 1, 3)
     with client.makefile("rb") as lines:
-        order: dict[str, Any] = json.loads(lines.readline())
+        line = lines.readline()
+    if not line:  # the client has ended before it said anything
+        os._exit(0)
+    order: dict[str, Any] = json.loads(line)
     if read_at_import(order["environ"]) != environ:
         client.sendall(b"0\n")
         os._exit(0)
