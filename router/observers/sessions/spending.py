@@ -1,9 +1,11 @@
 """What a turn takes of its replicas: GPU seconds, and money where an hour has a price.
 
     prompt    the time to compute its uncached tokens, by the learned cost model, with the attention
-              to cached ones; and the time to read tokens from CPU memory or a pool
+              to cached ones; and the time to read tokens from CPU memory or a pool; at most the
+              time until its first token, or its end if it is not streamed
     answer    its share of the time that its replica decodes, see `decode_shares`
-    saved     the time to compute the whole prompt, less what its prompt took
+    saved     the time to compute the whole prompt, less what its prompt took; the same model, and
+              as much less where the prompt would exceed its time
 
 A second is one of the whole replica, whatever the number of its GPUs. A token that is cached on the
 GPU costs nothing but the attention to it. The latency of every first token (`base_ms`) is no work.
@@ -69,6 +71,10 @@ def spending_of(
     prefill_ms = cost.prefill_ms(max(0, num_tokens - num_cached), num_cached)
     compute_ms = prefill_ms - cost.base_ms
     saved_ms = max(0.0, cost.prefill_ms(num_tokens, 0) - prefill_ms - read_ms)
+    most_ms = facts.ttft_ms if facts.ttft_ms is not None else 1e3 * (facts.ended_s - facts.placed_s)
+    if compute_ms + read_ms > most_ms:  # the model is still to be learned, or is wrong here
+        ratio = most_ms / (compute_ms + read_ms)
+        compute_ms, read_ms, saved_ms = ratio * compute_ms, ratio * read_ms, ratio * saved_ms
     spent = saved = None
     if price is not None and prefill_price is not None:
         spent = (compute_ms * prefill_price + (read_ms + decode_ms) * price) / _MS_PER_HOUR

@@ -25,6 +25,7 @@ from tests.faults.tenants import tenants_file
 
 Row = dict[str, Any]
 R1 = CandidateId("r1")
+UNHURRIED = TimeModel(base_ms=5.0, ms_per_prefill_token=0.3)  # slower than the cost model's prior
 
 
 async def sessions(stage: Stage, query: str = "") -> list[Row]:
@@ -43,7 +44,7 @@ async def two_turns(stage: Stage, *engines: Any, headers: Any = None) -> None:
 
 async def test_without_a_price_there_are_gpu_seconds_only() -> None:
     """Cached tokens cost nearly nothing, and computing them was saved."""
-    async with Engines(1) as engines, on_stage(*engines) as stage:
+    async with Engines(1, time_model=UNHURRIED) as engines, on_stage(*engines) as stage:
         await two_turns(stage, *engines)
         (row,) = await sessions(stage)
         name = row["session"]
@@ -58,7 +59,7 @@ async def test_without_a_price_there_are_gpu_seconds_only() -> None:
 
 async def test_each_replica_has_its_own_price() -> None:
     """Its own, else the default of all; a turn costs what its replica does."""
-    async with Engines(2) as engines:
+    async with Engines(2, time_model=UNHURRIED) as engines:
         own = {"url": engines[0].url, "cost_per_hour": 36.0}
         other = {"url": engines[1].url}
         async with on_stage(*engines, replicas=[own, other], engine__cost_per_hour=3.6) as stage:
@@ -71,6 +72,24 @@ async def test_each_replica_has_its_own_price() -> None:
     assert {row["home"] for row in rows} == set(prices)
     for row in rows:
         assert row["cost"] == pytest.approx(row["gpu_s"] * prices[row["home"]] / 3600, rel=0.05)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_no_turn_is_charged_more_than_the_time_that_passed(is_streamed: bool) -> None:
+    """Whatever a model that is still to be learned predicts; and what was saved shrinks with it."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        begun_s = time.monotonic()
+        for number in range(3):
+            body = chat(words(number, 3_000))
+            await stage.ask(streamed(body) if is_streamed else body)
+        took_s = time.monotonic() - begun_s
+        rows = await sessions(stage)
+        await stage.ask(chat(words(0, 3_000), "yes", "go on"))
+        await stage.settled(*engines)
+        saved_s = max(row["saved_s"] for row in await sessions(stage))
+
+    assert 0.0 < sum(row["gpu_s"] for row in rows) <= took_s + 2e-3
+    assert saved_s < 1.0
 
 
 async def test_all_requests_together_get_at_most_the_time_that_passed() -> None:
