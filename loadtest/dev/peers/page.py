@@ -113,7 +113,7 @@ def grid_tables(found: Comparison) -> str:
             pace = fmean(run.pace for run in of_group)
             parts += [
                 f"### {title}",
-                f"Measured time per prompt: {pace:.1f} times what the simulator expects.",
+                f"A prompt took these engines {pace:.1f} times as long as in the simulator.",
                 sum_table(of_group, _BASELINE),
             ]
     others = [arm for arm in dict.fromkeys(run.arm for run in runs) if arm not in _NO_RIVALS]
