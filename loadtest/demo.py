@@ -73,7 +73,7 @@ class Job(Struct, frozen=True, kw_only=True):
 @click.option(
     "--short",
     is_flag=True,
-    help="A quarter of the turns: a smoke test for CI, too small for a verdict.",
+    help="A few turns: a smoke test for CI, whose verdict says little.",
 )
 @output_option(
     is_file=False,

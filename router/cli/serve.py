@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import os
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
+from msgspec import Struct
 
 from policies.registry import POLICIES
 from router import config as configuration
@@ -192,6 +195,16 @@ def schema() -> None:
     click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
+def _lines_of(policy: type[Struct]) -> list[str]:
+    """Return a policy's description, and a line for each parameter."""
+    lines = inspect.cleandoc(policy.__doc__ or "").splitlines()
+    described = msgspec.json.schema(policy)["$defs"][policy.__name__]["properties"]
+    for field in msgspec.structs.fields(policy):
+        text = described[field.name].get("description", "")
+        lines += ["", f"--policy-param {field.name}={field.default:g}", f"    {text}"]
+    return [lines[0], *(f"    {line}".rstrip() for line in lines[1:])]
+
+
 @click.command()
 @click.argument("name", required=False)
 def policies(name: str | None) -> None:
@@ -208,4 +221,4 @@ def policies(name: str | None) -> None:
     for each in sorted(POLICIES) if name is None else (name,):
         policy = POLICIES[each]
         click.secho(each, bold=True)
-        click.echo("    " + "\n    ".join((policy.__doc__ or "").strip().splitlines()) + "\n")
+        click.echo("    " + "\n".join(_lines_of(policy)) + "\n")

@@ -167,7 +167,7 @@ def _overview(fields: dict[str, Any]) -> str:
         ]
         for each in sessions
     ]
-    console.print(f"The {len(sessions):,} sessions that cost most, of {fields['total']:,}")
+    console.print(f"Sessions that cost most: {len(sessions):,} of {fields['total']:,}")
     console.print(without_empty(COLUMNS, rows, console.width))
     for found in fields["findings"]:
         if found["session"] is None:  # it is about all of them

@@ -194,6 +194,9 @@ def test_policies_are_explained() -> None:
 
     assert result.exit_code == 0
     assert set(POLICIES) <= set(result.stdout.splitlines())
+    assert (
+        "--policy-param alpha=4\n        Weight of the delay" in run("policies", "kv_aware").stdout
+    )
 
 
 def test_the_version_is_reported() -> None:

@@ -43,12 +43,12 @@ async def test_why_lists_the_sessions_that_cost_most() -> None:
 
     assert nothing.stdout == "no sessions yet: they are listed after their first answer\n"
     lines = listed.stdout.splitlines()
-    assert lines[0] == "The 2 sessions that cost most, of 2"
+    assert lines[0] == "Sessions that cost most: 2 of 2"
     assert lines[2].split()[1:4] == ["r1", "4", f"{raw['sessions'][0]['prompt_tokens']:,}"]
     assert lines[2].split()[-1] == "changed"
     found = f"! session {raw['findings'][0]['session']}: the system prompt contains a time of day"
     assert found in listed.stdout
-    assert one.stdout.splitlines()[0] == "The 1 sessions that cost most, of 2"
+    assert one.stdout.splitlines()[0] == "Sessions that cost most: 1 of 2"
     assert [each["hint"] for each in raw["findings"]] == ["time"]
     assert SECRET not in listed.stdout
 
