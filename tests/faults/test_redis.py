@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -225,10 +226,19 @@ async def test_a_flushed_redis_is_filled_again(start_redis: Start) -> None:
         assert "Redis was emptied or replaced" in stages[0].log
 
 
+def num_positions(redis: RedisServer) -> int:
+    """Count the streams whose log in Redis is complete up to a position."""
+    heads: Any = redis.client.hkeys("{wr:default}:feeds")
+    return sum(name.startswith(b"p") for name in heads)
+
+
 async def test_connections_cut_are_opened_again(start_redis: Start) -> None:
     """A proxy, a firewall, CLIENT KILL: no block is written again for it."""
     redis = start_redis()
     async with Engines(2) as engines, on_stages(*engines, redis=redis, **PATIENT) as stages:
+        for session in range(4):  # both engines: a log without a position is begun again
+            await turns(stages, engines, 2, session)
+        await stages[0].until(lambda: num_positions(redis) == len(engines))
         rewrites = [s.metric("warmroute_sharing_total", kind="rewrites") for s in stages]
         async with under_load(stages) as load:
             for _ in range(5):
