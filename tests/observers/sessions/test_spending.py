@@ -119,7 +119,10 @@ async def test_all_requests_together_get_at_most_the_time_that_passed() -> None:
 async def test_turns_are_summed_by_tenant_and_model(tmp_path: Path) -> None:
     """As JSON, as CSV, and in the state of the page."""
     settings = {"tenants__file": tenants_file(tmp_path), "engine__cost_per_hour": 3.6}
-    async with Engines(1) as engines, on_stage(*engines, **settings) as stage:
+    async with (
+        Engines(1, time_model=UNHURRIED) as engines,
+        on_stage(*engines, **settings) as stage,
+    ):
         await two_turns(stage, *engines, headers=TENANT_A)
         await stage.settled(*engines)
         (session,) = await sessions(stage)
