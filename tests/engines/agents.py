@@ -139,7 +139,7 @@ AGENTS: Final = (
             block="/hooks/opencode",
             file=".config/opencode/plugins/warmroute.js",
             delegates=_delegates("task", description=_LOOK, prompt=_LOOK, subagent_type="general"),
-            compacts=((), "warm " * 9_000),  # beyond the context that the page gives it
+            compacts=((), "warm " * 9_000),  # beyond its context
         ),
     ),
 )
@@ -207,7 +207,7 @@ def _block(part: str) -> str:
     """Find a block of the page, for the tiny model."""
     page = (REPOSITORY / "docs/guides/agents.md").read_text(encoding="utf-8")
     [code] = [block.code for block in blocks(page) if part in block.code]
-    return code.replace(MODEL, "tiny")
+    return code.replace(MODEL, "tiny").replace('"context": 262144', '"context": 40960')
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.engine_model.time_model import TimeModel
 from router.config.experiments import Arm, Experiment
 from tests.faults.pooled import pooled
 from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage, streamed, words
@@ -93,8 +94,13 @@ async def test_what_is_degraded_is_said() -> None:
 
 
 async def test_a_session_opens_with_its_turns_and_what_to_do() -> None:
-    """By keyboard; Escape closes it."""
-    async with Engines(1) as engines, on_stage(*engines) as stage, shown(stage) as page:
+    """By keyboard; Escape closes it. The session that costs most is the first."""
+    slow = TimeModel(base_ms=5.0, ms_per_prefill_token=0.3)
+    async with (
+        Engines(1, time_model=slow) as engines,
+        on_stage(*engines) as stage,
+        shown(stage) as page,
+    ):
         await two_sessions(stage, *engines)
         await page.until("document.querySelectorAll('#sessions tbody tr').length === 2")
         label = "[...document.querySelectorAll('#sessions svg')].map(each => each.ariaLabel)"
