@@ -17,7 +17,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 FILES: Final = ("pyproject.toml", "docker/prometheus/alerts.yml")
 """The files that have it. Alerts are read where nothing generates them."""
 
-_PLACEHOLDER: Final = ".example"  # nobody can have this top-level domain: RFC 2606
+_PLACEHOLDER: Final = ".example"  # a reserved top-level domain: RFC 2606
 
 
 def repository(root: Path | None = None) -> str:

@@ -38,7 +38,7 @@ class ModelAliases:
         """Return the body to read and to forward; without an alias it is `body` itself.
 
         Args:
-            body: As a client sent it, decompressed. What is no JSON object has no alias.
+            body: As a client sent it, decompressed. Only a JSON object has an alias.
             served: Models that are served under their own name: no alias hides them.
         """
         if not body:
@@ -46,7 +46,7 @@ class ModelAliases:
         try:
             name = _DECODER.decode(body).model
         except (msgspec.DecodeError, RecursionError):
-            return body  # whoever reads it says what is wrong
+            return body  # its reader says what is wrong
         if name is UNSET or name in served:
             return body
         model = self._model_of(name)

@@ -15,7 +15,7 @@ from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.queue_share import QueueShare
 from router.cluster.redis_store import RedisStore
-from router.replicas.elsewhere import NOBODY_ELSE, Elsewhere
+from router.replicas.elsewhere import ALONE, Elsewhere
 
 if TYPE_CHECKING:
     from router.assembly.parts import Parts
@@ -40,7 +40,7 @@ class Cluster:
         self.store: RedisStore | None = None
         self.orders: OrderShare | None = None
         self.sharing: Sharing | None = None
-        self.queues: Elsewhere = NOBODY_ELSE
+        self.queues: Elsewhere = ALONE
         if not config.redis.is_configured and peer_name is None:
             return
         name = peer_name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -81,7 +81,7 @@ def why(name: str | None, by: str, tenant: str | None, limit: int, admin: Admin)
 
     It shows what they cost, too. GPU seconds are seconds of whole replicas. A prompt takes the time
     to compute its uncached tokens (by the learned cost model) and to read others. An answer takes
-    an equal share of each second in which its replica decodes. Idle time belongs to nobody.
+    an equal share of each second in which its replica decodes. Idle time is charged to none.
     `cost_per_hour` of a replica adds money.
     """
     if by != "session":

@@ -8,7 +8,7 @@ once, whichever router spends it. The price of a prompt grows with all that wait
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -23,7 +23,7 @@ from router.replicas.elsewhere import Elsewhere
 from router.replicas.fleet import Fleet
 
 _PAUSE_S: Final = 0.1
-"""Shortest pause between two notes on prompts that wait. That none waits is told at once."""
+"""Shortest pause between two notes on prompts that wait. An empty queue is published at once."""
 
 _ENTRY_BYTES: Final = 40
 
@@ -63,8 +63,8 @@ class QueueShare(Elsewhere):
         self._outbox = outbox
         self._peers = peers
         self._waiting: dict[str, dict[CandidateId, int]] = {}  # by router
-        self._told: Mapping[CandidateId, int] = {}
-        self._told_s = 0.0
+        self._published: Mapping[CandidateId, int] = {}
+        self._published_s = 0.0
         peers.notes.register(TurnWaits, self._learn_asked)
         peers.notes.register(IdleSpent, self._learn_spent)
         peers.notes.register(WaitingNow, self._learn_waits)
@@ -75,10 +75,11 @@ class QueueShare(Elsewhere):
         found = [self._waiting.get(router) for router in self._peers.routers]
         return sum([counts.get(candidate, 0) for counts in found if counts is not None])
 
-    def waits(self, num_waiting: Mapping[CandidateId, int], now_s: float) -> None:
-        if num_waiting == self._told or (num_waiting and now_s < self._told_s + _PAUSE_S):
+    def waits(self, count: Callable[[], Mapping[CandidateId, int]], now_s: float) -> None:
+        num_waiting = count()
+        if num_waiting == self._published or (num_waiting and now_s < self._published_s + _PAUSE_S):
             return
-        self._told, self._told_s = num_waiting, now_s
+        self._published, self._published_s = num_waiting, now_s
         named = [(self._names.stream_id_of(id_), num) for id_, num in num_waiting.items()]
         note = WaitingNow(tuple([(name, num) for name, num in named if name is not None]))
         self._outbox.tell_later(note, _ENTRY_BYTES * (1 + len(named)))

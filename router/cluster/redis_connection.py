@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import hiredis
@@ -103,18 +104,8 @@ class RedisConnection:
             StoreUnavailable: no answer, or not in time. What was carried out is not known.
             StoreRefused: there is no speaking to this server.
         """
-        timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._exchange(commands)
-        except TimeoutError as exc:
-            await self._look_elsewhere(timeout_s)
-            raise StoreUnavailable(
-                f"Redis at {self._where()} did not answer within {timeout_s:g} s"
-            ) from exc
-        except (errors.RedisError, OSError) as exc:
-            await self.close()
-            raise store_error(exc, self._where()) from exc
+        async with self._within(self._config.timeout_s if timeout_s is None else timeout_s):
+            return await self._exchange(commands)
 
     async def subscribe(self, channel: str) -> Subscription:
         """Receive what is published on a channel from here on, over a connection of its own.
@@ -123,26 +114,17 @@ class RedisConnection:
             StoreError: see `ask`.
         """
         timeout_s = self._config.timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                pool = self._pool or await self._located()
-                connection: AbstractConnection = pool.make_connection()  # type: ignore[no-untyped-call]
-                subscription = Subscription(connection, self._where, timeout_s=timeout_s)
-                try:
-                    await connection.connect()  # type: ignore[no-untyped-call]
-                    await subscription.begin(channel)
-                except BaseException:
-                    await subscription.close()
-                    raise
-        except TimeoutError as exc:
-            await self._look_elsewhere(timeout_s)
-            raise StoreUnavailable(
-                f"Redis at {self._where()} did not answer within {timeout_s:g} s"
-            ) from exc
-        except (errors.RedisError, OSError) as exc:
-            await self.close()
-            raise store_error(exc, self._where()) from exc
-        return subscription
+        async with self._within(timeout_s):
+            pool = self._pool or await self._located()
+            connection: AbstractConnection = pool.make_connection()  # type: ignore[no-untyped-call]
+            subscription = Subscription(connection, self._where, timeout_s=timeout_s)
+            try:
+                await connection.connect()  # type: ignore[no-untyped-call]
+                await subscription.begin(channel)
+            except BaseException:
+                await subscription.close()
+                raise
+            return subscription
 
     @property
     def db(self) -> int:
@@ -169,6 +151,25 @@ class RedisConnection:
             await asyncio.shield(pool.disconnect(inuse_connections=False))
 
     # -- inside ------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _within(self, timeout_s: float) -> AsyncIterator[None]:
+        """Bound what is asked within, and name what fails; the next operation looks elsewhere.
+
+        Raises:
+            StoreUnavailable: it was not done in time; StoreError: see `store_error`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError as exc:
+            await self._look_elsewhere(timeout_s)
+            raise StoreUnavailable(
+                f"Redis at {self._where()} did not answer within {timeout_s:g} s"
+            ) from exc
+        except (errors.RedisError, OSError) as exc:
+            await self.close()
+            raise store_error(exc, self._where()) from exc
 
     async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         pool = self._pool or await self._located()

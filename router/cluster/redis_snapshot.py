@@ -29,7 +29,7 @@ MAX_STREAMS: Final = 65_536
 
 BLOCKS_A_CALL: Final = 2_000  # 1 ms of the server's time
 _MAX_VALUES: Final = 65_536  # distinct ones that are remembered
-_MAX_VALUE_BYTES: Final = 2 * MAX_STREAMS // 8  # a bit of each holder: two tiers a stream
+_MAX_VALUE_BYTES: Final = 2 * MAX_STREAMS // 8  # a bit of each pool, and of dead ones
 
 
 class PoolSnapshot:

@@ -1,4 +1,4 @@
-"""What a worker of `serve --workers` is told by its parent, and how that changes its settings."""
+"""What a worker of `serve --workers` gets from its parent, and how that changes its settings."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ _MAX_CHECKED = 1_024  # blocks of the match of the chosen candidate
 class Speculation:
     """The claim that a request is computing these blocks at a candidate now.
 
-    Only its first block is entered at once: whoever matches up to there enters the others. Most
+    Only its first block is entered at once: a match that reaches it enters the others. Most
     claims end before, which saves 60 us of 280 blocks.
 
     `end` gives it back. If the candidate was cleared in between, that does nothing.
@@ -72,10 +72,10 @@ class Speculation:
         self._holdings = holdings
         self._keys = keys
         first = keys[0] if keys else None
-        alike = holdings.deferred.get(first) if first is not None else None
-        if alike is not None:
-            alike.enter()
-        if first is None or alike is not None or first in holdings.gpu or len(keys) < min_deferred:
+        other = holdings.deferred.get(first) if first is not None else None
+        if other is not None:
+            other.enter()
+        if first is None or other is not None or first in holdings.gpu or len(keys) < min_deferred:
             self._num_entered = len(keys)
         else:
             self._num_entered = 1

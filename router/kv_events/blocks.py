@@ -181,8 +181,8 @@ class RankBlocks:
         for kind, group in groupby(batch.events, type):
             events = list(group)
             if kind is BlockRemoved:  # vLLM reports each evicted block by an event of its own
-                for _, alike in groupby(cast(list[BlockRemoved], events), _BUT_BLOCKS):
-                    self._remove(list(alike))
+                for _, removals in groupby(cast(list[BlockRemoved], events), _BUT_BLOCKS):
+                    self._remove(list(removals))
             elif kind is not AllBlocksCleared and not issubclass(kind, BlockStored):
                 self.counters.num_unknown_events += len(events)
             else:

@@ -1,8 +1,8 @@
-"""What the queues of routers tell each other. A router alone has nothing to tell."""
+"""Shares the state of queues between routers. A router alone shares nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from policies.view import CandidateId
 
@@ -14,7 +14,7 @@ class Elsewhere:
         """Count the interactive prompts that wait for a candidate at other routers."""
         return 0
 
-    def waits(self, num_waiting: Mapping[CandidateId, int], now_s: float) -> None:
+    def waits(self, count: Callable[[], Mapping[CandidateId, int]], now_s: float) -> None:
         """Publish how many interactive prompts wait here, by candidate; often called."""
 
     def asked(self, session: int) -> None:
@@ -24,4 +24,4 @@ class Elsewhere:
         """Publish that a prompt was sent for so much idle time of a candidate."""
 
 
-NOBODY_ELSE = Elsewhere()
+ALONE = Elsewhere()

@@ -25,7 +25,7 @@ from router.base.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.base.loop_turns import TURN_S
 from router.config import QueueConfig
 from router.metrics import Metrics
-from router.replicas.elsewhere import NOBODY_ELSE, Elsewhere
+from router.replicas.elsewhere import ALONE, Elsewhere
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import NOTHING, InFront
 from router.replicas.recent import RecentRate
@@ -73,7 +73,7 @@ class WaitingRoom:
         place: Place,
         metrics: Metrics,
         rules: QueueRules = DEFAULT_RULES,
-        elsewhere: Elsewhere = NOBODY_ELSE,
+        elsewhere: Elsewhere = ALONE,
     ) -> None:
         self._config = config
         self._is_on = is_on
@@ -285,7 +285,7 @@ class WaitingRoom:
             ):
                 self._wake()
         finally:
-            self._queue.tell_others(monotonic())
+            self._queue.publish_waiting(monotonic())
             if self._queue:
                 self._once_changed.add(self._wake)
                 self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.release)

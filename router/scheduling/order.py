@@ -69,7 +69,6 @@ class Order:
         num_batch = self._num_there[candidate, True] if for_batch else 0
         return self._num_there[candidate, False] + num_batch
 
-    @property
     def num_by_candidate(self) -> dict[CandidateId, int]:
         """Count the interactive requests for each candidate."""
         return {

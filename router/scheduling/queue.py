@@ -32,7 +32,7 @@ from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from policies.view import CandidateCost, CandidateId
 from router.replicas.conversations import Conversations
-from router.replicas.elsewhere import NOBODY_ELSE, Elsewhere
+from router.replicas.elsewhere import ALONE, Elsewhere
 from router.replicas.ledger import NOTHING, InFront
 from router.scheduling.order import LineKey, Order
 from router.scheduling.waiting import Candidates, Choice, QueueRules, Waiting, level_of
@@ -101,7 +101,7 @@ class Queue(Generic[C]):
         working_sets: Conversations,
         candidates: Candidates,
         has_blocks: Callable[[Waiting, C], bool],
-        elsewhere: Elsewhere = NOBODY_ELSE,
+        elsewhere: Elsewhere = ALONE,
     ) -> None:
         self._rules = rules
         self._working_sets = working_sets
@@ -205,7 +205,7 @@ class Queue(Generic[C]):
         self._spread(now_s, choose, send, full)
         return True
 
-    def tell_others(self, now_s: float) -> None:
+    def publish_waiting(self, now_s: float) -> None:
         """Publish how many prompts wait here."""
         self._elsewhere.waits(self._order.num_by_candidate, now_s)
 

@@ -62,13 +62,17 @@ class _Stored:
         return [type(note) for note in await self.next()]
 
 
+async def published(peer: Peer, store: _Stored) -> None:
+    """Publish what a router has in flight, until cancelled."""
+    await loops.NotePublisher(cast(RedisStore, store), peer.outbox).run()
+
+
 async def test_that_a_request_began_is_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """First tokens and ends wait for others, or for the next one that begins."""
     monkeypatch.setattr(outbox, "SOON_S", 3600.0)
     peer, store = Peer("one"), _Stored()
     async with asyncio.TaskGroup() as group:
-        publisher = loops.NotePublisher(cast(RedisStore, store), peer.outbox)
-        publishing = group.create_task(publisher.run())
+        publishing = group.create_task(published(peer, store))
 
         first, _ = peer.begin("r1", [], 0.0)
         assert await store.next_kinds() == [Began]
@@ -92,9 +96,7 @@ async def test_requests_that_begin_in_a_burst_travel_together(
     monkeypatch.setattr(loops, "BURST_S", 0.5)
     peer, store = Peer("one"), _Stored()
     async with asyncio.TaskGroup() as group:
-        publishing = group.create_task(
-            loops.NotePublisher(cast(RedisStore, store), peer.outbox).run()
-        )
+        publishing = group.create_task(published(peer, store))
         await asyncio.sleep(0)
         await asyncio.sleep(0.6)  # a pause
         started_s = asyncio.get_running_loop().time()
@@ -118,9 +120,7 @@ def test_notes_a_moment_after_a_message_wait_on_every_loop(
     async def begin_many() -> int:
         peer, store = Peer("one"), _Stored()
         async with asyncio.TaskGroup() as group:
-            publishing = group.create_task(
-                loops.NotePublisher(cast(RedisStore, store), peer.outbox).run()
-            )
+            publishing = group.create_task(published(peer, store))
             for _ in range(100):
                 for _ in range(3):
                     peer.begin("r1", [], 0.0)
@@ -139,9 +139,7 @@ async def test_what_is_only_shown_goes_with_the_next_message(
     monkeypatch.setattr(outbox, "LATER_S", 3600.0)
     peer, store = Peer("one"), _Stored()
     async with asyncio.TaskGroup() as group:
-        publishing = group.create_task(
-            loops.NotePublisher(cast(RedisStore, store), peer.outbox).run()
-        )
+        publishing = group.create_task(published(peer, store))
         await asyncio.sleep(0)
         peer.outbox.tell_later(Answered(1), 10)
         await asyncio.sleep(0.02)

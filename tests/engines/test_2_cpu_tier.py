@@ -12,7 +12,7 @@ from tests.engines.harness import REPOSITORY
 from tests.loadtest.engine_model.recorded_tier import differences
 
 SEEDS = ("1", "2", "3", "4", "5", "6")
-"""Of others, 150851 and 809905 differ late in the sequence: the model is not yet exact there."""
+"""Two others, 150851 and 809905, differ late in the sequence: the model is not yet exact there."""
 
 
 def test_a_cpu_tier_does_what_vllms_does() -> None:

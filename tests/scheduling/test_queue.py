@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
@@ -37,23 +37,23 @@ class Chosen(Struct):
 
 
 class Others(Elsewhere):
-    """The queues of other routers: how many wait there, and what they are told."""
+    """The queues of other routers: how many wait there, and what is published to them."""
 
     def __init__(self) -> None:
         self.num = 0
-        self.told: list[Any] = []
+        self.published: list[Any] = []
 
     def num_waiting(self, candidate: CandidateId) -> int:
         return self.num if candidate == A else 0
 
-    def waits(self, num_waiting: Mapping[CandidateId, int], now_s: float) -> None:
-        self.told.append(dict(num_waiting))
+    def waits(self, count: Callable[[], Mapping[CandidateId, int]], now_s: float) -> None:
+        self.published.append(dict(count()))
 
     def asked(self, session: int) -> None:
-        self.told.append(session)
+        self.published.append(session)
 
     def spent(self, candidate: CandidateId, idle_ms: float) -> None:
-        self.told.append((candidate, idle_ms))
+        self.published.append((candidate, idle_ms))
 
 
 class Stage:
@@ -383,21 +383,21 @@ def test_the_price_grows_with_the_requests_that_wait_there(batch: bool, num_coun
     assert len(stage.release(0.3)) == 1
 
 
-def test_prompts_that_wait_at_other_routers_count_and_are_told_what_is_spent() -> None:
+def test_prompts_that_wait_at_other_routers_count_and_learn_what_is_spent() -> None:
     stage = Stage()
     stage.others.num = 3
     stage.lives(1, A, 9_000)
     stage.ask("new", 2_000, session=10)
     assert stage.release(0.1) == []  # now it has a replica
-    stage.queue.tell_others(0.1)
+    stage.queue.publish_waiting(0.1)
     price_ms = 4 * stage.price_ms(2_000, num_fitting=1.0)
     stage.idle_ms[A] = 0.999 * price_ms
     assert stage.release(0.15) == []
 
     stage.idle_ms[A] = 1.001 * price_ms
     assert stage.release(0.2) == ["new"]
-    stage.queue.tell_others(0.2)
-    assert stage.others.told == [10, {A: 1}, (A, pytest.approx(price_ms)), {}]
+    stage.queue.publish_waiting(0.2)
+    assert stage.others.published == [10, {A: 1}, (A, pytest.approx(price_ms)), {}]
 
 
 def test_a_prompt_goes_after_the_maximum_wait_if_the_window_is_open() -> None:

@@ -1,7 +1,7 @@
 """Crowds at one router process: many agents that think, many streams at once, a burst of chats.
 
 Agents keep their connections open and send a short turn now and then, throughout. In front of them
-come streams, all at once, and then large chats, all at once, whose prompts nobody has seen. Another
+come streams, all at once, and then large chats, all at once, whose prompts are new. Another
 process asks `/healthz` on a new connection 50 times a second, as a liveness probe would.
 """
 

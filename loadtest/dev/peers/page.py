@@ -43,8 +43,8 @@ _ROUTERS: Final = tuple(one.name.replace("`", "") for one in CONTESTANTS)
 _BASELINE: Final = "vllm-router sticky_least_loaded"
 _NO_RIVALS: Final = (DEFAULT, WITHOUT_QUEUE, UNLIMITED)
 _GROUPS: Final[dict[str, Callable[[Cell], bool]]] = {
-    "Slow prefill": lambda cell: cell.prefill == "slow" and not cell.has_pool and not cell.tier,
-    "Fast prefill": lambda cell: cell.prefill == "fast" and not cell.has_pool and not cell.tier,
+    "Slow prefill": lambda cell: cell.prefill == "slow" and cell.is_bare,
+    "Fast prefill": lambda cell: cell.prefill == "fast" and cell.is_bare,
     "With a CPU tier": lambda cell: cell.tier > 0.0,
     "With a Mooncake pool over TCP": lambda cell: cell.has_pool,
 }

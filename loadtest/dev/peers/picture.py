@@ -20,10 +20,7 @@ _OTHERS: Final = "#b4bbc3"
 
 def slow_prefill(runs: Sequence[GridRun]) -> list[GridRun]:
     """Return the runs that the picture is drawn from: slow prefill, nothing behind the caches."""
-    return [
-        run for run in runs
-        if run.cell.prefill == "slow" and not run.cell.has_pool and not run.cell.tier
-    ]  # fmt: skip
+    return [run for run in runs if run.cell.prefill == "slow" and run.cell.is_bare]
 
 
 def draw_comparison(runs: Sequence[GridRun], routers: Sequence[str]) -> bytes:

@@ -80,6 +80,11 @@ class Cell(Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def is_bare(self) -> bool:
+        """Whether nothing is behind the caches: no pool, no CPU tier."""
+        return not self.has_pool and not self.tier
+
+    @property
     def longest_wait_s(self) -> float:
         """Bound a wait: with fast prefill, runs of one cell end within a minute."""
         return _THINK_S[self.think][2]

@@ -9,7 +9,7 @@
 
 A second is one of the whole replica, whatever the number of its GPUs. A token that is cached on the
 GPU costs nothing but the attention to it. The latency of every first token (`base_ms`) is no work.
-Time in which a replica is idle belongs to nobody.
+Time in which a replica is idle is charged to no request.
 """
 
 from __future__ import annotations
