@@ -4,8 +4,8 @@
     child          one process that is started again when it ends                  `Child`
     private_redis  the Redis that workers share if none is configured              `PrivateRedis`
 
-The parent answers no request. A worker is a router in a process of its own, as its
-parent says (router.config.worker). Workers share state as routers of one Redis do (router.cluster), and answer
+The parent answers no request. A worker is a router in a process of its own, as its parent says
+(router.config.worker). Workers share state as routers of one Redis do (router.cluster), and answer
 the admin port for one another (router.http.siblings).
 
     SIGTERM, SIGINT   to the parent: passed on; it ends when all workers have drained
