@@ -27,11 +27,14 @@ class ModelAliases:
     Args:
         models: Name, in which `*` stands for any characters, to served model. The first that fits
             counts.
+
+    names: Those without `*`.
     """
 
-    __slots__ = ("_models",)
+    __slots__ = ("_models", "names")
 
     def __init__(self, models: Mapping[str, str]) -> None:
+        self.names = [name for name in models if "*" not in name]
         self._models = [(_pattern(name), model) for name, model in models.items()]
 
     def apply(self, body: bytes | None, served: Container[str]) -> bytes | None:
@@ -49,10 +52,11 @@ class ModelAliases:
             return body  # its reader says what is wrong
         if name is UNSET or name in served:
             return body
-        model = self._model_of(name)
+        model = self.model_of(name)
         return body if model is None else with_fields(body, {"model": model})
 
-    def _model_of(self, name: str) -> str | None:
+    def model_of(self, name: str) -> str | None:
+        """Return the served model that a name stands for; None: it is no alias."""
         return next((model for names, model in self._models if names.fullmatch(name)), None)
 
 

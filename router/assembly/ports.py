@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from router.api.clients import Clients
+from router.api.model_aliases import ModelAliases
 from router.api.routes import Routes
 from router.assembly.router import Router
 from router.http.access import Access, Origins
@@ -99,6 +100,7 @@ def _data_app(router: Router, access: Access, own_routes: OwnRoutes) -> DataApp:
             readiness=router.readiness,
             draining=router.draining,
             metrics=router.metrics,
+            aliases=ModelAliases(config.models.aliases),
             siblings=router.siblings,
         ),
         intake=Intake(config.limits, router.withheld, router.metrics),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
+from router.api.model_aliases import ModelAliases
 from router.base.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.discovery.readiness import Readiness
 from router.http.access import Access
@@ -24,11 +26,14 @@ PING: Final = "/ping"
 
 _MODEL: Final = "/v1/models/"
 
+_Entry = dict[str, Any]
+
 
 class Pages:
     """/healthz, /readyz, /metrics; and as engines have them: /v1/models, /health, /version.
 
     Args:
+        aliases: Other names of served models.
         siblings: The workers whose metrics are shown; None: there is one process.
     """
 
@@ -40,6 +45,7 @@ class Pages:
         readiness: Readiness,
         draining: Draining,
         metrics: Metrics,
+        aliases: ModelAliases,
         siblings: Siblings | None = None,
     ) -> None:
         self._access = access
@@ -47,6 +53,7 @@ class Pages:
         self._readiness = readiness
         self._draining = draining
         self._metrics = metrics
+        self._aliases = aliases
         self._siblings = siblings
         self._pages: dict[str, Handler] = {
             "/healthz": self._healthz,
@@ -98,9 +105,14 @@ class Pages:
         return metrics_answer(self._metrics)
 
     async def models(self, request: web.BaseRequest) -> web.Response:
-        """List what all replicas serve, each model once, as far as the client may use it."""
+        """List what all replicas serve, each model once, as far as the client may use it.
+
+        Then its aliases, but for those with `*`.
+        """
         try:
-            models = self._models_of(request)
+            served = self._models_of(request)
+            named = [self._named(name, served) for name in self._aliases.names]
+            models = [*served.values(), *(model for model in named if model is not None)]
         except RouterError as error:
             return error_answer(error, request.path)
         return web.Response(
@@ -112,17 +124,24 @@ class Pages:
         """Show one of them, as OpenAI's API does; vLLM 0.32 has no such route."""
         wanted = request.path.removeprefix(_MODEL)
         try:
-            for model in self._models_of(request):
-                if model["id"] == wanted:
-                    return web.Response(body=orjson.dumps(model), content_type="application/json")
+            served = self._models_of(request)
+            if (model := served.get(wanted) or self._named(wanted, served)) is not None:
+                return web.Response(body=orjson.dumps(model), content_type="application/json")
             if self._fleet.offers.absent():
                 raise NoReplicaAvailable(f"No replica of `{wanted[:200]}` has answered yet.")
             raise UnknownModel(f"The model `{wanted[:200]}` does not exist.", param="model")
         except RouterError as error:
             return error_answer(error, request.path)
 
-    def _models_of(self, request: web.BaseRequest) -> list[dict[str, Any]]:
-        """List the models that a client may use.
+    def _named(self, name: str, served: Mapping[str, _Entry]) -> _Entry | None:
+        """Describe a model by an alias; None: it is none of a model that the client may use."""
+        if name in self._fleet.members.served:
+            return None
+        model = served.get(self._aliases.model_of(name) or "")
+        return None if model is None else {**model, "id": name}
+
+    def _models_of(self, request: web.BaseRequest) -> dict[str, _Entry]:
+        """List the models that a client may use, by name.
 
         Raises:
             Unauthorized, NoReplicaAvailable: its key is not known; no model is.
@@ -131,4 +150,4 @@ class Pages:
         models = model_entries(self._fleet.members.replicas)
         if not models:
             raise self._fleet.offers.no_replica()
-        return [model for model in models if caller.may_use(model["id"])]
+        return {model["id"]: model for model in models if caller.may_use(model["id"])}

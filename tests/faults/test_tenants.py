@@ -98,10 +98,11 @@ async def test_engines_get_their_own_key_and_no_tenants(tmp_path: Path) -> None:
 
 async def test_models_are_a_tenants_own(tmp_path: Path) -> None:
     """Listed, or 404 as a model that is not there; a body without one says what to name."""
-    path = tenants_file(tmp_path, b="models: [other]")
-    async with FakeEngine() as engine, on_stage(engine, tenants__file=path) as stage:
+    settings = {"tenants__file": tenants_file(tmp_path, b="models: [other]")}
+    settings |= {"models__aliases": {"small": "tiny"}}
+    async with FakeEngine() as engine, on_stage(engine, **settings) as stage:
         listed = await stage.ask(path="/v1/models", method="GET", headers=A)
-        assert [model["id"] for model in listed.json()["data"]] == ["tiny"]
+        assert [model["id"] for model in listed.json()["data"]] == ["tiny", "small"]
         listed = await stage.ask(path="/v1/models", method="GET", headers=B)
         assert listed.json()["data"] == []
         for model in ("tiny", "none"):

@@ -113,6 +113,21 @@ async def test_a_models_length_is_the_shortest_of_its_replicas() -> None:
         assert single["max_model_len"] == 4000
 
 
+async def test_other_names_are_listed() -> None:
+    """As engines list all names of a model; one with `*` answers for each name that fits."""
+    aliases = {"big": "a", "b": "a", "gone": "c", "claude-*": "b"}
+    one = serving(("a", 9000), ("b", 500))
+    async with one, on_stage(one, models__aliases=aliases) as stage:
+        listed = (await get(stage, "/v1/models")).json()["data"]
+        single = (await get(stage, "/v1/models/claude-opus-9")).json()
+        absent = await get(stage, "/v1/models/gone")
+
+        assert [each["id"] for each in listed] == ["a", "b", "big"]
+        assert listed[2] == {**listed[0], "id": "big"}
+        assert (single["id"], single["max_model_len"]) == ("claude-opus-9", 500)
+        assert absent.status == 404
+
+
 async def test_they_need_no_key(tmp_path: Any) -> None:
     """As vLLM with --api-key; they say nothing of tenants."""
     settings = {"tenants__file": tenants_file(tmp_path)}
