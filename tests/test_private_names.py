@@ -44,7 +44,6 @@ LEFT: dict[str, set[str]] = {
     "kv_events/test_subscriber.py": {"_dealer"},
     "loadtest/test_agents.py": {"_plans"},
     "loadtest/text/test_text.py": {"_block_ids"},
-    "observers/early/test_answer_text.py": {"_bytes"},
     "observers/experiments/test_guardrails.py": {"_answers"},
     "observers/sessions/test_session_ledger.py": {"_of_opening"},
     "observers/sessions/test_turn_share.py": {"_series"},

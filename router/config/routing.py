@@ -224,13 +224,13 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 class EarlyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Annotated[
-        Literal["on", "off"],
+        Literal["auto", "off"],
         Meta(
-            description="on: idle replicas compute the known beginning of a conversation's next "
-            "prompt, if the chat template changes it (docs/guides/agents.md)",
+            description="auto: idle replicas compute the known beginning of a conversation's next "
+            "prompt, where the chat template drops reasoning from it (docs/guides/agents.md)",
             extra={"flag": "early"},
         ),
-    ] = "off"
+    ] = "auto"
     min_tokens: Annotated[
         int, Meta(ge=1, description="least number of uncached tokens in such a beginning")
     ] = 512
@@ -238,7 +238,7 @@ class EarlyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def is_on(self) -> bool:
         """Whether next prompts are computed early."""
-        return self.mode == "on"
+        return self.mode == "auto"
 
 
 class ShadowPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -179,19 +179,26 @@ class EngineEvents:
             UpstreamUnreachable: The socket failed (not: the engine is gone, that is no error).
         """
         try:
-            if self._up_s is None and time.monotonic() >= self._reconnect_s:
+            received = self._take()
+            if received is None and self._up_s is None and time.monotonic() >= self._reconnect_s:
                 await self._connect_again(timeout_s)
-            messages, num_odd = self._drain_messages()
-            is_up = self._drain_link()
-            if not messages and not num_odd and is_up is None:
+                received = self._take()
+            if received is None:
                 await self._wait(timeout_s)
-                messages, num_odd = self._drain_messages()
-                is_up = self._drain_link()
-            self._note_link(is_up)
-            self._was_up = self._was_up or bool(is_up)
-            return Received(messages, is_up, num_odd, self._why_unheard())
+                received = self._take()
+            return received or Received([], why_unheard=self._why_unheard())
         except zmq.ZMQError as exc:
             raise UpstreamUnreachable(self.endpoint, f"event stream failed: {exc}") from exc
+
+    def _take(self) -> Received | None:
+        """Take what is there; None: nothing."""
+        messages, num_odd = self._drain_messages()
+        is_up = self._drain_link()
+        self._note_link(is_up)
+        self._was_up = self._was_up or bool(is_up)
+        if not messages and not num_odd and is_up is None:
+            return None
+        return Received(messages, is_up, num_odd, self._why_unheard())
 
     async def _wait(self, timeout_s: float) -> None:
         """Wait until a socket may have something, after both had nothing.
@@ -280,6 +287,8 @@ class EngineEvents:
     def _connect(self, endpoint: str) -> None:
         self._reconnect_s = time.monotonic() + self._backoff.next_s()
         if self._connected_to is not None:
+            if _has_message(self._sub):  # receiving it after a disconnect aborts: libzmq#2163
+                return
             with suppress(zmq.ZMQError):  # it has given up: there is nothing to disconnect
                 self._sub.disconnect(self._connected_to)
         _connect(self._sub, endpoint)
@@ -413,12 +422,16 @@ def _descriptor(socket: zmq.Socket[bytes]) -> int:
     return int(socket.getsockopt(zmq.FD))
 
 
+def _has_message(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
+
+
 def _drain(socket: zmq.Socket[bytes], max_messages: int) -> list[list[bytes]]:
     """Receive waiting messages without awaiting each: 2 us a message instead of 60.
 
     Asking whether there is one is faster than the exception that says that there is none.
     """
     taken: list[list[bytes]] = []
-    while len(taken) < max_messages and int(socket.getsockopt(zmq.EVENTS)) & _POLLIN:
+    while len(taken) < max_messages and _has_message(socket):
         taken.append(socket.recv_multipart(zmq.NOBLOCK))
     return taken

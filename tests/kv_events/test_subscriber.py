@@ -163,6 +163,22 @@ async def test_a_publisher_that_goes_and_comes_back_is_noticed() -> None:
         source.close()
 
 
+async def test_what_comes_before_it_connects_again_is_received() -> None:
+    """ZeroMQ had connected by itself. A disconnect then ended the process (libzmq#2163)."""
+    with Publisher() as first:
+        source = EngineEvents(first.endpoint, None, "kv")
+        await link_change(source, True)
+        first.close()
+        await link_change(source, False)
+        with Publisher(ports=(first.ports[0], first.ports[1])) as second:
+            await asyncio.to_thread(second.subscribed.wait)
+            second.publish(b"payload")
+            await asyncio.sleep(2.1)  # the caller is busy; its pause before connecting is over
+
+            assert await receive_until(source, 1) == [(0, b"payload")]
+        source.close()
+
+
 @pytest.mark.parametrize("has_topic", [True, False])
 async def test_a_replay_brings_what_is_buffered(has_topic: bool) -> None:
     """From the first wanted sequence to the end marker."""

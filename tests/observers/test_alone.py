@@ -83,7 +83,7 @@ from router.base.errors import ConfigError
 
 for setting in (
     {("tracing", "endpoint"): "http://127.0.0.1:9"},
-    {("early", "mode"): "on"},
+    {("early", "mode"): "off"},
     {("shadow", "share"): 0.5},
     {("experiment", "definitions"): [
         {"name": "e", "arms": [{"name": name, "policy": "random"} for name in "ab"]}

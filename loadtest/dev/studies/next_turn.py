@@ -37,7 +37,7 @@ from loadtest.runner.sessions import send_turn
 from loadtest.runner.stack import start_replicas, start_router
 from loadtest.tiny_model import MODEL_DIR
 
-_VARIANTS: Final = {"off": [], "on": ["--early", "on"]}
+_VARIANTS: Final = {"off": ["--early", "off"], "auto": ["--early", "auto"]}
 _COUNTER: Final = re.compile(
     r'^warmroute_early(?:_tokens)?_total\{(?:result|kind)="(\w+)"\} (\S+)$', re.M
 )

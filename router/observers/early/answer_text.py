@@ -1,11 +1,13 @@
 """Read what an answer says, as far as the next request of its conversation repeats it.
 
-The stream's bytes are folded into text as they come, so little more than the text is kept. What is
-longer than `MAX_BYTES`, calls tools, or is not understood has no text.
+Most answers call a tool, and nobody asks for their text. So bytes are kept as they come, and read
+at the end or where they are more than `_FOLD_BYTES`. What is longer than `MAX_BYTES`, calls tools,
+or is not understood has no text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -14,7 +16,11 @@ import orjson
 MAX_BYTES: Final = 1024 * 1024
 """The most bytes of text, and of one event."""
 
-_FOLD_BYTES: Final = 16 * 1024
+_FOLD_BYTES: Final = 64 * 1024
+_CALL: Final = re.compile(
+    rb'"(?:finish_reason|stop_reason|type)": ?"(?:tool_calls|tool_use|function_call)"'
+)
+_LAST_PIECES: Final = 4
 _STOPPED: Final = frozenset({"stop", "end_turn", "completed"})
 
 
@@ -26,13 +32,14 @@ class AnswerText:
         is_event_stream: Whether the bytes are an event stream; else a JSON object.
     """
 
-    __slots__ = ("_bytes", "_is_event_stream", "_read", "finish", "is_bad", "num_bytes",
-                 "reasoning", "text")  # fmt: skip
+    __slots__ = ("_is_event_stream", "_num_held", "_pieces", "_read", "finish", "is_bad",
+                 "num_bytes", "reasoning", "text")  # fmt: skip
 
     def __init__(self, path: str, *, is_event_stream: bool) -> None:
         self._read = _READERS.get(path)
         self._is_event_stream = is_event_stream
-        self._bytes = bytearray()
+        self._pieces: list[bytes] = []
+        self._num_held = 0  # bytes of them
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.finish: str | None = None
@@ -44,40 +51,55 @@ class AnswerText:
         """Whether the answer ended by itself and called no tool."""
         return not self.is_bad and self.finish in _STOPPED
 
+    @property
+    def seems_to_call(self) -> bool:
+        """Whether its end names a call of a tool; it is not read for that."""
+        return _CALL.search(b"".join(self._pieces[-_LAST_PIECES:])) is not None
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that it takes."""
+        return self._num_held + self.num_bytes
+
     def take(self, piece: bytes) -> None:
         """Add the next piece of the answer."""
-        if self.is_bad:
-            return
-        self._bytes += piece
-        if self._is_event_stream and len(self._bytes) > _FOLD_BYTES:
+        self._pieces.append(piece)
+        self._num_held += len(piece)
+        if self._num_held > _FOLD_BYTES:
             self._fold()
-        if len(self._bytes) + self.num_bytes > MAX_BYTES:
-            self._fail()
 
     def end(self) -> None:
-        """Read what is left."""
-        if self.is_bad:
-            return
+        """Read what is left; idempotent."""
         if self._is_event_stream:
-            self._bytes += b"\n"
+            self._pieces.append(b"\n")
             self._fold()
-        else:
-            self._event(bytes(self._bytes))
-        self._bytes = bytearray()
+        elif self._pieces:
+            data = b"".join(self._pieces)
+            self._hold(b"")
+            if not self.is_bad:
+                self._event(data)
+
+    def _hold(self, rest: bytes) -> None:
+        self._pieces = [rest] if rest else []
+        self._num_held = len(rest)
 
     def _fail(self) -> None:
         self.is_bad = True
-        self._bytes, self.text, self.reasoning = bytearray(), [], []
+        self.text, self.reasoning, self.num_bytes = [], [], 0
+        self._hold(b"")
 
     def _fold(self) -> None:
-        end = self._bytes.rfind(b"\n") + 1
-        lines = bytes(self._bytes[:end]).split(b"\n")
-        del self._bytes[:end]
-        for line in lines:
+        """Read the events that are whole, and keep the rest."""
+        data = b"".join(self._pieces)
+        end = data.rfind(b"\n") + 1 if self._is_event_stream else 0
+        self._hold(data[end:])
+        for line in data[:end].split(b"\n"):
             if line.startswith(b"data:") and not self.is_bad:
-                data = line[5:].strip()
-                if data != b"[DONE]":
-                    self._event(data)
+                event = line[5:].strip()
+                if event != b"[DONE]":
+                    self._event(event)
+        if self.is_bad or self.size_bytes > MAX_BYTES:
+            self._fail()
 
     def _event(self, data: bytes) -> None:
         assert self._read is not None

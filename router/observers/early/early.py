@@ -5,7 +5,7 @@ behind the first reasoning that is left out is computed again then, while the us
 but the new message is known when the answer ends, so an idle replica computes it meanwhile.
 
     listen  an answer passes: its text is read
-    ended   it has ended: the conversation waits here until its replica is idle
+    ended   it has ended: the conversation waits here until its replica is idle, if its turn is over
     leased  a request is sent to a replica: what is computed early there is cut, and waits again
     run     makes the beginning, and sends what is not cached as token ids, one at a replica
 
@@ -70,8 +70,15 @@ class _Next(Struct, kw_only=True):
     placement: Placement
     answer: AnswerText
     since_s: float
+    size_bytes: int
     beginning: Beginning | None = None  # None: not made yet
     num_cached: int = maxsize  # of its blocks, before any was computed early
+    end: int = 0  # the blocks up to it were cached or computed early
+
+    def is_end_of_turn(self) -> bool:
+        """Read the answer: whether a message of the user comes next."""
+        self.answer.end()
+        return self.answer.is_end_of_turn
 
     @property
     def candidate(self) -> CandidateId:
@@ -82,8 +89,8 @@ class _Next(Struct, kw_only=True):
         return self.placement.replica
 
     @property
-    def size_bytes(self) -> int:
-        return len(self.prompt.read.received.body or b"") + self.answer.num_bytes
+    def model(self) -> str:
+        return self.prompt.read.model or ""
 
 
 class Early(Observer):
@@ -138,13 +145,12 @@ class Early(Observer):
         return text.take
 
     def ended(self, facts: Facts) -> None:
-        """Queue a conversation for an idle moment, if a message of its user comes next."""
+        """Have a conversation wait for an idle moment, if its turn may be over."""
         answer: AnswerText | None = facts.read.inbound.slots.pop(self, None)
         session, placement = facts.read.whose.session_hash, facts.placement
         if answer is None or placement is None or session is None:
             return
-        answer.end()
-        if facts.outcome is not Outcome.OK or not answer.is_end_of_turn:
+        if facts.outcome is not Outcome.OK or answer.seems_to_call:
             return
         following = _Next(
             session=session,
@@ -152,18 +158,23 @@ class Early(Observer):
             placement=placement,
             answer=answer,
             since_s=monotonic(),
+            size_bytes=len(facts.read.received.body or b"") + answer.size_bytes,
         )
         self._waiting.put(session, following)
         if len(self._waiting) > _MOST_WAITING:
-            self._waiting.remove(next(iter(self._waiting)))
+            self._drop(next(iter(self._waiting.values())))
         self._came.set()
 
     def leased(self, prompt: Prompt, placement: Placement) -> None:
         """Make way for a request that is about to be sent."""
         session = prompt.read.whose.session_hash
         if session is not None and prompt.read.request is not None:
-            self._waiting.remove(session)
-            self._judge(session, prompt, placement)
+            if (following := self._waiting.get(session)) is not None:
+                self._drop(following)
+            if session in self._results.awaited:
+                self._judge(session, prompt, placement)
+        if not self._running:
+            return
         self._cut(placement.replica)
         for replica, (other, _) in list(self._running.items()):
             if other == session:
@@ -199,8 +210,11 @@ class Early(Observer):
         for following in list(self._waiting.values()):
             replica = following.replica
             if now_s - following.since_s > _LONGEST_S:
-                self._waiting.remove(following.session)
+                self._drop(following)
             elif replica not in self._running and self._is_idle(following, now_s):
+                if not following.is_end_of_turn():
+                    self._drop(following)
+                    continue
                 task = tg.create_task(self._compute(following), name=f"early {replica}")
                 self._running[replica] = following.session, task
                 task.add_done_callback(partial(self._ended, replica))
@@ -236,7 +250,7 @@ class Early(Observer):
         finally:
             self._metrics.early.labels(result).inc()
             if result != "cut" and self._waiting.get(following.session) is following:
-                self._waiting.remove(following.session)
+                self._drop(following)
 
     async def _result(self, following: _Next) -> str:
         if following.beginning is None:
@@ -250,6 +264,8 @@ class Early(Observer):
         following.num_cached = min(following.num_cached, num_cached)
         num_tokens = (len(beginning.keys) - num_cached) * beginning.block_size
         if num_tokens < self._config.min_tokens:
+            if not following.end:
+                self._results.needless(following.model, monotonic())
             return "cached"
         if not self._has_room(following.candidate, num_tokens):
             return "no_room"
@@ -266,10 +282,16 @@ class Early(Observer):
             self._refusing.suspect(following.replica, monotonic(), monotonic())
             return "refused"
         self._refusing.succeeded(following.replica, monotonic())
-        model = following.prompt.read.model or ""
-        num_cached = following.num_cached
-        self._results.made(following.session, model, beginning, num_cached, monotonic())
         return "computed"
+
+    def _drop(self, following: _Next) -> None:
+        """Compute no more of a beginning; the prompt that comes judges what was computed."""
+        self._waiting.remove(following.session)
+        beginning, end = following.beginning, following.end
+        if beginning is not None and end:
+            done = replace(beginning, keys=beginning.keys[:end])
+            num_cached = following.num_cached
+            self._results.made(following.session, following.model, done, num_cached, monotonic())
 
     def _has_room(self, candidate: CandidateId, num_tokens: int) -> bool:
         """Return whether a cache has room beside the conversations that live there."""
@@ -290,6 +312,7 @@ class Early(Observer):
             self._metrics.early_tokens.labels("sent").inc((end - start) * size)
             status = await self._send_piece(following, beginning.ids[: end * size])
             if status == _OK:
+                following.end = end
                 self._prompts.computed(beginning, following.candidate, start, end, monotonic())
         return status
 

@@ -1,7 +1,8 @@
 """What became of beginnings that were computed early: used by the next prompt, or not.
 
-A conversation whose next prompt was another one is not predicted again. If less than half of what
-was computed for a model's conversations is used, its prompts are not computed early for a while.
+A conversation whose next prompt was another one is not predicted again. A model is left alone for
+a while if less than half of what was computed for its conversations is used, or if nothing was
+missing many times in a row: its chat template keeps reasoning, or its clients have none.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from router.base.contracts import BlockKey
 from router.observers.early.next_prompt import Beginning
 
 _MOST_SESSIONS: Final = 10_000
+_MOST_MODELS: Final = 1_000
 _NUM_SAMPLES: Final = 16
 _LONGEST_S: Final = 3600.0  # a person who does not come back by then never does
 _NUM_RECENT: Final = 16
 _LEAST_RECENT: Final = 8
 _LEAST_USED: Final = 0.5
+_MOST_NEEDLESS: Final = 32
 _PAUSES_S: Final = (600.0, 7200.0)
 
 
@@ -47,24 +50,35 @@ class EarlyResults:
 
     Args:
         count: Takes "used" or "wasted", and a number of tokens.
+
+    awaited: What was computed for a session's next prompt, which has not come yet.
     """
 
     def __init__(self, count: Callable[[str, float], None]) -> None:
         self._count = count
-        self._made: Bounded[int, _Made] = Bounded(_MOST_SESSIONS)  # by session
+        self.awaited: Bounded[int, _Made] = Bounded(_MOST_SESSIONS)  # by session
         self._wrong: Bounded[int, None] = Bounded(_MOST_SESSIONS)
         self._recent: dict[str, deque[float]] = {}  # shares that were used, by model
+        self._needless: Bounded[str, int] = Bounded(_MOST_MODELS)  # in a row, by model
         self._paused = Suspects(*_PAUSES_S)  # models
 
     def may(self, session: int, model: str, now_s: float) -> bool:
         """Return whether a conversation's next prompt may be computed early."""
         return session not in self._wrong and not self._paused.is_suspect(model, now_s)
 
+    def needless(self, model: str, now_s: float) -> None:
+        """Record a next prompt of which nothing was missing."""
+        num = (self._needless.get(model) or 0) + 1
+        self._needless.put(model, num % _MOST_NEEDLESS)
+        if num == _MOST_NEEDLESS:
+            self._paused.suspect(model, now_s, now_s)
+
     def made(
         self, session: int, model: str, beginning: Beginning, num_cached_blocks: int, now_s: float
     ) -> None:
         """Record that a beginning was computed from some block on."""
         self._expire(now_s)
+        self._needless.pop(model, None)
         keys, num = beginning.keys, len(beginning.keys)
         step = max(1, (num - num_cached_blocks) // _NUM_SAMPLES)
         positions = range(num_cached_blocks + step - 1, num, step)
@@ -77,21 +91,23 @@ class EarlyResults:
             samples=[(position, keys[position]) for position in positions],
             at_s=now_s,
         )
-        for oldest in self._made.put(session, made):
+        for oldest in self.awaited.put(session, made):
             self._count("wasted", oldest.num_tokens)
 
     def came(self, session: int, keys: Sequence[BlockKey], now_s: float) -> None:
         """Judge what was computed for a conversation by its next prompt."""
-        made = self._made.get(session)
+        made = self.awaited.get(session)
         share = made.used_share(keys) if made is not None else None
         if made is None or share is None:
             return
-        del self._made[session]
+        del self.awaited[session]
         num_used = round(share * made.num_tokens)
         self._count("used", num_used)
         self._count("wasted", made.num_tokens - num_used)
         if share < _LEAST_USED:
             self._wrong.put(session, None)
+        else:
+            self._paused.succeeded(made.model, made.at_s)
         recent = self._recent.setdefault(made.model, deque(maxlen=_NUM_RECENT))
         recent.append(share)
         if len(recent) >= _LEAST_RECENT and sum(recent) < _LEAST_USED * len(recent):
@@ -99,14 +115,14 @@ class EarlyResults:
             self._paused.suspect(made.model, now_s, now_s)
 
     def _expire(self, now_s: float) -> None:
-        while self._made:
-            session, oldest = next(iter(self._made.items()))
+        while self.awaited:
+            session, oldest = next(iter(self.awaited.items()))
             if now_s - oldest.at_s < _LONGEST_S:
                 return
             self._discard(session)
 
     def _discard(self, session: int) -> None:
-        made = self._made.pop(session, None)
+        made = self.awaited.pop(session, None)
         if made is not None:
             self._count("wasted", made.num_tokens)
 

@@ -16,19 +16,19 @@ async def test_prompts_are_computed_early(monkeypatch: pytest.MonkeyPatch, tmp_p
     """While the persons pause."""
     monkeypatch.setitem(next_turn.CELLS, "small", SMALL)
 
-    found = await on_emulators("instant", "small", 1, "on", tmp_path)
+    found = await on_emulators("instant", "small", 1, "auto", tmp_path)
 
     returns = [step.result for step in found.steps if step.kind == "return"]
     assert len(returns) == 2
     assert found.counts["sent"] > 0
-    assert "| small | 1 | on |" in table([found])
+    assert "| small | 1 | auto |" in table([found])
 
 
 def test_variants_alternate() -> None:
     """Each seed begins with the other variant."""
-    assert list(order_of(["a"], [1, 2], ["off", "on"])) == [
+    assert list(order_of(["a"], [1, 2], ["off", "auto"])) == [
         ("a", 1, "off"),
-        ("a", 1, "on"),
-        ("a", 2, "on"),
+        ("a", 1, "auto"),
+        ("a", 2, "auto"),
         ("a", 2, "off"),
     ]

@@ -57,13 +57,31 @@ def test_other_ends_are_no_end_of_a_turn(event: dict[str, Any]) -> None:
     assert not read(CHAT, stream(delta(content="a"), event)).is_end_of_turn
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        delta("tool_calls"),
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+        {"type": "response.completed", "response": {"output": [{"type": "function_call"}]}},
+    ],
+)
+def test_a_call_shows_at_the_end(event: dict[str, Any]) -> None:
+    """So that few answers are kept until they are read."""
+    for spoken in (event, delta("stop", tool_calls=[])):
+        answer = AnswerText(CHAT, is_event_stream=True)
+        for piece in (stream(delta(content="a")), stream(spoken), b"data: [DONE]\n\n"):
+            answer.take(piece)
+
+        assert answer.seems_to_call is (spoken is event)
+
+
 def test_a_long_stream_is_kept_as_text_only() -> None:
     """Bytes of events are not kept."""
     answer = AnswerText(CHAT, is_event_stream=True)
     for _ in range(10_000):
         answer.take(stream(delta(content="ab")))
 
-    assert len(answer._bytes) < 64 * 1024
+    assert answer.size_bytes < 20_000 + 65 * 1024
     answer.end()
     assert answer.num_bytes == 20_000
 
@@ -75,7 +93,7 @@ def test_what_is_too_long_has_no_text(data: bytes) -> None:
 
     assert not answer.is_end_of_turn
     assert not answer.text
-    assert len(answer._bytes) == 0
+    assert answer.size_bytes == 0
 
 
 def test_messages_end_with_a_reason() -> None:

@@ -12,7 +12,7 @@ from loadtest.engine_model.time_model import TimeModel
 from router.observers.early.early import Early
 from tests.faults.stage import SLOW, Engines, Json, Reply, Stage, arm, chat, on_stage, words
 
-ON: Json = {"early__mode": "on", "early__min_tokens": 64}
+LITTLE: Json = {"early__min_tokens": 64}
 EARLY = '"prompt":['  # only a prompt of ids has this in its body
 LONG_PREFILL = TimeModel(ms_per_prefill_token=0.5)  # a beginning takes half a second
 
@@ -126,7 +126,7 @@ async def early(stage: Stage, engine: Emulator, result: str = "computed", number
 async def test_the_next_turn_finds_all_but_its_message_cached(path: str, is_stream: bool) -> None:
     """Though its prompt differs from the last one behind the first reasoning."""
     fields = {"stream": True} if is_stream else {}
-    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
         first = await stage.ask(APIS[path](LOOP, **fields), path)
         await early(stage, engine)
         items = [*LOOP, ("assistant", text_of(first)), ("user", "And now?")]
@@ -141,9 +141,9 @@ async def test_the_next_turn_finds_all_but_its_message_cached(path: str, is_stre
         assert num_audited == stage.metric("warmroute_audited_total", result="exact") >= 1
 
 
-async def test_without_the_option_nothing_is_computed_early() -> None:
+async def test_switched_off_nothing_is_computed_early() -> None:
     """The next turn computes what is behind the first reasoning."""
-    async with Engines(1) as [engine], on_stage(engine) as stage:
+    async with Engines(1) as [engine], on_stage(engine, early__mode="off") as stage:
         first = await stage.ask(chat_body(LOOP))
         await stage.settled(engine)
         items = [*LOOP, ("assistant", text_of(first)), ("user", "And now?")]
@@ -155,7 +155,7 @@ async def test_without_the_option_nothing_is_computed_early() -> None:
 
 async def test_a_salt_goes_with_it() -> None:
     """What is computed early is found by the same tenant's prompt only."""
-    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
         first = await stage.ask(chat_body(LOOP, cache_salt="mine"))
         await early(stage, engine)
         items = [*LOOP, ("assistant", text_of(first)), ("user", "And now?")]
@@ -168,7 +168,7 @@ async def test_a_salt_goes_with_it() -> None:
 
 async def test_it_counts_as_a_use_in_the_order_of_eviction() -> None:
     """Else the router would expect the engine to evict other blocks than it does."""
-    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
         await stage.ask(chat_body(LOOP))
         [order] = stage.router.caches.index.orders.values()
         num_uses = len(order)
@@ -181,7 +181,7 @@ async def test_it_counts_as_a_use_in_the_order_of_eviction() -> None:
 async def test_nothing_is_sent_for_what_is_cached() -> None:
     """A conversation without reasoning goes on as it was."""
     items = [("user", words(0, num_words=300))]
-    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
         await stage.ask(chat_body(items))
         await early(stage, engine, "cached")
 
@@ -190,7 +190,7 @@ async def test_nothing_is_sent_for_what_is_cached() -> None:
 
 async def test_an_answer_that_is_cut_off_is_not_followed() -> None:
     """Its client may have it continued."""
-    async with Engines(1, reply_tokens=50) as [engine], on_stage(engine, **ON) as stage:
+    async with Engines(1, reply_tokens=50) as [engine], on_stage(engine, **LITTLE) as stage:
         await stage.ask(chat_body(LOOP, max_tokens=4))
         await stage.ask(chat_body([("user", words(5))]), headers={"X-Session-ID": "another"})
         await early(stage, engine, "cached")
@@ -202,7 +202,7 @@ async def test_a_request_cuts_it_and_it_is_done_later() -> None:
     """A request does not wait behind what is computed early."""
     async with (
         Engines(1, time_model=LONG_PREFILL, max_num_batched_tokens=64) as [engine],
-        on_stage(engine, **ON) as stage,
+        on_stage(engine, **LITTLE) as stage,
     ):
         await stage.ask(chat_body(LOOP))
         await stage.until(lambda: stage.metric("warmroute_early_tokens_total", kind="sent"))
@@ -214,9 +214,33 @@ async def test_a_request_cuts_it_and_it_is_done_later() -> None:
         assert stage.metric("warmroute_early_total", result="cut") == 1
 
 
+async def test_what_was_computed_before_a_cut_is_used() -> None:
+    """A conversation that goes on meanwhile finds the pieces so far, and they count."""
+    slow = TimeModel(ms_per_prefill_token=1.0)
+    async with (
+        Engines(1, time_model=slow, max_num_batched_tokens=64) as [engine],
+        on_stage(engine, **LITTLE) as stage,
+    ):
+        first = await stage.ask(chat_body(LOOP))
+        await stage.until(lambda: stage.metric("warmroute_early_tokens_total", kind="sent"))
+        num_first = stage.metric("warmroute_early_tokens_total", kind="sent")
+        await stage.until(
+            lambda: stage.metric("warmroute_early_tokens_total", kind="sent") > num_first
+        )
+        items = [*LOOP, ("assistant", text_of(first)), ("user", "And now?")]
+        second = await stage.ask(chat_body(items))
+        num_sent = stage.metric("warmroute_early_tokens_total", kind="sent")
+        num_used = stage.metric("warmroute_early_tokens_total", kind="used")
+
+        assert stage.metric("warmroute_early_total", result="cut") == 1
+        assert num_first <= num_used < num_sent
+        assert second.predicted >= first.predicted + num_used
+        assert stage.metric("warmroute_early_tokens_total", kind="wasted") == 0
+
+
 async def test_a_wrong_prediction_is_not_repeated() -> None:
     """A client that rewrites its history gets nothing computed early any more."""
-    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
         await stage.ask(chat_body(LOOP))
         await early(stage, engine)
         compacted = [*LOOP[:1], ("call", "short"), ("result", words(50)), *LOOP[3:]]
@@ -231,7 +255,7 @@ async def test_a_wrong_prediction_is_not_repeated() -> None:
 
 async def test_a_replica_that_refuses_is_not_asked_again() -> None:
     """It stays in service for requests."""
-    async with Engines(1) as [engine], on_stage(engine, **ON) as stage:
+    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
         arm(engine, "status", status=404, text=EARLY)
         for number in range(2):
             reply = await stage.ask(chat_body(LOOP), headers={"X-Session-ID": f"s{number}"})
@@ -244,7 +268,7 @@ async def test_a_replica_that_refuses_is_not_asked_again() -> None:
 
 async def test_a_full_cache_is_left_alone() -> None:
     """Conversations that live there are worth more."""
-    async with Engines(1, num_gpu_blocks=160) as [engine], on_stage(engine, **ON) as stage:
+    async with Engines(1, num_gpu_blocks=160) as [engine], on_stage(engine, **LITTLE) as stage:
         for number in range(3):
             own = {"X-Session-ID": f"s{number}"}
             first = await stage.ask(chat(words(60 + number, num_words=150)), headers=own)
@@ -259,6 +283,6 @@ async def test_a_full_cache_is_left_alone() -> None:
 async def test_it_ends_with_the_router() -> None:
     """What is computed early when the router ends is cut."""
     async with Engines(1, time_model=SLOW) as [engine]:
-        async with on_stage(engine, **ON) as stage:
+        async with on_stage(engine, **LITTLE) as stage:
             await stage.ask(chat_body(LOOP))
         assert stage.metric("warmroute_early_total", result="failed") == 0

@@ -82,3 +82,40 @@ def test_a_person_who_does_not_come_back_wastes_it() -> None:
 
     assert judged.counts == {"wasted": 40 * 16}
     assert judged.results.may(1, "m", 3601.0)
+
+
+def test_a_model_of_which_nothing_is_missing_pauses() -> None:
+    """Its template keeps reasoning: the next prompts go on from what is cached."""
+    judged = Judged()
+    for _ in range(31):
+        judged.results.needless("m", 0.0)
+    assert judged.results.may(1, "m", 0.0)
+
+    judged.results.needless("m", 0.0)
+
+    assert not judged.results.may(1, "m", 599.0)
+    assert judged.results.may(1, "another", 1.0)
+    assert judged.results.may(1, "m", 601.0)
+
+
+def test_what_is_used_ends_a_pause() -> None:
+    """And the next pause is a short one."""
+    judged = Judged()
+    for _ in range(32):
+        judged.results.needless("m", 0.0)
+    judged.turn(1, [*chain(1), *chain(9)], 700.0)
+    for _ in range(32):
+        judged.results.needless("m", 800.0)
+
+    assert not judged.results.may(1, "m", 1_399.0)
+    assert judged.results.may(1, "m", 1_401.0)
+
+
+def test_only_a_row_of_needless_ones_counts() -> None:
+    """A client with reasoning among many without goes on."""
+    judged = Judged()
+    for _ in range(40):
+        judged.results.needless("m", 0.0)
+        judged.results.made(1, "m", beginning(1), 8, 0.0)
+
+    assert judged.results.may(1, "m", 0.0)
