@@ -191,7 +191,7 @@ class EngineEvents:
             raise UpstreamUnreachable(self.endpoint, f"event stream failed: {exc}") from exc
 
     def _take(self) -> Received | None:
-        """Take what is there; None: nothing."""
+        """Drain messages and link events; None: nothing was there."""
         messages, num_odd = self._drain_messages()
         is_up = self._drain_link()
         self._note_link(is_up)

@@ -145,7 +145,7 @@ class Early(Observer):
         return text.take
 
     def ended(self, facts: Facts) -> None:
-        """Have a conversation wait for an idle moment, if its turn may be over."""
+        """Queue a conversation for an idle moment, if its turn may be over."""
         answer: AnswerText | None = facts.read.inbound.slots.pop(self, None)
         session, placement = facts.read.whose.session_hash, facts.placement
         if answer is None or placement is None or session is None:

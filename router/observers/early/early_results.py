@@ -1,8 +1,9 @@
 """What became of beginnings that were computed early: used by the next prompt, or not.
 
 A conversation whose next prompt was another one is not predicted again. A model is left alone for
-a while if less than half of what was computed for its conversations is used, or if nothing was
-missing many times in a row: its chat template keeps reasoning, or its clients have none.
+a while if less than half of what was computed for its conversations is used. So is one of which
+nothing was missing many times in a row: its chat template keeps reasoning, or its clients have
+none.
 """
 
 from __future__ import annotations
