@@ -115,7 +115,6 @@ class Exporter:
         except Exception as exc:  # whatever a library does: the thread goes on
             is_sent, reason = False, type(exc).__name__
         num_spans = len(spans) or len(batch)
-        self._spans.labels("sent" if is_sent else "failed").inc(num_spans)
         if is_sent == self._is_failing:
             self._is_failing = not is_sent
             where = {"collector": self._host}
@@ -123,3 +122,4 @@ class Exporter:
                 logger.info("spans are sent again", extra=where)
             else:  # once; the metric counts on
                 logger.warning("spans lost", extra={**where, "reason": reason})
+        self._spans.labels("sent" if is_sent else "failed").inc(num_spans)  # last: its log is there
