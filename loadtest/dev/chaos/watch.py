@@ -92,11 +92,13 @@ def read_counts(page: bytes, at_s: float) -> Counts:
 
 
 def _sample(pid: int, at_s: float) -> Sample | None:
-    """Read /proc; None: the process has just ended."""
+    """Read /proc; None: the process has ended, or is about to and has no memory left."""
     try:
         fields = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
         num_descriptors = len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
         return None
     rss_bytes = int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+    if not rss_bytes:
+        return None
     return Sample(at_s=at_s, rss_bytes=rss_bytes, num_descriptors=num_descriptors)
