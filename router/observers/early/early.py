@@ -4,7 +4,7 @@ A chat template may leave out reasoning once the next message of the user is the
 behind the first reasoning that is left out is computed again then, while the user waits. All of it
 but the new message is known when the answer ends, so an idle replica computes it meanwhile.
 
-    listen  an answer passes: its text is read
+    listen  an answer passes: its bytes are kept
     ended   it has ended: the conversation waits here until its replica is idle, if its turn is over
     leased  a request is sent to a replica: what is computed early there is cut, and waits again
     run     makes the beginning, and sends what is not cached as token ids, one at a replica
@@ -49,6 +49,7 @@ from router.upstream import Upstream
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.05
+_READ_S: Final = 0.005  # to read answers in a look
 _SETTLE_S: Final = 0.1  # meanwhile the events of the answer's own blocks come
 _LONGEST_S: Final = 600.0  # that a conversation waits for an idle moment
 _MOST_WAITING: Final = 256
@@ -214,6 +215,8 @@ class Early(Observer):
             elif replica not in self._running and self._is_idle(following, now_s):
                 if not following.is_end_of_turn():
                     self._drop(following)
+                    if monotonic() - now_s > _READ_S:
+                        return
                     continue
                 task = tg.create_task(self._compute(following), name=f"early {replica}")
                 self._running[replica] = following.session, task
