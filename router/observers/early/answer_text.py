@@ -1,6 +1,6 @@
 """Read what an answer says, as far as the next request of its conversation repeats it.
 
-Most answers call a tool, and nobody asks for their text. So bytes are kept as they come, and read
+Most answers call a tool, and their text is not needed. So bytes are kept as they come, and read
 at the end or where they are more than `_FOLD_BYTES`. What is longer than `MAX_BYTES`, calls tools,
 or is not understood has no text.
 """
