@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 _INSIDE: Final = (f"{ROOT}/router/", f"{ROOT}/policies/")
 _BESIDE: Final = (
     "kv_events", "discovery", "observers/live", "supervisor.py", "backoff.py", "garbage.py",
-    "logs.py", "early.py",
+    "logs.py",
 )  # fmt: skip
 """Side paths that run meanwhile: frames whose outermost caller is there do not count."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -151,32 +153,34 @@ async def test_messages_of_no_known_shape_are_dropped() -> None:
         source.close()
 
 
-async def test_a_publisher_that_goes_and_comes_back_is_noticed() -> None:
-    """Without a single batch in between."""
+@asynccontextmanager
+async def left_by_its_publisher() -> AsyncIterator[tuple[EngineEvents, tuple[int, int]]]:
+    """Make a source whose publisher has gone, and the ports for the next one."""
     with Publisher() as first:
         source = EngineEvents(first.endpoint, None, "kv")
         await link_change(source, True)
         first.close()
         await link_change(source, False)
-        with Publisher(ports=(first.ports[0], first.ports[1])):
-            await link_change(source, True)
+        yield source, (first.ports[0], first.ports[1])
         source.close()
+
+
+async def test_a_publisher_that_goes_and_comes_back_is_noticed() -> None:
+    """Without a single batch in between."""
+    async with left_by_its_publisher() as (source, ports):
+        with Publisher(ports=ports):
+            await link_change(source, True)
 
 
 async def test_what_comes_before_it_connects_again_is_received() -> None:
     """ZeroMQ had connected by itself. A disconnect then ended the process (libzmq#2163)."""
-    with Publisher() as first:
-        source = EngineEvents(first.endpoint, None, "kv")
-        await link_change(source, True)
-        first.close()
-        await link_change(source, False)
-        with Publisher(ports=(first.ports[0], first.ports[1])) as second:
+    async with left_by_its_publisher() as (source, ports):
+        with Publisher(ports=ports) as second:
             await asyncio.to_thread(second.subscribed.wait)
             second.publish(b"payload")
             await asyncio.sleep(2.1)  # the caller is busy; its pause before connecting is over
 
             assert await receive_until(source, 1) == [(0, b"payload")]
-        source.close()
 
 
 @pytest.mark.parametrize("has_topic", [True, False])

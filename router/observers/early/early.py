@@ -76,11 +76,6 @@ class _Next(Struct, kw_only=True):
     num_cached: int = maxsize  # of its blocks, before any was computed early
     end: int = 0  # the blocks up to it were cached or computed early
 
-    def is_end_of_turn(self) -> bool:
-        """Read the answer: whether a message of the user comes next."""
-        self.answer.end()
-        return self.answer.is_end_of_turn
-
     @property
     def candidate(self) -> CandidateId:
         return self.placement.lease.candidate
@@ -161,7 +156,8 @@ class Early(Observer):
             since_s=monotonic(),
             size_bytes=len(facts.read.received.body or b"") + answer.size_bytes,
         )
-        self._waiting.put(session, following)
+        for oldest in self._waiting.put(session, following):
+            self._drop(oldest)
         if len(self._waiting) > _MOST_WAITING:
             self._drop(next(iter(self._waiting.values())))
         self._came.set()
@@ -213,7 +209,8 @@ class Early(Observer):
             if now_s - following.since_s > _LONGEST_S:
                 self._drop(following)
             elif replica not in self._running and self._is_idle(following, now_s):
-                if not following.is_end_of_turn():
+                following.answer.end()
+                if not following.answer.is_end_of_turn:
                     self._drop(following)
                     if monotonic() - now_s > _READ_S:
                         return

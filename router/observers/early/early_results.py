@@ -59,7 +59,7 @@ class EarlyResults:
         self._count = count
         self.awaited: Bounded[int, _Made] = Bounded(_MOST_SESSIONS)  # by session
         self._wrong: Bounded[int, None] = Bounded(_MOST_SESSIONS)
-        self._recent: dict[str, deque[float]] = {}  # shares that were used, by model
+        self._recent: Bounded[str, deque[float]] = Bounded(_MOST_MODELS)  # shares used, by model
         self._needless: Bounded[str, int] = Bounded(_MOST_MODELS)  # in a row, by model
         self._paused = Suspects(*_PAUSES_S)  # models
 
@@ -109,8 +109,9 @@ class EarlyResults:
             self._wrong.put(session, None)
         else:
             self._paused.succeeded(made.model, made.at_s)
-        recent = self._recent.setdefault(made.model, deque(maxlen=_NUM_RECENT))
+        recent = self._recent.get(made.model) or deque(maxlen=_NUM_RECENT)
         recent.append(share)
+        self._recent.put(made.model, recent)
         if len(recent) >= _LEAST_RECENT and sum(recent) < _LEAST_USED * len(recent):
             recent.clear()
             self._paused.suspect(made.model, now_s, now_s)
