@@ -49,7 +49,6 @@ LEFT: dict[str, set[str]] = {
     "observers/sessions/test_turn_share.py": {"_series"},
     "pool/test_master.py": {"_url"},
     "pool/test_questions.py": {"_under_way"},
-    "request/test_realtime.py": {"_response"},
     "test_docs.py": {"_actions"},
     "test_upstream_chunks.py": {"_response"},
     "tokens/test_families.py": {"_frames", "_num_chars"},

@@ -276,39 +276,24 @@ async def test_an_answer_that_comes_while_a_body_is_sent_is_passed_on_at_once() 
     assert (answer.status, answer.first) == (413, b"no")
 
 
-@pytest.mark.parametrize("num_before", [0, 1])
-@pytest.mark.parametrize("is_one_piece", [True, False])
-async def test_what_follows_an_upgrade_is_its_request_s(
-    num_before: int, is_one_piece: bool
-) -> None:
-    """On a new and on a kept connection, in one piece with the 101 and later; none follows it."""
+async def test_an_upgrade_that_nobody_asked_for_is_no_answer() -> None:
+    """Its connection is closed, and what came on it is nobody's."""
     strays: list[str] = []
     upgrade = (
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+        b"\x81\x01a\r\n\r\nHTTP/1.1 "
     )
-    frames = [b"\x81\x01a\r\n\r\nHTTP/1.1 ", b"\x81\x01b"]
 
     def play(number: int, body: bytes) -> list[Part]:
-        if number < num_before or body == b"last":
-            return [echo(body)]
-        first = [upgrade + frames[0]] if is_one_piece else [upgrade, 0.02, frames[0]]
-        return [*first, 0.02, frames[1], 10.0]
+        return [echo(body)] if body == b"last" else [upgrade, 10.0]
 
     async with (
         playing(play) as player,
         Upstream(ForwardConfig(), strays=Strays(strays.append)) as upstream,
+        asyncio.timeout(5),
     ):
-        for _ in range(num_before):
-            await ask(upstream, player.url, b"a")
-        headers = CIMultiDict({"Connection": "Upgrade", "Upgrade": "websocket"})
-        answer = await upstream.open("r1", player.url, method="GET", headers=headers, body=None)
-        assert answer.status == 101
-        engine, heard = answer.upgraded(), b""
-        async with asyncio.timeout(5):
-            while len(heard) < len(b"".join(frames)):
-                heard += await engine.read()
-        answer.close()
-        assert heard == b"".join(frames)
+        with pytest.raises(UpstreamBroken):
+            await ask(upstream, player.url, b"first")
         assert (await ask(upstream, player.url, b"last")).first == b"for last"
 
     assert (player.num_connections, strays) == (2, [])

@@ -18,7 +18,6 @@ from aiohttp import web
 from loadtest.emulator import metrics
 from loadtest.emulator.faults import REQUEST_FAULTS, Fault
 from loadtest.emulator.generate import Generate
-from loadtest.emulator.realtime import RealtimeRoute
 from loadtest.emulator.replica import Replica
 from loadtest.emulator.token_routes import TokenRoutes
 from loadtest.emulator.wire import ApiError, parse_body
@@ -47,7 +46,6 @@ class App:
             "/v1/completions": {"POST": generate.completion},
             "/v1/messages": {"POST": generate.messages},
             "/v1/responses": {"POST": generate.responses},
-            "/v1/realtime": {"GET": RealtimeRoute(replica).handle},
             "/v1/messages/count_tokens": {"POST": tokens.count_message_tokens},
             "/v1/chat/completions/render": {"POST": tokens.render_chat},
             "/v1/completions/render": {"POST": tokens.render_completion},

@@ -129,7 +129,6 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Path | None,
         _says("Answers to requests with tools: a JSON list of {text} and {call, arguments}."),
     ] = None
-    realtime: Annotated[bool, _says("Serve /v1/realtime.")] = False
     seed: Annotated[int, _says("Of replies and faults.")] = 0
     # faults
     request_log: Annotated[

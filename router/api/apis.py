@@ -132,9 +132,6 @@ RESPONSES: Final = Api(
     ranks_since=V0_33,
 )
 
-REALTIME: Final = Api(name="realtime")
-"""A WebSocket: see router.request.realtime."""
-
 OTHER: Final = Api(name="other", hold_s=10.0, last=None)
 """Any other route."""
 

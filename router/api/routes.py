@@ -21,7 +21,6 @@ from urllib.parse import parse_qsl
 import orjson
 from msgspec import Struct
 
-from router.api.realtime import PATH as REALTIME
 from router.base.errors import MethodNotAllowed, UnknownRoute
 
 _POST: Final = frozenset({"POST"})
@@ -58,7 +57,6 @@ KNOWN: Final[dict[str, frozenset[str]]] = {
     "/v1/audio/transcriptions": _POST,
     "/v1/audio/translations": _POST,
     "/v1/audio/speech": _POST,
-    REALTIME: frozenset({"GET"}),
     # tokens
     "/tokenize": _POST,
     "/detokenize": _POST,
@@ -97,11 +95,11 @@ _PATTERN: Final = re.compile(r"(?:(?P<method>[A-Z]+) )?(?P<path>/\S*)")
 class Route(Struct, frozen=True):
     """A route that is served: `path` is what is forwarded, `takes` its POSTs' bodies.
 
-    `any`: an operator's route, or no body is expected. `socket`: it is a WebSocket's.
+    `any`: an operator's route, or no body is expected.
     """
 
     path: str
-    takes: Literal["json", "form", "any", "socket"]
+    takes: Literal["json", "form", "any"]
 
 
 class Routes:
@@ -195,8 +193,6 @@ def loggable(path: str) -> str:
 
 
 def _route(path: str) -> Route:
-    if path == REALTIME:
-        return Route(path, takes="socket")
     if path in _UPLOADS:
         return Route(path, takes="form")
     return Route(path, takes="json" if path in KNOWN else "any")

@@ -93,7 +93,6 @@ def _data_app(router: Router, access: Access, own_routes: OwnRoutes) -> DataApp:
     config = router.config
     return DataApp(
         story=router.story,
-        realtime=router.story.steps.relay.realtime,
         pages=Pages(
             access=access,
             fleet=router.fleet,

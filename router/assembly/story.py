@@ -31,7 +31,6 @@ from router.request.prefill import Prefill
 from router.request.prompt import Prompts
 from router.request.queue import WaitingRoom
 from router.request.read import Reader
-from router.request.realtime import Realtime
 from router.request.record import Recorder
 from router.request.relay import Relay
 from router.request.retry import Retries
@@ -94,7 +93,6 @@ def build_story(parts: Parts, queue_rules: QueueRules) -> Story:
             relay=Relay(
                 witness=witness,
                 place=place,
-                realtime=_realtime(parts),
                 metrics=parts.metrics,
                 observers=observers,
             ),
@@ -144,10 +142,6 @@ def _reader(parts: Parts) -> Reader:
         aliases=ModelAliases(aliases) if aliases else None,
         early_stream_s=parts.config.forward.early_stream_s,
     )
-
-
-def _realtime(parts: Parts) -> Realtime:
-    return Realtime(parts.config.limits, parts.metrics)
 
 
 def _ahead(parts: Parts, turns: Turns) -> Ahead:

@@ -4,7 +4,6 @@ RouterError                    status  code
 ├── ClientError                        the request is wrong; never counts against a replica
 │   ├── BadRequest              400    invalid_request_error
 │   ├── Unauthorized            401    invalid_api_key          (tenants)
-│   ├── OriginRefused           403    origin_refused           (a WebSocket's)
 │   ├── UnknownModel            404    model_not_found
 │   ├── RateLimited             429    rate_limit_exceeded      (Retry-After)
 │   ├── QueueFull               429    queue_full               (Retry-After)
@@ -92,14 +91,6 @@ class Unauthorized(ClientError):
     status = 401
     code = "invalid_api_key"
     type = "AuthenticationError"
-
-
-class OriginRefused(ClientError):
-    """A web page of elsewhere wants a WebSocket, which browsers open without asking us first."""
-
-    status = 403
-    code = "origin_refused"
-    type = "PermissionDeniedError"
 
 
 class RetryLater(ClientError):

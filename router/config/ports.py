@@ -168,13 +168,6 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "one address)"
         ),
     ] = None
-    websockets: Annotated[
-        Count, Meta(description="open WebSockets (/v1/realtime); more get 503")
-    ] = 256
-    websocket_idle_s: Annotated[
-        Seconds,
-        Meta(description="idle time after which a WebSocket is closed"),
-    ] = 600.0
 
 
 class TenantsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

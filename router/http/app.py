@@ -16,15 +16,13 @@ from typing import Final
 from aiohttp import web
 from multidict import CIMultiDict
 
-from router.api.apis import REALTIME, api_of
+from router.api.apis import api_of
 from router.api.failures import error_event
 from router.api.routes import Route, loggable, shown
-from router.base.caller import ANYBODY
 from router.base.errors import (
     BadRequest,
     ClientError,
     MethodNotAllowed,
-    OriginRefused,
     RouterError,
     ShuttingDown,
     UnknownRoute,
@@ -34,12 +32,10 @@ from router.http.access import Access
 from router.http.answers import InternalError, error_answer, without_message
 from router.http.draining import Draining
 from router.http.exchange import Exchange, request_ids
-from router.http.guard import is_of_another_page
 from router.http.intake import HeldBody, Intake
 from router.http.own_routes import Asked, OwnRoutes
 from router.http.pages import PING, Pages
 from router.metrics import Metrics
-from router.request.realtime import Realtime
 from router.request.results import Inbound
 from router.request.story import Story
 
@@ -56,7 +52,6 @@ class DataApp:
         self,
         *,
         story: Story,
-        realtime: Realtime,
         pages: Pages,
         intake: Intake,
         access: Access,
@@ -67,7 +62,6 @@ class DataApp:
     ) -> None:
         self._own_routes = own_routes
         self._story = story
-        self._realtime = realtime
         self.pages = pages
         self._intake = intake
         self._access = access
@@ -84,18 +78,18 @@ class DataApp:
         client = self._access.client(request)
         exchange = Exchange(request, client, self._ids, self._access.origins)
         try:
-            is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
+            if request.headers.get("Upgrade", "").lower() == "websocket":
+                raise UnknownRoute(
+                    "WebSockets are not served here; route them to a replica, in the proxy in "
+                    "front of the router"
+                )
             route = self._route(request)
-            if is_socket != (route.takes == "socket"):
-                what = "not a WebSocket; use HTTP" if is_socket else "a WebSocket: send Upgrade"
-                raise BadRequest(f"{route.path} is {what}", param="Upgrade")
             if route.path == "/v1/models" and request.method in _READS:
                 answer = await self.pages.models(request)  # with a slash at its end
                 answer.headers.update(exchange.own_headers)
                 return answer
             caller = exchange.caller = self._access.caller(request)
-            serve = self._connect if is_socket else self._answer
-            limits = caller.limits
+            serve, limits = self._answer, caller.limits
             if route.path in self._own_routes:
                 serve, limits = self._answer_own, None  # no engine computes for it
             # The caller before its body: a client that may not ask costs nothing.
@@ -156,11 +150,10 @@ class DataApp:
             RouterError: it is refused, or its answer broke off.
         """
         request = exchange.request
-        is_socket = route.takes == "socket"
         body, as_sent = await held.receive(request, route, exchange.caller)
         query = request.raw_path.partition("?")[2]
         inbound = Inbound(
-            api=REALTIME if is_socket else api_of(request.method, route.path),
+            api=api_of(request.method, route.path),
             method=request.method,
             path=route.path,
             target=f"{route.path}?{query}" if query else route.path,
@@ -169,7 +162,7 @@ class DataApp:
             arrived_s=exchange.arrived_s,
             caller=exchange.caller,
             needs_json=route.takes == "json",
-            needs_model=is_socket or (route.takes != "any" and request.method == "POST"),
+            needs_model=route.takes != "any" and request.method == "POST",
             as_sent=as_sent,
             client=exchange.client,
         )
@@ -194,19 +187,6 @@ class DataApp:
         headers = CIMultiDict({"Content-Type": "application/json"})
         await exchange.send(200, headers, answer, is_own=True)
 
-    async def _connect(self, exchange: Exchange, route: Route, held: HeldBody) -> None:
-        """Answer a WebSocket, if it may be opened.
-
-        Raises:
-            RouterError: it is refused, or it broke off.
-        """
-        if self._draining.reason is not None:
-            raise ShuttingDown("the router is shutting down; connect again")
-        if exchange.caller is ANYBODY and is_of_another_page(exchange.request):
-            raise OriginRefused("web pages of other origins may not connect", param="Origin")
-        with self._realtime.open(exchange.caller):
-            await self._answer(exchange, route, held)
-
     def _failed(self, exchange: Exchange, error: RouterError) -> web.StreamResponse:
         """Answer an error, or cut the connection where an answer has begun."""
         caller = exchange.caller
@@ -220,7 +200,7 @@ class DataApp:
                 with suppress(ConnectionError):
                     exchange.put(error_event(error, exchange.request.path))
             # A stream's client got an error event.
-            return response if exchange.is_stream or exchange.is_socket else exchange.abort()
+            return response if exchange.is_stream else exchange.abort()
         # A client error's message may quote the request (a template's does): not for the log.
         why = error.code if isinstance(error, ClientError) else error.message
         of_route = isinstance(error, UnknownRoute | MethodNotAllowed)

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Final
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -16,11 +16,9 @@ from multidict import CIMultiDict
 from router.api.clients import Client
 from router.api.encodings import is_encoded
 from router.api.failures import engine_error_event, error_event
-from router.api.realtime import RESTARTS, SWITCHING_PROTOCOLS
 from router.base.caller import ANYBODY
 from router.base.errors import ShuttingDown, UpstreamBroken
 from router.http.access import Origins
-from router.upstream.socket import Socket
 
 _LAST_WORD_S: Final = 0.5
 _COMMENT: Final = b": no token yet\n\n"
@@ -51,7 +49,6 @@ class Exchange:
         "_is_early",
         "_last",
         "_origins",
-        "_socket",
         "_transport",
         "_written_s",
         "arrived_s",
@@ -77,7 +74,6 @@ class Exchange:
         self._is_early = False
         self._last = b""  # the last piece of an answer
         self._written_s = self.arrived_s  # when it was written
-        self._socket: Socket | None = None  # None: it is no WebSocket (yet)
         self._transport: asyncio.Transport | None = None  # of an answer that has begun
 
     @property
@@ -212,28 +208,8 @@ class Exchange:
             and not is_encoded(self.response.headers)
         )
 
-    async def upgrade(self, headers: CIMultiDict[str]) -> Socket:
-        """Make the connection a WebSocket; no request follows on it."""
-        headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
-        await self.start(SWITCHING_PROTOCOLS, headers)
-        assert self.response is not None
-        self.response.force_close()
-        protocol = self.request.protocol
-        self._socket = Socket(protocol)
-        protocol.set_parser(cast("Any", self._socket))  # takes what has its methods
-        return self._socket
-
-    @property
-    def is_socket(self) -> bool:
-        """Whether it is a WebSocket by now."""
-        return self._socket is not None
-
     async def cut(self, error: ShuttingDown) -> None:
         """Write to a stream's client that the rest will not come, if it takes that at once."""
-        if self._socket is not None:
-            with suppress(ConnectionError, TimeoutError):
-                async with asyncio.timeout(_LAST_WORD_S):
-                    await self._socket.close(RESTARTS, error.message, error.code)
         if self.is_stream:
             self._is_early = False
             with suppress(ConnectionError, TimeoutError):

@@ -67,11 +67,11 @@ class Guard:
             raise AdminRefused(
                 403, f"Host {host!r} is not a name of this port; see admin.hosts", "Host"
             )
-        if is_of_another_page(request):
+        if _is_of_another_page(request):
             raise AdminRefused(403, "requests from other web pages are refused", "Origin")
 
 
-def is_of_another_page(request: web.BaseRequest) -> bool:
+def _is_of_another_page(request: web.Request) -> bool:
     """Return whether a browser sent it for a page that did not come from this port."""
     origin = request.headers.get("Origin")
     host = request.headers.get("Host", "")

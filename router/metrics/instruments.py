@@ -140,12 +140,6 @@ class Metrics(Instruments):
         "Open client connections")]
     unresolved_names: Annotated[Gauge, Spec("warmroute_unresolved_names", "",
         "Host names that do not resolve now")]
-    websockets: Annotated[Gauge, Spec("warmroute_websockets", "",
-        "Open WebSockets")]
-    websocket_messages: Annotated[Counter, Spec("warmroute_websocket_messages", "by",
-        "WebSocket messages passed on, by sender: client, replica")]
-    websockets_ended: Annotated[Counter, Spec("warmroute_websockets_ended", "by",
-        "WebSockets ended, by cause: client, replica, idle, shutdown (or a cut)")]
     connections_ended: Annotated[Counter, Spec("warmroute_connections_ended", "reason",
         "Client connections refused or cut by the router, by reason")]
     prompt_tokens: Annotated[Counter, Spec("warmroute_prompt_tokens", "cause",

@@ -7,7 +7,6 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from router.api.apis import REALTIME
 from router.api.clients import FORWARDED
 from router.api.sessions import engine_name
 from router.api.withheld import PREFIX, Withheld
@@ -69,9 +68,6 @@ class RequestHeaders:
         headers.popall("X-Session-ID", None)
         if read.whose.session_hash is not None:  # engines name it in their events
             headers["X-Session-ID"] = engine_name(read.whose.session_hash)
-        if read.inbound.api is REALTIME:
-            headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
-            headers.popall("Sec-WebSocket-Protocol", None)  # browsers send keys there
         if placement.candidate.rank is not None:
             headers["X-data-parallel-rank"] = str(placement.candidate.rank)
         if read.inbound.client is not None:

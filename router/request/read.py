@@ -15,7 +15,7 @@ import orjson
 from msgspec.structs import replace
 
 from router.api import forms
-from router.api.apis import APIS, REALTIME, Request
+from router.api.apis import APIS, Request
 from router.api.body_fields import with_fields
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import MIN_BYTES, KnownMessages
@@ -145,7 +145,7 @@ class Reader:
                 inbound.headers,
                 form_model=form_model,
                 view=body,
-                reads_query=not inbound.needs_model or inbound.api is REALTIME,
+                reads_query=not inbound.needs_model,
             )
             streams, salt = body is not None and body.get("stream") is True, None
         if inbound.caller is not ANYBODY:

@@ -14,11 +14,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.api.apis import REALTIME
 from router.api.ending import Ending, ending_of_stream, says_abort
 from router.api.failures import error_event
 from router.api.opening import Begun, opening_of
-from router.api.realtime import SWITCHING_PROTOCOLS
 from router.api.usage import TAIL_BYTES, Usage
 from router.base.errors import UpstreamError
 from router.index.eviction import Use
@@ -28,7 +26,6 @@ from router.request.headers import answer_headers
 from router.request.observer import Observers
 from router.request.place import Place
 from router.request.plan import Placement
-from router.request.realtime import Realtime
 from router.request.reply import Reply
 from router.request.results import Prompt, Tries
 from router.request.retry import NO_DEATH
@@ -69,14 +66,12 @@ class Relay:
         *,
         witness: Witness,
         place: Place,
-        realtime: Realtime,
         metrics: Metrics,
         observers: Observers,
     ) -> None:
         self._observers = observers
         self._witness = witness
         self._place = place
-        self.realtime = realtime
         self._metrics = metrics
 
     async def pass_on(self, passage: Passage, reply: Reply) -> Usage | None:
@@ -88,9 +83,6 @@ class Relay:
         prompt, tries, placement = passage.prompt, passage.tries, passage.placement
         answer, api = passage.answer, prompt.read.inbound.api
         headers = answer_headers(prompt, tries, placement, answer)
-        if answer.status == SWITCHING_PROTOCOLS and api is REALTIME:
-            await self.realtime.join(passage, reply, headers)
-            return None
         listeners = self._observers.listeners(passage)
         for listen in listeners:
             listen(answer.first)

@@ -6,8 +6,6 @@ from typing import Protocol
 
 from multidict import CIMultiDict
 
-from router.upstream.socket import Socket
-
 
 class Reply(Protocol):
     """Where the answer goes: the client's connection."""
@@ -19,9 +17,6 @@ class Reply(Protocol):
 
     async def start(self, status: int, headers: CIMultiDict[str]) -> None:
         """Begin an answer of unknown length."""
-
-    async def upgrade(self, headers: CIMultiDict[str]) -> Socket:
-        """Make the client's connection a WebSocket."""
 
     async def keep_alive(self, every_s: float) -> None:
         """Write a comment to a stream's client after each silence of so long; runs on."""

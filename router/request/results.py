@@ -44,7 +44,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     """A request as it came in. `target` is path and query, raw; `arrived_s` is monotonic.
 
     `needs_json`: its body has to be a JSON object, or there is none. `needs_model`: it is about one
-    model, named or the only one; else the query may name one, too, as that of a WebSocket does.
+    model, named or the only one; else the query may name one, too.
     """
 
     api: Api

@@ -14,7 +14,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.api.apis import REALTIME
 from router.api.ending import Ending
 from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.opening import Begun, Opening
@@ -55,10 +54,7 @@ _SET_ASIDE: Final = (
 elastic EP, which leaves /health at 200. Source: `_reject_add_while_paused` in v1/engine/core.py and
 entrypoints/serve/elastic_ep/middleware.py of vLLM 0.33.0."""
 
-_NO_SOCKET: Final = frozenset({403, 404})
-"""Answers to a WebSocket without a route: vLLM's server says 403 to every such one."""
-
-_MISSING: Final = _NO_SOCKET | {405}
+_MISSING: Final = frozenset({404, 405})
 
 _IDS_FIELD: Final = b"prompt_token_ids"
 _SPACE: Final = b" \t\r\n"
@@ -324,8 +320,6 @@ def _missing(prompt: Prompt, answer: Answer) -> str | None:
     The route; or the response that is named, if no router knows which replica issued it.
     """
     read, status = prompt.read, answer.outcome_status
-    if read.inbound.api is REALTIME:
-        return NO_ROUTE if status in _NO_SOCKET else None
     if lacks_route(status, answer.readable):
         is_engines = engine_route(read.inbound.method, read.inbound.path) is not None
         return NO_ROUTE if is_engines else None

@@ -4,7 +4,6 @@
     session    a request on a kept connection, the response's head  `HttpSession`
     answer     the answer, read to its end                          `Answer`
     tap        its bytes as they come; chunks: without a parser where that is sure
-    socket     one end of a WebSocket: its bytes                    `Socket`
     headers    which headers are passed on                          `end_to_end`
     failures   aiohttp's errors as ours
 

@@ -14,7 +14,6 @@ from router.base.errors import ClientError
 from router.replicas.signs import Signs
 from router.upstream.failures import upstream_error
 from router.upstream.session import Response
-from router.upstream.socket import Socket
 from router.upstream.tap import tapped
 
 _MOST_HELD_BYTES: Final = 16 * 1024  # of keep-alives in front of a stream
@@ -192,14 +191,6 @@ class Answer:
             self._pouring = self._waits_since_s = None
         if pouring.failure is not None:
             raise pouring.failure
-
-    def upgraded(self) -> Socket:
-        """Replace the connection's parser, after status 101: what comes from here on is no HTTP."""
-        protocol = self._response.connection.protocol
-        assert protocol is not None
-        socket = Socket(protocol)
-        protocol.set_parser(socket, socket.content)
-        return socket
 
     def _take(self, take: Take) -> tuple[bytes, bool]:
         """Hand over what is here; return the last piece, and whether more is wanted.

@@ -24,8 +24,6 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import RawResponseMessage
 from aiohttp.http_exceptions import HttpProcessingError
 
-from router.api.realtime import SWITCHING_PROTOCOLS
-
 logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES: Final = 16 * 1024
@@ -141,7 +139,7 @@ class Guarded(ResponseHandler):
     ) -> None:
         """Receive the head of an answer; a final one ends the sending of the request."""
         super().feed_data(data, size)
-        if data[0].code < 200 and data[0].code != SWITCHING_PROTOCOLS:
+        if data[0].code < 200:
             return
         self.has_answer = True
         waiter, self._drain_waiter = self._drain_waiter, None

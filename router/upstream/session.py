@@ -21,7 +21,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
 
-from router.api.realtime import SWITCHING_PROTOCOLS
 from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Guarded
 from router.upstream.connector import Connector
 
@@ -30,6 +29,7 @@ _PIECE: Final = 256 * 1024
 _READ_BYTES: Final = 256 * 1024
 _ORIGINS: Final = 1024
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_SWITCHING_PROTOCOLS: Final = 101
 _REQUEST_TIMEOUT: Final = 408
 _BEGINNING_BYTES: Final = 256  # of an answer that names its request; vLLM begins with the name
 _URL: Final = re.compile(r"([^:/?#]+://[^/?#]+)([^#]*)")
@@ -148,7 +148,9 @@ class HttpSession:
             await writer.write_headers(f"{method} {target} HTTP/1.1", lines)
             await _write(writer, body or b"", protocol)
             message, content = await protocol.read()
-            while message.code < 200 and message.code != SWITCHING_PROTOCOLS:
+            while message.code < 200:
+                if message.code == _SWITCHING_PROTOCOLS:
+                    raise aiohttp.ClientPayloadError("an upgrade that nobody asked for")
                 message, content = await protocol.read()
         except HttpProcessingError as exc:
             if protocol.is_http:

@@ -480,9 +480,9 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
             "forward.continue_streams was removed: a broken stream ends with an error event",
         ),
         (
-            ["limits:", "  websocket_message_bytes: 1024"],
+            ["limits:", "  websockets: 16"],
             2,
-            "limits.websocket_message_bytes was removed: messages pass as bytes",
+            "limits.websockets was removed: route WebSockets to a replica",
         ),
         (
             ["forward: {diagnostics: always}"],

@@ -75,20 +75,6 @@ def test_a_replica_that_is_paused_gets_no_requests(
     assert router.num_known_tokens(held)["r1"] == reported(replicas[0], held) > 0
 
 
-def test_a_model_without_speech_has_no_realtime(router: Router) -> None:
-    """vLLM refuses the WebSocket at each replica: no upgrade, and the router says why."""
-    handshake = {
-        "Connection": "Upgrade",
-        "Upgrade": "websocket",
-        "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": "x3JJHMbDL1EzLkh9GBhXDw==",
-    }
-    answer = httpx.get(f"{router.url}/v1/realtime?model=tiny", headers=handshake, timeout=60)
-
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"].startswith("No replica serves GET /v1/realtime")
-
-
 def test_a_gap_is_replayed(
     replicas: tuple[Engine, Engine], start_router: Callable[..., Router]
 ) -> None:

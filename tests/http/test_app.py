@@ -634,18 +634,33 @@ async def test_websocket_is_refused_clearly() -> None:
     async with FakeEngine() as engine, on_stage(engine) as stage:
         async with RawClient.connected(stage.url) as client:
             await client.send(
-                b"GET /v1/responses/r0" + HTTP + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+                b"GET /v1/realtime" + HTTP + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
                 b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n\r\n"
             )
             head = await client.head()
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             body = await client.read(length)
 
-            assert head.startswith(b"HTTP/1.1 400 ")
-            assert "is not a WebSocket; use HTTP" in orjson.loads(body)["error"]["message"]
+            assert head.startswith(b"HTTP/1.1 404 ")
+            assert "route them to a replica" in orjson.loads(body)["error"]["message"]
             await client.send(b"GET /v1/responses/r1" + HTTP + b"\r\n")
             assert await client.status() == 200
         assert [received.target for received in engine.received] == ["/v1/responses/r1"]
+
+
+async def test_an_engine_s_redirect_is_not_followed() -> None:
+    """The other server would get what only the engine may have, such as its key."""
+    async with FakeEngine() as engine, FakeEngine() as other, on_stage(engine) as stage:
+
+        async def redirect(_: web.Request) -> web.StreamResponse:
+            return web.Response(status=307, headers={"Location": other.url})
+
+        engine.on_request = redirect
+        async with RawClient.connected(stage.url) as client:
+            await client.send(b"GET /v1/responses/r0" + HTTP + b"\r\n")
+            assert await client.status() == 307
+
+    assert not other.received
 
 
 async def test_an_upgrade_to_http2_is_ignored() -> None:

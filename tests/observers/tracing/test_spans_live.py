@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -332,19 +331,3 @@ async def test_both_halves_of_a_request_are_client_spans(
     assert by_role["prefill"].begun_ns <= by_role["decode"].begun_ns
     assert "gen_ai.usage.input_tokens" not in by_role["prefill"].attributes
     assert by_role["decode"].attributes["gen_ai.usage.output_tokens"] == 4
-
-
-async def test_a_websocket_is_one_request(collector: Receiver) -> None:
-    async with (
-        Engines(1, realtime=True) as engines,
-        on_stage(*engines, tracing__endpoint=collector.url) as stage,
-        aiohttp.ClientSession() as client,
-    ):
-        async with client.ws_connect(f"{stage.url}/v1/realtime?model=tiny", headers=JOINED) as ws:
-            assert (await ws.receive_json(timeout=30))["type"] == "session.created"
-
-    server, (engine,) = collector.server, collector.of("client")
-    assert (server.name, server.trace_id) == ("GET /v1/realtime", TRACE_ID)
-    assert server.attributes["http.response.status_code"] == 101
-    assert engine.parent_id == server.span_id
-    assert not server.is_error
