@@ -397,7 +397,6 @@ def test_keys_variables_and_make_targets_exist(name: str) -> None:
     sections = "|".join({option.path[0] for option in options} - {"replicas"})
     variables = {option.variable for option in options}
     variables |= {"WARMROUTE_CONFIG", "WARMROUTE_VLLM_PYTHON", "WARMROUTE_KEY"}
-    variables.add("WARMROUTE_TOKEN")  # of agents that call hooks
     variables |= {config.REDIS_PASSWORD, config.ADMIN_TOKEN, config.ADMIN_URL}
     variables.add("WARMROUTE_COMPLETE")  # click's, with a _ before it
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

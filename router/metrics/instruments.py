@@ -130,9 +130,8 @@ class Metrics(Instruments):
         "left; divide by its requests for the mean")]
     tenants_read: Annotated[Counter, Spec("warmroute_tenants_file_reads", "result",
         "Reads of a changed tenants file, by result: ok, or bad (the last good file stays)")]
-    hooks: Annotated[Counter, Spec("warmroute_agent_hooks", "agent result",
-        "Hooks of agents, and clients' calls of /finish_session, by result: ended, compacting, "
-        "compacted, unknown (no such session), ignored (events without effect)")]
+    finished_sessions: Annotated[Counter, Spec("warmroute_finished_sessions", "result",
+        "Clients' calls of /finish_session, by result: ended, unknown (no such session)")]
     config_reads: Annotated[Counter, Spec("warmroute_config_reads", "result",
         "Reads of a changed configuration, by result: ok, or bad (it is invalid or needs a "
         "restart; the old one stays)")]

@@ -68,7 +68,7 @@ class Conversation(Struct, gc=False):
     goes_on: bool = False  # it has had a second turn
     is_batch: bool = False  # the class of its last turn
     is_asked: bool = False  # a turn has arrived and is not sent yet
-    has_ended: bool = False  # its agent says so, while a turn runs
+    has_ended: bool = False  # its client says so, while a turn runs
 
 
 class Conversations:
@@ -183,7 +183,7 @@ class Conversations:
                 self._retire(session, entry)
 
     def finish(self, session: int) -> bool:
-        """End a conversation whose agent says that it is over; False: it is not live.
+        """End a conversation whose client says that it is over; False: it is not live.
 
         A turn that still runs keeps its place until it ends.
         """
@@ -195,24 +195,6 @@ class Conversations:
         else:
             self._take(session)
             self._retire(session, entry)
-        return True
-
-    def compact(self, session: int) -> bool:
-        """Drop the own tokens of a conversation whose history was replaced; False: it is unknown.
-
-        It has own tokens again from its next turn on.
-        """
-        entry = self.last(session)
-        if entry is None:
-            return False
-        if session in self._live:
-            for sets in self._sets_of[entry.is_batch]:
-                found = sets[entry.candidate]
-                found.num_tokens -= entry.num_own_tokens
-                if not entry.goes_on:
-                    found.num_once_tokens -= entry.num_own_tokens
-        entry.num_own_tokens = 0
-        entry.num_tokens = min(entry.num_tokens, entry.num_shared_tokens)
         return True
 
     def learn(self, session: int, candidate: CandidateId, num_tokens: int, now_s: float) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from tests.docs_blocks import ADMIN_PORT, ROUTER_PORT, blocks
+from tests.docs_blocks import ROUTER_PORT, blocks
 from tests.engines.harness import REPOSITORY, Ours, all_up
 from tests.ports import free_port
 
@@ -31,29 +31,14 @@ _READ: Final = "cat made.txt"
 _TIMEOUT_S: Final = 150.0
 
 
-class Hooks(Struct, frozen=True):
-    """How an agent is told to call the router, and brought to do so.
-
-    block: What its block of the page has in it. file: Where in its home the block goes. arguments:
-    More of them, in front of the prompt. delegates: What the model says to start a sub-agent that
-    ends before the agent does. compacts: More arguments, and the prompt, of a run that compacts the
-    history; it goes on from another.
-    """
-
-    block: str
-    file: str
-    delegates: Sequence[Mapping[str, Any]]
-    compacts: tuple[Sequence[str], str]
-    arguments: Sequence[str] = ()
-
-
 class Agent(Struct, frozen=True):
     """One agent.
 
     api: The API it speaks. block: What its block of the page has in it. file: Where in its home
     the block goes; None: it is a command line, of which the variables are taken. command,
     resumed: Arguments before the prompt of a new conversation, or of one that goes on. script: What
-    the model says, turn by turn.
+    the model says, turn by turn. delegates: What it says to start a sub-agent that ends before the
+    agent does.
     """
 
     name: str
@@ -63,7 +48,7 @@ class Agent(Struct, frozen=True):
     command: Sequence[str]
     resumed: Sequence[str]
     script: Sequence[Mapping[str, Any]]
-    hooks: Hooks
+    delegates: Sequence[Mapping[str, Any]]
     environ: Mapping[str, str] = {}
 
 
@@ -97,13 +82,8 @@ AGENTS: Final = (
         command=("--allowedTools", "Bash", "-p"),
         resumed=("--allowedTools", "Bash", "--continue", "-p"),
         script=_calls("Bash", "command", description="As asked"),
-        hooks=Hooks(
-            block="/hooks/claude",
-            file=".claude/settings.json",
-            delegates=_delegates(
-                "Agent", description=_LOOK, prompt=_LOOK, subagent_type="general-purpose"
-            ),
-            compacts=((), "/compact"),
+        delegates=_delegates(
+            "Agent", description=_LOOK, prompt=_LOOK, subagent_type="general-purpose"
         ),
     ),
     Agent(
@@ -114,16 +94,10 @@ AGENTS: Final = (
         command=_UNASKED,
         resumed=(*_UNASKED, "resume", "--last"),
         script=_calls("exec_command", "cmd"),
-        hooks=Hooks(
-            block="/hooks/codex",
-            file=".codex/hooks.json",
-            arguments=("--dangerously-bypass-hook-trust",),  # a user trusts them once
-            delegates=_delegates(
-                "multi_agent_v1__spawn_agent",
-                {"call": "exec_command", "arguments": {"cmd": "sleep 8"}},
-                message=_LOOK,
-            ),
-            compacts=(("-c", "model_auto_compact_token_limit=8000"), "Go on."),
+        delegates=_delegates(
+            "multi_agent_v1__spawn_agent",
+            {"call": "exec_command", "arguments": {"cmd": "sleep 8"}},
+            message=_LOOK,
         ),
         environ={"WARMROUTE_KEY": "none"},
     ),
@@ -135,12 +109,7 @@ AGENTS: Final = (
         command=("run",),
         resumed=("run", "--continue"),
         script=_calls("bash", "command", description="As asked"),
-        hooks=Hooks(
-            block="/hooks/opencode",
-            file=".config/opencode/plugins/warmroute.js",
-            delegates=_delegates("task", description=_LOOK, prompt=_LOOK, subagent_type="general"),
-            compacts=((), "warm " * 9_000),  # beyond its context
-        ),
+        delegates=_delegates("task", description=_LOOK, prompt=_LOOK, subagent_type="general"),
     ),
 )
 
@@ -152,8 +121,6 @@ def run(
     url: str,
     folder: Path,
     goes_on: bool = False,
-    more: Sequence[str] = (),
-    hooks: tuple[str, str] | None = None,
 ) -> str:
     """Let an agent answer a prompt in `folder`; return what it wrote.
 
@@ -163,8 +130,6 @@ def run(
         url: Of the router.
         folder: Its home and its files.
         goes_on: It goes on from its last conversation.
-        more: Arguments in front of its own.
-        hooks: Address of the admin port, and its token; None: it has no hooks.
 
     Raises:
         AssertionError: it failed.
@@ -181,15 +146,8 @@ def run(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block)
     arguments = agent.resumed if goes_on else agent.command
-    if hooks is not None:
-        admin_url, environ["WARMROUTE_ADMIN_TOKEN"] = hooks
-        more = (*agent.hooks.arguments, *more)
-        path = home / agent.hooks.file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        block = _block(agent.hooks.block)
-        path.write_text(block.replace(f"http://127.0.0.1:{ADMIN_PORT}", admin_url))
     done = subprocess.run(
-        [CLIENTS / agent.name, *more, *arguments, prompt],
+        [CLIENTS / agent.name, *arguments, prompt],
         cwd=work,
         env=environ,
         stdin=subprocess.DEVNULL,

@@ -8,9 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.engines.agents import AGENTS, ALIASES, CLIENTS, MAX_TOKENS, SAID, Agent, run, scripted
+from tests.engines.agents import (
+    AGENTS,
+    ALIASES,
+    CLIENTS,
+    DELEGATE,
+    MAX_TOKENS,
+    SAID,
+    Agent,
+    run,
+    scripted,
+)
 from tests.engines.harness import Engine, Router, all_up
 
 VOCABULARY = 8_192
@@ -72,6 +83,23 @@ def test_tools_are_called_turn_by_turn(log_dir: Path, tmp_path: Path, agent: Age
     for before, turn in ((asked, wrote), (wrote, read)):
         assert turn["num_reported_cached_tokens"] == turn["num_predicted_cached_tokens"]
         assert turn["num_reported_cached_tokens"] >= before["num_prompt_tokens"] // 16 * 16 - 16
+
+
+@each_agent
+def test_a_sub_agent_is_a_session_below_its_parents(
+    log_dir: Path, tmp_path: Path, agent: Agent
+) -> None:
+    with (
+        scripted(agent.delegates, tmp_path) as replicas,
+        Router(replicas, log_dir, options=ALIASES) as router,
+    ):
+        run(agent, DELEGATE, url=router.url, folder=tmp_path)
+        found = httpx.get(f"{router.admin_url}/admin/sessions", timeout=30).json()["sessions"]
+    found = [session for session in found if session["prompt_tokens"] > 4_000]  # no titles
+
+    (main,) = [session for session in found if session["parent"] is None]
+    (child,) = [session for session in found if session["parent"] == main["session"]]
+    assert child["turns"] >= 1
 
 
 def turns(router: Router, agent: Agent) -> list[dict[str, Any]]:

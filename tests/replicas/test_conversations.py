@@ -297,33 +297,8 @@ def test_a_turn_after_the_end_makes_a_conversation_live_again() -> None:
     assert sets.home(1) == A
 
 
-def test_a_compacted_conversation_has_no_own_tokens_until_its_next_turn() -> None:
-    """Live, of one turn or of several, or over; its class counts, too."""
-    sets = Conversations()
-    sets.begin(1, A, 1000, 400, 0.0, is_batch=True)
-    sets.end(1, 0.0)
-    turn(sets, 2, A, 500, 100, 0.0)
-    turn(sets, 2, A, 700, 500, 1.0)
-    sets.computed(2, A, 700)
-
-    assert sets.compact(1)
-    assert sets.compact(2)
-    assert sets.at(A) == WorkingSet(num_sessions=2)
-    assert sets.num_tokens_at(A) == sets.num_tokens_at(A, for_batch=False) == 0
-    found = sets.last(2)
-    assert found is not None
-    assert found.num_tokens == 100
-
-    turn(sets, 2, A, 300, 100, 2.0)
-    assert sets.at(A).num_tokens == 200
-    sets.finish(1)
-    assert sets.compact(1)
-    assert sets.at(A).num_tokens == 200
-
-
 def test_what_is_not_known_cannot_end() -> None:
     sets = Conversations()
 
     assert not sets.finish(1)
-    assert not sets.compact(1)
     assert sets.at(A) == WorkingSet()

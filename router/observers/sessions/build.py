@@ -13,8 +13,6 @@ from router.observers.sessions.decode_shares import DecodeShares
 from router.observers.sessions.describe import costs
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.finish import FinishRoute
-from router.observers.sessions.hook_pages import HookPages
-from router.observers.sessions.hooks import Hooks
 from router.observers.sessions.losses import Losses
 from router.observers.sessions.metrics import SPENDING, ModelTotals
 from router.observers.sessions.rows import SessionRows
@@ -31,8 +29,8 @@ if TYPE_CHECKING:
 def build(router: Router) -> ObserverPart:
     """Build the part."""
     ledger, findings, names = SessionLedger(), Findings(), SessionNames()
-    hooks, reads = Hooks(ledger, router.fleet), router.config.session.read
-    finish = FinishRoute(hooks, reads, router.metrics)
+    reads = router.config.session.read
+    finish = FinishRoute(ledger, router.fleet, reads, router.metrics)
     rows = SessionRows(ledger, findings, names)
     shares = DecodeShares(router.fleet.load.num_decoding)
     bookkeeper = Bookkeeper(
@@ -56,8 +54,8 @@ def build(router: Router) -> ObserverPart:
     router.status.losses = losses.by_candidate
     cluster = router.cluster
     if cluster.outbox is not None and cluster.peers is not None:
-        hooks.tell = partial(cluster.outbox.tell_later, is_urgent=True)
-        cluster.peers.notes.register(Over, lambda note, *_: hooks.receive(note))
+        finish.tell = partial(cluster.outbox.tell_later, is_urgent=True)
+        cluster.peers.notes.register(Over, lambda note, *_: finish.receive(note))
         share_turns(
             ledger,
             index=router.caches.index,
@@ -69,10 +67,7 @@ def build(router: Router) -> ObserverPart:
     return ObserverPart(
         observers=[shares, bookkeeper],
         merged=pages.merged_routes(),
-        pages=[
-            pages,
-            HookPages(hooks, router.tenants, router.metrics),
-        ],
+        pages=[pages],
         own_routes=finish.routes(),
         sections={
             "sessions": rows.describe,

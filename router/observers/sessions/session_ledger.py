@@ -350,13 +350,6 @@ class SessionLedger:
             session.has_ended = True
         return session
 
-    def compacted(self, key: int) -> Session | None:
-        """Record that a shorter history takes the place of a conversation's longest prompt."""
-        session = self._sessions.get(key)
-        if session is not None and session.threads:
-            max(session.threads, key=lambda thread: thread.num_tokens).is_compacted = True
-        return session
-
     def _grow(self, session: Session, num_bytes: int) -> None:
         session.num_bytes += num_bytes
         self.num_bytes += num_bytes

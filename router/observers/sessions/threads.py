@@ -29,7 +29,6 @@ class Thread(Struct, kw_only=True):
     num_computed: Tokens that the candidate had computed by then, ever.
     num_pool_tokens: That the pool had of it.
     change, num_in_row: Where the last turns in a row changed.
-    is_compacted: Its agent says so: the next prompt has a shorter history, or asks for a summary.
     """
 
     space: int
@@ -44,7 +43,6 @@ class Thread(Struct, kw_only=True):
     num_pool_tokens: int = 0
     change: Part | None = None
     num_in_row: int = 0
-    is_compacted: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -119,7 +117,7 @@ def thread_of(
             before is not None
             and (before.tool_set, before.system) == (parts.tool_set, parts.system)
             and before.has_answers
-            and (num_tokens < thread.num_tokens or thread.is_compacted)
+            and num_tokens < thread.num_tokens
         ):
             return thread
     return None
@@ -149,8 +147,6 @@ def change_of(
     if num_common >= len(thread.keys):
         return None
     part, index, digest = _difference(thread.parts, parts, num_tokens < thread.num_tokens)
-    if thread.is_compacted:  # a request for a summary may have other tools
-        part = "compacted"
     num_in_row = thread.num_in_row + 1 if thread.change == part else 1
     return Change(
         part=part, index=index, digest=digest, offset=num_common * size, num_in_row=num_in_row

@@ -5,7 +5,7 @@ They wait for the next message of the router: see `Outbox.tell_later`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -65,17 +65,8 @@ class Remembered(Struct, frozen=True, array_like=True, tag="prompt"):
     num_in_row: Count
 
 
-Hooked = Literal["ended", "compacting", "compacted"]
-"""What becomes of an agent's session.
-
-    ended        it is over
-    compacting   its history is about to be replaced by a shorter one
-    compacted    it has been
-"""
-
-
 class Over(Struct, frozen=True, array_like=True, tag="over"):
-    """An agent says what becomes of a session.
+    """A client says that a session is over.
 
     conversation: Its key in the ledger of sessions.
     sessions: What routing knows it by, one digest a model.
@@ -83,7 +74,6 @@ class Over(Struct, frozen=True, array_like=True, tag="over"):
 
     conversation: Number
     sessions: Annotated[tuple[Number, ...], Meta(max_length=MAX_DIGESTS)] = ()
-    what: Hooked = "ended"
 
 
 class Booked(Struct, frozen=True, array_like=True, tag="turn"):

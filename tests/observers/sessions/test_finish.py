@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from loadtest.engine_model.time_model import TimeModel
 from router.api.sessions import session_hash
-from router.observers.sessions.hooks import Hooks
+from router.observers.sessions.finish import FinishRoute
 from router.observers.sessions.session_ledger import SessionLedger
 from tests.faults.stage import SECRET, Engines, Json, Reply, Stage, chat, on_stage, on_stages, words
 from tests.faults.stage import streamed as answered
@@ -23,9 +25,16 @@ def num_live(stage: Stage) -> int:
     return stage.router.conversations.at("r1").num_sessions  # type: ignore[arg-type]
 
 
-async def turn(stage: Stage, headers: Json) -> None:
-    reply = await stage.ask(answered(chat(words(1))), headers=headers)
+async def turn(stage: Stage, headers: Json, *texts: str, **fields: int) -> None:
+    body = answered(chat(*(texts or [words(1)]), **fields))
+    reply = await stage.ask(body, headers=headers)
     assert reply.status == 200
+
+
+async def known(stage: Stage, name: str) -> Json:
+    stage.router.story.steps.settling.close()  # what waits for events has none to come
+    found: Json = (await stage.admin(f"/admin/sessions/{name}")).json()
+    return found
 
 
 async def finish(
@@ -49,21 +58,77 @@ async def finish(
 async def test_a_finished_session_gives_its_place_back(
     query: str, body: Json | bytes | None, headers: Json
 ) -> None:
-    """The answer is vllm-router's."""
+    """The answer is vllm-router's. The session goes on as any other if its client resumes it."""
     async with Engines(1) as (engine,), on_stage(engine) as stage:
         await turn(stage, UNNAMED | {"X-SMG-Routing-Key": NAME})
+        await stage.settled(engine)
         before = num_live(stage)
         reply = await finish(stage, query, body, headers)
         after = num_live(stage)
-        ended = (await stage.admin(f"/admin/sessions/{NAME}")).json()["ended"]
-        metric = stage.metric("warmroute_agent_hooks_total", agent="finish_session", result="ended")
+        has_ended = (await known(stage, NAME))["ended"]
+        metric = stage.metric("warmroute_finished_sessions_total", result="ended")
+        await turn(stage, UNNAMED | {"X-SMG-Routing-Key": NAME}, words(1), "yes", words(2))
+        resumed = await known(stage, NAME)
 
     assert (before, after) == (1, 0)
     assert (reply.status, reply.json()) == (200, {"status": "ok", "session_id": NAME})
     assert reply.headers["Content-Type"] == "application/json"
     assert reply.headers["x-warmroute-request-id"]
-    assert ended
+    assert has_ended
     assert metric == 1
+    assert not resumed["ended"]
+    assert "unknown" not in resumed["turns_shown"][-1]["computed"]["tokens"]
+
+
+async def test_sub_agents_end_alone_and_with_their_parent() -> None:
+    child = {"X-Session-ID": "below", "X-Parent-Session-ID": NAME}
+    async with Engines(1) as (engine,), on_stage(engine) as stage:
+        live = []
+        for name in ("below", NAME):
+            await turn(stage, {"X-Session-ID": NAME})
+            await turn(stage, child, words(2))
+            await stage.settled(engine)
+            before = num_live(stage)
+            await finish(stage, f"?session_id={name}")
+            live.append((before, num_live(stage)))
+            (below,) = (await known(stage, NAME))["children"]
+            assert below["ended"]
+
+    assert live == [(2, 1), (2, 0)]
+
+
+async def test_a_waiting_prompt_gets_room_when_a_session_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cache is full of two sessions, one of which computes; a third waits for room."""
+    monkeypatch.setattr("router.scheduling.queue.PATIENCE", 1e9)  # no idle time is enough
+    slow = TimeModel(base_ms=50.0)
+    one, two, three = ({"X-Session-ID": f"{NAME} {number}"} for number in range(3))
+    settings = {"queue__mode": "on", "health__interval_s": 60.0}
+    async with (
+        Engines(1, num_gpu_blocks=64, time_model=slow, reply_tokens=200) as (engine,),
+        on_stage(engine, **settings) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        for texts in ((words(1, 130),), (words(1, 130), "yes", words(2, 20))):
+            await turn(stage, one, *texts)
+            await stage.settled(engine)
+        busy = tg.create_task(turn(stage, two, words(3), max_tokens=200))
+        await stage.until(lambda: num_live(stage) == 2)
+        waits = tg.create_task(turn(stage, three, words(4)))
+        await stage.until(lambda: stage.metric("warmroute_waiting_requests") == 1)
+        await stage.until(lambda: stage.metric("warmroute_inflight_uncached_tokens") == 0)
+        await stage.admin("/admin/state")  # a first token has come, and the queue was looked at
+        still_waits = stage.metric("warmroute_waiting_requests") == 1
+        await finish(stage, headers=one)
+        await waits
+        was_busy = not busy.done()
+        third = (await known(stage, three["X-Session-ID"]))["turns_shown"][-1]
+        busy.cancel()
+
+    assert still_waits
+    assert was_busy
+    assert third["waited_for"] == "room"
 
 
 async def test_an_unknown_session_is_no_error() -> None:
@@ -109,12 +174,14 @@ async def test_it_ends_at_all_routers(start_redis: Start) -> None:
 
 
 async def test_other_routers_are_told_of_a_session_that_is_unknown_here() -> None:
-    """Its last turn may have ended there this moment. An agent's hook is not passed on then."""
+    """Its last turn may have ended there this moment."""
     async with Engines(1) as (engine,), on_stage(engine) as stage:
-        hooks, told = Hooks(SessionLedger(), stage.router.fleet), []
-        hooks.tell = lambda note, _: told.append(note)
-        for is_told in (False, True):
-            assert not await hooks.apply(NAME, ("",), "ended", tells_unknown=is_told)
+        router, told = stage.router, []
+        route = FinishRoute(
+            SessionLedger(), router.fleet, router.config.session.read, router.metrics
+        )
+        route.tell = lambda note, _: told.append(note)
+        assert not route.finish(NAME, "")
 
     assert [note.conversation for note in told] == [session_hash(NAME, "")]
 

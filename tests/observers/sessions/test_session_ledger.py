@@ -13,9 +13,9 @@ from router.observers.sessions.threads import Thread
 CONTRACT = HashContract(algorithm="sha256", block_size=16)
 
 
-def parts(*messages: int, tools: int = 1) -> PartDigests:
+def parts(*messages: int) -> PartDigests:
     return PartDigests(
-        tools=tools, tool_set=tools, system=1, messages=array("Q", messages), has_answers=True
+        tools=1, tool_set=1, system=1, messages=array("Q", messages), has_answers=True
     )
 
 
@@ -23,40 +23,22 @@ def keys(number: int, length: int = 10) -> list[BlockKey]:
     return [BlockKey(1_000 * number + each) for each in range(length)]
 
 
-def prompt(number: int, *messages: int, tools: int = 1) -> Thread:
+def prompt(number: int, *messages: int) -> Thread:
     """A prompt of 160 tokens that shares no block with another number's."""
     return Thread(
         space=0,
         contract=CONTRACT,
         keys=keys(number),
         num_tokens=160,
-        parts=parts(*messages, tools=tools),
+        parts=parts(*messages),
         candidate=CandidateId("r1"),
         num_emptied=0,
         at_s=0.0,
     )
 
 
-def remember(
-    ledger: SessionLedger, key: int, thread: Thread, replaces: Thread | None = None
-) -> None:
-    ledger.remember(key, None, thread, num_computed=160, replaces=replaces)
-
-
-def change(
-    ledger: SessionLedger, number: int, num_tokens: int, *messages: int, tools: int = 1
-) -> str | None:
-    """Return where a prompt of session 1 changes; None: it goes on nothing."""
-    found = ledger.match(
-        1,
-        None,
-        space=0,
-        keys=keys(number),
-        contract=CONTRACT,
-        num_tokens=num_tokens,
-        parts=parts(*messages, tools=tools),
-    )
-    return found.change.part if found.change is not None else None
+def remember(ledger: SessionLedger, key: int, thread: Thread) -> None:
+    ledger.remember(key, None, thread, num_computed=160)
 
 
 def test_ended_sessions_are_the_first_to_lose_their_prompts() -> None:
@@ -78,57 +60,18 @@ def test_a_session_that_ended_and_goes_on_has_its_prompt() -> None:
 
     assert ended is not None
     assert ended.has_ended
-    assert change(ledger, 1, 160, 7) is None
+    found = ledger.match(
+        1, None, space=0, keys=keys(1), contract=CONTRACT, num_tokens=160, parts=parts(7)
+    )
+    assert (found.num_common, found.change) == (160, None)
     remember(ledger, 1, prompt(1, 7))
     assert not ended.has_ended
-
-
-def test_the_next_prompt_after_a_compaction_is_named_so() -> None:
-    """However long it is, and whatever its first message; the one after that is as any other."""
-    ledger = SessionLedger()
-    remember(ledger, 1, prompt(1, 7))
-    assert change(ledger, 2, 200, 8, 9) is None
-
-    before = ledger.compacted(1)
-    assert change(ledger, 2, 200, 8, 9) == "compacted"
-    assert before is not None
-    remember(ledger, 1, prompt(2, 8), before.threads[0])
-    assert change(ledger, 3, 160, 8) != "compacted"
-
-
-def test_a_compaction_concerns_the_longest_prompt() -> None:
-    """A client's title generator has a prompt of its own."""
-    ledger = SessionLedger()
-    title = prompt(5, 5)
-    title.num_tokens = 20
-    remember(ledger, 1, prompt(1, 7))
-    remember(ledger, 1, title)
-    ledger.compacted(1)
-
-    assert change(ledger, 6, 20, 5) == "template"
-    assert change(ledger, 2, 200, 7) == "compacted"
 
 
 def test_what_is_not_known_has_no_end() -> None:
     ledger = SessionLedger()
 
     assert ledger.ended(1) is None
-    assert ledger.compacted(1) is None
-
-
-def test_a_request_for_a_summary_is_part_of_the_compaction() -> None:
-    """Codex sends it without tools. The request after it has them again."""
-    ledger = SessionLedger()
-    remember(ledger, 1, prompt(1, 7))
-    assert change(ledger, 2, 200, 7, 8, tools=0) == "tools"
-
-    before = ledger.compacted(1)
-    assert before is not None
-    assert change(ledger, 2, 200, 7, 8, tools=0) == "compacted"
-    remember(ledger, 1, prompt(2, 7, 8, tools=0), before.threads[0])
-    assert change(ledger, 3, 100, 7) == "tools"
-    ledger.compacted(1)
-    assert change(ledger, 3, 100, 7) == "compacted"
 
 
 def fork(ledger: SessionLedger, tenant: str | None, *messages: int) -> Thread | None:
