@@ -2,22 +2,27 @@
 
 Every workload can be sent in open loop (`arrival_s`) and in closed loop (`after`, `wait_s`).
 Sessions start as a Poisson process. In open loop their turns follow at the speed of an idle engine.
+`agents` and `mixed` can keep a constant number of agents at work, in closed loop only.
 """
 
 from typing import Final
 
 from loadtest.generated.agents import Agents
+from loadtest.generated.chats import Chats
+from loadtest.generated.mixed import Mixed
 from loadtest.generated.shared import Shared
 from loadtest.generated.siblings import Siblings
 from loadtest.generated.zipf import Zipf
 
-Generator = Agents | Siblings | Shared | Zipf
+Generator = Agents | Chats | Mixed | Siblings | Shared | Zipf
 
 GENERATORS: Final[dict[str, type[Generator]]] = {
     "agents": Agents,
+    "chats": Chats,
+    "mixed": Mixed,
     "siblings": Siblings,
     "shared": Shared,
     "zipf": Zipf,
 }
 
-__all__ = ["GENERATORS", "Agents", "Generator", "Shared", "Siblings", "Zipf"]
+__all__ = ["GENERATORS", "Agents", "Chats", "Generator", "Mixed", "Shared", "Siblings", "Zipf"]

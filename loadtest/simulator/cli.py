@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.engine_model.time_model import PRESETS
+from loadtest.generated import Agents
 from loadtest.output_options import JsonCommand, json_options, output_option
 from loadtest.simulator.named import named_policies
 from loadtest.simulator.outcome import Simulated
@@ -174,6 +175,9 @@ def simulate(
         is_made = options["generate"] is not None
         workload = load_workload(seed=seed, **options)
         setup = _setup(seed, is_made, given)
+        if options["live"] is not None or options["generate"] == "mixed":
+            stop_s = options["seconds"] or Agents().span_s
+            setup = replace(setup, load=None, stop_s=stop_s)
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
     if not workload.turns:

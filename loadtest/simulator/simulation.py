@@ -145,6 +145,8 @@ class _Simulation:
             self._events.plan(at_s, Kind.METRICS, partial(self._read_metrics, router, engine))
 
     def _arrive(self, turn: Turn, now_s: float) -> None:
+        if self._setup.stop_s is not None and now_s >= self._setup.stop_s:
+            return
         num_tokens, num_out = max(1, turn.num_input_tokens), self._num_out(turn)
         num_blocks = min(engine.blocks.num_usable_blocks for engine in self._engines)
         engine_tokens = num_blocks * self._size

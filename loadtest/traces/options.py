@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import click
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.generated import GENERATORS
+from loadtest.generated.agents import Pauses
 from loadtest.timing import Timing, scaled
 from loadtest.traces.errors import WorkloadError
 from loadtest.traces.formats import FORMATS
@@ -39,6 +40,9 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "context_tokens": ("num_context_tokens",),
     "shared_tokens": ("num_shared_tokens",),
     "scale_tokens": ("scale_tokens",),
+    "live": ("num_live",),
+    "seconds": ("span_s",),
+    "pauses": ("pauses",),
     "rate": ("rate",),
     "block_size": ("block_size",),
     "requests": ("num_requests",),
@@ -78,12 +82,24 @@ _OPTIONS: Final = (
     click.option(
         "--generate",
         type=click.Choice(list(GENERATORS)),
-        help="A generated workload: agents with tools, bursts of siblings that share a new prefix, "
-        "chats that share one system prompt, contexts of Zipf popularity.",
+        help="A generated workload: agents with tools, chats of persons, both (mixed), bursts of "
+        "siblings that share a new prefix, chats that share one system prompt, contexts of Zipf "
+        "popularity.",
     ),
     click.option("--sessions", type=_COUNT, help="Sessions to generate; for siblings: bursts."),
     click.option(
         "--turns", type=_COUNT, help="Turns of a session; the median for agents and shared."
+    ),
+    click.option(
+        "--live", type=_COUNT, help="Agents at work at any time: one starts when another ends."
+    ),
+    click.option(
+        "--seconds", type=_POSITIVE, help="How long --live agents are at work. [default: 600]"
+    ),
+    click.option(
+        "--pauses",
+        type=click.Choice(get_args(Pauses)),
+        help="Waits of agents: tools, 5.2 s in the median, or short, 0.3 s (P90 10 s).",
     ),
     click.option("--siblings", type=_COUNT, help="Siblings in one burst."),
     click.option(
@@ -99,7 +115,9 @@ _OPTIONS: Final = (
         "--shared-tokens", type=_COUNT, help="Tokens of the prompt that all sessions share."
     ),
     click.option(
-        "--scale-tokens", type=_POSITIVE, help="Factor for all lengths of agents; 0.1: a tenth."
+        "--scale-tokens",
+        type=_POSITIVE,
+        help="Factor for all lengths of agents and chats; 0.1: a tenth.",
     ),
     click.option(
         "--rate",

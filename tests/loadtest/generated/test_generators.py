@@ -10,11 +10,23 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.agents import Profile, make_sessions
-from loadtest.generated import GENERATORS, Agents, Generator, Shared, Siblings, Zipf
+from loadtest.generated import (
+    GENERATORS,
+    Agents,
+    Chats,
+    Generator,
+    Mixed,
+    Shared,
+    Siblings,
+    Zipf,
+)
+from loadtest.generated.agents import Pauses
 from loadtest.traces import describe
 
 SMALL: list[Generator] = [
     Agents(num_sessions=12, num_turns=6),
+    Chats(num_sessions=30),
+    Mixed(num_live=2, span_s=40.0, num_turns=4),
     Siblings(num_bursts=10, num_turns=2),
     Shared(num_sessions=30),
     Zipf(num_requests=200, working_set_blocks=500),
@@ -52,6 +64,8 @@ def test_workloads_are_deterministic_by_seed(generator: Generator) -> None:
 @pytest.mark.parametrize("generator", SMALL, ids=list(GENERATORS))
 def test_rates_are_of_poisson_processes(generator: Generator) -> None:
     """Starts are a second over `rate` apart on average; an infinite rate starts all at once."""
+    if isinstance(generator, Mixed):
+        return  # its agents do not start at a rate
     workload = replace(generator, rate=math.inf).workload()
     starts = {turn.arrival_s for turn in workload.turns if not turn.after}
     assert starts == {0.0}
@@ -137,6 +151,55 @@ def test_sub_agents_start_from_their_parents_context() -> None:
             heir.num_input_tokens
             > num_context_tokens + by_key[child.session_id, last].num_output_tokens
         )
+
+
+@pytest.mark.parametrize("name", ["s", "c"])
+def test_mixed_has_constant_agents_and_chats_as_they_come(name: str) -> None:
+    """Agents follow one another in lanes; chats follow nobody."""
+    workload = Mixed(num_live=3, span_s=100.0, rate=0.2, num_turns=3).workload()
+    starts = [t for t in workload.turns if t.number == 0 and t.session_id.startswith(name)]
+    followers = [turn for turn in starts if turn.after]
+
+    assert len(starts) - len(followers) == {"s": 3, "c": 20}[name]
+    assert (len(followers) > 3) is (name == "s")
+
+
+def test_live_agents_begin_anywhere_in_their_lives() -> None:
+    """The mean context of the first prompts is far above that of a new session."""
+    workload = Agents(num_live=40, span_s=1.0, sub_agent_share=0.0).workload()
+    first = [turn.num_input_tokens for turn in workload.turns if not turn.after]
+
+    assert len(first) == 40
+    assert 40_000 < sum(first) / 40 < 70_000
+
+
+@pytest.mark.parametrize(
+    ("pauses", "median_s", "p90_s"), [("tools", 5.2, 23.6), ("short", 0.3, 9.8)]
+)
+def test_pauses_are_as_recorded(pauses: Pauses, median_s: float, p90_s: float) -> None:
+    """The median and P90 of the waits between turns."""
+    workload = Agents(num_sessions=200, pauses=pauses, sub_agent_share=0.0).workload()
+    waits = sorted(turn.wait_s for turn in workload.turns if turn.after)
+
+    assert waits[len(waits) // 2] == pytest.approx(median_s, rel=0.1)
+    assert waits[9 * len(waits) // 10] == pytest.approx(p90_s, rel=0.15)
+
+
+def test_chats_are_as_in_the_trace() -> None:
+    """The figures of Mooncake's conversation trace, which the generator was fitted to."""
+    workload = Chats(num_sessions=4_000).workload()
+    turns = Counter(turn.session_id for turn in workload.turns)
+    prompts = sorted(turn.num_input_tokens for turn in workload.turns)
+    answers = sorted(turn.num_output_tokens for turn in workload.turns)
+    waits = sorted(turn.wait_s for turn in workload.turns if turn.after)
+
+    assert sum(num == 1 for num in turns.values()) / 4_000 == pytest.approx(0.694, abs=0.02)
+    assert len(workload.turns) / 4_000 == pytest.approx(1.63, rel=0.05)
+    assert prompts[len(prompts) // 2] == pytest.approx(6_909, rel=0.1)
+    assert sum(prompts) / len(prompts) == pytest.approx(12_035, rel=0.15)
+    assert answers[len(answers) // 2] == pytest.approx(350, rel=0.05)
+    assert sum(answers) / len(answers) == pytest.approx(343, rel=0.05)
+    assert waits[len(waits) // 2] == pytest.approx(112, rel=0.1)
 
 
 def test_siblings_arrive_together_and_share_what_is_new() -> None:

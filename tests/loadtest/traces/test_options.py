@@ -67,7 +67,7 @@ def test_a_workload_is_generated(argv: list[str], num_turns: int, block_size: in
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        ([], "give either --trace FILE or --generate agents|siblings|shared|zipf"),
+        ([], "give either --trace FILE or --generate agents|chats|mixed|siblings|shared|zipf"),
         (["--trace", "x", "--generate", "agents"], "give either"),
         (["--generate", "agents", "--skew", "1"], "agents has no --skew: that is for zipf"),
         (["--generate", "agents", "--skip-bad"], "--skip-bad only with --trace"),
