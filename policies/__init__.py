@@ -2,7 +2,7 @@
 
 What must live here: the vocabulary (`view`), the policies, their registry. What must not: a
 clock, randomness that is not derived from the snapshot, I/O, anything of router or loadtest.
-The same objects decide live, in shadow and in the simulator.
+The same objects decide live, in the simulator and in `warmroute redecide`.
 """
 
 from policies.policy import Policy

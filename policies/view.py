@@ -1,9 +1,8 @@
 """What a policy sees and what it answers: immutable, made of numbers, JSON-safe.
 
-The same objects are filled by the live router, by shadow policies and by the simulator, so a
-policy cannot tell where it runs. Everything a policy may depend on is in the `Snapshot`: time,
-decision number and seed included. Token counts are tokens, not blocks; times are milliseconds
-unless a name ends in `_s`.
+The live router and the simulator fill the same objects, so a policy cannot tell where it runs.
+Everything a policy may depend on is in the `Snapshot`: time, decision number and seed included.
+Token counts are tokens, not blocks; times are milliseconds unless a name ends in `_s`.
 """
 
 from __future__ import annotations

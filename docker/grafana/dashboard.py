@@ -330,24 +330,8 @@ ROWS = [
         ],
     ),
     Row(
-        "Experiments and shadow policies",
+        "Experiments",
         [
-            Panel(
-                "Shadows that agree", "Share of decisions in which a shadow policy would have chosen the same replica.",
-                [Query(f'{rate("shadow_decisions_total", "shadow", agrees="yes")} / ({rate("shadow_decisions_total", "shadow")} > 0){OR_NONE}', "{{shadow}}")],
-                "percentunit", maximum=1,
-            ),
-            Panel(
-                "Regret", "Mean predicted time to first token of the live choice, minus that of the shadow's choice. Above 0 the shadow is predicted to be faster.",
-                [Query(
-                    f'({rate("shadow_ttft_seconds_total", "shadow", choice="live")} - {rate("shadow_ttft_seconds_total", "shadow", choice="shadow")})'
-                    f' / ({rate("shadow_decisions_total", "shadow")} > 0){OR_NONE}', "{{shadow}}",
-                )], "s", signed=True,
-            ),
-            Panel(
-                "Tokens recomputed, live and shadow", "As predicted for both choices.",
-                [Query(rate("shadow_tokens_total", "shadow, choice", kind="recomputed") + OR_NONE, "{{shadow}}: {{choice}}")], "tokens/s",
-            ),
             Panel(
                 "Requests by variant", "Requests that count for the experiment.",
                 [Query(rate("arm_requests_total", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "reqps", width=6,

@@ -50,7 +50,6 @@ from router.metrics.instruments import Metrics
 from router.observers.early.metrics import EarlyMetrics
 from router.observers.experiments.metrics import EXPERIMENT, ExperimentMetrics
 from router.observers.sessions.metrics import SPENDING
-from router.observers.shadows.metrics import ShadowMetrics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -278,7 +277,7 @@ _METRIC_SECTIONS: Final = {
     "Tenants": ("tenant", "gpu_seconds_", "cost_total"),
     "Mooncake pool": ("pool_",),
     "Redis and other routers": ("redis_", "routers", "feeds", "sharing_", "peer", "notes_"),
-    "Shadow policies and experiments": ("shadow_", "experiment_", "arm_"),
+    "Experiments": ("experiment_", "arm_"),
 }  # fmt: skip
 """The sections of the page, and how names in them begin."""
 
@@ -286,7 +285,7 @@ _METRIC_SECTIONS: Final = {
 def metric_tables() -> str:
     """Describe every metric under the name that a scrape shows, in sections."""
     found: dict[str, list[tuple[str, ...]]] = {section: [] for section in _METRIC_SECTIONS}
-    tables = (Metrics, EarlyMetrics, ShadowMetrics, ExperimentMetrics)
+    tables = (Metrics, EarlyMetrics, ExperimentMetrics)
     instruments = [row for table in tables for row in table.rows]
     pushed = [(kind.__name__.lower(), *spec[:3]) for _, kind, spec in instruments]
     families = (*FAMILIES, *SPENDING, *EXPERIMENT)

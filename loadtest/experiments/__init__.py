@@ -12,7 +12,7 @@ variants. The steps of a report:
     verdict        the answer in words
     report         all of it as data                         tables, terminal, page, cli
 
-`shadows` and `redecide` are for policies that did not route.
+`redecide` is for policies that did not route.
 """
 
 from loadtest.experiments.evidence import Options

@@ -175,7 +175,7 @@ def report(
 @click.option(
     "--policy",
     metavar="NAME[:PARAM=VALUE…]",
-    help="Also ask this policy, as a shadow after the fact.",
+    help="Also ask this policy.",
 )
 @click.option(
     "--param", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of --policy."

@@ -14,7 +14,6 @@ from loadtest.experiments.tables import (
     difference_table,
     evidence_table,
     heading,
-    shadow_table,
 )
 from loadtest.extras import need
 from loadtest.pages import Figure, Note, Page, Section, render
@@ -35,9 +34,9 @@ def html(report: Report, times: Times, *, command: str) -> str:
     """
     need("matplotlib")
     experiment = report.experiment
-    title = f"Experiment {experiment.name}" if experiment else "Shadow policies"
+    title = f"Experiment {experiment.name}" if experiment else "Experiment"
     lead = " ".join(_sentence(verdict.text) for verdict in report.verdicts) or heading(report)
-    sections = [_answer(report), *_experiment_sections(report, times), *_shadow_section(report)]
+    sections = [_answer(report), *_experiment_sections(report, times)]
     return render(
         Page(
             title=title,
@@ -111,17 +110,6 @@ def _experiment_sections(report: Report, times: Times) -> list[Section]:
             ),
         ),
     ]
-
-
-def _shadow_section(report: Report) -> list[Section]:
-    if not report.shadows:
-        return []
-    said = (
-        "Each shadow decided the live policy's snapshots, on the live policy's caches and queues. "
-        "It shows what single requests would have gained, not how a fleet would do under "
-        "that policy: a reason for an experiment, not its result."
-    )
-    return [Section(title="Shadow policies", parts=(Note(text=said), shadow_table(report.shadows)))]
 
 
 def _figure(make: Callable[[], bytes | None], *, alt: str, caption: str) -> tuple[Part, ...]:

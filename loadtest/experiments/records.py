@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from loadtest.words import moment
 from policies.naming import label_of
 from policies.registry import create
-from router.records.record import SCHEMA, AssignmentRecord, ShadowDecision
+from router.records.record import SCHEMA, AssignmentRecord
 
 UNNAMED: Final = "none"
 """The trial of older records, which name none."""
@@ -77,7 +77,6 @@ class _Line(Struct):
     state: str = "unknown"
     snapshot: _Snapshot | None = None
     decision: _Decision | None = None
-    shadows: tuple[ShadowDecision, ...] = ()
     tries: list[Any] = []
     num_prompt_tokens: int | None = None
     num_predicted_cached_tokens: int | None = None
@@ -106,7 +105,6 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     candidate: str
     num_gpu_tokens: int  # cached at the chosen replica
     num_cpu_tokens: int
-    shadows: tuple[ShadowDecision, ...]
     prompt: int | None
     predicted: int | None
     reported: int | None
@@ -377,7 +375,6 @@ class _Reader:
             candidate=intern(candidate),
             num_gpu_tokens=(chosen.num_gpu_tokens if chosen is not None else None) or 0,
             num_cpu_tokens=(chosen.num_cpu_tokens if chosen is not None else None) or 0,
-            shadows=line.shadows,
             prompt=line.num_prompt_tokens,
             predicted=line.num_predicted_cached_tokens,
             reported=line.num_reported_cached_tokens,

@@ -1,4 +1,4 @@
-"""Decide recorded snapshots again: by the recorded policy, and by another one as a late shadow.
+"""Decide recorded snapshots again: by the recorded policy, and by another one.
 
 Policies are pure, so the recorded policy must choose as it did. If it does not, the record is of
 another version, or of other parameters. With prefill and decode apart a record has two decisions,
@@ -17,14 +17,14 @@ import msgspec
 from msgspec import Struct
 
 from loadtest.experiments.records import RecordsError, lines_of
-from loadtest.experiments.shadows import QUANTILES, WhatIf, named
+from policies.cost import candidate_costs
 from policies.policy import Policy
 from policies.registry import create
 from policies.view import CandidateCost, CandidateId, Decision, Snapshot
-from router.observers.shadows import shadow_decisions
-from router.records.record import SCHEMA, DecisionRecord, ShadowDecision
+from router.records.record import SCHEMA, DecisionRecord
 
 _NAMED: Final = 5
+_QUANTILES: Final = (0.1, 0.5, 0.9, 0.99)
 
 _Choice = tuple[str, dict[str, Any], Snapshot, Decision]
 """A policy, its parameters, what it was asked and what it chose."""
@@ -40,6 +40,27 @@ class Disagreement(Struct, frozen=True, kw_only=True):
     recorded: CandidateId
     again: CandidateId | None  # None: the policy or its parameters are unknown
     reason: str
+
+
+class WhatIf(Struct, frozen=True, kw_only=True):
+    """Another policy on the live one's snapshots; means per request, times in milliseconds.
+
+    All times are predictions, made the same way for both choices, on the live policy's caches and
+    queues. `regret_ms` is the live choice's predicted TTFT minus the other's: positive if the other
+    is faster.
+    """
+
+    policy: str
+    num_decisions: int
+    agreement: float
+    ttft_ms: float
+    live_ttft_ms: float
+    uncached_tokens: float
+    live_uncached_tokens: float
+    fetched_tokens: float
+    live_fetched_tokens: float
+    regret_ms: float
+    regret_quantiles: dict[str, float]  # p10, p50, p90, p99
 
 
 class Redecided(Struct, frozen=True, kw_only=True):
@@ -83,7 +104,7 @@ def redecide(
     kinds: Counter[str] = Counter()
     by_policy: Counter[str] = Counter()
     disagreements: list[Disagreement] = []
-    shadows: list[tuple[ShadowDecision, CandidateCost]] = []
+    asked: list[tuple[CandidateCost, CandidateCost]] = []
     for file, line, record in _read(files, skip_bad):
         if record is None:
             kinds["bad"] += 1
@@ -106,8 +127,9 @@ def redecide(
                 )
             )
         if other is not None and record.by_policy is not None:
-            (shadow,), live = shadow_decisions([(other_label, other)], record)
-            shadows.append((shadow, live))
+            snapshot, decision = record.by_policy
+            costs = {cost.id: cost for cost in candidate_costs(snapshot)}
+            asked.append((costs[other.decide(snapshot).candidate], costs[decision.candidate]))
     num_bad = kinds.pop("bad", 0)
     if not kinds:
         raise RecordsError("no decision record in these files")
@@ -120,7 +142,7 @@ def redecide(
         num_unknown=kinds["unknown"],
         by_policy=dict(by_policy),
         disagreements=tuple(disagreements),
-        what_if=_what_if(other_label, shadows) if shadows else None,
+        what_if=_what_if(other_label, asked) if asked else None,
     )
 
 
@@ -157,25 +179,27 @@ def _made(name: str, params: bytes) -> Policy:
     return create(name, msgspec.json.decode(params))
 
 
-def _what_if(label: str, shadows: list[tuple[ShadowDecision, CandidateCost]]) -> WhatIf:
+def _what_if(label: str, asked: list[tuple[CandidateCost, CandidateCost]]) -> WhatIf:
+    """Sum up the other policy's choices, each with the live one."""
     import numpy as np
 
     def mean(values: Iterable[float]) -> float:
         return float(np.mean(list(values)))
 
-    regrets = [shadow.regret_ms for shadow, _ in shadows]
+    regrets = [live.ttft_ms - other.ttft_ms for other, live in asked]
+    quantiles = np.quantile(regrets, _QUANTILES).tolist()
     return WhatIf(
         policy=label,
-        num_decisions=len(shadows),
-        agreement=mean(shadow.agrees for shadow, _ in shadows),
-        ttft_ms=mean(shadow.ttft_ms for shadow, _ in shadows),
-        live_ttft_ms=mean(live.ttft_ms for _, live in shadows),
-        uncached_tokens=mean(shadow.num_uncached_tokens for shadow, _ in shadows),
-        live_uncached_tokens=mean(live.num_uncached_tokens for _, live in shadows),
-        fetched_tokens=mean(shadow.num_fetched_tokens for shadow, _ in shadows),
-        live_fetched_tokens=mean(live.num_fetched_tokens for _, live in shadows),
+        num_decisions=len(asked),
+        agreement=mean(other.id == live.id for other, live in asked),
+        ttft_ms=mean(other.ttft_ms for other, _ in asked),
+        live_ttft_ms=mean(live.ttft_ms for _, live in asked),
+        uncached_tokens=mean(other.num_uncached_tokens for other, _ in asked),
+        live_uncached_tokens=mean(live.num_uncached_tokens for _, live in asked),
+        fetched_tokens=mean(other.num_fetched_tokens for other, _ in asked),
+        live_fetched_tokens=mean(live.num_fetched_tokens for _, live in asked),
         regret_ms=mean(regrets),
-        regret_quantiles=named(np.quantile(regrets, QUANTILES).tolist()),
+        regret_quantiles={f"p{q:.0%}"[:-1]: v for q, v in zip(_QUANTILES, quantiles, strict=True)},
     )
 
 

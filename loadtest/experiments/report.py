@@ -8,7 +8,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from loadtest.experiments import shadows as shadow_policies
 from loadtest.experiments.arms import ArmSummary, summarize
 from loadtest.experiments.design_limits import check_design
 from loadtest.experiments.evidence import Evidence, Options, weigh
@@ -16,7 +15,6 @@ from loadtest.experiments.findings import Finding, note
 from loadtest.experiments.observations import Observations, observe
 from loadtest.experiments.ratio_check import RatioCheck, check
 from loadtest.experiments.records import Named, Records, RecordsError
-from loadtest.experiments.shadows import ShadowSummary
 from loadtest.experiments.soundness import check_soundness
 from loadtest.experiments.surroundings import check_surroundings, check_trials
 from loadtest.experiments.verdict import Verdict, judge
@@ -29,7 +27,7 @@ _ORDER: Final = {"broken": 0, "warning": 1, "note": 2}
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The content of `--json`. `experiment` None: there are only shadows.
+    """The content of `--json`.
 
     Shares and relative differences are fractions of 1, times are unix seconds.
     """
@@ -39,7 +37,6 @@ class Report(Struct, frozen=True, kw_only=True):
     num_records: int
     options: Options
     findings: tuple[Finding, ...]  # the worst first
-    shadows: tuple[ShadowSummary, ...]
     experiments: tuple[Named, ...] = ()  # all in the records
     experiment: Named | None = None
     baseline: str | None = None
@@ -90,9 +87,8 @@ def make_report(
     """
     options = options or Options()
     experiment = records.choose(name, trials)
-    shadows = shadow_policies.summarize(records)
     if experiment is None:
-        return _without_experiment(records, shadows, options), Times(by_arm={})
+        raise RecordsError(f"{records.num_records:,} records, and none is of an experiment")
     chosen = _baseline(experiment, baseline)
     observations = observe(records, experiment)
     arms = summarize(observations, chosen)
@@ -120,23 +116,8 @@ def make_report(
         sample_ratio=ratio,
         arms=arms,
         comparisons=comparisons,
-        shadows=shadows,
     )
     return report, _times(observations)
-
-
-def _without_experiment(
-    records: Records, shadows: tuple[ShadowSummary, ...], options: Options
-) -> Report:
-    text = "no record is of an experiment"
-    text += "; only shadows are reported" if shadows else ", and none has shadow decisions"
-    return Report(
-        files=records.files,
-        num_records=records.num_records,
-        options=options,
-        findings=(note("no_experiment", text), *check_surroundings(records, None, ())),
-        shadows=shadows,
-    )
 
 
 def _baseline(experiment: Named, wanted: str | None) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from loadtest.experiments.metrics import METRICS, unit_noun
-from loadtest.experiments.redecide import Redecided
+from loadtest.experiments.redecide import Redecided, WhatIf
 from loadtest.experiments.report import Report
-from loadtest.experiments.shadows import ShadowSummary, WhatIf
 from loadtest.pages import Table
 from loadtest.statistics.words import change, estimate
 from loadtest.words import amount, moment, percent, time_span
@@ -99,29 +98,27 @@ def evidence_table(report: Report) -> Table:
     )  # fmt: skip
 
 
-def shadow_table(shadows: tuple[WhatIf, ...]) -> Table:
-    """Lay out the shadows' figures, with the live ones in brackets."""
-    rows = tuple(
+def what_if_table(other: WhatIf) -> Table:
+    """Lay out another policy's figures, with the live ones in brackets."""
+    rows = (
         (
-            shadow.policy,
-            shadow.live if isinstance(shadow, ShadowSummary) else "as recorded",
-            f"{shadow.num_decisions:,}",
-            percent(shadow.agreement),
-            f"{amount(shadow.ttft_ms, 'ms')} ({amount(shadow.live_ttft_ms, 'ms')})",
-            f"{shadow.uncached_tokens:,.0f} ({shadow.live_uncached_tokens:,.0f})",
-            f"{shadow.fetched_tokens:,.0f} ({shadow.live_fetched_tokens:,.0f})",
-            amount(shadow.regret_ms, "ms"),
-            ", ".join(f"{value:,.0f}" for value in shadow.regret_quantiles.values()),
-        )
-        for shadow in shadows
+            other.policy,
+            f"{other.num_decisions:,}",
+            percent(other.agreement),
+            f"{amount(other.ttft_ms, 'ms')} ({amount(other.live_ttft_ms, 'ms')})",
+            f"{other.uncached_tokens:,.0f} ({other.live_uncached_tokens:,.0f})",
+            f"{other.fetched_tokens:,.0f} ({other.live_fetched_tokens:,.0f})",
+            amount(other.regret_ms, "ms"),
+            ", ".join(f"{value:,.0f}" for value in other.regret_quantiles.values()),
+        ),
     )
     return Table(
-        head=("shadow", "live", "decisions", "same choice", "first token", "computed tokens",
+        head=("policy", "decisions", "same choice", "first token", "computed tokens",
               "fetched tokens", "regret", "regret P10, P50, P90, P99, ms"),
         rows=rows,
-        caption="Predictions, the live choice's in brackets. Regret: by how much the shadow's "
+        caption="Predictions, the live choice's in brackets. Regret: by how much the policy's "
         "choice was predicted to be sooner.",
-        numeric=tuple(range(2, 9)),
+        numeric=tuple(range(1, 8)),
     )  # fmt: skip
 
 

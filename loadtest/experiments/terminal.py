@@ -14,7 +14,7 @@ from loadtest.experiments.tables import (
     evidence_table,
     heading,
     redecided_table,
-    shadow_table,
+    what_if_table,
 )
 from loadtest.pages import Table
 
@@ -37,9 +37,6 @@ def show(report: Report, console: Console) -> None:
         for table in (evidence_table(report), arm_table(report), difference_table(report)):
             console.print()
             console.print(_rich(table))
-    if report.shadows:
-        console.print()
-        console.print(_rich(shadow_table(report.shadows)))
 
 
 def show_redecided(found: Redecided, console: Console) -> None:
@@ -60,7 +57,7 @@ def show_redecided(found: Redecided, console: Console) -> None:
         console.print(Text("every record was decided again as it was", style="green"))
     if found.what_if is not None:
         console.print()
-        console.print(_rich(shadow_table((found.what_if,))))
+        console.print(_rich(what_if_table(found.what_if)))
 
 
 def _rich(table: Table) -> RichTable:

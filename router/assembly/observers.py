@@ -21,7 +21,6 @@ FOLDERS: Final = {
     "experiments": ("experiment",),
     "log": (),
     "early": ("early",),
-    "shadows": ("shadow",),
     "live": (),
 }
 """The folders in the order in which their observers are called, and their sections of the
@@ -41,8 +40,6 @@ def add_observers(router: Router) -> None:
             steps.observers.add(observer)
         if part.choose is not None:
             steps.prompts.choose = part.choose
-        if part.wrap_record is not None:
-            steps.recorder.wrap = part.wrap_record
     for observer in own_observers(router.config.observers):
         steps.observers.add(observer)
 

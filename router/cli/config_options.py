@@ -59,7 +59,6 @@ METAVARS: Final = {
     "redis.sentinels": "HOST:PORT",
     "redis.sentinel_service": "NAME",
     "redis.namespace": "NAME",
-    "shadow.policies": "POLICY",
 }
 _UNITS: Final = {
     "_s": "SECONDS",

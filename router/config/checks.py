@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 from msgspec.structs import fields
 
 from policies.naming import split
-from policies.policy import Policy
 from policies.registry import POLICIES, create
 from router.api.clients import network
 from router.api.routes import check_pattern
@@ -27,7 +26,7 @@ from router.config.ports import AdminConfig, ListenConfig
 from router.config.prefill import check_roles
 from router.config.redis import check_redis
 from router.config.replicas import ReplicaConfig, pool_of
-from router.config.routing import PolicyConfig, ShadowConfig
+from router.config.routing import PolicyConfig
 from router.config.tracing import check_tracing
 from router.config.tree import Config
 
@@ -332,21 +331,6 @@ def _with_params(text: str) -> str:
     )
 
 
-def _check_shadows(shadow: ShadowConfig) -> None:
-    known: list[Policy] = []
-    for i, choice in enumerate(shadow.policies):
-        key = f"shadow.policies[{i}]"
-        try:
-            policy = create(choice.name, choice.params)
-        except ValueError as exc:
-            raise ConfigError(f"{key}: {exc}", param=key) from exc
-        if policy in known:
-            raise ConfigError(
-                f"{key}: is already shadow.policies[{known.index(policy)}]", param=key
-            )
-        known.append(policy)
-
-
 _GROWS: Final = ("redis", "admin", "discovery")  # what `Config.may_grow` reads
 _CHECKS: Final[Sequence[tuple[Sequence[str], Callable[[Config], None]]]] = (
     (("replicas",), _check_each_replica),
@@ -370,7 +354,6 @@ _CHECKS: Final[Sequence[tuple[Sequence[str], Callable[[Config], None]]]] = (
     (("tokens",), lambda c: _check_time_zone(c.tokens.time_zone)),
     (("tokens",), lambda c: _check_dates(c.tokens.start_dates)),
     (("policy",), lambda c: _check_policy(c.policy)),
-    (("shadow",), lambda c: _check_shadows(c.shadow)),
     (
         ("experiment",),
         lambda c: check_all(c.experiment.definitions, "experiment.definitions"),

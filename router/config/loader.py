@@ -12,7 +12,6 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from policies.naming import split
 from router.base.errors import ConfigError, ConfigErrors
 from router.config import yaml_file
 from router.config.checks import errors_of
@@ -79,7 +78,6 @@ def _load(
     if isinstance(replicas, list):  # `--replica URL`, or a bare URL in the file
         tree["replicas"] = [{"url": each} if isinstance(each, str) else each for each in replicas]
     wrong = [*_refuse_texts(tree), *_join_masters(tree.get("mooncake"))]
-    wrong += _expand_shadows(tree.get("shadow"))
     wrong += _use_recorded_names(tree)
     redis = tree.get("redis")
     if isinstance(redis, dict) and redis.pop("password", None) is not None:
@@ -305,23 +303,6 @@ def _join_masters(section: Any) -> Iterator[ConfigError]:
         if isinstance(masters, str) and _NAMED.match(masters):
             instead = ONLY_MAPPINGS["mooncake.pools"]
             yield ConfigError(f"{key}: {masters!r} has a name; {instead}", param=key)
-
-
-def _expand_shadows(section: Any) -> Iterator[ConfigError]:
-    """Replace policies that are text by the mappings they stand for; yield wrong ones."""
-    policies = section.get("policies") if isinstance(section, dict) else None
-    if not isinstance(policies, list):
-        return
-    section["policies"] = expanded = [*policies]
-    for i, text in enumerate(policies):
-        if isinstance(text, str):
-            try:
-                name, params = split(text)
-            except ValueError as exc:
-                key = f"shadow.policies[{i}]"
-                yield ConfigError(f"{key}: {exc}", param=key)
-                continue
-            expanded[i] = {"name": name, "params": params}
 
 
 def _known(section: type[Struct]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 REMOVED: Final[Mapping[str, str]] = {
+    "shadow": "ask other policies later, with `warmroute redecide`; remove the section",
     "queue.window": "a replica has one prompt ready, or 300 ms of short prompts; remove the key",
     "queue.ready_ms": "a replica has one prompt ready, or 300 ms of short prompts; remove the key",
     "queue.patience": "use queue.mode off, queue.fill or queue.max_wait_s; remove the key",

@@ -239,25 +239,3 @@ class EarlyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def is_on(self) -> bool:
         """Whether next prompts are computed early."""
         return self.mode == "auto"
-
-
-class ShadowPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A policy that is asked, but not followed."""
-
-    name: str
-    params: dict[str, Any] = {}
-
-
-class ShadowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    policies: Annotated[
-        tuple[ShadowPolicy, ...],
-        Meta(
-            max_length=8,
-            description="policies that also decide every request, without effect: NAME or "
-            "NAME:PARAM=VALUE[:PARAM=VALUE…]",
-            extra={"flag": "shadow"},
-        ),
-    ] = ()
-    share: Annotated[
-        float, Meta(ge=0, le=1, description="share of requests that shadow policies decide")
-    ] = 1.0

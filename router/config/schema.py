@@ -1,8 +1,7 @@
 """The JSON Schema of the configuration file, for editors and CI.
 
 It has what the types say, and the shorter forms that the loader accepts (router.config.loader): a
-URL for a replica, NAME for a shadow policy. What types cannot say (router.config.checks) only the
-loader refuses.
+URL for a replica. What types cannot say (router.config.checks) only the loader refuses.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def json_schema() -> dict[str, Any]:
 
     for section, key in SWITCHES:
         _also(field(section, key), {"type": "boolean"})
-    for array in (config["properties"]["replicas"], field("shadow", "policies")):
-        array["items"] = {"anyOf": [dict(_TEXT), array["items"]]}
+    replicas = config["properties"]["replicas"]
+    replicas["items"] = {"anyOf": [dict(_TEXT), replicas["items"]]}
     for master in (field("mooncake", "master"), parts["PoolConfig"]["properties"]["master"]):
         _also(master, {"type": "array", "items": dict(_TEXT)})
     experiment = parts["Experiment"]

@@ -32,7 +32,6 @@ from router.config.routing import (
     PolicyConfig,
     QueueConfig,
     SessionConfig,
-    ShadowConfig,
     TokensConfig,
 )
 from router.config.tracing import TracingConfig
@@ -77,7 +76,6 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tenants: TenantsConfig = TenantsConfig()
     redis: RedisConfig = RedisConfig()
     index: IndexConfig = IndexConfig()
-    shadow: ShadowConfig = ShadowConfig()
     experiment: ExperimentConfig = ExperimentConfig()
     log: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()
@@ -111,7 +109,6 @@ SECTIONS: Final = {
     "tenants": "Tenants",
     "redis": "Redis, for several routers",
     "index": "Index",
-    "shadow": "Shadow policies",
     "experiment": "Experiments",
     "log": "Logs and decision records",
     "tracing": "OpenTelemetry traces",

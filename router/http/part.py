@@ -15,7 +15,6 @@ from router.http.own_routes import OwnRoutes
 from router.http.pages import Pages
 from router.request.observer import Observer
 from router.request.prompt import Choose
-from router.request.record import Wrap
 
 
 class ObserverPart(Struct, frozen=True, kw_only=True):
@@ -23,7 +22,6 @@ class ObserverPart(Struct, frozen=True, kw_only=True):
 
     observers: In the order in which they are called.
     choose: Says how a prompt is placed; of one part at most.
-    wrap_record: Gets each record and what writes it; of one part at most.
     pages: Routes of the admin port.
     merged: Of these routes, those that all workers answer together, where there are several.
     open_paths: Of these routes, those without data; they need no token.
@@ -37,7 +35,6 @@ class ObserverPart(Struct, frozen=True, kw_only=True):
 
     observers: Sequence[Observer] = ()
     choose: Choose | None = None
-    wrap_record: Wrap | None = None
     pages: Sequence[AdminPages] = ()
     merged: Mapping[str, AdminHandler] = {}
     open_paths: Sequence[str] = ()

@@ -24,22 +24,6 @@ class Try(Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: str | None = None
 
 
-class ShadowDecision(Struct, frozen=True, kw_only=True):
-    """What another policy would have done with the very same snapshot.
-
-    `policies.cost` predicts the costs of both choices. `regret_ms` is the predicted
-    TTFT of the live choice less the shadow's: positive where the shadow would have been sooner.
-    """
-
-    policy: str  # label: name, and parameters that are not defaults
-    candidate: CandidateId
-    agrees: bool
-    ttft_ms: float
-    num_uncached_tokens: int
-    num_fetched_tokens: int
-    regret_ms: float
-
-
 class PrefillRecord(Struct, frozen=True, kw_only=True):
     """Where the prompt of a request was computed that a decode replica answered.
 
@@ -121,7 +105,6 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     state: str  # exact | degraded | blind: how well the chosen replica's cache was known
     snapshot: Snapshot
     decision: Decision
-    shadows: tuple[ShadowDecision, ...] = ()
     prefill: PrefillRecord | None = None  # None: prompts are not computed apart
     tries: tuple[Try, ...]
     outcome: str

@@ -1,7 +1,7 @@
 """Place a request: `plan` decides, `commit` puts the decision into effect, `end` takes it back.
 
-This is the only way to place a request: the story, the queue, overdue requests, `explain` and
-shadow policies use it.
+This is the only way to place a request: the story, the queue, overdue requests and `explain`
+use it.
 
     plan     look up who holds the prompt, freeze all that is known, ask the policy; changes nothing
     commit   count the request's load, claim the blocks it will compute, tell other routers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import monotonic, time
 
 from msgspec.structs import asdict
@@ -18,14 +17,9 @@ from router.request.results import Prompt, Read, Tries
 from router.request.send import Sent
 from router.request.settling import EVENTS_S, Settling
 
-Write = Callable[[DecisionRecord], None]
-Wrap = Callable[[DecisionRecord, Write], None]
-
 
 class Recorder:
     """Tells observers what became of requests; never fails one.
-
-    wrap: Gets each record and what writes it, and may add to the record. None: it is written.
 
     Args:
         settling: Waits for the events of answers.
@@ -41,7 +35,6 @@ class Recorder:
         self._caches = caches
         self._observers = observers
         self._settling = settling
-        self.wrap: Wrap | None = None
 
     def finished(
         self,
@@ -138,11 +131,7 @@ class Recorder:
         observers = self._observers
         observers.settled(facts)
         if observers.recorded:
-            record = record_of(facts)
-            if self.wrap is not None and facts.read.request is not None:
-                self.wrap(record, observers.recorded)
-            else:
-                observers.recorded(record)
+            observers.recorded(record_of(facts))
         return True
 
 

@@ -506,7 +506,6 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
         (["policy:", "  name: kv_awre"], 2, "did you mean 'kv_aware'"),
         (["policy:", "  params:", "    alpa: 2"], 3, "did you mean 'alpha'"),
         (["policy:", "  params:", "    alpha: x"], 2, "policy 'kv_aware'"),
-        (["shadow:", "  policies:", "    - random", "    - nope"], 4, "shadow.policies[1]"),
         (["redis:", "  lease_s: 0.1"], 2, "redis.lease_s"),
         (["tokens:", "  time_zone: Berlin"], 2, "'Berlin' is not a time zone"),
         (["tokens:", "  start_dates:", "    a/b.c: soon"], 2, "is not YYYY-MM-DD"),
@@ -556,7 +555,7 @@ def test_all_errors_of_a_file_come_at_once_with_their_lines(tmp_path: Path) -> N
         "listen:\n  port: eighty\n  prot: 3\n"
         "replicas: [{url: 'http://a', pool: [1]}, {url: 'http://b', evnts: []}]\n"
         "redis: {password: hunter2, url: 'http://a:1'}\n"
-        "tokens: {time_zone: Mars}\nlog: {level: loud}\nshadow: {policies: ['random:x', 3]}\n"
+        "tokens: {time_zone: Mars}\nlog: {level: loud}\n"
     )
 
     with pytest.raises(ConfigErrors) as caught:
@@ -573,8 +572,6 @@ def test_all_errors_of_a_file_come_at_once_with_their_lines(tmp_path: Path) -> N
         "in redis.password_file",
         "6: tokens.time_zone: 'Mars' is not a time zone; write a name such as Europe/Berlin",
         "7: log.level: must be debug, info, warning or error, not 'loud'",
-        "8: shadow.policies[0]: policy 'random:x': 'x' is not PARAM=VALUE",
-        "8: shadow.policies[1]: must be a mapping, not 3",
     ]
     assert "hunter2" not in caught.value.message
 

@@ -56,7 +56,6 @@ def test_it_accepts_every_file_of_the_documentation(text: str) -> None:
         "tokens: {hand_over: on}",
         "mooncake: {master: [http://a:1, http://b:1]}",
         "replicas: [{url: http://h, pool: a}]\nmooncake: {pools: [{name: a, master: http://a:1}]}",
-        "shadow: {policies: [least_loaded, {name: kv_aware, params: {alpha: 2}}]}",
         "discovery: {kubernetes_credentials: /tmp}",
     ],
 )

@@ -10,7 +10,6 @@ from pathlib import Path
 from router.metrics import Metrics, PoolState, SharingState
 from router.observers.early.metrics import EarlyMetrics
 from router.observers.experiments.metrics import ExperimentMetrics
-from router.observers.shadows.metrics import ShadowMetrics
 from router.replicas.state import RankState
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +93,7 @@ def test_every_metric_on_the_page_exists() -> None:
             return []
 
     metrics = Metrics()
-    for table in (EarlyMetrics, ExperimentMetrics, ShadowMetrics):
+    for table in (EarlyMetrics, ExperimentMetrics):
         table(metrics.registry)
     without_redis = SharingState(is_up=False, num_routers=1, num_streams={}, counts={})
     metrics.watch(NoReplicas())

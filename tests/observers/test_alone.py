@@ -84,7 +84,6 @@ from router.base.errors import ConfigError
 for setting in (
     {("tracing", "endpoint"): "http://127.0.0.1:9"},
     {("early", "mode"): "off"},
-    {("shadow", "share"): 0.5},
     {("experiment", "definitions"): [
         {"name": "e", "arms": [{"name": name, "policy": "random"} for name in "ab"]}
     ]},
@@ -98,7 +97,6 @@ for setting in (
 GONE: Final = (
     ("tracing", "tracing"),
     ("early", "early"),
-    ("shadow", "shadows"),
     ("experiment", "experiments"),
 )
 

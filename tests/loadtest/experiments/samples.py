@@ -20,7 +20,7 @@ from loadtest.experiments import Options, Report, load, make_report
 from loadtest.experiments.observations import Observations, observe
 from policies import CandidateId, Policy, ReplicaView, RequestView, Snapshot, create
 from policies.cost import candidate_costs
-from router.records.record import AssignmentRecord, DecisionRecord, ShadowDecision, Try
+from router.records.record import AssignmentRecord, DecisionRecord, Try
 from tests.policies.snapshots import PLAIN
 
 START_S = 1_800_000_000.0
@@ -56,7 +56,6 @@ class Scene(Struct, frozen=True, kw_only=True):
     wash_out_s: float = 12.0
     num_replicas: int = 4
     swing: float = 0.0  # of the hour, in logarithms
-    shadows: tuple[str, ...] = ()
     seed: int = 1
     num_routers: int = 1
     trial: str = ""
@@ -201,7 +200,6 @@ def _record(
         state="exact",
         snapshot=snapshot,
         decision=decision,
-        shadows=tuple(_shadow(name, snapshot, decision.candidate) for name in scene.shadows),
         tries=(Try(candidate=decision.candidate, failure="timeout" if failed else None),),
         outcome="replica_failed" if failed else "ok",
         status=502 if failed else 200,
@@ -213,20 +211,6 @@ def _record(
         predicted_ttft_ms=live.ttft_ms,
         ttft_ms=None if is_missing else ttft_ms,
         total_ms=total_ms,
-    )
-
-
-def _shadow(name: str, snapshot: Snapshot, live: CandidateId) -> ShadowDecision:
-    costs = {cost.id: cost for cost in candidate_costs(snapshot)}
-    chosen = create(name).decide(snapshot).candidate
-    return ShadowDecision(
-        policy=name,
-        candidate=chosen,
-        agrees=chosen == live,
-        ttft_ms=costs[chosen].ttft_ms,
-        num_uncached_tokens=costs[chosen].num_uncached_tokens,
-        num_fetched_tokens=costs[chosen].num_fetched_tokens,
-        regret_ms=costs[live].ttft_ms - costs[chosen].ttft_ms,
     )
 
 

@@ -78,11 +78,11 @@ def test_foreign_lines_are_named_or_skipped(tmp_path: Path, line: str, said: str
 
 
 def test_older_records_lack_what_came_later(tmp_path: Path) -> None:
-    """Records from before there were arms and shadows are records, of no experiment."""
+    """Records from before there were variants are records, of no experiment."""
     old = []
     for record in MADE:
         fields = msgspec.to_builtins(record)
-        for name in ("assignment", "shadows", "policy_params"):
+        for name in ("assignment", "policy_params"):
             del fields[name]
         old.append(json.dumps(fields))
     file = tmp_path / "old.jsonl"

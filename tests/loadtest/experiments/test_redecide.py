@@ -65,7 +65,7 @@ def test_disagreements_are_named(tmp_path: Path) -> None:
     assert "did you mean 'kv_aware'" in found.disagreements[2].reason
 
 
-def test_another_policy_is_a_shadow_after_the_fact(tmp_path: Path) -> None:
+def test_another_policy_is_asked_on_the_same_snapshots(tmp_path: Path) -> None:
     """What it would have chosen is priced as the live choice is."""
     file = write(tmp_path / "a.jsonl", MADE)
     soonest = create("min_ttft")
