@@ -250,7 +250,7 @@ async def _follow_tenants(tenants: Tenants, files: Executor) -> None:
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(_TENANTS_S)
-        tenants.follow(await loop.run_in_executor(files, tenants.look), time.monotonic())
+        tenants.follow(await loop.run_in_executor(files, tenants.look))
 
 
 async def _measure_lag(metrics: Metrics) -> None:

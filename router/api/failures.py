@@ -91,9 +91,7 @@ def _event(body: bytes, path: str) -> bytes:
 
 def error_headers(error: RouterError) -> dict[str, str]:
     """Return the headers that belong to the answer."""
-    if isinstance(error, RetryLater):
-        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s))), **error.headers}
-    if isinstance(error, NoReplicaAvailable):
+    if isinstance(error, RetryLater | NoReplicaAvailable):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, MethodNotAllowed):
         return {"Allow": error.allowed}

@@ -110,5 +110,4 @@ def _shares(
             ttl_s=parts.config.session.ttl_s,
         ),
         pools=[PoolShare(pool.catalog, pool.follower, pool.name) for pool in parts.pools.values()],
-        accounts=parts.tenants.accounts if parts.tenants is not None else None,
     )

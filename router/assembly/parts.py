@@ -117,7 +117,6 @@ class Parts:
         if self.config.tenants.file is not None:
             self.tenants = Tenants(
                 self.config.tenants.file,
-                now_s=time.monotonic(),
                 on_reload=lambda result: self.metrics.tenants_read.labels(result).inc(),
             )
 

@@ -1,4 +1,4 @@
-"""Who sends a request, and on which terms: the models, the cache, the share and the limits.
+"""Who sends a request, and on which terms: the models, the cache, the share and the limit.
 
 `router.tenants` finds the caller by its key. Without a tenants file all requests are `ANYBODY`'s.
 """
@@ -9,9 +9,35 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.base.errors import BadRequest, UnknownModel
-from router.base.limits import Limits
+from router.base.errors import BadRequest, RateLimited, UnknownModel
 from router.base.salts import user_salt
+
+
+class InFlight:
+    """Counts a caller's requests in flight: `num` now, and `most` at a time. None: any number."""
+
+    __slots__ = ("most", "num")
+
+    def __init__(self) -> None:
+        self.most: int | None = None
+        self.num = 0
+
+    def enter(self) -> None:
+        """Count a request that has just come.
+
+        Raises:
+            RateLimited: it is one too many.
+        """
+        if self.most is not None and self.num >= self.most:
+            raise RateLimited(
+                f"Too many requests at a time: the limit is {self.most} in flight.",
+                retry_after_s=1.0,
+            )
+        self.num += 1
+
+    def leave(self) -> None:
+        """End a request that entered."""
+        self.num -= 1
 
 
 class Caller(Struct, frozen=True, kw_only=True):
@@ -26,7 +52,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     is_batch: All that it sends is of class batch.
     weight: Its part of the compute while others of its priority wait.
     priority: Requests of a higher one go first.
-    limits: What it may use a minute and at a time. None: as much as any.
+    in_flight: Counts its requests that are in flight. None: they are not counted.
     """
 
     name: str | None = None
@@ -38,7 +64,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     is_batch: bool = False
     weight: float = 1.0
     priority: int = 0
-    limits: Limits | None = None
+    in_flight: InFlight | None = None
 
     @property
     def owner(self) -> str:

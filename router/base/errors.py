@@ -59,7 +59,7 @@ Raised anywhere, turned into an API's own JSON in router.http alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 
@@ -100,16 +100,13 @@ class RetryLater(ClientError):
     type = "RateLimitError"
     text: ClassVar[str] = ""  # never a prediction: that would say what is cached
 
-    def __init__(
-        self, message: str = "", *, retry_after_s: float, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, message: str = "", *, retry_after_s: float) -> None:
         super().__init__(message or self.text)
         self.retry_after_s = retry_after_s
-        self.headers = headers or {}
 
 
 class RateLimited(RetryLater):
-    """A caller has used up a limit; `headers` give what is left of each."""
+    """A caller has as many requests in flight as it may."""
 
     code = "rate_limit_exceeded"
 

@@ -235,22 +235,6 @@ class Registered(Struct, frozen=True, array_like=True, tag="registered"):
     """The registry of replicas changed: read it again."""
 
 
-class TenantUsage(Struct, frozen=True, array_like=True):
-    """What a router let through of a tenant, ever, and what it sees left of its limits."""
-
-    tenant: Text  # its name
-    num_requests: Number
-    num_tokens: Number  # uncached
-    requests_left: int | None  # None: no such limit
-    tokens_left: int | None
-
-
-class Consumed(Struct, frozen=True, array_like=True, tag="consumed"):
-    """Tenants' usage at one router; those not named are as they were."""
-
-    usages: tuple[TenantUsage, ...]
-
-
 class Left(Struct, frozen=True, array_like=True, tag="left"):
     """The router has ended, its requests before it. The last thing that it says."""
 

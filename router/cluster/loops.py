@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from router.base.errors import EMPTIED, StoreUnavailable
-from router.base.messages import Consumed, StreamId
+from router.base.messages import StreamId
 from router.cluster.index_writer import IndexWriter
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
@@ -22,9 +22,6 @@ from router.cluster.redis_store import RedisStore
 BURST_S: Final = 0.002
 """Shortest pause between two messages: requests that begin within it travel together. The first one
 after a pause goes at once (docs/research/scale.md)."""
-
-USAGE_S: Final = 0.1
-"""Pause between two notes of what tenants used."""
 
 _SLICE_S: Final = 0.004  # longest time to apply notes before requests get a turn
 _HURRY_S: Final = 0.05  # how soon the lease of a new stream is asked for
@@ -96,19 +93,6 @@ class NotePublisher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-async def publish_usage(store: RedisStore, take: Callable[[float], Consumed | None]) -> None:
-    """Publish what tenants used here, for ever.
-
-    Raises:
-        StoreError: Redis is gone or cannot be used.
-    """
-    while True:
-        note = take(time.monotonic())
-        if note is not None:
-            await store.publish((note,))
-        await asyncio.sleep(USAGE_S)
 
 
 class LeaseKeeper:

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from router.base.backoff import Backoff
 from router.base.errors import StoreError
-from router.base.messages import Consumed, Left, PoolChanged, Registered, StreamId
+from router.base.messages import Left, PoolChanged, Registered, StreamId
 from router.base.supervisor import described, ignore
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
@@ -29,7 +29,6 @@ from router.cluster.link import PAUSE_S, Link
 from router.cluster.loops import (
     LeaseKeeper,
     NotePublisher,
-    publish_usage,
     read_notes,
 )
 from router.cluster.order_share import OrderShare
@@ -43,7 +42,6 @@ from router.cluster.redis_store import RedisStore
 from router.cluster.snapshot_loader import SnapshotLoader
 from router.index.cache_view import CacheView
 from router.metrics import SharingState
-from router.tenants import Accounts
 
 logger = logging.getLogger(__name__)
 
@@ -56,17 +54,13 @@ _STEADY_S: Final = 3.0  # up for so long is no accident
 
 
 class SharedState(Struct, frozen=True, kw_only=True):
-    """What routers share besides the index, a part for each kind.
-
-    accounts: What tenants used; None: there are none.
-    """
+    """What routers share besides the index, a part for each kind."""
 
     peers: Peers
     outbox: Outbox
     orders: OrderShare
     records: RecordShare
     pools: Sequence[PoolShare] = ()
-    accounts: Accounts | None = None
 
 
 class Sharing:
@@ -100,7 +94,6 @@ class Sharing:
         self._peers = shares.peers
         self._outbox = shares.outbox
         self._pools = shares.pools
-        self._accounts = shares.accounts
         self._orders = shares.orders
         self._records = shares.records
         self._count_failure = count_failure
@@ -110,7 +103,6 @@ class Sharing:
         notes = self._peers.notes
         notes.register(Registered, lambda *_: self._orders.must_read.set())
         notes.register(PoolChanged, self._apply_to_pools, with_own=True)
-        notes.register(Consumed, self._consumed)
         self.keeper = LeaseKeeper(
             store,
             self.writer,
@@ -176,8 +168,6 @@ class Sharing:
         self.loader.cancel()
         for pool in self._pools:
             pool.went_down()
-        if self._accounts is not None:
-            self._accounts.lost()
         self._outbox.resend()
         self._peers.expire(time.monotonic())
 
@@ -228,9 +218,6 @@ class Sharing:
             tg.create_task(self._records.store_sessions(), name="redis: sessions")
             tg.create_task(self._records.store_responses(), name="redis: responses")
             tg.create_task(self._sweep(), name="redis: sweep")
-            if self._accounts is not None:
-                usage = publish_usage(self._store, self._accounts.note)
-                tg.create_task(usage, name="redis: usage")
             for pool in self._pools:
                 pool.came_up()
             if self._pools:
@@ -255,10 +242,6 @@ class Sharing:
     def _apply_to_pools(self, note: PoolChanged, router: str, now_s: float) -> None:
         for pool in self._pools:
             pool.apply(note)
-
-    def _consumed(self, note: Consumed, router: str, now_s: float) -> None:
-        if self._accounts is not None:
-            self._accounts.receive(router, note, now_s)
 
     def _held(self, held: frozenset[StreamId] | None) -> None:
         for pool in self._pools:

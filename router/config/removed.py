@@ -14,6 +14,8 @@ REMOVED: Final[Mapping[str, str]] = {
     "queue.quantum_s": "it is 5 s of compute; use a tenant's weight, and remove the key",
     "queue.batch_deadline_s": "batch requests have x-warmroute-deadline-ms; remove the key",
     "queue.max_requests": "10,000 requests may wait, others get 429; remove the key",
+    "tenants[].requests_per_minute": "limit rates in the gateway in front; remove the key",
+    "tenants[].uncached_tokens_per_minute": "limit rates in the gateway in front; remove the key",
     "limits.websockets": "route WebSockets to a replica; remove the key",
     "limits.websocket_idle_s": "route WebSockets to a replica; remove the key",
     "forward.diagnostics": "answers are not changed; use `warmroute why`, and remove the key",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from contextlib import suppress
 from typing import Final
 
@@ -89,18 +88,18 @@ class DataApp:
                 answer.headers.update(exchange.own_headers)
                 return answer
             caller = exchange.caller = self._access.caller(request)
-            serve, limits = self._answer, caller.limits
+            serve, in_flight = self._answer, caller.in_flight
             if route.path in self._own_routes:
-                serve, limits = self._answer_own, None  # no engine computes for it
+                serve, in_flight = self._answer_own, None  # no engine computes for it
             # The caller before its body: a client that may not ask costs nothing.
-            if limits is not None:
-                limits.enter(time.monotonic())
+            if in_flight is not None:
+                in_flight.enter()
             try:
                 with self._intake.hold() as held:
                     await self._draining.until_cut(serve(exchange, route, held))
             finally:
-                if limits is not None:
-                    limits.leave()
+                if in_flight is not None:
+                    in_flight.leave()
         except ShuttingDown as error:
             await exchange.cut(error)
             return self._failed(exchange, error)

@@ -124,7 +124,7 @@ class Metrics(Instruments):
         "Requests of a tenant, by outcome, or by code if the router refused them; tenants after "
         "the first 100: other")]
     tenant_tokens: Annotated[Counter, Spec("warmroute_tenant_tokens", "tenant kind",
-        "Prompt tokens of a tenant, by kind: prompt, of these uncached (as charged)")]
+        "Prompt tokens of a tenant, by kind: prompt, of these uncached")]
     tenant_waits: Annotated[Counter, Spec("warmroute_tenant_waited_seconds", "tenant",
         "Time that a tenant's prompts waited in the queue, until they were sent or the client "
         "left; divide by its requests for the mean")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import Final
 
 from multidict import CIMultiDict
@@ -10,7 +9,7 @@ from multidict import CIMultiDict
 from router.api.clients import FORWARDED
 from router.api.sessions import engine_name
 from router.api.withheld import PREFIX, Withheld
-from router.base.caller import ANYBODY, Caller
+from router.base.caller import ANYBODY
 from router.replicas.engine_key import EngineKey
 from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement
@@ -79,7 +78,7 @@ class RequestHeaders:
 def answer_headers(
     prompt: Prompt, tries: Tries, placement: Placement, answer: Answer
 ) -> CIMultiDict[str]:
-    """Pass an engine's headers on, and add the decision and the rest of its caller's limits."""
+    """Pass an engine's headers on, and add the decision."""
     drop = _NOT_RETURNED if answer.is_event_stream else frozenset[str]()
     headers = end_to_end(answer.headers.items(), drop=drop, drop_prefix=PREFIX)
     headers["x-warmroute-request-id"] = prompt.read.request_id
@@ -87,7 +86,6 @@ def answer_headers(
     client = prompt.read.inbound.client
     if answer.status < 400 and client is not None and client.sees_details:
         _explain_in(headers, prompt, tries, placement)
-    _add_limits(headers, prompt.read.inbound.caller)
     return headers
 
 
@@ -96,14 +94,7 @@ def counted_headers(read: Read) -> CIMultiDict[str]:
     headers: CIMultiDict[str] = CIMultiDict()
     headers["Content-Type"] = "application/json"
     headers["x-warmroute-request-id"] = read.request_id
-    _add_limits(headers, read.inbound.caller)
     return headers
-
-
-def _add_limits(headers: CIMultiDict[str], caller: Caller) -> None:
-    """Add the rest of a caller's limits to an answer's headers."""
-    if caller.limits is not None:
-        headers.update(caller.limits.headers(monotonic()))
 
 
 def _explain_in(

@@ -34,7 +34,6 @@ from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate
-from router.request import charging
 from router.request.match import Matcher, with_last_turn
 from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement, Plan, Split, booking_of
@@ -268,15 +267,8 @@ class Place:
     # ---------------------------------------------------------------- commit
 
     def commit(self, prompt: Prompt, tries: Tries, plan: Plan) -> Placement:
-        """Carry out a plan: from here on the request's load and blocks count.
-
-        Raises:
-            RateLimited: its caller has no tokens left this minute.
-        """
+        """Carry out a plan: from here on the request's load and blocks count."""
         now_s = self._clock()
-        limits = prompt.read.inbound.caller.limits
-        if limits is not None and tries.charge is None:
-            tries.charge = charging.charge(limits, prompt, plan.helper or plan, now_s)
         helper = None
         if plan.helper is not None:
             helper = self._begin(prompt, plan.helper, booking_of(prompt, plan.helper), now_s)

@@ -29,7 +29,6 @@ from router.api.outline import Outline
 from router.api.part_digests import PartDigests
 from router.base.caller import ANYBODY, Caller
 from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
-from router.base.limits import Charge
 from router.index.block_index import BlockMatch
 from router.records.record import AssignmentRecord, PrefillRecord, Try
 from router.replicas.deaths import Body
@@ -283,7 +282,6 @@ class Tries(Struct, kw_only=True):
     is_excused: The last failure says nothing about its replica.
     digest: Of the body as it came; None: not needed so far.
     lost_lease: Of the last try that failed as it does when a replica dies.
-    charge: For its uncached tokens; None: not placed yet, or its caller has no limits.
     helped: Where its prompt was computed; None: prompts are not computed apart.
     failed_helper: The replica that failed to compute it, if another one may be asked.
     wait: What the queue did with it; a retry does not wait again.
@@ -296,7 +294,6 @@ class Tries(Struct, kw_only=True):
     is_excused: bool = False
     digest: Body | None = None
     lost_lease: int | None = None
-    charge: Charge | None = None
     helped: PrefillRecord | None = None
     failed_helper: str | None = None
     wait: Wait = NO_WAIT

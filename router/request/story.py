@@ -18,7 +18,6 @@ on blocks) is given back by `Place.end`, however the request ends.
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import Final
 
 from msgspec import Struct
@@ -37,7 +36,6 @@ from router.base.errors import (
 from router.base.loop_turns import Turns
 from router.records.outcome import Outcome
 from router.records.record import Try
-from router.request import charging
 from router.request.headers import RequestHeaders, counted_headers
 from router.request.observer import Observers
 from router.request.owners import Owners
@@ -139,11 +137,7 @@ class Story:
             RouterError: there is no answer, or it broke off.
         """
         steps = self.steps
-        try:
-            passage = await self._sent(prompt, tries)
-        except RouterError:
-            _refund(tries)
-            raise
+        passage = await self._sent(prompt, tries)
         placement, answer = passage.placement, passage.answer
         steps.place.answered(passage.prompt, placement, answer)
         if prompt.read.response_id is not None and prompt.owner is None:
@@ -252,7 +246,6 @@ class Story:
 
     def _left(self, prompt: Prompt, tries: Tries, plan: Plan | None) -> None:
         """Record a request whose client left while it waited, if it is known where it would go."""
-        _refund(tries)
         if plan is not None:
             self.steps.recorder.left(prompt, tries, plan, status=CLIENT_LEFT)
 
@@ -290,8 +283,6 @@ class Story:
         steps.place.end(placement, outcome)
         if tries.is_excused:
             steps.place.absolve(placement.lease)
-        if tries.charge is not None:
-            charging.settle(tries.charge, tries, placement, status, usage)
         steps.recorder.finished(
             passage.prompt,
             tries,
@@ -302,12 +293,6 @@ class Story:
             usage=usage,
             first_s=passage.first_s,
         )
-
-
-def _refund(tries: Tries) -> None:
-    """Undo a charge: no replica answered."""
-    if tries.charge is not None:
-        tries.charge.settle(0, monotonic())
 
 
 def _last_word(prompt: Prompt, error: UpstreamError | None) -> RouterError:

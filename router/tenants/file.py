@@ -5,9 +5,7 @@ tenants:
   - name: research
     keys: ["sha256:9b1c…"]           # of keys made by `warmroute tenant-key`
     models: [tiny]                   # default: all
-    requests_per_minute: 600         # default: no limit, for each of these
-    uncached_tokens_per_minute: 2000000
-    max_in_flight: 64                # at each router
+    max_in_flight: 64                # at each router; default: no limit
     body_bytes: 8000000
     class: interactive               # interactive | batch
     weight: 2.0
@@ -39,8 +37,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 OWN: Final = "own"
 SHARED: Final = "shared"
 
-_PerMinute = Annotated[int, Meta(ge=1, le=10**12)]
-
 
 class TenantEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tenant as the file has it. None: no limit."""
@@ -48,8 +44,6 @@ class TenantEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: str
     keys: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None
-    requests_per_minute: _PerMinute | None = None
-    uncached_tokens_per_minute: _PerMinute | None = None
     max_in_flight: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     body_bytes: Annotated[int, Meta(ge=1, le=2**31)] | None = None
     service_class: ServiceClass = field(name="class", default=INTERACTIVE)

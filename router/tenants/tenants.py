@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from router.base.caller import Caller
+from router.base.caller import Caller, InFlight
 from router.base.errors import ConfigError, Unauthorized
 from router.base.salts import cache_salt
 from router.base.watched_file import WatchedFile
 from router.scheduling.classes import BATCH
-from router.tenants.accounts import Accounts
 from router.tenants.client_keys import DIGEST, digest_of, key_in
 from router.tenants.file import OWN, SHARED, TenantEntry, TenantsFile, read
 
@@ -38,17 +37,15 @@ class Tenants:
         ConfigError: the file cannot be used.
     """
 
-    def __init__(
-        self, path: Path, *, now_s: float, on_reload: Callable[[str], None] = lambda _: None
-    ) -> None:
-        self.accounts = Accounts()
+    def __init__(self, path: Path, *, on_reload: Callable[[str], None] = lambda _: None) -> None:
         self._path = path
         self._on_reload = on_reload
         self._by_digest: dict[bytes, Caller] = {}
         self._by_name: dict[str, Caller] = {}
+        self._in_flight: dict[str, InFlight] = {}  # by name; they outlive the file's versions
         self._labels: dict[str, None] = {}  # names that have a label of their own, for good
         self._watched = WatchedFile(path)
-        self._apply(read(path), now_s)
+        self._apply(read(path))
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -92,7 +89,7 @@ class Tenants:
         except ConfigError as error:
             return error
 
-    def follow(self, found: TenantsFile | ConfigError | None, now_s: float) -> None:
+    def follow(self, found: TenantsFile | ConfigError | None) -> None:
         """Apply what `look` found."""
         if found is None:
             return
@@ -103,12 +100,15 @@ class Tenants:
                 extra={"reason": found.message},
             )
             return
-        self._apply(found, now_s)
+        self._apply(found)
         self._on_reload("ok")
         logger.info("tenants file read again", extra={"tenants": len(self)})
 
-    def _apply(self, file: TenantsFile, now_s: float) -> None:
-        self.accounts.follow({entry.name: entry for entry in file.tenants}, now_s)
+    def _apply(self, file: TenantsFile) -> None:
+        known = self._in_flight
+        self._in_flight = {
+            entry.name: known.get(entry.name) or InFlight() for entry in file.tenants
+        }
         self._by_digest, self._by_name = {}, {}
         for entry in file.tenants:
             caller = self._by_name[entry.name] = self._caller(entry, file.secret)
@@ -120,6 +120,7 @@ class Tenants:
     def _caller(self, entry: TenantEntry, secret: str | None) -> Caller:
         """Return a tenant as requests see it."""
         salt = _salt(entry, secret)
+        self._in_flight[entry.name].most = entry.max_in_flight
         shared = cache_salt(secret, SHARED) if secret is not None else None
         return Caller(
             name=entry.name,
@@ -131,7 +132,7 @@ class Tenants:
             is_batch=entry.service_class == BATCH,
             weight=entry.weight,
             priority=entry.priority,
-            limits=self.accounts[entry.name],
+            in_flight=self._in_flight[entry.name],
         )
 
     def _label(self, name: str) -> str:

@@ -15,7 +15,6 @@ from router.base.messages import (
     Alive,
     Answered,
     Began,
-    Consumed,
     Ended,
     Notes,
     OpenLease,
@@ -27,7 +26,6 @@ from router.base.messages import (
     SessionState,
     StreamId,
     StreamStatus,
-    TenantUsage,
     TierChange,
     decode_record,
     decode_session,
@@ -83,7 +81,6 @@ NOTES = Notes(
         Alive((1, 2), 2),
         Registered(),
         PoolChanged(X, TierChange("pool", removed=KEYS)),
-        Consumed((TenantUsage("t", 1, 2, None, 3),)),
         Ended(1, True),
         Remembered(
             conversation=5,
@@ -113,7 +110,7 @@ NOTES = Notes(
 def a_node() -> Node:
     """Make a router that takes notes of all kinds."""
     node = Node("me", ("x",))
-    for kind in (Registered, PoolChanged, Consumed, Over):
+    for kind in (Registered, PoolChanged, Over):
         node.peers.notes.register(kind, lambda *_: None)
     return node
 

@@ -15,7 +15,7 @@ from router.tenants.entries import add, make
 
 
 def whose(path: Path, key: str) -> str:
-    tenants = Tenants(path, now_s=0.0)
+    tenants = Tenants(path)
     return tenants.authenticate(CIMultiDict({"x-api-key": key})).name
 
 
@@ -24,7 +24,7 @@ def test_keys_are_added_to_a_file_that_keeps_what_it_has(tmp_path: Path) -> None
     path = tmp_path / "tenants.yaml"
     one = add(path, "one")
     assert path.stat().st_mode & 0o777 == 0o600
-    path.write_text(path.read_text() + "    # what a tenant\n    requests_per_minute: 5")
+    path.write_text(path.read_text() + "    # what a tenant\n    max_in_flight: 5")
     path.chmod(0o640)
     before = path.read_text()
     two = add(path, "two")

@@ -27,8 +27,6 @@ tenants:
   - name: research
     keys: ["{DIGEST}", "{OTHER}"]
     models: [tiny]
-    requests_per_minute: 600
-    uncached_tokens_per_minute: 2000000
     max_in_flight: 64
     body_bytes: 8000000
     class: batch
@@ -43,8 +41,6 @@ tenants:
         name="research",
         keys=(DIGEST, OTHER),
         models=("tiny",),
-        requests_per_minute=600,
-        uncached_tokens_per_minute=2_000_000,
         max_in_flight=64,
         body_bytes=8_000_000,
         service_class="batch",
@@ -80,11 +76,13 @@ tenants:
             "tenants[1].keys[0]: is tenants[0].keys[0], too",
         ),
         (file_of("{name: a, models: []}"), "tenants[0].models: name at least one"),
-        (file_of("{name: a, requests_per_minute: 0}"), "requests_per_minute: must be at least 1"),
-        (file_of("{name: a, uncached_tokens_per_minute: -5}"), "at least 1"),
-        (file_of("{name: a, uncached_tokens_per_minute: 1.5}"), "must be a"),
-        (file_of("{name: a, requests_per_minute: '5'}"), "must be a"),
-        (file_of("{name: a, max_in_flight: 0}"), "at least 1"),
+        (
+            file_of("{name: a, requests_per_minute: 600}"),
+            r"tenants[0].requests_per_minute was removed: limit rates in the gateway in front",
+        ),
+        (file_of("{name: a, max_in_flight: 0}"), "max_in_flight: must be at least 1"),
+        (file_of("{name: a, max_in_flight: 1.5}"), "must be a"),
+        (file_of("{name: a, max_in_flight: '5'}"), "must be a"),
         (file_of("{name: a, body_bytes: 0}"), "at least 1"),
         (file_of("{name: a, weight: 0}"), "more than 0"),
         (file_of("{name: a, weight: .nan}"), "weight"),

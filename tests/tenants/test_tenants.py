@@ -41,12 +41,12 @@ def bearer(key: str) -> CIMultiDict[str]:
 
 def look(tenants: Tenants, times: int = 2) -> None:
     for _ in range(times):
-        tenants.follow(tenants.look(), 0.0)
+        tenants.follow(tenants.look())
 
 
 def test_a_key_is_one_tenants(path: Path) -> None:
     """Each its own; no key and a wrong one are refused, and not quoted."""
-    tenants = Tenants(path, now_s=0.0)
+    tenants = Tenants(path)
 
     assert [tenants.authenticate(bearer(key)).name for key in KEYS.values()] == ["a", "b", "c"]
     assert tenants.authenticate(CIMultiDict({"x-api-key": KEYS["a"]})).name == "a"
@@ -61,7 +61,7 @@ def test_salts_keep_tenants_apart(path: Path) -> None:
 
     That one is hashed, too: another tenant's salt, should it be known, is of no use.
     """
-    tenants = Tenants(path, now_s=0.0)
+    tenants = Tenants(path)
     a, b, c = (tenants.authenticate(bearer(key)) for key in KEYS.values())
 
     assert a.salted(None) not in (None, b.salted(None))
@@ -74,7 +74,7 @@ def test_salts_keep_tenants_apart(path: Path) -> None:
 def test_a_group_shares_a_salt(path: Path) -> None:
     """Only its members; a tenant of the group's name is none."""
     write(path, entry("a", more=", cache: b"), entry("c", more=", cache: b"), entry("b"))
-    tenants = Tenants(path, now_s=0.0)
+    tenants = Tenants(path)
     a, b, c = (tenants.authenticate(bearer(key)) for key in KEYS.values())
 
     assert a.salted(None) == c.salted(None) != b.salted(None)
@@ -82,7 +82,7 @@ def test_a_group_shares_a_salt(path: Path) -> None:
 
 def test_a_changed_file_is_read_once_it_is_quiet(path: Path) -> None:
     """A key that is gone is refused, a new one taken."""
-    tenants = Tenants(path, now_s=0.0)
+    tenants = Tenants(path)
     key = new_key()
     write(path, entry("a", key=key), entry("b"))
     look(tenants, times=1)
@@ -100,7 +100,7 @@ def test_a_bad_file_changes_nothing_and_is_counted_once(
 ) -> None:
     """Broken, empty or gone: the last good one stays, until there is a good one again."""
     results: list[str] = []
-    tenants = Tenants(path, now_s=0.0, on_reload=results.append)
+    tenants = Tenants(path, on_reload=results.append)
     for text in ("tenants: [", "", "tenants: [{name: a, keys: [secret-key]}]"):
         path.write_text(text)
         look(tenants, times=5)
@@ -122,12 +122,12 @@ def test_a_bad_file_at_the_start_is_refused(path: Path) -> None:
     path.write_text("tenants: [")
 
     with pytest.raises(ConfigError, match=r"tenants\.yaml"):
-        Tenants(path, now_s=0.0)
+        Tenants(path)
 
 
 def test_labels_are_bounded_whatever_files_come(path: Path) -> None:
     """The first hundred names have their own, for the life of the process."""
-    tenants = Tenants(path, now_s=0.0)
+    tenants = Tenants(path)
     labels = set()
     for version in range(5):
         write(path, entry("a"), *(f"{{name: t{version}-{i}}}" for i in range(60)))
@@ -142,7 +142,7 @@ def test_labels_are_bounded_whatever_files_come(path: Path) -> None:
 def test_models_are_a_tenants_own(path: Path) -> None:
     """All where none are named; a model that cannot be seen only then."""
     write(path, entry("a", more=", models: [tiny]"), entry("b"))
-    tenants = Tenants(path, now_s=0.0)
+    tenants = Tenants(path)
     a, b = (tenants.authenticate(bearer(KEYS[name])) for name in "ab")
 
     assert [a.may_use(model) for model in ("tiny", "large", None)] == [True, False, False]

@@ -29,12 +29,16 @@ class RequestCounts(Observer):
             self._count(facts, facts.placement, waited_s)
 
     def _count_caller(self, facts: Facts, label: str, waited_s: float) -> None:
-        metrics, charge = self._metrics, facts.tries.charge
+        metrics = self._metrics
         metrics.tenant_requests.labels(label, facts.outcome.value).inc()
         if facts.placement is not None:
-            metrics.tenant_tokens.labels(label, "prompt").inc(facts.prompt.num_tokens)
-            if charge is not None:
-                metrics.tenant_tokens.labels(label, "uncached").inc(charge.num_tokens)
+            num_tokens, num_cached = facts.prompt.num_tokens, facts.num_reported_cached_tokens
+            if num_cached is None:
+                num_cached = facts.num_predicted_cached_tokens
+            metrics.tenant_tokens.labels(label, "prompt").inc(num_tokens)
+            if facts.is_answered:
+                num_uncached = max(num_tokens - num_cached, 0)
+                metrics.tenant_tokens.labels(label, "uncached").inc(num_uncached)
         if waited_s or facts.placement is None:
             metrics.tenant_waits.labels(label).inc(waited_s)
 
