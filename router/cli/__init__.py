@@ -1,6 +1,6 @@
 """The command line: what an operator types, and tables of what the admin API answers.
 
-A file a subject: serve (the configuration), init, admin (the admin port), status, top, watch,
+A file a subject: serve (the configuration), admin (the admin port), status, top, watch,
 sessions, page, replicas, experiments, explain, tenants. `group` finds the commands of other
 packages, `config_options` has a flag for each configuration key, `terminal` and `figures` write.
 """
@@ -9,7 +9,6 @@ from router.cli.admin import admin_token
 from router.cli.experiments import experiments
 from router.cli.explain import explain
 from router.cli.group import main
-from router.cli.init import init
 from router.cli.page import page
 from router.cli.replicas import engine, replicas
 from router.cli.serve import check, options, policies, schema, serve
@@ -27,7 +26,6 @@ for _command in (
     engine,
     experiments,
     explain,
-    init,
     options,
     page,
     policies,

@@ -30,7 +30,7 @@ SUMMARIES: Final = {
 }
 
 GROUPS: Final = {
-    "Start": ("demo", "init", "check", "serve"),
+    "Start": ("demo", "check", "serve"),
     "Configure": ("options", "policies", "schema", "tenant-key"),
     "Ask a running router": (
         "status",
@@ -152,6 +152,5 @@ def main() -> None:
     \b
     Try it without a GPU:     warmroute demo
     Route to two engines:     warmroute serve --replica URL --replica URL
-    Write a config file:      warmroute init
     Check the setup:          warmroute check, with the options of serve
     """
