@@ -349,8 +349,8 @@ Serving in real time: the router ({served.label}) and three emulated replicas.
                     -d '{{"model":"tiny","messages":[{{"role":"user","content":"hello"}}]}}'
                   (x-warmroute-replica and x-warmroute-cached in the answer say where, and why)
     live page     {router.page_url}
-    top, why      export {ADMIN_URL}={router.admin_url} {ADMIN_TOKEN_FILE}={router.token_file}
-                  warmroute top      (also: warmroute status, tail, why, page)
+    status, why   export {ADMIN_URL}={router.admin_url} {ADMIN_TOKEN_FILE}={router.token_file}
+                  warmroute status   (also: warmroute tail, why, page)
     metrics       {url}/metrics
     replicas      {" ".join(urls)}
 

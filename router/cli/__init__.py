@@ -1,6 +1,6 @@
 """The command line: what an operator types, and tables of what the admin API answers.
 
-A file a subject: serve (the configuration), admin (the admin port), status, top, watch,
+A file a subject: serve (the configuration), admin (the admin port), status, watch,
 sessions, page, replicas, experiments, explain, tenants. `group` finds the commands of other
 packages, `config_options` has a flag for each configuration key, `terminal` and `figures` write.
 """
@@ -15,7 +15,6 @@ from router.cli.serve import check, options, policies, schema, serve
 from router.cli.sessions import timeline, why
 from router.cli.status import status
 from router.cli.tenants import tenant_key
-from router.cli.top import top
 from router.cli.watch import tail
 
 __all__ = ["main"]
@@ -36,7 +35,6 @@ for _command in (
     tail,
     tenant_key,
     timeline,
-    top,
     why,
 ):
     main.add_command(_command)

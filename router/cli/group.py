@@ -34,7 +34,6 @@ GROUPS: Final = {
     "Configure": ("options", "policies", "schema", "tenant-key"),
     "Ask a running router": (
         "status",
-        "top",
         "tail",
         "why",
         "timeline",

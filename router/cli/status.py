@@ -35,7 +35,6 @@ REPLICA_COLUMNS: Final = (
     Column("work", "time until the prompts there are computed", 3, is_right=True),
     Column("right", "predicted hits that the engine confirmed", 5, is_right=True),
 )
-"""What `status` and `top` show of a replica."""
 
 
 @click.command(epilog=explained(replicas=REPLICA_COLUMNS))

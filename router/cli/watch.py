@@ -1,4 +1,4 @@
-"""`warmroute tail`: requests as they end. `top` reads the same feed of the admin port."""
+"""`warmroute tail`: requests as they end, from the feed of the admin port."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Every view is made of its fields:
 
     /admin/replicas, `warmroute replicas`     `ReplicaState.shown`
     /metrics                                  `router.metrics.families.REPLICA`
-    live page, `warmroute status`, `top`      `router.observers.live.replica_rows`
+    live page, `warmroute status`             `router.observers.live.replica_rows`
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""`warmroute tail` and `top`: the feed of a running router, in the terminal."""
+"""`warmroute tail`: the feed of a running router, in the terminal."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pty
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -17,14 +15,11 @@ import click
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
-from rich.console import Console
 
 from router.api.sessions import engine_name, session_hash
 from router.cli import main
 from router.cli.admin import Admin, NoRouter, Refused
-from router.cli.top import Screen
 from router.cli.watch import COLUMNS, Lines, is_wanted, watched
-from tests.cli.states import REPLICA, state
 from tests.conftest import Serve
 from tests.faults.stage import SECRET, SESSION, Engines, Stage, chat, on_stage, streamed, words
 
@@ -213,133 +208,3 @@ async def test_another_server_is_an_error(serve: Serve) -> None:
 
     with pytest.raises(NoRouter, match="not the admin port"):
         await asyncio.to_thread(_followed, await serve(page), 1)
-
-
-# -- top -----------------------------------------------------------------------------------------
-
-
-def _drawn(screen: Screen, height: int = 40, width: int = 150) -> str:
-    console = Console(width=width, height=height, highlight=False)
-    with console.capture() as capture:
-        console.print(screen.drawn(console))
-    return capture.get()
-
-
-async def test_top_shows_replicas_sessions_and_the_last_requests() -> None:
-    async with Engines(2) as engines, on_stage(*engines) as stage:
-        screen = Screen()
-        waiting = _drawn(screen)
-        await stage.ask(streamed(chat(words(1))))
-        changed = [
-            screen.take(LINE),
-            screen.take(LINE | {"outcome": "replica_failed", "request": "q2"}),
-            screen.take(LINE | {"request": "q2", "outcome": "replica_failed"}),  # a new feed
-            screen.take((await stage.admin("/admin/state")).json()),
-        ]
-        text = _drawn(screen)
-        screen.take({"kind": "gone", "why": "refused"})
-        gone = _drawn(screen)
-
-    assert "waiting for the router" in waiting
-    assert changed == [False, False, False, True]  # drawn once a second
-    assert text.count("replica_failed") == 1
-    assert "2 of 2 replicas up" in text
-    assert "queue: nothing waits" in text
-    assert f"{engine_name(session_hash(SESSION, ''))} r" in text
-    assert "evicted 400, moved 192" in text
-    assert text.index("replica_failed") < text.index("evicted 400")
-    assert gone.startswith("the router is gone, trying again: refused")
-    assert "2 of 2 replicas up" in gone  # what was known stays
-
-
-def test_a_small_screen_is_not_exceeded() -> None:
-    """Long lists end where the screen does."""
-    screen = Screen()
-    for number in range(100):
-        screen.take(LINE | {"request": str(number)})
-    given = state(*[REPLICA] * 50)
-    given["replicas"]["total"] = 1000
-    screen.take(given)
-
-    text = _drawn(screen, height=24)
-    assert len(text.splitlines()) <= 24
-    assert "more" in text
-
-
-ADVICE = (
-    "the system prompt contains a time of day and changes in every turn: 1,315 tokens are "
-    "computed again each time, 5,260 so far. Move what changes into the last message."
-)
-
-
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 40), (60, 24), (150, 24)])
-def test_top_fits_a_small_screen(width: int, height: int) -> None:
-    """Columns go, no row wraps, requests are there, and advice is whole."""
-    session = {
-        "session": "0123456789abcdef", "home": "r1", "turns": 12, "prompt_tokens": 120_000,
-        "sources": {"gpu": 60_000, "cpu": 0, "pool": 0, "computed": 60_000}, "engine_s": 12.3,
-        "gpu_s": 30.1, "saved_s": 22.0, "waited_s": 1.0, "causes": {"new": 1, "evicted": 4_000},
-        "cost": 0.0123, "cost_saved": 0.02,
-    }  # fmt: skip
-    screen = Screen()
-    for number in range(30):
-        screen.take(LINE | {"request": str(number)})
-    replicas = [REPLICA | {"name": f"vllm-{number}"} for number in range(4)]
-    finding = {"text": ADVICE}
-    shown = {"total": 8, "shown": [session] * 8, "titles": {}}
-    screen.take(state(*replicas, sessions=shown, findings=[finding]))
-
-    lines = [line.rstrip() for line in _drawn(screen, height, width).splitlines()]
-    assert len(lines) <= height
-    assert max(map(len, lines)) <= width
-    assert ADVICE in " ".join(lines)
-    assert "…" not in "".join(line for line in lines if "more" not in line)
-    requests = [line for line in lines if "r1#0" in line]
-    assert len(requests) >= 3
-    assert all("evicted 400" in line for line in requests)
-    assert any(line.startswith("0123456789abcdef") and "30.1" in line for line in lines)
-
-
-def test_top_shows_sessions_by_their_clients_ids() -> None:
-    screen = Screen()
-    screen.take(LINE)
-    screen.take(
-        state(
-            REPLICA,
-            sessions={"total": 0, "shown": [], "titles": {"0123456789abcdef": "my agent"}},
-        )
-    )
-
-    assert "my_agent" in _drawn(screen)
-
-
-def test_top_without_a_terminal_says_what_to_use() -> None:
-    result = CliRunner().invoke(main, ("top",))
-
-    assert result.exit_code == 2
-    assert "top needs a terminal; `warmroute status` shows it once" in result.stderr
-
-
-async def test_top_draws_on_a_terminal_until_ctrl_c() -> None:
-    ours, theirs = pty.openpty()
-    os.set_blocking(ours, False)
-    seen = b""
-
-    def has_seen(text: bytes) -> bool:
-        nonlocal seen
-        try:
-            seen += os.read(ours, 1 << 16)
-        except (BlockingIOError, OSError):
-            pass
-        return text in seen
-
-    async with Engines(1) as engines, on_stage(*engines) as stage:
-        on_terminal = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-        async with watching(stage, "top", **on_terminal) as process:
-            await stage.until(lambda: has_seen(b"1 of 1 replica up"))
-            process.send_signal(signal.SIGINT)
-            await stage.until(lambda: has_seen(b"\x1b[?1049l"))  # the usual screen is back
-            assert await process.wait() == 0
-    os.close(ours)
-    os.close(theirs)
-    assert b"Traceback" not in seen

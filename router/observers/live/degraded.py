@@ -1,4 +1,4 @@
-"""What does not work as it should, in words: for `warmroute status`, `top` and the live page."""
+"""What does not work as it should, in words: for `warmroute status` and the live page."""
 
 from __future__ import annotations
 
