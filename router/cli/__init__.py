@@ -12,7 +12,7 @@ from router.cli.group import main
 from router.cli.page import page
 from router.cli.replicas import engine, replicas
 from router.cli.serve import check, options, policies, schema, serve
-from router.cli.sessions import timeline, why
+from router.cli.sessions import why
 from router.cli.status import status
 from router.cli.tenants import tenant_key
 from router.cli.watch import tail
@@ -34,7 +34,6 @@ for _command in (
     status,
     tail,
     tenant_key,
-    timeline,
     why,
 ):
     main.add_command(_command)

@@ -36,7 +36,6 @@ GROUPS: Final = {
         "status",
         "tail",
         "why",
-        "timeline",
         "page",
         "replicas",
         "explain",

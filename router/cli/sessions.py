@@ -1,9 +1,7 @@
-"""`warmroute why` and `timeline`: what sessions cost, and why their tokens were computed."""
+"""`warmroute why`: what sessions cost, and why their tokens were computed."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -51,8 +49,6 @@ SUM_COLUMNS: Final = (
     *SPENDING,
 )
 
-_tenant = click.option("--tenant", metavar="NAME", help="Only sessions of this tenant.")
-
 
 @click.command(epilog=explained(sessions=COLUMNS))
 @click.argument("name", metavar="[SESSION|REQUEST]", required=False)
@@ -63,7 +59,7 @@ _tenant = click.option("--tenant", metavar="NAME", help="Only sessions of this t
     show_default=True,
     help="List sessions, or what each tenant or model cost since the start.",
 )
-@_tenant
+@click.option("--tenant", metavar="NAME", help="Only sessions of this tenant.")
 @click.option(
     "--limit",
     type=click.IntRange(1, 20_000),
@@ -101,43 +97,10 @@ def why(name: str | None, by: str, tenant: str | None, limit: int, admin: Admin)
     echo_json(fields) if admin.as_json else click.echo(_report(fields, name).rstrip("\n"))
 
 
-@click.command()
-@click.argument("name", metavar="SESSION")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-    metavar="FILE",
-    help="File to write; - is stdout.  [default: warmroute-SESSION.json]",
-)
-@_tenant
-@admin_options
-def timeline(name: str, output: Path | None, tenant: str | None, admin: Admin) -> None:
-    """Write a session's timeline as a Perfetto trace.
-
-    The trace shows the session's turns at each replica: queue, prefill, decode, pool reads and
-    moves. Open the file at https://ui.perfetto.dev. SESSION is as for `warmroute why`.
-    """
-    fields = _session(admin, name, tenant, "/timeline")
-    text, about = json.dumps(fields), fields["otherData"]
-    if str(output) == "-" or (admin.as_json and output is None):
-        click.echo(text)
-        return
-    file = output or Path(f"warmroute-{about['session']}.json")
-    try:
-        file.write_text(text + "\n")
-    except OSError as exc:
-        raise click.ClickException(f"{file}: {exc.strerror}") from exc
-    left_out = f" ({about['turns_left_out']:,} older turns are left out)"
-    click.echo(
-        f"{file}: open it at https://ui.perfetto.dev{left_out if about['turns_left_out'] else ''}"
-    )
-
-
-def _session(admin: Admin, name: str, tenant: str | None, page: str = "") -> Any:
+def _session(admin: Admin, name: str, tenant: str | None) -> Any:
     query = f"?{urlencode({'tenant': tenant})}" if tenant else ""
     try:
-        return admin.ask("GET", f"sessions/{quote(name, safe='')}{page}{query}")
+        return admin.ask("GET", f"sessions/{quote(name, safe='')}{query}")
     except Refused as refused:
         if refused.status != 404:
             raise

@@ -206,7 +206,7 @@ def test_o_and_json_mean_the_same_in_every_command() -> None:
     writes = {name for name, given in flags.items() if "-o" in given or "--out" in given}
     assert writes == {
         "compare", "demo", "estimate", "redecide", "replay", "report", "simulate",
-        "timeline", "trace convert",
+        "trace convert",
     }  # fmt: skip
     assert all({"-o", "--output"} <= set(flags[name]) for name in writes)
     assert all(given["--json"].is_flag for given in flags.values() if "--json" in given)

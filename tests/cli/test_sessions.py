@@ -1,4 +1,4 @@
-"""`warmroute why` and `timeline`, against a whole router."""
+"""`warmroute why`, against a whole router."""
 
 from __future__ import annotations
 
@@ -122,13 +122,11 @@ async def test_an_unknown_session_is_one_line() -> None:
     """That says how to list those that are known."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
         asked = await run(stage, "why", "no/body\x1b[31m")
-        drawn = await run(stage, "timeline", "nobody")
 
-    for result in (asked, drawn):
-        assert result.exit_code == 1
-        assert result.stderr.startswith("Error: no session or request 'no")
-        assert result.stderr.endswith(" is known; `warmroute why` lists sessions\n")
-        assert "\x1b" not in result.stderr
+    assert asked.exit_code == 1
+    assert asked.stderr.startswith("Error: no session or request 'no")
+    assert asked.stderr.endswith(" is known; `warmroute why` lists sessions\n")
+    assert "\x1b" not in asked.stderr
 
 
 async def test_a_tenant_tells_sessions_of_one_name_apart(tmp_path: Path) -> None:
@@ -157,23 +155,3 @@ async def test_a_tenant_tells_sessions_of_one_name_apart(tmp_path: Path) -> None
     assert "of 1\n" in listed.stdout
     assert "acme" not in listed.stdout
     assert nobody.exit_code == 1
-
-
-async def test_a_timeline_is_written_to_a_file(tmp_path: Path) -> None:
-    """Named by the session; or to stdout; a file that cannot be written is one line."""
-    file = tmp_path / "trace.json"
-    async with Engines(1) as engines, on_stage(*engines) as stage:
-        await with_a_clock(stage, 2)
-        written = await run(stage, "timeline", SESSION, "-o", str(file))
-        printed = await run(stage, "timeline", SESSION, "-o", "-")
-        refused = await run(stage, "timeline", SESSION, "-o", "/nowhere/trace.json")
-        answer = await stage.admin(f"/admin/sessions/{SESSION}/timeline")
-
-    assert written.stdout == f"{file}: open it at https://ui.perfetto.dev\n"
-    trace = json.loads(file.read_text())
-    assert trace == json.loads(printed.stdout) == answer.json()
-    assert {event["name"] for event in trace["traceEvents"]} >= {"turn", "prefill", "decode"}
-    assert SECRET not in file.read_text()
-    assert refused.stderr == "Error: /nowhere/trace.json: No such file or directory\n"
-    name = trace["otherData"]["session"]
-    assert answer.headers["Content-Disposition"] == f'attachment; filename="warmroute-{name}.json"'

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from router.api.sessions import NAME_CHARS, engine_name, session_hash
+from router.api.sessions import NAME_CHARS, session_hash
 from router.base.errors import BadRequest, UnknownSession
 from router.http.admin_pages import Handler, json_answer, number_in
 from router.http.siblings import Siblings
@@ -27,7 +27,6 @@ from router.observers.sessions.describe import (
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.session_ledger import Session, SessionLedger
 from router.observers.sessions.session_names import SessionNames
-from router.observers.sessions.timeline import timeline
 from router.records.computed import CAUSES
 from router.records.words import reasons
 from router.tenants import Tenants
@@ -65,7 +64,6 @@ class SessionPages:
         return {
             "GET /admin/sessions": self._sessions,
             "GET /admin/sessions/{session}": self._session,
-            "GET /admin/sessions/{session}/timeline": self._timeline,
             "GET /admin/requests/{request}": self._request,
             f"GET {_FINDINGS}": self._list_findings,
         }
@@ -119,13 +117,6 @@ class SessionPages:
 
     async def _session(self, request: web.Request) -> web.Response:
         return json_answer(self._whole(self._found(request)))
-
-    async def _timeline(self, request: web.Request) -> web.Response:
-        session = self._found(request)
-        answer = json_answer(timeline(session, self._children(session)))
-        name = f"warmroute-{engine_name(session.key)}.json"
-        answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
-        return answer
 
     async def _request(self, request: web.Request) -> web.Response:
         name = request.match_info["request"]

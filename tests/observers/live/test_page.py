@@ -33,11 +33,6 @@ async def shown(stage: Stage, fragment: str = "") -> AsyncIterator[Page]:
         assert page.errors == []
 
 
-def saved(folder: Path) -> list[Path]:
-    """List the timelines in a folder."""
-    return list(folder.glob("session-*.json"))
-
-
 async def two_sessions(stage: Stage, *engines: object, turns: int = 3) -> None:
     """One session that goes on; one with the clock in its system prompt."""
     history: list[str] = []
@@ -117,20 +112,6 @@ async def test_a_session_opens_with_its_turns_and_what_to_do() -> None:
     assert "the system prompt changed at token" in dialog
     assert "What to do\nMove what changes (a time, an id)" in dialog
     assert SECRET not in dialog
-
-
-async def test_a_sessions_timeline_can_be_downloaded(tmp_path: Path) -> None:
-    async with Engines(1) as engines, on_stage(*engines) as stage, shown(stage) as page:
-        await stage.ask(streamed(chat(words(1))))
-        await page.until("document.querySelectorAll('#sessions tbody tr').length === 1")
-        await page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-        await page.evaluate("document.querySelector('#sessions button').click()")
-        await page.until("document.querySelectorAll('#session button').length >= 2")
-        await page.evaluate("document.querySelectorAll('#session button')[1].click()")
-        await stage.until(lambda: saved(tmp_path))
-
-    timeline = json.loads(saved(tmp_path)[0].read_text())
-    assert {event["ph"] for event in timeline["traceEvents"]} >= {"M", "X"}
 
 
 async def test_a_finished_request_opens_with_the_cost_of_each_replica() -> None:
