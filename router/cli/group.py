@@ -38,7 +38,6 @@ GROUPS: Final = {
         "why",
         "page",
         "replicas",
-        "explain",
         "experiments",
         "engine",
         "admin-token",

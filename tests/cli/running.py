@@ -29,11 +29,6 @@ async def beside(stage: Stage, *args: str) -> Result:
     return await asyncio.to_thread(run, *args, "--admin", stage.admin_url)
 
 
-async def explain(*args: str) -> Result:
-    """Run `explain` beside the loop that serves it."""
-    return await asyncio.to_thread(run, "explain", *args)
-
-
 def on_a_terminal(*args: str, **variables: str) -> str:
     """Run a command whose output is a terminal; return what it wrote there."""
     ours, theirs = pty.openpty()

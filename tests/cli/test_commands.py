@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ from click.testing import Result
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from policies.registry import POLICIES
-from policies.view import CandidateId
 from router import config
 from router.cli import main
 from router.cli.group import SUMMARIES
-from tests.cli.running import REPLICA, explain, run, said_at_start, serving
+from tests.cli.running import REPLICA, run, said_at_start, serving
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import ONE_AT_A_TIME, SLOW, STUCK, Engines, chat, on_stage, streamed, words
+from tests.faults.stage import SLOW, Engines, chat, on_stage, streamed, words
 from tests.forks import python_command, python_environment
 from tests.waiting import until_ready
 
@@ -122,8 +120,7 @@ def test_a_wrong_file_is_one_line_and_exit_2(tmp_path: Path, text: str, said: st
         (("serve", "-c", "/tmp"), "File '/tmp' is a directory."),
         (("serve", "extra"), "unexpected extra argument (extra)"),
         (("serv",), "No such command 'serv'. Did you mean 'serve'? "),
-        (("explain",), "Missing argument 'FILE'"),
-        (("explain", "/nowhere"), "'/nowhere': No such file or directory"),
+        (("tenant-key",), "Missing argument 'NAME'"),
     ],
 )
 def test_wrong_usage_ends_in_one_clear_line_and_exit_2(args: tuple[str, ...], said: str) -> None:
@@ -146,7 +143,7 @@ def test_variables_are_checked_like_flags() -> None:
 # -- what helps ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("args", [("--help",), ("-h",), ("serve", "--help"), ("explain", "-h")])
+@pytest.mark.parametrize("args", [("--help",), ("-h",), ("serve", "--help"), ("status", "-h")])
 def test_help_is_there(args: tuple[str, ...]) -> None:
     """For the program and for each command."""
     result = run(*args)
@@ -204,91 +201,30 @@ def test_the_version_is_reported() -> None:
     assert re.fullmatch(r"warmroute \d+\.\d+\.\d+\S*\n", run("--version").stdout)
 
 
-# -- explain -------------------------------------------------------------------------------------
-
-
-async def test_explain_says_where_a_request_would_go(tmp_path: Path) -> None:
-    """As a table, or as JSON; behind a token, too."""
-    file, token = tmp_path / "request.json", tmp_path / "token"
-    file.write_text(json.dumps(chat(words(1))))
-    token.write_text("t0ken")
-    async with Engines(2) as engines, on_stage(*engines, admin__token_file=token) as stage:
-        reply = await stage.ask(chat(words(1)))
-        await stage.settled(*engines)
-        admin = ("--admin", stage.admin_url, "--token-file", str(token))
-        table = await explain(str(file), *admin)
-        as_json = await explain(str(file), *admin, "--json")
-        refused = await explain(str(file), "--admin", stage.admin_url)
-        file.write_text("no json")
-        wrong = await explain(str(file), *admin)
-
-    assert table.exit_code == as_json.exit_code == 0
-    assert f"→ {reply.replica}" in table.stdout
-    assert json.loads(as_json.stdout)["decision"]["candidate"] == reply.replica
-    assert refused.exit_code == 1
-    assert refused.stderr.startswith("Error: the admin token is ")
-    assert (wrong.exit_code, wrong.stderr.count("\n")) == (1, 1)
-    assert "not JSON" in wrong.stderr
-
-
-async def test_explain_says_whether_a_request_would_wait(tmp_path: Path) -> None:
-    """And for what."""
-    file = tmp_path / "request.json"
-    file.write_text(json.dumps(chat(words(9))))
-    async with (
-        Engines(1, time_model=STUCK) as engines,
-        on_stage(*engines, queue__mode="on", queue_rules=ONE_AT_A_TIME) as stage,
-    ):
-        goes = await explain(str(file), "--admin", stage.admin_url)
-        async with stage.hanging_up(streamed(chat(words(1)))):
-            await stage.until(lambda: stage.metric("warmroute_inflight_requests") == 1)
-            waits = await explain(str(file), "--admin", stage.admin_url)
-
-    assert "queue: interactive, would go at once (room); 0 waiting" in goes.stdout
-    assert "queue: interactive, would wait for the window to open; 0 waiting; first" in waits.stdout
-
-
-async def test_explain_says_who_takes_the_room(tmp_path: Path) -> None:
-    """A conversation that does not fit beside another waits for it."""
-    file = tmp_path / "request.json"
-    file.write_text(json.dumps(chat(words(2, 300))))
-    async with (
-        Engines(1, num_gpu_blocks=160, max_model_len=2400) as engines,
-        on_stage(*engines, queue__mode="on") as stage,
-    ):
-        for _ in range(2):
-            await stage.ask(chat(words(1, 300)))
-        stage.router.fleet.load.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
-        waits = await explain(str(file), "--admin", stage.admin_url)
-
-    text = " ".join(waits.stdout.split())
-    assert re.search(
-        r"would wait for room in the cache of r1 \(tokens: 2,\d+; conversations alive there: 1, "
-        r"which take \d,\d+\); 0 waiting$",
-        text,
-    )
+# -- asking the admin port ------------------------------------------------------------------------
 
 
 async def test_the_admin_url_and_token_come_from_variables(tmp_path: Path) -> None:
     """A flag overrules its variable; a variable with the token overrules one with its file."""
-    file, token = tmp_path / "request.json", tmp_path / "token"
-    file.write_text(json.dumps(chat(words(1))))
+    token = tmp_path / "token"
     token.write_text("t0ken")
     async with Engines(1) as engines, on_stage(*engines, admin__token_file=token) as stage:
 
-        async def explained(*args: str, **variables: str) -> Result:
+        async def asked(*args: str, **variables: str) -> Result:
             url = {"WARMROUTE_ADMIN_URL": stage.admin_url}
-            return await asyncio.to_thread(run, "explain", str(file), *args, **url, **variables)
+            return await asyncio.to_thread(run, "why", *args, **url, **variables)
 
-        by_token = await explained(WARMROUTE_ADMIN_TOKEN="t0ken")
-        by_file = await explained(WARMROUTE_ADMIN_TOKEN_FILE=str(token))
-        by_flag = await explained("--token-file", str(token), WARMROUTE_ADMIN_TOKEN="wrong")
-        wrong = await explained(WARMROUTE_ADMIN_TOKEN="wrong")
-        elsewhere = await explained("--admin", "http://127.0.0.1:9", WARMROUTE_ADMIN_TOKEN="t0ken")
+        by_token = await asked(WARMROUTE_ADMIN_TOKEN="t0ken")
+        by_file = await asked(WARMROUTE_ADMIN_TOKEN_FILE=str(token))
+        by_flag = await asked("--token-file", str(token), WARMROUTE_ADMIN_TOKEN="wrong")
+        wrong = await asked(WARMROUTE_ADMIN_TOKEN="wrong")
+        missing = await asked()
+        elsewhere = await asked("--admin", "http://127.0.0.1:9", WARMROUTE_ADMIN_TOKEN="t0ken")
 
     assert [each.exit_code for each in (by_token, by_file, by_flag)] == [0, 0, 0]
-    assert wrong.exit_code == 1
+    assert wrong.exit_code == missing.exit_code == 1
     assert "it came from the variable WARMROUTE_ADMIN_TOKEN;" in wrong.stderr
+    assert missing.stderr.startswith("Error: the admin token is ")
     assert (elsewhere.exit_code, "http://127.0.0.1:9" in elsewhere.stderr) == (1, True)
     assert "t0ken" not in elsewhere.output
 
@@ -301,26 +237,22 @@ def test_serve_takes_the_variables_of_other_commands() -> None:
 
 
 @pytest.mark.parametrize("admin", ["http://127.0.0.1:9", "foo", "http://h:x", "http://"])
-def test_explain_without_a_router_says_so(tmp_path: Path, admin: str) -> None:
+def test_a_command_without_a_router_says_so(admin: str) -> None:
     """In one line."""
-    file = tmp_path / "request.json"
-    file.write_text("{}")
-    result = run("explain", str(file), "--admin", admin)
+    result = run("why", "--admin", admin)
 
     assert result.exit_code == 1
     assert result.stderr.startswith(f"Error: {admin}: ")
     assert "is `warmroute serve` running" in result.stderr
 
 
-async def test_explain_at_another_server_is_an_error(tmp_path: Path) -> None:
+async def test_another_server_at_the_admin_url_is_an_error() -> None:
     """Whatever answers there, with JSON or without."""
-    file = tmp_path / "request.json"
-    file.write_text("{}")
     pages: list[object] = [(404, "nothing"), (200, "<html>"), (404, '{"detail":"x"}'), (404, "[]")]
     async with FakeEngine() as other:
         for page in pages:
-            other.pages["/admin/explain"] = page
-            result = await explain(str(file), "--admin", other.url)
+            other.pages["/admin/replicas"] = page
+            result = await asyncio.to_thread(run, "replicas", "list", "--admin", other.url)
 
             assert result.exit_code == 1, page
             assert result.stderr.endswith("not the admin port of `warmroute serve`\n"), page

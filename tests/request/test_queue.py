@@ -34,7 +34,6 @@ from router.request.results import NO_SESSION, Tries
 from router.scheduling.classes import DEADLINE_HEADER
 from router.scheduling.queue import Queue
 from router.scheduling.waiting import QueueRules
-from tests.cli.running import explain
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     ONE_AT_A_TIME,
@@ -607,19 +606,17 @@ async def decoding(**settings: Any) -> AsyncIterator[tuple[Stage, Emulator, asyn
 
 async def test_who_would_be_answered_slowly_waits_until_an_answer_ends(tmp_path: Path) -> None:
     """An engine alone takes it, however slow it is; a quick answer's record has what it was."""
-    file = tmp_path / "request.json"
     body = streamed(chat(words(9)))
-    file.write_bytes(orjson.dumps(body))
     async with decoding(queue__tbt_ms=0.5, queue__max_wait_s=3600.0) as (stage, engine, long):
         async with asyncio.TaskGroup() as tg:
             waits = tg.create_task(stage.ask(body))
             await stage.until(lambda: num_waiting(stage) == 1)
-            found = await explain(str(file), "--admin", stage.admin_url)
+            found = (await stage.admin("/admin/explain", body)).json()["queue"]
             assert num_running(engine) == 1
             long.cancel()
         assert (await waits).status == 200
-    assert "would wait for answers to end; 1 waiting; tokens expected" in found.stdout
-    assert "ms apart, limit 0.5 ms" in found.stdout
+    assert (found["goes_at_once"], found["why"], found["num_waiting"]) == (False, "tbt", 1)
+    assert found["expected_tbt_ms"] > found["tbt_limit_ms"] == 0.5
 
     records = tmp_path / "decisions.jsonl"
     async with decoding(queue__tbt_ms=60_000.0, log__decisions=records) as (stage, _, long):
