@@ -153,10 +153,7 @@ def _evacuated(name: str, admin: Admin) -> dict[str, Any]:
 
 def _left(left: dict[str, Any]) -> str:
     """Describe what is left at a replica."""
-    return (
-        f"{num(left['sessions'], 'live session')}, {left['tokens']:,} tokens only there, "
-        f"{left['requests']:,} in flight"
-    )
+    return f"{num(left['sessions'], 'live session')}, {left['requests']:,} in flight"
 
 
 @replicas.command("undrain")

@@ -29,7 +29,6 @@ REPLICA_COLUMNS: Final = (
     Column("cache", "whether its contents are known: exact, degraded, blind", 1),
     Column("live", "cache that live sessions need; above 100% they evict each other"),
     Column("sessions", "live sessions", 6, is_right=True),
-    Column("alone", "tokens that live sessions have only there", 8, is_right=True),
     Column("fill", "cache that is used, by older blocks, too", 7, is_right=True),
     Column("running", "requests in flight", 2, is_right=True),
     Column("work", "time until the prompts there are computed", 3, is_right=True),
@@ -134,7 +133,7 @@ def replica_table(state: State, most: int, width: int) -> Table:
     num_all = replicas["total"] + replicas["num_missing"]
     most = num_all if num_all <= most else max(1, most - 1)
     rows: list[list[str | Text]] = [
-        [each["name"], Text("missing", "red"), *["-"] * 8] for each in replicas["missing"][:most]
+        [each["name"], Text("missing", "red"), *["-"] * 7] for each in replicas["missing"][:most]
     ]
     for each in replicas["shown"][: most - len(rows)]:
         cache = "no-events" if is_idle(each) else each["cache"]
@@ -145,7 +144,6 @@ def replica_table(state: State, most: int, width: int) -> Table:
                 Text(cache, _COLOURS.get(cache, "")),
                 Text(bar(each["live_fill"], 6), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
                 f"{each['sessions']:,}",
-                f"{each.get('loss_tokens', 0):,}",  # a router of an older build says nothing
                 share(each["cache_fill"] or 0.0, each["cache_fill"] is not None),
                 f"{each['requests']:,}",
                 cell_of_duration(each["queue_ms"]),
@@ -154,7 +152,7 @@ def replica_table(state: State, most: int, width: int) -> Table:
         )
     left = num_all - len(rows)
     if left > 0:
-        rows.append([f"… {left:,} more", *[""] * 9])
+        rows.append([f"… {left:,} more", *[""] * 8])
     return fitted(REPLICA_COLUMNS, rows, width)
 
 

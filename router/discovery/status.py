@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from policies.view import CandidateId
 from router.base.addresses import place_digest
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
@@ -17,7 +16,7 @@ from router.replicas.candidate_state import CandidateStatus
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.replica import candidates_of
-from router.replicas.state import NO_LOSS, CandidateLoss, Eagle, RankState, ReplicaState
+from router.replicas.state import Eagle, RankState, ReplicaState
 
 Waiting = dict[str, str]
 """Replica or source name -> why it is not usable (yet), in the configuration's order."""
@@ -47,8 +46,6 @@ class Status:
         self.pools = pools
         self._sharing = sharing
         self._sources = sources
-        self.losses: Callable[[], Mapping[CandidateId, CandidateLoss]] = dict
-        """Returns what losing each candidate would cost; empty: not known."""
 
     def statuses(self) -> tuple[CandidateStatus, ...]:
         """Describe the load of every candidate."""
@@ -78,7 +75,6 @@ class Status:
             num_sessions=fleet.conversations.at(id_).num_sessions,
             num_live_tokens=fleet.conversations.num_tokens_at(id_),
             capacity_tokens=fleet.load.capacity_tokens(id_),
-            loss=self.losses().get(id_, NO_LOSS),
             reads_pool=self.pools.reads(id_),
             events=_event_counts(stream) if stream is not None else {},
         )

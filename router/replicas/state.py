@@ -22,18 +22,6 @@ ON_PURPOSE: Final = ("draining", "asleep", "paused")
 """States in which a replica gets no new requests, and nothing is wrong with it."""
 
 
-class CandidateLoss(
-    Struct, frozen=True, kw_only=True, rename={"num_tokens": "tokens", "compute_s": "seconds"}
-):
-    """Tokens that live conversations have at one candidate alone, and the time to compute them."""
-
-    num_tokens: int = 0
-    compute_s: float = 0.0  # by its cost model
-
-
-NO_LOSS: Final = CandidateLoss()
-
-
 class Eagle(Struct, frozen=True):
     """Whether an engine that speculates drops the last block of hits."""
 
@@ -60,7 +48,6 @@ class RankState(Struct, frozen=True, kw_only=True):
     num_sessions: int  # conversations that are alive there
     num_live_tokens: float  # that they need
     capacity_tokens: int | None  # of its cache
-    loss: CandidateLoss
     reads_pool: bool | None  # None: there is no pool
     events: dict[str, int]  # counter name -> value, since the router started
 
@@ -127,7 +114,6 @@ class ReplicaState(Struct, frozen=True, kw_only=True):
         num_requests = sum(rank.status.num_requests for rank in self.ranks)
         return {
             "sessions": num_sessions,
-            "tokens": sum(rank.loss.num_tokens for rank in self.ranks),
             "requests": num_requests,
             "left_s": round(left_s, 3),
             "is_over": not num_requests and (not num_sessions or not left_s),

@@ -189,23 +189,6 @@ class Fetches(Observer):
             if directory is not None:
                 yield candidate.id, (pool.name, directory)
 
-    def num_blocks(
-        self, candidates: Sequence[Candidate], keys: Sequence[BlockKey], index: BlockIndex
-    ) -> int:
-        """Count the leading blocks of a prompt that one of some candidates can read."""
-        readable = {
-            where: index.groups_of(id_)
-            for id_, where in self._directories(candidates)
-            if self._readers.reads(id_)
-        }
-        return max(
-            (
-                self._pools[pool].catalog.match(directory, keys, groups)
-                for (pool, directory), groups in readable.items()
-            ),
-            default=0,
-        )
-
     def behind(self, candidate: CandidateId, candidates: Iterable[Candidate]) -> Behind | None:
         """Return the blocks of a pool that a candidate reads. None: it reads none now.
 

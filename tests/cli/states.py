@@ -8,7 +8,7 @@ COLUMNS = ["cached", "new", "moved", "last_block"]
 REPLICA = {
     "name": "r1", "state": "up", "reason": "", "cache": "exact", "cache_reason": "",
     "live_fill": 1.25, "cache_fill": 0.5, "requests": 3, "queue_ms": 1500.0, "sessions": 2,
-    "right": 9, "audited": 10, "loss_tokens": 5000, "loss_s": 1.5,
+    "right": 9, "audited": 10,
 }  # fmt: skip
 
 

@@ -81,7 +81,6 @@ async def test_a_live_conversation_ends_where_it_is() -> None:
     assert second.replica == first.replica
     assert first.replica not in others
     assert (during["sessions"], during["is_over"]) == (1, False)
-    assert during["tokens"] > 100
     assert (after["sessions"], after["is_over"]) == (0, True)
     assert third.replica != first.replica
 

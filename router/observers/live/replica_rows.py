@@ -96,8 +96,6 @@ def _row(rank: RankState, audited: Mapping[str, float]) -> dict[str, Any]:
         "cpu_blocks": rank.num_cpu_blocks,
         "right": sum(audited.get(result, 0.0) for result in _RIGHT),
         "audited": sum(audited.values()),
-        "loss_tokens": rank.loss.num_tokens,
-        "loss_s": rank.loss.compute_s,
     }
 
 

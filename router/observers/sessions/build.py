@@ -13,7 +13,6 @@ from router.observers.sessions.decode_shares import DecodeShares
 from router.observers.sessions.describe import costs
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.finish import FinishRoute
-from router.observers.sessions.losses import Losses
 from router.observers.sessions.metrics import SPENDING, ModelTotals
 from router.observers.sessions.rows import SessionRows
 from router.observers.sessions.session_ledger import SessionLedger
@@ -45,13 +44,6 @@ def build(router: Router) -> ObserverPart:
     )
     spent = Families(SPENDING, lambda: [ModelTotals(*each) for each in ledger.own_by_model()])
     router.metrics.registry.register(spent)
-    losses = Losses(
-        fleet=router.fleet,
-        caches=router.caches,
-        ledger=ledger,
-        fetches=router.fetches,
-    )
-    router.status.losses = losses.by_candidate
     cluster = router.cluster
     if cluster.outbox is not None and cluster.peers is not None:
         finish.tell = partial(cluster.outbox.tell_later, is_urgent=True)
