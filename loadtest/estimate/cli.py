@@ -27,7 +27,6 @@ from loadtest.estimate.saving import (
 from loadtest.output_options import JsonCommand, json_options
 from loadtest.simulator import PoolSetup, Setup
 from loadtest.traces.errors import WorkloadError
-from loadtest.traces.formats import FORMATS
 from loadtest.traces.reading import read_workload
 from loadtest.workload import Workload
 
@@ -64,8 +63,6 @@ _COUNT = click.IntRange(min=1)
     metavar="K",
     help="Let sessions start K times as fast: what happens if the traffic grows.",
 )
-@click.option("--format", type=click.Choice(list(FORMATS)), help="Format of the file.  "
-              "[default: detected]", show_default=False)  # fmt: skip
 @click.option("--skip-bad", is_flag=True, help="Leave bad lines out and count them.")
 @json_options()
 def estimate(
@@ -75,7 +72,6 @@ def estimate(
     engine: str,
     pool_speed: float | None,
     speed: float,
-    format: str | None,
     skip_bad: bool,
     as_json: bool,
     json_file: Path | None,
@@ -86,7 +82,7 @@ def estimate(
     simulated under round robin, a session hash and warmroute, on a fleet like yours.
     """
     try:
-        workload = read_workload(file, format=format, skip_bad=skip_bad)
+        workload = read_workload(file, skip_bad=skip_bad)
     except WorkloadError as exc:
         raise click.ClickException(str(exc)) from exc
     workload = _paced(workload, speed)

@@ -10,19 +10,15 @@ from typing import Final
 from loadtest.generated.agents import Agents
 from loadtest.generated.chats import Chats
 from loadtest.generated.mixed import Mixed
-from loadtest.generated.shared import Shared
 from loadtest.generated.siblings import Siblings
-from loadtest.generated.zipf import Zipf
 
-Generator = Agents | Chats | Mixed | Siblings | Shared | Zipf
+Generator = Agents | Chats | Mixed | Siblings
 
 GENERATORS: Final[dict[str, type[Generator]]] = {
     "agents": Agents,
     "chats": Chats,
     "mixed": Mixed,
     "siblings": Siblings,
-    "shared": Shared,
-    "zipf": Zipf,
 }
 
-__all__ = ["GENERATORS", "Agents", "Chats", "Generator", "Mixed", "Shared", "Siblings", "Zipf"]
+__all__ = ["GENERATORS", "Agents", "Chats", "Generator", "Mixed", "Siblings"]

@@ -143,7 +143,7 @@ def command(
     A trace as it was:       warmroute replay URL --trace conversation_trace.jsonl --spread 3
     Twice as fast:           warmroute replay URL --trace … --load-factor 2
     Agents, as they work:    warmroute replay URL --generate agents --loop closed
-    Kept for later:          warmroute replay URL --generate shared -o run.jsonl
+    Kept for later:          warmroute replay URL --generate agents -o run.jsonl
     """
     mine = {name: others.pop(name) for name in _OWN}
     tokenizer = prompt_tokenizer or others.get("tokenizer")

@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import Progress
 
 from loadtest.output_options import output_option
-from loadtest.traces.description import CAPACITIES_TOKENS, describe, table_of
+from loadtest.traces.description import describe, table_of
 from loadtest.traces.errors import WorkloadError
 from loadtest.traces.mooncake import write_trace
 from loadtest.traces.options import load_workload, workload_options
@@ -43,10 +42,8 @@ def describe_command(file: Path | None, as_json: bool, **options: Any) -> None:
     FILE is the trace; --generate makes a workload instead.
     """
     workload = _load(file, options)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("counting", total=1 + len(CAPACITIES_TOKENS))
-        figures = describe(workload, advance=lambda: progress.advance(task))
+    with Console(stderr=True).status("counting"):
+        figures = describe(workload)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(figures)).decode())
     else:

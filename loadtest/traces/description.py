@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -55,13 +55,8 @@ class Description(Struct, frozen=True, kw_only=True):
     lru_hit_ratios: dict[int, float]  # by capacity in blocks, of one LRU cache
 
 
-def describe(
-    workload: Workload,
-    *,
-    capacities: Sequence[int] | None = None,
-    advance: Callable[[], None] = lambda: None,
-) -> Description:
-    """Count; `capacities` in blocks, None: `CAPACITIES_TOKENS`; `advance` is called after each."""
+def describe(workload: Workload, *, capacities: Sequence[int] | None = None) -> Description:
+    """Count; `capacities` in blocks, None: `CAPACITIES_TOKENS`."""
     turns = workload.turns
     if capacities is None:
         capacities = [max(1, tokens // workload.block_size) for tokens in CAPACITIES_TOKENS]
@@ -69,12 +64,6 @@ def describe(
     late = sorted(turn.num_input_tokens for turn in turns if turn.number == LATE_TURN - 1)
     waits = [turn.wait_s for turn in turns if turn.after]
     num_output_tokens = sum(turn.num_output_tokens for turn in turns)
-    ideal = lru_hit_ratio(workload, None)
-    advance()
-    ratios = {}
-    for capacity in capacities:
-        ratios[capacity] = lru_hit_ratio(workload, capacity)
-        advance()
     return Description(
         name=workload.name,
         block_size=workload.block_size,
@@ -93,8 +82,8 @@ def describe(
         wait_s=spread_of(waits) if waits else None,
         num_blocks=sum(len(turn.hash_ids) for turn in turns),
         num_unique_blocks=len({block for turn in turns for block in turn.hash_ids}),
-        ideal_hit_ratio=ideal,
-        lru_hit_ratios=ratios,
+        ideal_hit_ratio=lru_hit_ratio(workload, None),
+        lru_hit_ratios={size: lru_hit_ratio(workload, size) for size in capacities},
     )
 
 

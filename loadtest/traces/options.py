@@ -19,13 +19,11 @@ from typing import Any, Final, TypeVar, get_args
 import click
 from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.generated import GENERATORS
 from loadtest.generated.agents import Pauses
 from loadtest.timing import Timing, scaled
 from loadtest.traces.errors import WorkloadError
-from loadtest.traces.formats import FORMATS
 from loadtest.traces.reading import read_workload
 from loadtest.workload import Workload
 
@@ -35,8 +33,6 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "sessions": ("num_sessions", "num_bursts"),
     "turns": ("num_turns",),
     "siblings": ("num_siblings",),
-    "skew": ("skew",),
-    "working_set": ("working_set_blocks",),
     "context_tokens": ("num_context_tokens",),
     "shared_tokens": ("num_shared_tokens",),
     "scale_tokens": ("scale_tokens",),
@@ -45,12 +41,11 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "pauses": ("pauses",),
     "rate": ("rate",),
     "block_size": ("block_size",),
-    "requests": ("num_requests",),
 }
 """Option to the field of a generator that it sets, whichever the generator has."""
 
-_FOR_ALL: Final = frozenset({"rate", "block_size", "requests"})  # of traces, too
-_FOR_TRACES: Final = {"format": None, "skip_bad": False, "tokenizer": None, "spread": 0.0}
+_FOR_ALL: Final = frozenset({"rate", "block_size"})  # of traces, too
+_FOR_TRACES: Final = {"skip_bad": False, "tokenizer": None, "spread": 0.0}
 _COUNT: Final = click.IntRange(min=1)
 _POSITIVE: Final = click.FloatRange(min=0.0, min_open=True)
 
@@ -58,12 +53,7 @@ _OPTIONS: Final = (
     click.option(
         "--trace",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="A recorded workload: Mooncake, Bailian, ShareGPT-style or messages, JSON Lines.",
-    ),
-    click.option(
-        "--format",
-        type=click.Choice(list(FORMATS)),
-        help="Format of the trace. [default: detected]",
+        help="A recorded workload: Mooncake's lines, decision records or messages, JSON Lines.",
     ),
     click.option("--skip-bad", is_flag=True, help="Leave bad lines out and count them."),
     click.option(
@@ -82,14 +72,11 @@ _OPTIONS: Final = (
     click.option(
         "--generate",
         type=click.Choice(list(GENERATORS)),
-        help="A generated workload: agents with tools, chats of persons, both (mixed), bursts of "
-        "siblings that share a new prefix, chats that share one system prompt, contexts of Zipf "
-        "popularity.",
+        help="A generated workload: agents with tools, chats of persons, both (mixed), or bursts "
+        "of siblings that share a new prefix.",
     ),
     click.option("--sessions", type=_COUNT, help="Sessions to generate; for siblings: bursts."),
-    click.option(
-        "--turns", type=_COUNT, help="Turns of a session; the median for agents and shared."
-    ),
+    click.option("--turns", type=_COUNT, help="Turns of a session; the median for agents."),
     click.option(
         "--live", type=_COUNT, help="Agents at work at any time: one starts when another ends."
     ),
@@ -102,15 +89,7 @@ _OPTIONS: Final = (
         help="Waits of agents: tools, 5.2 s in the median, or short, 0.3 s (P90 10 s).",
     ),
     click.option("--siblings", type=_COUNT, help="Siblings in one burst."),
-    click.option(
-        "--skew",
-        type=click.FloatRange(min=0.0),
-        help="Skew of Zipf's law; 0: all contexts equally often.",
-    ),
-    click.option(
-        "--working-set", type=_COUNT, metavar="BLOCKS", help="Size of all Zipf contexts together."
-    ),
-    click.option("--context-tokens", type=_COUNT, help="Tokens of one burst or one Zipf context."),
+    click.option("--context-tokens", type=_COUNT, help="Tokens that one burst shares."),
     click.option(
         "--shared-tokens", type=_COUNT, help="Tokens of the prompt that all sessions share."
     ),
@@ -122,8 +101,8 @@ _OPTIONS: Final = (
     click.option(
         "--rate",
         type=_POSITIVE,
-        help="Sessions (siblings: bursts, zipf: requests) started per second, as a Poisson "
-        "process; inf: all at once. For a trace: only if it has no times.",
+        help="Sessions (siblings: bursts) started per second, as a Poisson process; inf: all at "
+        "once. For a trace: only if it has no times.",
     ),
     click.option("--requests", type=_COUNT, help="Only the first N requests."),
     click.option(
@@ -159,7 +138,7 @@ def load_workload(
     console: Console | None = None,
     **options: Any,
 ) -> Workload:
-    """Read or generate what a command line asks for, with a progress bar where it takes long.
+    """Read or generate what a command line asks for, with a spinner on a terminal.
 
     Raises:
         click.UsageError: The options do not go together.
@@ -204,25 +183,14 @@ def _read(
     made = [name for name in given if name in _FIELDS.keys() - _FOR_ALL]
     if made:
         raise click.UsageError(f"{_flags(made)} only with --generate")
-    size = trace.stat().st_size if trace.is_file() else 0
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task(trace.name, total=size)
+    with console.status(f"reading {trace.name}"):
         return read_workload(
             trace,
-            format=given.get("format"),
             skip_bad=given.get("skip_bad", False),
             max_requests=requests,
             block_size=given.get("block_size"),
             tokenizer=given.get("tokenizer"),
             timing=timing,
-            advance=lambda num_bytes: progress.advance(task, num_bytes),
         )
 
 
@@ -231,30 +199,15 @@ def _generate(name: str, given: dict[str, Any], requests: int | None, seed: int)
     if read:
         raise click.UsageError(f"{_flags(read)} only with --trace")
     generator = GENERATORS[name]
-    wanted = {key: value for key, value in given.items() if key in _FIELDS}
-    if requests is not None:
-        wanted["requests"] = requests
     fields: dict[str, Any] = {"seed": seed}
-    for key, value in wanted.items():
-        field = next((f for f in _FIELDS[key] if f in generator.__struct_fields__), None)
+    for key, value in given.items():
+        field = next((f for f in _FIELDS.get(key, ()) if f in generator.__struct_fields__), None)
         if field is not None:
             fields[field] = value
-        elif key != "requests":
-            raise click.UsageError(
-                f"--generate {name} has no {_flags([key])}: that is for {_owners(key)}"
-            )
+        elif key in _FIELDS:
+            raise click.UsageError(f"--generate {name} has no {_flags([key])}")
     workload = generator(**fields).workload()
     return replace(workload, turns=workload.turns[:requests])
-
-
-def _owners(key: str) -> str:
-    """Name the generators that have an option."""
-    owners = (
-        name
-        for name, generator in GENERATORS.items()
-        if any(field in generator.__struct_fields__ for field in _FIELDS[key])
-    )
-    return ", ".join(owners)
 
 
 def _flags(names: list[str]) -> str:

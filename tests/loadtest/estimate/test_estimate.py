@@ -118,4 +118,4 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(estimate, [str(path)])
 
     assert result.exit_code == 1
-    assert "num_prompt_tokens (records)" in result.output
+    assert "num_prompt_tokens (decision records)" in result.output

@@ -10,16 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.agents import Profile, make_sessions
-from loadtest.generated import (
-    GENERATORS,
-    Agents,
-    Chats,
-    Generator,
-    Mixed,
-    Shared,
-    Siblings,
-    Zipf,
-)
+from loadtest.generated import GENERATORS, Agents, Chats, Generator, Mixed, Siblings
 from loadtest.generated.agents import Pauses
 from loadtest.traces import describe
 
@@ -28,8 +19,6 @@ SMALL: list[Generator] = [
     Chats(num_sessions=30),
     Mixed(num_live=2, span_s=40.0, num_turns=4),
     Siblings(num_bursts=10, num_turns=2),
-    Shared(num_sessions=30),
-    Zipf(num_requests=200, working_set_blocks=500),
 ]
 
 
@@ -71,8 +60,7 @@ def test_rates_are_of_poisson_processes(generator: Generator) -> None:
     assert starts == {0.0}
     slow = replace(generator, rate=0.01).workload()
     arrivals = sorted({turn.arrival_s for turn in slow.turns if not turn.after})
-    if not isinstance(generator, Zipf):  # most of whose requests come after others
-        assert 40 < arrivals[-1] / (len(arrivals) - 1) < 250
+    assert 40 < arrivals[-1] / (len(arrivals) - 1) < 250
 
 
 def test_agents_are_as_published() -> None:
@@ -217,35 +205,3 @@ def test_siblings_arrive_together_and_share_what_is_new() -> None:
         assert len(common & seen) in (0, 2_000 // 16)
         assert len(set.union(*map(set, burst))) > len(common) + 3 * 5
         seen |= set().union(*map(set, burst))
-
-
-def test_chats_share_their_system_prompt_alone() -> None:
-    """Two sessions have its full blocks in common and nothing else."""
-    workload = Shared(num_sessions=10).workload()
-    blocks: dict[str, set[int]] = {}
-    for turn in workload.turns:
-        blocks.setdefault(turn.session_id, set()).update(turn.hash_ids)
-
-    assert {len(a & b) for a in blocks.values() for b in blocks.values() if a is not b} == {15}
-
-
-@pytest.mark.parametrize(("skew", "share"), [(0.0, 0.01), (1.0, 0.19), (1.4, 0.37)])
-def test_popularity_follows_zipfs_law(skew: float, share: float) -> None:
-    """Of a hundred contexts the first one gets 1 / sum of k ** -skew of the requests."""
-    generator = Zipf(num_requests=4000, working_set_blocks=1600, skew=skew)
-    assert generator.num_sessions == 100
-
-    uses = Counter(turn.session_id for turn in generator.workload().turns)
-
-    assert share == pytest.approx(1 / sum(k**-skew for k in range(1, 101)), abs=0.005)
-    assert uses["z0"] / 4000 == pytest.approx(share, abs=0.02)
-
-
-def test_contexts_add_up_to_the_working_set() -> None:
-    """Blocks that are used more than once are the contexts: as many as asked for."""
-    workload = Zipf(num_requests=3000, working_set_blocks=1600, skew=0.0).workload()
-    uses = Counter(block for turn in workload.turns for block in turn.hash_ids)
-
-    assert sum(1 for count in uses.values() if count > 1) == 1600
-    num_requests = len(Zipf(working_set_blocks=16_000).workload().turns)
-    assert num_requests == 4 * 1000

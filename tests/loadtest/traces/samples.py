@@ -19,18 +19,11 @@ def mooncake(
     }
 
 
-def bailian(chat_id: int, parent: int, timestamp: float, **fields: Any) -> dict[str, Any]:
-    return {
-        "chat_id": chat_id,
-        "parent_chat_id": parent,
-        "timestamp": timestamp,
-        "input_length": 33,
-        "output_length": 5,
-        "type": "text",
-        "turn": 1,
-        "hash_ids": [7, 8, chat_id],
-        **fields,
-    }
+def messages(*texts: str, **fields: Any) -> dict[str, Any]:
+    """A request of messages, user and assistant in turn."""
+    roles = ("user", "assistant")
+    said = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+    return {"messages": said, "output_length": 1, **fields}
 
 
 def write(path: Path, lines: list[Any]) -> Path:

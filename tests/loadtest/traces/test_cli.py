@@ -51,7 +51,7 @@ def test_convert_writes_what_trace_reads(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     """Status 2, one sentence: a bad line, options that do not go together, no place to write."""
     path = write(tmp_path / "t.jsonl", [mooncake(0, 1000, [1])])
-    small = ["convert", "--generate", "zipf", "--requests", "3"]
+    small = ["convert", "--generate", "siblings", "--requests", "3"]
 
     bad = CliRunner().invoke(trace, ["describe", "--trace", str(path)])
     nothing = CliRunner().invoke(trace, ["describe"])

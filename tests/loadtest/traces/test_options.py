@@ -52,8 +52,6 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
         (["agents", "--sessions", "9", "--scale-tokens", "0.1", "--requests", "9"], 9, 512),
         (["siblings", "--sessions", "5", "--siblings", "3", "--block-size", "16"], 15, 16),
         (["siblings", "--sessions", "2", "--context-tokens", "99", "--rate", "inf"], 16, 512),
-        (["shared", "--sessions", "9", "--shared-tokens", "99", "--requests", "6"], 6, 512),
-        (["zipf", "--skew", "1.4", "--working-set", "900", "--requests", "50"], 50, 512),
     ],
 )
 def test_a_workload_is_generated(argv: list[str], num_turns: int, block_size: int) -> None:
@@ -67,9 +65,9 @@ def test_a_workload_is_generated(argv: list[str], num_turns: int, block_size: in
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        ([], "give either --trace FILE or --generate agents|chats|mixed|siblings|shared|zipf"),
+        ([], "give either --trace FILE or --generate agents|chats|mixed|siblings"),
         (["--trace", "x", "--generate", "agents"], "give either"),
-        (["--generate", "agents", "--skew", "1"], "agents has no --skew: that is for zipf"),
+        (["--generate", "agents", "--siblings", "2"], "agents has no --siblings"),
         (["--generate", "agents", "--skip-bad"], "--skip-bad only with --trace"),
         (["--generate", "agents", "--spread", "3"], "--spread only with --trace"),
         (["--trace", "x", "--sessions", "3"], "--sessions only with --generate"),
@@ -80,7 +78,6 @@ def test_a_workload_is_generated(argv: list[str], num_turns: int, block_size: in
             ["--generate", "agents", "--scale-time", "inf"],
             "--scale-time is inf; allowed: a finite number",
         ),
-        (["--trace", "x", "--format", "csv"], "'csv' is not one of 'mooncake', 'bailian'"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(argv: list[str], problem: str) -> None:

@@ -1,8 +1,7 @@
-"""Conversations and messages: what their text comes to in tokens and blocks."""
+"""Messages: what their text comes to in tokens and blocks."""
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,70 +11,52 @@ import pytest
 from loadtest.timing import Timing
 from loadtest.traces import WorkloadError, read_workload
 from loadtest.traces.blocks import Blocks, load_tokenizer
-from tests.loadtest.traces.samples import write
+from tests.loadtest.traces.samples import messages, write
 
 SYSTEM = "You are a coding agent. " * 200
 
 
-def conversation(name: str, num_calls: int) -> dict[str, Any]:
-    said = [{"from": "human", "value": SYSTEM + name}]
+def conversation(name: str, num_calls: int) -> list[dict[str, Any]]:
+    """The requests of a session: each has the messages of the one before, and two more."""
+    said = [SYSTEM + name]
+    lines = []
     for call in range(num_calls):
-        said.append({"from": "gpt", "value": f"def reply_{call}(): pass"})
-        said.append({"from": "human", "value": f"result {call} of {name}: " + "x = 1\n" * 50})
-    return {"conversations": said}
-
-
-@pytest.mark.parametrize("is_array", [True, False])
-def test_a_conversation_is_a_session_of_calls(tmp_path: Path, is_array: bool) -> None:
-    """Call K sends the first 2K-1 messages, as an array of entries or a line each."""
-    entries = [conversation("one", 3), conversation("two", 1)]
-    path = write(
-        tmp_path / "t.json", [json.dumps(entries, indent=1).encode()] if is_array else entries
-    )
-
-    workload = read_workload(path)
-
-    calls = [turn for turn in workload.turns if turn.session_id == "c0"]
-    assert [len(turn.messages or ()) for turn in calls] == [1, 3, 5]
-    assert calls[0].messages == ({"role": "user", "content": SYSTEM + "one"},)
-    assert calls[1].messages is not None
-    assert calls[1].messages[1] == {"role": "assistant", "content": "def reply_0(): pass"}
-    assert [turn.number for turn in calls] == [0, 1, 2]
-    assert all(turn.wait_s > 0.0 for turn in calls[1:])
-    assert len(workload.turns) == 4
+        lines.append(messages(*said, session_id=name))
+        said += [f"def reply_{call}(): pass", f"result {call} of {name}: " + "x = 1\n" * 50]
+    return lines
 
 
 def test_blocks_repeat_as_the_text_does(tmp_path: Path) -> None:
     """A call extends the blocks of the one before; sessions share what they begin with."""
-    path = write(tmp_path / "t.jsonl", [conversation("one", 4), conversation("two", 2)])
+    path = write(tmp_path / "t.jsonl", conversation("one", 4) + conversation("two", 2))
 
     workload = read_workload(path, block_size=16)
 
     by_key = {turn.key: turn for turn in workload.turns}
     for turn in workload.turns:
         assert len(turn.hash_ids) == -(-turn.num_input_tokens // 16)
-    for first, second in pairwise([by_key["c0", n] for n in range(4)]):
+    for first, second in pairwise([by_key["one", n] for n in range(4)]):
         num_full = first.num_input_tokens // 16 - 1  # the opening of the reply may fill one
         assert first.hash_ids[:num_full] == second.hash_ids[:num_full]
         assert second.num_input_tokens > first.num_input_tokens + 100
-    common = set(by_key["c0", 0].hash_ids) & set(by_key["c1", 0].hash_ids)
+    common = set(by_key["one", 0].hash_ids) & set(by_key["two", 0].hash_ids)
     assert len(common) >= 200 * 5 // 16
 
 
 def test_counts_are_the_tokenizers(tmp_path: Path) -> None:
     """Token counts are those of the ChatML text as a whole, opening of the reply included."""
-    messages = [
+    said = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What does\n  itertools.pairwise do?"},
     ]
-    lines = [{"messages": messages, "output_length": 9}]
+    lines = [{"messages": said, "output_length": 9}]
     (turn,) = read_workload(write(tmp_path / "t.jsonl", lines)).turns
 
-    text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
+    text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in said)
     whole = load_tokenizer(None).encode(text + "<|im_start|>assistant\n", add_special_tokens=False)
     assert abs(turn.num_input_tokens - len(whole.ids)) <= 2  # seams between role and content
     assert turn.num_output_tokens == 9
-    assert turn.messages == tuple(messages)
+    assert turn.messages == tuple(said)
 
 
 def test_messages_with_delays_and_tools(tmp_path: Path) -> None:
@@ -107,7 +88,7 @@ def test_messages_with_delays_and_tools(tmp_path: Path) -> None:
 
 def test_sessions_without_times_start_at_a_rate(tmp_path: Path) -> None:
     """A Poisson process, the same for the same seed."""
-    path = write(tmp_path / "t.jsonl", [conversation(str(n), 1) for n in range(200)])
+    path = write(tmp_path / "t.jsonl", [messages("hello", session_id=n) for n in range(200)])
 
     def starts(rate: float, seed: int) -> list[float]:
         timing = Timing(rate=rate, seed=seed)
@@ -120,7 +101,7 @@ def test_sessions_without_times_start_at_a_rate(tmp_path: Path) -> None:
 
 def test_a_tokenizer_may_be_given(tmp_path: Path) -> None:
     """By file or directory; what is no tokenizer is refused with its path."""
-    path = write(tmp_path / "t.jsonl", [conversation("a", 1)])
+    path = write(tmp_path / "t.jsonl", conversation("a", 1))
     directory = Path("loadtest/tiny_model")
 
     given = read_workload(path, tokenizer=directory)
