@@ -12,6 +12,7 @@
                   drop removed replicas that are idle
     loop lag      measure what blocks the event loop
     garbage       collect it often and briefly
+    watchdog      tell systemd that the loop turns, if its unit has WatchdogSec
     early         have next prompts computed by idle replicas; see router.observers.early.early
     redis         share state with other routers; see router.cluster
     records       write decision records
@@ -23,6 +24,7 @@ Signals:
     SIGTERM       drain in three phases: a supervisor's (router.http.draining)
     SIGINT        without the first phase: a person at a terminal has no front end
     either        a second time: end now; a third time: the system's default action
+                  a second SIGTERM within 2 s is the same order: a supervisor may send it twice
     SIGHUP        read files again
 """
 
@@ -47,6 +49,7 @@ from router.assembly.reload import Reload
 from router.base import logs
 from router.base.errors import ConfigError
 from router.base.garbage import collect_garbage
+from router.base.service_manager import notify, watchdog_s
 from router.base.supervisor import ignore, keep_running
 from router.config import Config, redis_password
 from router.config.exposure import announce
@@ -62,6 +65,7 @@ _SWEEP_S: Final = 0.05
 _LAG_S: Final = 0.1
 _READY_S: Final = 0.05  # between two looks whether a router may join others on their port
 _STDIN: Final = 0
+_SAME_ORDER_S: Final = 2.0  # a supervisor's SIGTERM to the group comes beside that to the process
 _TENANTS_S: Final = 1.0  # a change of the tenants' file is in force within twice that
 
 
@@ -119,6 +123,7 @@ async def _until_signalled(
         if router.siblings is None:  # else the parent says so
             announce(router.config, data_url, admin_url)
             greet(data_url, admin_url)
+        notify(os.environ, "READY=1")
 
     await run(router, stop, ready, owns_process=True, config_reload=config_reload)
 
@@ -173,6 +178,8 @@ async def run(
             if not stop.is_set():
                 on_ready(data_url, admin_url)
             await stop.wait()
+            if owns_process:
+                notify(os.environ, "STOPPING=1")
             await router.draining.run(public)
             for each in router.listeners:
                 await each.end()
@@ -226,6 +233,8 @@ def _loops(
         yield "tenants", kept("tenants", follow)
     if owns_process:
         yield "garbage", collect_garbage(router.is_idle)
+        if (pause_s := watchdog_s(os.environ)) is not None:
+            yield "watchdog", _ping_watchdog(pause_s)
     if config_reload is not None:
         yield "configuration", kept("configuration", partial(config_reload.run, router))
     for each in router.listeners:
@@ -253,6 +262,13 @@ async def _follow_tenants(tenants: Tenants, files: Executor) -> None:
         tenants.follow(await loop.run_in_executor(files, tenants.look))
 
 
+async def _ping_watchdog(pause_s: float) -> None:
+    """Tell the service manager that the loop turns; it kills a router that says so no longer."""
+    while True:
+        notify(os.environ, "WATCHDOG=1")
+        await asyncio.sleep(pause_s)
+
+
 async def _measure_lag(metrics: Metrics) -> None:
     loop = asyncio.get_running_loop()
     while True:
@@ -264,12 +280,18 @@ async def _measure_lag(metrics: Metrics) -> None:
 def _handle_signals(router: Router, stop: asyncio.Event, config_reload: Reload | None) -> None:
     """Handle signals from now on, on the running loop."""
     loop = asyncio.get_running_loop()
+    ordered_s = 0.0  # when SIGTERM came first
 
     def end(number: signal.Signals) -> None:
+        nonlocal ordered_s
         if not stop.is_set():
             if number == signal.SIGINT:
                 router.draining.skip_grace()
+            else:
+                ordered_s = loop.time()
             stop.set()
+            return
+        if number == signal.SIGTERM and loop.time() - ordered_s < _SAME_ORDER_S:
             return
         router.draining.end_now()
         for each in (signal.SIGINT, signal.SIGTERM):

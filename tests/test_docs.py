@@ -333,7 +333,7 @@ def test_files_and_modules_exist(name: str) -> None:
     text = today(name)
 
     for path in re.findall(
-        r"(?<![\w/.])(?:router|policies|loadtest|tests|docs|docker)/[\w./-]+", text
+        r"(?<![\w/.])(?:router|policies|loadtest|tests|docs|docker)/[\w./@-]+", text
     ):
         path = path.rstrip(".")
         assert (ROOT / path).exists(), f"{name}: {path}"

@@ -9,6 +9,7 @@ from router.api.clients import Clients
 from router.api.model_aliases import ModelAliases
 from router.api.routes import Routes
 from router.assembly.router import Router
+from router.base.addresses import host_port
 from router.http.access import Access, Origins
 from router.http.adapters import Adapters
 from router.http.admin import AdminApp
@@ -101,6 +102,7 @@ def _data_app(router: Router, access: Access, own_routes: OwnRoutes) -> DataApp:
             metrics=router.metrics,
             aliases=ModelAliases(config.models.aliases),
             siblings=router.siblings,
+            admin=host_port(config.admin.host, config.admin.port) if config.listen.shared else None,
         ),
         intake=Intake(config.limits, router.withheld, router.metrics),
         access=access,

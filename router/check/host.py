@@ -29,7 +29,14 @@ from router.config.secrets import read_secret
 from router.discovery.prompter_loader import is_missing_folder
 
 _ASK_S: Final = 2.0
-_SIGNS: Final = ("warmroute_", '"replicas"', '"findings"', "admin token", "listen.trusted")
+_SIGNS: Final = (
+    "warmroute_",
+    '"replicas"',
+    '"findings"',
+    "admin token",
+    "admin port",
+    "listen.trusted",
+)
 _PATHS: Final = {"listen": "/metrics", "admin": "/admin/replicas"}
 _PROMPTS: Final = "/admin/findings"
 _MAX_PROMPTS: Final = 5
@@ -120,7 +127,8 @@ async def _port(
 ) -> tuple[PortSeen, str | None]:
     """Check a port, and get the page of the router that has it, if one has."""
     host, port = section.host, section.port
-    error = why_not_free(host, port) if port else None
+    is_shared = isinstance(section, ListenConfig) and section.shared
+    error = why_not_free(host, port, shared=is_shared) if port else None
     page = None
     if error is not None:
         page = await _ask(section, _PATHS[key], token, deadline)
@@ -152,10 +160,10 @@ async def _ask(
         return await ask_router(url, token=token, timeout_s=deadline.at_most(_ASK_S))
 
 
-def why_not_free(host: str, port: int) -> str | None:
+def why_not_free(host: str, port: int, *, shared: bool = False) -> str | None:
     """Return why a server cannot listen on a port, by trying for a moment; None: it can."""
     try:
-        for one in listen(host, port):
+        for one in listen(host, port, shared=shared):
             one.close()
     except OSError as exc:
         return why_not(host, exc)
@@ -174,7 +182,7 @@ async def ask_router(url: str, *, token: str | None = None, timeout_s: float) ->
         return None
     # The admin port may want a token: its refusal is enough to recognize it.
     has_sign = any(sign in answer.text for sign in _SIGNS)
-    return answer.text if has_sign and answer.status_code in (200, 401, 403) else None
+    return answer.text if has_sign and answer.status_code in (200, 401, 403, 404) else None
 
 
 @cache

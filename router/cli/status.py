@@ -100,12 +100,20 @@ def headline(state: State, width: int) -> str:
     num_up = replicas["by_state"].get("up", 0)
     workers = f", {num(state['workers']['total'], 'worker')}" if "workers" in state else ""
     name = f"warmroute {about['version']}"
+    if (num_routers := routers(state)) > 1:
+        name += f", one of {num_routers:,} routers"
     numbers = (
         f"{num_up:,} of {num(replicas['total'], 'replica')} up, {num(known, 'cache')} known, "
         f"{replicas['requests']:,} in flight, {state['queue']['waiting']:,} waiting"
     )
     whole = f"{name}, {about['policy']}, up {age(about['up_s'])}{workers}: {numbers}"
     return whole if len(whole) <= width else f"{name}: {numbers}"
+
+
+def routers(state: State) -> int:
+    """Return how many routers share their state, the one that answered included."""
+    sharing = state["sharing"]
+    return sharing.get("routers", 1) if sharing is not None else 1
 
 
 def overfull(state: State) -> Iterator[str]:

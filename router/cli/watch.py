@@ -20,10 +20,12 @@ from router.cli.figures import (
     cell_of_name,
     clock,
     listed,
+    num,
     session_name,
     share,
     titles,
 )
+from router.cli.status import routers
 from router.cli.terminal import one_line
 
 PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0)  # between tries; the last one again and again
@@ -87,7 +89,7 @@ def tail(session: str | None, tenant: str | None, replica: str | None, admin: Ad
     --json prints the lines of the feed, which have every candidate's costs.
     """
     lines = Lines(shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
-    lost, names = 0, Bounded[str, str](_MAX_NAMES)
+    lost, names, num_routers = 0, Bounded[str, str](_MAX_NAMES), 1
     has_heading = admin.as_json
     try:
         for line in watched(admin, _MOST):
@@ -105,6 +107,9 @@ def tail(session: str | None, tenant: str | None, replica: str | None, admin: Ad
                 case "state":
                     for each in titles(line).items():
                         names.put(*each)
+                    if num_routers != (num_routers := routers(line)):
+                        others = "; the others' requests are not shown" if num_routers > 1 else ""
+                        _say(f"one of {num(num_routers, 'router')}{others}")
                 case "lost":
                     _say(f"{line['decisions'] - lost:,} requests are left out: too many a second")
                     lost = line["decisions"]

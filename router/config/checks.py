@@ -114,6 +114,20 @@ def _check_workers(listen: ListenConfig) -> None:
         )
 
 
+def _check_shared(config: Config) -> None:
+    if not config.listen.shared:
+        return
+    key = "listen.shared"
+    if sys.platform != "linux":
+        raise ConfigError(f"{key}: needs Linux (SO_REUSEPORT)", param=key)
+    if not config.redis.is_configured:
+        raise ConfigError(
+            f"{key}: needs redis.url (--redis): without it a router does not see what the others "
+            "on its port have in flight",
+            param=key,
+        )
+
+
 def _check_routes(patterns: Sequence[str]) -> None:
     for i, pattern in enumerate(patterns):
         if wrong := check_pattern(pattern):
@@ -341,6 +355,7 @@ _CHECKS: Final[Sequence[tuple[Sequence[str], Callable[[Config], None]]]] = (
     ),
     (("admin",), lambda c: _check_admin(c.admin)),
     (("listen",), lambda c: _check_workers(c.listen)),
+    (("listen", "redis"), _check_shared),
     (("forward",), lambda c: _check_routes(c.forward.routes)),
     (("admin",), lambda c: _check_hosts(c.admin.replica_hosts, "admin.replica_hosts")),
     (("discovery",), lambda c: check_discovery(c.discovery)),

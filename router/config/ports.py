@@ -61,7 +61,7 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool,
         Meta(
             description="let other routers of the same user on this machine listen on the same "
-            "port (Linux). Each accepts connections once it is ready",
+            "port (Linux). Each needs redis.url, and accepts connections once it is ready",
             extra={"flag": "share-port"},
         ),
     ] = False

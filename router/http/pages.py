@@ -35,6 +35,8 @@ class Pages:
     Args:
         aliases: Other names of served models.
         siblings: The workers whose metrics are shown; None: there is one process.
+        admin: The admin port's address if this port is shared: each scrape of a shared port would
+            be another router's. None: it is this router's alone.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Pages:
         metrics: Metrics,
         aliases: ModelAliases,
         siblings: Siblings | None = None,
+        admin: str | None = None,
     ) -> None:
         self._access = access
         self._fleet = fleet
@@ -55,6 +58,7 @@ class Pages:
         self._metrics = metrics
         self._aliases = aliases
         self._siblings = siblings
+        self._admin = admin
         self._pages: dict[str, Handler] = {
             "/healthz": self._healthz,
             "/readyz": self._readyz,
@@ -100,6 +104,12 @@ class Pages:
         may_see = self._access.tenants is None or self._access.client(request).sees_details
         if not may_see:
             return web.Response(status=403, text="allowed only from loopback or listen.trusted\n")
+        if self._admin is not None:
+            text = (
+                "several routers share this port, and each counts for itself; ask the admin port "
+                f"of each: /admin/metrics at {self._admin} for this one\n"
+            )
+            return web.Response(status=404, text=text)
         if self._siblings is not None:
             return await self._siblings.metrics_page()
         return metrics_answer(self._metrics)

@@ -99,7 +99,10 @@ class Listener:
         try:
             self._sockets += listen(host, port, shared=shared)
         except OSError as exc:
-            raise ConfigError(cannot_listen(host, port, why_not(host, exc))) from exc
+            why = why_not(host, exc)
+            if exc.errno == errno.EADDRINUSE and self.name == "admin":
+                why += "; each router needs an admin port of its own (--admin-port PORT)"
+            raise ConfigError(cannot_listen(host, port, why)) from exc
         scheme = "https" if self._tls is not None else "http"
         return f"{scheme}://{own_url_host(host)}:{self._port}"
 

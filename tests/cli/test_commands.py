@@ -54,6 +54,7 @@ PATIENT = ("--wait", "60", "--health-timeout-s", "60", "--mooncake-timeout-s", "
             (*REPLICA, "--admin-host", "0.0.0.0", "--admin-open"),
             "admin.open: not allowed if other hosts can",
         ),
+        ((*REPLICA, "--share-port"), "listen.shared: needs redis.url (--redis)"),
         ((*REPLICA, "--admin-replica-hosts", "10.0.0.0/40"), "admin.replica_hosts: '10.0.0.0/40'"),
         ((*REPLICA, "--engine-key-hosts", "a b"), "engine.key_hosts: 'a b' is not"),
         ((*REPLICA, "--mooncake", "http://a", "--mooncake", "b:1"), "'b:1' is not a base URL"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import stat
 import subprocess
 from pathlib import Path
@@ -127,9 +128,13 @@ def test_what_a_stack_needs_of_docker_is_written_down(name: str) -> None:
     assert re.search(rf"`docker/{re.escape(name)}`.*Docker Engine 25", page)
 
 
-def test_the_systemd_unit_keeps_tokenizers() -> None:
-    """In its cache directory: a dynamic user has no home, and the system is read-only."""
-    lines = (DOCKER / "systemd" / "warmroute.service").read_text().splitlines()
+UNITS = ("warmroute.service", "warmroute@.service")
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_systemd_units_keep_tokenizers(name: str) -> None:
+    """In a cache directory: their users have no home, and the system is read-only."""
+    lines = (DOCKER / "systemd" / name).read_text().splitlines()
     variables = dict(
         line.removeprefix("Environment=").split("=", 1)
         for line in lines
@@ -138,3 +143,23 @@ def test_the_systemd_unit_keeps_tokenizers() -> None:
 
     assert "CacheDirectory=warmroute" in lines
     assert Path(variables["HF_HOME"]).is_relative_to("/var/cache/warmroute")
+
+
+def test_instances_of_the_template_unit_share_a_port_and_nothing_else() -> None:
+    """Each has an admin port and a decision log of its own, and its options are ours."""
+    unit = (DOCKER / "systemd" / "warmroute@.service").read_text()
+    settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+    options = [
+        shlex.split(settings["ExecStart"].replace("%i", str(number)))[4:] for number in (1, 2)
+    ]
+
+    assert settings["User"] == "warmroute"
+    assert "DynamicUser" not in settings
+    assert (settings["Type"], settings["KillMode"]) == ("notify", "mixed")
+    assert (settings["WatchdogSec"], settings["WatchdogSignal"]) == ("10", "SIGKILL")
+    for number, words in enumerate(options, 1):
+        assert words == [
+            "--share-port",
+            *("--admin-port", f"808{number}"),
+            *("--decision-log", f"/var/lib/warmroute/decisions-{number}.jsonl"),
+        ]

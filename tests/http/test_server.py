@@ -10,6 +10,7 @@ import time
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from socket import create_connection
+from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
 
@@ -41,6 +42,7 @@ from tests.faults.stage import (
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: r\r\nContent-Type: application/json\r\n"
 LONG = {"max_tokens": 2000, "ignore_eos": True}
+NO_REDIS = "redis://127.0.0.1:9"  # configured, and nobody listens there
 
 
 def posted(body: bytes) -> bytes:
@@ -149,49 +151,17 @@ async def test_a_router_that_ends_behind_a_front_end_loses_no_request() -> None:
     assert front.answered[-1][1] == other.url
 
 
-async def test_routers_that_share_a_port_are_replaced_without_a_gap() -> None:
-    """A connection a request, no front end: one router alone, two, then the other alone."""
-    async with Engines(1) as engines, AsyncExitStack() as stack, asyncio.TaskGroup() as tg:
-        first = await stack.enter_async_context(on_stage(*engines, listen__shared=True))
-        port = urlsplit(first.url).port
-        statuses: list[int] = []
-
-        async def talk() -> None:
-            number = 0
-            while True:
-                connector = aiohttp.TCPConnector(force_close=True)
-                async with aiohttp.ClientSession(connector=connector) as client:
-                    body = chat(words(number := number + 1))
-                    async with client.post(first.url + "/v1/chat/completions", json=body) as answer:
-                        await answer.read()
-                        statuses.append(answer.status)
-
-        talking = [tg.create_task(talk()) for _ in range(4)]
-        async with on_stage(
-            *engines, listen__port=port, listen__shared=True, is_idle=False
-        ) as second:
-            await second.until(lambda: num_answered(second))
-            first.stop.set()
-            await first.until(lambda: not first.router.listeners[0].is_listening)
-            await stack.aclose()
-            num_before = len(statuses)
-            await second.until(lambda: len(statuses) > num_before + 20)
-            for task in talking:
-                task.cancel()
-            await asyncio.wait(talking)
-
-    assert set(statuses) == {200}
-
-
-def num_answered(stage: Stage) -> float:
-    return stage.metric("warmroute_requests_total")
-
-
 async def test_a_router_that_is_not_ready_takes_nothing_of_a_shared_port() -> None:
     """It has the port and an admin port, and listens once there is something to route to."""
-    async with Engines(1) as engines, on_stage(*engines, listen__shared=True) as ready:
+    shared: dict[str, Any] = {"listen__shared": True, "redis__url": NO_REDIS}
+    async with Engines(1) as engines, on_stage(*engines, **shared) as ready:
         listen = {"host": "127.0.0.1", "port": urlsplit(ready.url).port, "shared": True}
-        flags = {("listen",): listen, ("admin", "port"): 0, ("replicas",): ["http://127.0.0.1:1"]}
+        flags: dict[tuple[str, ...], Any] = {
+            ("listen",): listen,
+            ("admin", "port"): 0,
+            ("redis", "url"): NO_REDIS,
+            ("replicas",): ["http://127.0.0.1:1"],
+        }
         late = Router(config.load(flags=flags), peer_name=None, redis_password=None)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tg:
@@ -201,18 +171,21 @@ async def test_a_router_that_is_not_ready_takes_nothing_of_a_shared_port() -> No
             stop.set()
 
         assert statuses == [200] * 20
-        assert num_answered(ready) == 20
+        assert ready.metric("warmroute_requests_total") == 20
 
 
 async def test_a_port_that_is_not_shared_is_had_by_one() -> None:
     """Whichever of the two came first."""
     async with Engines(1) as engines:
         for has in (False, True):
-            async with on_stage(*engines, listen__shared=has) as stage:
+            redis: dict[str, Any] = {"redis__url": NO_REDIS}
+            async with on_stage(*engines, listen__shared=has, **redis) as stage:
                 port = urlsplit(stage.url).port
                 refused = pytest.RaisesExc(ConfigError, match=f"cannot listen on 127.0.0.1:{port}")
                 with pytest.RaisesGroup(refused, flatten_subgroups=True):
-                    async with on_stage(*engines, listen__port=port, listen__shared=not has):
+                    async with on_stage(
+                        *engines, listen__port=port, listen__shared=not has, **redis
+                    ):
                         pass
 
 
