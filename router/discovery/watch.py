@@ -160,6 +160,7 @@ class ReplicaWatch:
             kv_dtype=facts.kv_dtype,
             version=facts.version,
             publishes_events=bool(facts.endpoints(self._config.events, self._replica)),
+            caches_prefixes=facts.prefix_caching is not False,
             cost_class=self._replica.hardware or facts.models[0].id,
             cost_per_hour=self._replica.cost_per_hour or self._config.engine.cost_per_hour,
             weight=self._replica.weight,

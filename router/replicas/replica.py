@@ -38,6 +38,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     kv_dtype: str | None = None  # of its KV cache, as its flag names it; `auto`: the model's own
     version: str | None = None
     publishes_events: bool = False
+    caches_prefixes: bool = True  # else each prompt is computed from its first token on
     cost_class: str = "default"
     cost_per_hour: float | None = None  # of all its GPUs; None: not configured
     weight: float = 1.0  # its largest share of requests in flight, relative to an equal share

@@ -42,7 +42,7 @@ class Matcher:
         if prompt.read.request is not None and not prompt.read.request.reads_cache:
             first_blocks = self._first_blocks(prompt, candidates)
             return PromptMatch(held={}, fetchable={}, first_blocks_hash=first_blocks)
-        same = same_names(prompt, candidates)
+        same = same_names(prompt, [each for each in candidates if each.replica.caches_prefixes])
         contracts = self._by_contract(prompt, same)
         held = self._held(prompt, contracts)
         if prompt.read.inbound.api.ranks_since is not None:

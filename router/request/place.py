@@ -226,7 +226,9 @@ class Place:
             session = conversations.get(read.whose.session_hash, now_s)
         held, home = found.held, None
         if session is not None and read.request is not None and not prompt.is_matchable:
-            held, home = with_last_turn(prompt, session, held)
+            caching = [each.id for each in candidates if each.replica.caches_prefixes]
+            if session.candidate in caching:
+                held, home = with_last_turn(prompt, session, held)
         views = self._fleet.load.views(candidates, held, now_s, in_front_ms)
         conversations.expire(now_s)
         snapshot = Snapshot(

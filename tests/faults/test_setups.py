@@ -171,3 +171,20 @@ async def test_a_port_that_the_engine_does_not_report_is_a_warning() -> None:
 
         assert "and its engine reports port" in listed[0]["warning"]
         assert "event endpoint differs from the one the engine reports" in stage.log
+
+
+# -- an engine that caches nothing ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Session-ID": "one"}])
+async def test_nothing_is_predicted_of_an_engine_without_prefix_caching(
+    headers: dict[str, str],
+) -> None:
+    """A conversation that grows is computed from its first token in each turn."""
+    async with Engines(1, enable_prefix_caching=False) as [engine], on_stage(engine) as stage:
+        said = [words(0, num_words=300)]
+        for number in range(3):
+            reply = await stage.ask(chat(*said), headers=headers)
+            said += [reply.text, words(number + 1)]
+            assert reply.status == 200
+            assert (reply.predicted, reply.reported) == (0, 0)

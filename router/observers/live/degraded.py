@@ -40,6 +40,11 @@ def _found(state: State) -> Iterator[str]:
     for each in replicas["shown"]:
         if each["state"] not in ("up", *ON_PURPOSE):
             yield f"replica {each['name']} is {each['state']}: {each['reason']}"
+        elif not each.get("caches_prefixes", True):
+            yield (
+                f"prefix caching is off at {each['name']}: each prompt is computed from its first "
+                "token; start the engine without --no-enable-prefix-caching"
+            )
         elif each["cache"] != "exact" and not is_idle(each):
             yield f"the cache of {each['name']} is {each['cache']}: {_why_not_exact(each)}"
     for each in state.get("tokenizers", ()):

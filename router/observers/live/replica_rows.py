@@ -84,6 +84,7 @@ def _row(rank: RankState, audited: Mapping[str, float]) -> dict[str, Any]:
         "reason": status.reason,
         "cache": rank.cache,
         "publishes": replica.publishes_events,
+        "caches_prefixes": replica.caches_prefixes,
         "cache_reason": rank.reason,
         "requests": status.num_requests,
         "waiting": status.num_waiting,
