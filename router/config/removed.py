@@ -23,6 +23,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "experiment.definitions[].variants[].replicas": "use design switchback instead of partition",
     "variants[].replicas": "use design switchback instead of partition",
     "redis.log_entries": "notes are published and not kept; remove the key",
+    "early.min_tokens": "it is 512 tokens; use early.mode off, or remove the key",
     "mooncake.events": "the router lists and verifies the pool instead; remove the key",
     "mooncake.pools[].events": "the router lists and verifies the pool instead; remove the key",
 }

@@ -231,9 +231,6 @@ class EarlyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             extra={"flag": "early"},
         ),
     ] = "auto"
-    min_tokens: Annotated[
-        int, Meta(ge=1, description="least number of uncached tokens in such a beginning")
-    ] = 512
 
     @property
     def is_on(self) -> bool:

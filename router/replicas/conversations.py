@@ -68,7 +68,7 @@ class Conversation(Struct, gc=False):
     goes_on: bool = False  # it has had a second turn
     is_batch: bool = False  # the class of its last turn
     is_asked: bool = False  # a turn has arrived and is not sent yet
-    has_ended: bool = False  # its client says so, while a turn runs
+    has_ended: bool = False  # its client says so
 
 
 class Conversations:
@@ -187,12 +187,13 @@ class Conversations:
 
         A turn that still runs keeps its place until it ends.
         """
-        entry = self._live.get(session)
+        entry = self.last(session)
         if entry is None:
             return False
-        if entry.num_running:
-            entry.has_ended = True
-        else:
+        entry.has_ended = True
+        if session not in self._live:
+            return False
+        if not entry.num_running:
             self._take(session)
             self._retire(session, entry)
         return True

@@ -20,7 +20,6 @@ def build(router: Router) -> ObserverPart:
         return ObserverPart()
     steps = router.story.steps
     early = Early(
-        router.config.early,
         fleet=router.fleet,
         prompts=NextPrompts(
             fleet=router.fleet,

@@ -5,12 +5,15 @@ behind the first reasoning that is left out is computed again then, while the us
 but the new message is known when the answer ends, so an idle replica computes it meanwhile.
 
     listen  an answer passes: its bytes are kept
-    ended   it has ended: the conversation waits here until its replica is idle, if its turn is over
+    ended   it has ended: the conversation waits here until its replica is idle, if its turn is
+            over; what was computed for it is judged by what the engine reports as cached
     leased  a request is sent to a replica: what is computed early there is cut, and waits again
     run     makes the beginning, and sends what is not cached as token ids, one at a replica
 
-Nothing is computed early while a request is in flight at the replica or waits in the queue. The
-cache must have room beside the conversations that live there.
+Only what the template changed is computed: the replica must have everything in front of the first
+difference between the prompt and the next one. Nothing is computed early while a request is in
+flight at the replica or waits in the queue. The cache must have room beside the conversations that
+live there. A conversation that ended or moved to another replica or router is dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from sys import maxsize
 from time import monotonic
 from typing import Any, Final
 
@@ -28,15 +30,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import CandidateId
-from router.base.backoff import Suspects
-from router.base.bounded import BoundedBytes
+from router.base.bounded import Bounded
 from router.base.errors import RouterError
 from router.base.supervisor import described
-from router.config import EarlyConfig
 from router.observers.early.answer_text import AnswerText
-from router.observers.early.early_results import EarlyResults
+from router.observers.early.early_results import NEEDLESS, EarlyResults
+from router.observers.early.held import Held
 from router.observers.early.metrics import EarlyMetrics
-from router.observers.early.next_prompt import MAX_BODY_BYTES, Beginning, NextPrompts
+from router.observers.early.next_prompt import (
+    MAX_BODY_BYTES,
+    Beginning,
+    NextPrompts,
+    num_common,
+)
 from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.request.headers import RequestHeaders
@@ -53,14 +59,27 @@ _READ_S: Final = 0.005  # to read answers in a look
 _SETTLE_S: Final = 0.1  # meanwhile the events of the answer's own blocks come
 _LONGEST_S: Final = 600.0  # that a conversation waits for an idle moment
 _MOST_WAITING: Final = 256
-_MOST_BYTES: Final = 64 * 1024 * 1024  # of the bodies that wait
+MOST_BYTES: Final = 64 * 1024 * 1024
+"""Of the answers in flight, and of the bodies and answers that wait."""
+
 _FILL: Final = 0.9  # of a cache, for the conversations that live there and the new blocks
 _OK: Final = 200
-_PIECE_MS: Final = 50.0
+_BUSY: Final = frozenset({429, 503})
+BUSY_S: Final = 5.0
+"""A replica that answers so is left alone for this time."""
+
+LEAST_TOKENS: Final = 512
+"""A beginning of which fewer tokens are missing is left to the request itself."""
+
+_SPARE_BLOCKS: Final = 2  # of a hit's end, which some engines compute again
+PIECE_MS: Final = 50.0
+"""What the pieces of a beginning take, and so what a request waits at most."""
+
+_MOST_GROWTH: Final = 4.0  # of a piece over the one before
 _LEAST_PIECE_TOKENS: Final = 256  # each piece has the whole prompt in its body
 _MOST_PIECE_TOKENS: Final = 8192
 _MAX_ANSWER_BYTES: Final = 1024 * 1024
-_REFUSED_S: Final = (600.0, 7200.0)
+_MOST_REPLICAS: Final = 1_000
 
 
 class _Next(Struct, kw_only=True):
@@ -71,10 +90,9 @@ class _Next(Struct, kw_only=True):
     placement: Placement
     answer: AnswerText
     since_s: float
-    size_bytes: int
     beginning: Beginning | None = None  # None: not made yet
-    num_cached: int = maxsize  # of its blocks, before any was computed early
-    end: int = 0  # the blocks up to it were cached or computed early
+    start: int = 0  # of its blocks, so many were cached before any was computed early
+    end: int = 0  # the blocks up to it were cached or computed early; 0: none was computed
 
     @property
     def candidate(self) -> CandidateId:
@@ -88,6 +106,10 @@ class _Next(Struct, kw_only=True):
     def model(self) -> str:
         return self.prompt.read.model or ""
 
+    @property
+    def body_bytes(self) -> int:
+        return len(self.prompt.read.received.body or b"")
+
 
 class Early(Observer):
     """Has beginnings computed early.
@@ -98,7 +120,6 @@ class Early(Observer):
 
     def __init__(
         self,
-        config: EarlyConfig,
         *,
         fleet: Fleet,
         prompts: NextPrompts,
@@ -107,7 +128,6 @@ class Early(Observer):
         headers: RequestHeaders,
         metrics: EarlyMetrics,
     ) -> None:
-        self._config = config
         self._fleet = fleet
         self._prompts = prompts
         self._num_queued = num_queued
@@ -115,9 +135,11 @@ class Early(Observer):
         self._headers = headers
         self._metrics = metrics
         self._results = EarlyResults(lambda kind, num: metrics.early_tokens.labels(kind).inc(num))
-        self._waiting: BoundedBytes[int, _Next] = BoundedBytes(_MOST_BYTES)  # by session
+        self.held = Held(MOST_BYTES)
+        self._waiting: dict[int, _Next] = {}  # by session, the oldest first
         self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}  # by replica
-        self._refusing = Suspects(*_REFUSED_S)  # replicas
+        self._busy_until_s: Bounded[str, float] = Bounded(_MOST_REPLICAS)  # by replica
+        self._token_ms: Bounded[str, float] = Bounded(_MOST_REPLICAS)  # of pieces, by replica
         self._came = asyncio.Event()
 
     # ---------------------------------------------------------------- as an observer
@@ -132,21 +154,32 @@ class Early(Observer):
             return None
         if prompt.has_media or not prompt.is_matchable or prompt.original is not None:
             return None
-        if len(read.received.body or b"") > MAX_BODY_BYTES:
+        replica = passage.placement.candidate.replica
+        if not replica.caches_prefixes or not read.chat.reads_cache:
+            return None
+        body = read.received.body or b""
+        if len(body) > MAX_BODY_BYTES:
             return None
         if not self._results.may(read.whose.session_hash, read.model or "", monotonic()):
             return None
-        text = AnswerText(read.inbound.path, is_event_stream=answer.is_event_stream)
+        is_stream = answer.is_event_stream
+        text = AnswerText(
+            read.inbound.path, is_event_stream=is_stream, request=body, held=self.held
+        )
         read.inbound.slots[self] = text
         return text.take
 
     def ended(self, facts: Facts) -> None:
-        """Queue a conversation for an idle moment, if its turn may be over."""
+        """Judge what was computed for a turn, and queue its conversation for an idle moment."""
         answer: AnswerText | None = facts.read.inbound.slots.pop(self, None)
         session, placement = facts.read.whose.session_hash, facts.placement
-        if answer is None or placement is None or session is None:
+        if placement is None or session is None:
             return
-        if facts.outcome is not Outcome.OK or answer.seems_to_call:
+        if session in self._results.awaited and facts.is_answered:
+            self._judge(session, facts, placement)
+        if answer is None or answer.is_bad or answer.seems_to_call:
+            return
+        if facts.outcome is not Outcome.OK:
             return
         following = _Next(
             session=session,
@@ -154,22 +187,21 @@ class Early(Observer):
             placement=placement,
             answer=answer,
             since_s=monotonic(),
-            size_bytes=len(facts.read.received.body or b"") + answer.size_bytes,
         )
-        for oldest in self._waiting.put(session, following):
-            self._drop(oldest)
-        if len(self._waiting) > _MOST_WAITING:
-            self._drop(next(iter(self._waiting.values())))
-        self._came.set()
+        self._drop(session)
+        while self._waiting and (
+            len(self._waiting) >= _MOST_WAITING or not self.held.fits(following.body_bytes)
+        ):
+            self._drop(next(iter(self._waiting)))
+        if self.held.take(following.body_bytes):
+            self._waiting[session] = following
+            self._came.set()
 
     def leased(self, prompt: Prompt, placement: Placement) -> None:
         """Make way for a request that is about to be sent."""
         session = prompt.read.whose.session_hash
         if session is not None and prompt.read.request is not None:
-            if (following := self._waiting.get(session)) is not None:
-                self._drop(following)
-            if session in self._results.awaited:
-                self._judge(session, prompt, placement)
+            self._drop(session)
         if not self._running:
             return
         self._cut(placement.replica)
@@ -177,10 +209,16 @@ class Early(Observer):
             if other == session:
                 self._cut(replica)
 
-    def _judge(self, session: int, prompt: Prompt, placement: Placement) -> None:
+    def _judge(self, session: int, facts: Facts, placement: Placement) -> None:
+        """Count what was computed early as used, as far as the engine reports it as cached."""
         contract = self._prompts.contract(placement.lease.candidate)
-        if contract is not None and prompt.tokens is not None:
-            self._results.came(session, prompt.keys(contract), monotonic())
+        if contract is None or facts.prompt.tokens is None:
+            return
+        num_cached = facts.num_reported_cached_tokens
+        if num_cached is None:
+            num_cached = facts.num_predicted_cached_tokens
+        keys = facts.prompt.keys(contract)
+        self._results.came(session, placement.replica, keys, num_cached, monotonic())
 
     def _cut(self, replica: str) -> None:
         running = self._running.get(replica)
@@ -206,18 +244,29 @@ class Early(Observer):
                 self._cut(replica)
         for following in list(self._waiting.values()):
             replica = following.replica
-            if now_s - following.since_s > _LONGEST_S:
-                self._drop(following)
+            if self._is_over(following, now_s):
+                if self._running.get(replica, (None,))[0] == following.session:
+                    self._cut(replica)
+                self._drop(following.session)
             elif replica not in self._running and self._is_idle(following, now_s):
                 following.answer.end()
                 if not following.answer.is_end_of_turn:
-                    self._drop(following)
+                    self._drop(following.session)
                     if monotonic() - now_s > _READ_S:
                         return
                     continue
                 task = tg.create_task(self._compute(following), name=f"early {replica}")
                 self._running[replica] = following.session, task
                 task.add_done_callback(partial(self._ended, replica))
+
+    def _is_over(self, following: _Next, now_s: float) -> bool:
+        """Return whether nobody needs a beginning any more, at this replica."""
+        if now_s - following.since_s > _LONGEST_S:
+            return True
+        last = self._fleet.conversations.last(following.session)
+        if last is None or last.has_ended or last.num_running:
+            return True
+        return last.candidate != following.candidate or last.begun_s > following.since_s
 
     def _ended(self, replica: str, _: object) -> None:
         del self._running[replica]
@@ -234,7 +283,7 @@ class Early(Observer):
             return False
         if not self._fleet.members.is_up(name, now_s):
             return False
-        return not self._refusing.is_suspect(name, now_s)
+        return now_s >= self._busy_until_s.get(name, 0.0)
 
     async def _compute(self, following: _Next) -> None:
         """Compute the beginning of one next prompt; if that is cut, it waits again."""
@@ -249,49 +298,65 @@ class Early(Observer):
             logger.error("not computed early", extra={"error": described(exc)})
         finally:
             self._metrics.early.labels(result).inc()
-            if result != "cut" and self._waiting.get(following.session) is following:
-                self._drop(following)
+            waits = result in ("cut", "busy")
+            if not waits and self._waiting.get(following.session) is following:
+                self._drop(following.session)
 
     async def _result(self, following: _Next) -> str:
         if following.beginning is None:
             following.beginning = await self._prompts.make(
                 following.prompt, following.answer, following.candidate
             )
-        beginning = following.beginning
-        if beginning is None:
+        beginning, contract = following.beginning, self._prompts.contract(following.candidate)
+        if beginning is None or contract is None:
             return "unknown"
         num_cached = self._prompts.num_cached_blocks(beginning, following.candidate)
-        following.num_cached = min(following.num_cached, num_cached)
+        num_same = num_common(following.prompt.keys(contract), beginning.keys)
+        if num_cached + _SPARE_BLOCKS < max(num_same, following.end):
+            return "lost"
         num_tokens = (len(beginning.keys) - num_cached) * beginning.block_size
-        if num_tokens < self._config.min_tokens:
+        if num_tokens < LEAST_TOKENS:
             if not following.end:
-                self._results.needless(following.model, monotonic())
+                self._results.spend(following.model, NEEDLESS, monotonic())
             return "cached"
         if not self._has_room(following.candidate, num_tokens):
             return "no_room"
+        if not following.end:
+            following.start = num_cached
+            self._results.spend(following.model, 1.0, monotonic())
         self._fleet.load.set_early(following.candidate, 1)
         try:
             status = await self._send(following, beginning, num_cached)
         finally:
             self._fleet.load.set_early(following.candidate, 0)
-        if status != _OK:
-            logger.warning(
-                "replica refuses to compute early",
-                extra={"replica": following.replica, "status": status},
-            )
-            self._refusing.suspect(following.replica, monotonic(), monotonic())
-            return "refused"
-        self._refusing.succeeded(following.replica, monotonic())
-        return "computed"
+        if status == _OK:
+            return "computed"
+        name = following.replica
+        if status in _BUSY:
+            self._busy_until_s.put(name, monotonic() + BUSY_S)
+            return "busy"
+        logger.warning(
+            "replica refuses to compute early", extra={"replica": name, "status": status}
+        )
+        self._results.rest(following.model, monotonic())
+        return "refused"
 
-    def _drop(self, following: _Next) -> None:
-        """Compute no more of a beginning; the prompt that comes judges what was computed."""
-        self._waiting.remove(following.session)
-        beginning, end = following.beginning, following.end
-        if beginning is not None and end:
-            done = replace(beginning, keys=beginning.keys[:end])
-            num_cached = following.num_cached
-            self._results.made(following.session, following.model, done, num_cached, monotonic())
+    def _drop(self, session: int) -> None:
+        """Compute no more of a beginning; the turn that comes judges what was computed."""
+        following = self._waiting.pop(session, None)
+        if following is None:
+            return
+        self.held.give(following.body_bytes)
+        if following.beginning is not None and following.end:
+            self._results.made(
+                session,
+                following.model,
+                following.replica,
+                keys=following.beginning.keys,
+                blocks=range(following.start, following.end),
+                block_size=following.beginning.block_size,
+                now_s=monotonic(),
+            )
 
     def _has_room(self, candidate: CandidateId, num_tokens: int) -> bool:
         """Return whether a cache has room beside the conversations that live there."""
@@ -308,21 +373,28 @@ class Early(Observer):
         """
         size, num_blocks, end, status = beginning.block_size, len(beginning.keys), num_cached, _OK
         while end < num_blocks and status == _OK:
-            start, end = end, min(num_blocks, end + self._num_at_once(following, end * size, size))
-            self._metrics.early_tokens.labels("sent").inc((end - start) * size)
+            start, end = end, min(num_blocks, end + self._num_at_once(following.replica, size))
+            num_tokens, since_s = (end - start) * size, monotonic()
+            self._metrics.early_tokens.labels("sent").inc(num_tokens)
             status = await self._send_piece(following, beginning.ids[: end * size])
             if status == _OK:
+                self._took(following.replica, num_tokens, monotonic() - since_s)
                 following.end = end
                 self._prompts.computed(beginning, following.candidate, start, end, monotonic())
         return status
 
-    def _num_at_once(self, following: _Next, num_before: int, block_size: int) -> int:
-        """Return how many blocks a piece has behind so many tokens."""
-        [view] = self._fleet.load.views([following.placement.candidate], {}, monotonic())
-        token_ms = view.cost.ms_per_token + view.cost.ms_per_mtoken2 * num_before / 1e6
-        num_tokens = _PIECE_MS / token_ms if token_ms > 0.0 else _MOST_PIECE_TOKENS
-        num_tokens = max(_LEAST_PIECE_TOKENS, min(num_tokens, _MOST_PIECE_TOKENS))
-        return max(1, round(num_tokens / block_size))
+    def _num_at_once(self, replica: str, size: int) -> int:
+        """Return how many blocks the next piece has, by what the pieces before took."""
+        num_tokens = float(_LEAST_PIECE_TOKENS)
+        if (token_ms := self._token_ms.get(replica)) is not None:
+            num_tokens = min(PIECE_MS / token_ms, _MOST_PIECE_TOKENS)
+        return max(1, round(max(num_tokens, _LEAST_PIECE_TOKENS) / size))
+
+    def _took(self, replica: str, num_tokens: int, took_s: float) -> None:
+        """Learn from a piece; the next one is at most `_MOST_GROWTH` times as long."""
+        token_ms = 1e3 * took_s / num_tokens
+        before = self._token_ms.get(replica, PIECE_MS / _LEAST_PIECE_TOKENS)
+        self._token_ms.put(replica, max(token_ms, before / _MOST_GROWTH, 1e-6))
 
     async def _send_piece(self, following: _Next, ids: Sequence[int]) -> int:
         """Ask an engine to compute token ids; return the status of its answer."""

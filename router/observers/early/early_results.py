@@ -1,53 +1,58 @@
 """What became of beginnings that were computed early: used by the next prompt, or not.
 
-A conversation whose next prompt was another one is not predicted again. A model is left alone for
-a while if less than half of what was computed for its conversations is used. So is one of which
-nothing was missing many times in a row: its chat template keeps reasoning, or its clients have
-none.
+A beginning is used as far as the next turn's engine reports its tokens as cached. A conversation
+whose next prompt was another one is not predicted again.
+
+Each model has credit. A beginning takes one; it is paid back twice if its turn used at least half
+of it. So a model rests if fewer than half are used: nobody goes on, or clients write prompts in
+another way. A model that rests gets a little credit each minute, and so is tried again.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from router.base.backoff import Suspects
 from router.base.bounded import Bounded
 from router.base.contracts import BlockKey
-from router.observers.early.next_prompt import Beginning
 
 _MOST_SESSIONS: Final = 10_000
 _MOST_MODELS: Final = 1_000
-_NUM_SAMPLES: Final = 16
 _LONGEST_S: Final = 3600.0  # a person who does not come back by then never does
-_NUM_RECENT: Final = 16
-_LEAST_RECENT: Final = 8
 _LEAST_USED: Final = 0.5
-_MOST_NEEDLESS: Final = 32
-_PAUSES_S: Final = (600.0, 7200.0)
+
+_FIRST_CREDIT: Final = 16.0
+_MOST_CREDIT: Final = 256.0
+_CREDIT_PER_S: Final = 1 / 60
+_PAID_BACK: Final = 2.0
+NEEDLESS: Final = 0.5
+"""What a beginning takes of which nothing was missing: it costs two renderings."""
 
 
 class _Made(Struct, frozen=True, kw_only=True):
-    """A beginning that was computed; `samples` are positions of blocks behind the anchor."""
+    """A beginning that was computed, in tokens from `start` to `end`."""
 
     model: str
-    num_tokens: int
+    replica: str
+    start: int
+    end: int
     anchor: tuple[int, BlockKey] | None  # the last block that was cached before
-    samples: Sequence[tuple[int, BlockKey]]
     at_s: float
 
-    def used_share(self, keys: Sequence[BlockKey]) -> float | None:
-        """Return which share of it a prompt has. None: it is of another thread."""
-        if self.anchor is not None and not _has(keys, self.anchor):
-            return None
-        return sum(_has(keys, sample) for sample in self.samples) / len(self.samples)
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+class _Credit(Struct):
+    left: float
+    at_s: float
 
 
 class EarlyResults:
-    """Judges predictions by the prompts that come.
+    """Judges predictions by the turns that come.
 
     Args:
         count: Takes "used" or "wasted", and a number of tokens.
@@ -59,69 +64,88 @@ class EarlyResults:
         self._count = count
         self.awaited: Bounded[int, _Made] = Bounded(_MOST_SESSIONS)  # by session
         self._wrong: Bounded[int, None] = Bounded(_MOST_SESSIONS)
-        self._recent: Bounded[str, deque[float]] = Bounded(_MOST_MODELS)  # shares used, by model
-        self._needless: Bounded[str, int] = Bounded(_MOST_MODELS)  # in a row, by model
-        self._paused = Suspects(*_PAUSES_S)  # models
+        self._credits: Bounded[str, _Credit] = Bounded(_MOST_MODELS)
 
     def may(self, session: int, model: str, now_s: float) -> bool:
         """Return whether a conversation's next prompt may be computed early."""
-        return session not in self._wrong and not self._paused.is_suspect(model, now_s)
+        return session not in self._wrong and self._credit(model, now_s).left >= 1.0
 
-    def needless(self, model: str, now_s: float) -> None:
-        """Record a next prompt of which nothing was missing."""
-        num = (self._needless.get(model) or 0) + 1
-        self._needless.put(model, num % _MOST_NEEDLESS)
-        if num == _MOST_NEEDLESS:
-            self._paused.suspect(model, now_s, now_s)
+    def spend(self, model: str, credit: float, now_s: float) -> None:
+        """Take credit of a model, down to none."""
+        found = self._credit(model, now_s)
+        found.left = max(0.0, found.left - credit)
+
+    def rest(self, model: str, now_s: float) -> None:
+        """Let a model rest: no engine computes its beginnings."""
+        self._credit(model, now_s).left = 0.0
 
     def made(
-        self, session: int, model: str, beginning: Beginning, num_cached_blocks: int, now_s: float
+        self,
+        session: int,
+        model: str,
+        replica: str,
+        *,
+        keys: Sequence[BlockKey],
+        blocks: range,
+        block_size: int,
+        now_s: float,
     ) -> None:
-        """Record that a beginning was computed from some block on."""
-        self._expire(now_s)
-        self._needless.pop(model, None)
-        keys, num = beginning.keys, len(beginning.keys)
-        step = max(1, (num - num_cached_blocks) // _NUM_SAMPLES)
-        positions = range(num_cached_blocks + step - 1, num, step)
-        last = num_cached_blocks - 1
+        """Record which blocks of a beginning were computed; `keys` are those of the beginning."""
+        while self.awaited:
+            oldest, found = next(iter(self.awaited.items()))
+            if now_s - found.at_s < _LONGEST_S:
+                break
+            self._discard(oldest)
         self._discard(session)
+        last = blocks.start - 1
         made = _Made(
             model=model,
-            num_tokens=(num - num_cached_blocks) * beginning.block_size,
+            replica=replica,
+            start=blocks.start * block_size,
+            end=blocks.stop * block_size,
             anchor=(last, keys[last]) if last >= 0 else None,
-            samples=[(position, keys[position]) for position in positions],
             at_s=now_s,
         )
-        for oldest in self.awaited.put(session, made):
-            self._count("wasted", oldest.num_tokens)
+        for evicted in self.awaited.put(session, made):
+            self._count("wasted", evicted.num_tokens)
 
-    def came(self, session: int, keys: Sequence[BlockKey], now_s: float) -> None:
-        """Judge what was computed for a conversation by its next prompt."""
+    def came(
+        self, session: int, replica: str, keys: Sequence[BlockKey], num_cached: int, now_s: float
+    ) -> None:
+        """Judge what was computed for a conversation by its next turn.
+
+        Args:
+            session: The conversation.
+            replica: Where the turn was answered.
+            keys: Of its prompt.
+            num_cached: Tokens of its prompt that the engine reports as cached.
+            now_s: Monotonic.
+        """
         made = self.awaited.get(session)
-        share = made.used_share(keys) if made is not None else None
-        if made is None or share is None:
+        if made is None or not _has(keys, made.anchor):  # of another thread of the session
             return
         del self.awaited[session]
-        num_used = round(share * made.num_tokens)
+        num_used = 0
+        if replica == made.replica:
+            num_used = min(max(0, num_cached - made.start), made.num_tokens)
         self._count("used", num_used)
         self._count("wasted", made.num_tokens - num_used)
-        if share < _LEAST_USED:
+        if num_used < _LEAST_USED * made.num_tokens:
             self._wrong.put(session, None)
         else:
-            self._paused.succeeded(made.model, made.at_s)
-        recent = self._recent.get(made.model) or deque(maxlen=_NUM_RECENT)
-        recent.append(share)
-        self._recent.put(made.model, recent)
-        if len(recent) >= _LEAST_RECENT and sum(recent) < _LEAST_USED * len(recent):
-            recent.clear()
-            self._paused.suspect(made.model, now_s, now_s)
+            found = self._credit(made.model, now_s)
+            found.left = min(_MOST_CREDIT, found.left + _PAID_BACK)
 
-    def _expire(self, now_s: float) -> None:
-        while self.awaited:
-            session, oldest = next(iter(self.awaited.items()))
-            if now_s - oldest.at_s < _LONGEST_S:
-                return
-            self._discard(session)
+    def _credit(self, model: str, now_s: float) -> _Credit:
+        found = self._credits.use(model)
+        if found is None:
+            found = _Credit(_FIRST_CREDIT, now_s)
+            self._credits.put(model, found)
+        if found.left < _FIRST_CREDIT:
+            grown = found.left + _CREDIT_PER_S * (now_s - found.at_s)
+            found.left = min(_FIRST_CREDIT, grown)
+        found.at_s = now_s
+        return found
 
     def _discard(self, session: int) -> None:
         made = self.awaited.pop(session, None)
@@ -129,6 +153,8 @@ class EarlyResults:
             self._count("wasted", made.num_tokens)
 
 
-def _has(keys: Sequence[BlockKey], sample: tuple[int, BlockKey]) -> bool:
-    position, key = sample
+def _has(keys: Sequence[BlockKey], anchor: tuple[int, BlockKey] | None) -> bool:
+    if anchor is None:
+        return True
+    position, key = anchor
     return position < len(keys) and keys[position] == key

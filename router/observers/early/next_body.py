@@ -19,7 +19,7 @@ def next_body(
 ) -> dict[str, Any] | None:
     """Add an answer and a new message to a request's body. None: that API is not known."""
     write = _WRITERS.get(path)
-    text, reasoning = "".join(answer.text), "".join(answer.reasoning)
+    text, reasoning = answer.text.decode(), answer.reasoning.decode()
     return write(body, text, reasoning, new_text) if write is not None else None
 
 

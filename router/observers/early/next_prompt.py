@@ -71,7 +71,7 @@ class NextPrompts:
                 return None
             found.append((tokens, tokens.keys(contract, extra)))
         (tokens, keys), (_, others) = found
-        num_blocks = _num_common(keys, others)
+        num_blocks = num_common(keys, others)
         size = contract.block_size
         ids = tokens.ids()[: num_blocks * size]
         return Beginning(ids=ids, keys=keys[:num_blocks], block_size=size)
@@ -111,7 +111,7 @@ class NextPrompts:
         return found.tokens if not found.num_rest_tokens else None
 
 
-def _num_common(some: Sequence[BlockKey], others: Sequence[BlockKey]) -> int:
+def num_common(some: Sequence[BlockKey], others: Sequence[BlockKey]) -> int:
     """Count the leading keys that are the same; keys are chained, so by bisecting."""
     low, high = 0, min(len(some), len(others))
     while low < high:

@@ -9,10 +9,22 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.engine_model.time_model import TimeModel
+from router.observers.early import early as early_module
 from router.observers.early.early import Early
-from tests.faults.stage import SLOW, Engines, Json, Reply, Stage, arm, chat, on_stage, words
+from tests.faults.stage import (
+    SLOW,
+    Engines,
+    Json,
+    Reply,
+    Stage,
+    arm,
+    chat,
+    on_stage,
+    on_stages,
+    words,
+)
+from tests.redis_servers import Start
 
-LITTLE: Json = {"early__min_tokens": 64}
 EARLY = '"prompt":['  # only a prompt of ids has this in its body
 LONG_PREFILL = TimeModel(ms_per_prefill_token=0.5)  # a beginning takes half a second
 
@@ -115,6 +127,12 @@ def _text_in(answer: Json) -> str:
     return str(answer["content"][0]["text"])
 
 
+@pytest.fixture(autouse=True)
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of tests are short."""
+    monkeypatch.setattr(early_module, "LEAST_TOKENS", 64)
+
+
 async def early(stage: Stage, engine: Emulator, result: str = "computed", number: int = 1) -> None:
     """Wait until the router has done something early so often."""
     await stage.until(lambda: stage.metric("warmroute_early_total", result=result) >= number)
@@ -126,7 +144,7 @@ async def early(stage: Stage, engine: Emulator, result: str = "computed", number
 async def test_the_next_turn_finds_all_but_its_message_cached(path: str, is_stream: bool) -> None:
     """Though its prompt differs from the last one behind the first reasoning."""
     fields = {"stream": True} if is_stream else {}
-    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
+    async with Engines(1) as [engine], on_stage(engine) as stage:
         first = await stage.ask(APIS[path](LOOP, **fields), path)
         await early(stage, engine)
         items = [*LOOP, ("assistant", text_of(first)), ("user", "And now?")]
@@ -155,7 +173,7 @@ async def test_switched_off_nothing_is_computed_early() -> None:
 
 async def test_a_salt_goes_with_it() -> None:
     """What is computed early is found by the same tenant's prompt only."""
-    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
+    async with Engines(1) as [engine], on_stage(engine) as stage:
         first = await stage.ask(chat_body(LOOP, cache_salt="mine"))
         await early(stage, engine)
         items = [*LOOP, ("assistant", text_of(first)), ("user", "And now?")]
@@ -168,7 +186,7 @@ async def test_a_salt_goes_with_it() -> None:
 
 async def test_it_counts_as_a_use_in_the_order_of_eviction() -> None:
     """Else the router would expect the engine to evict other blocks than it does."""
-    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
+    async with Engines(1) as [engine], on_stage(engine) as stage:
         await stage.ask(chat_body(LOOP))
         [order] = stage.router.caches.index.orders.values()
         num_uses = len(order)
@@ -178,22 +196,68 @@ async def test_it_counts_as_a_use_in_the_order_of_eviction() -> None:
         assert order.num_running == 0
 
 
-async def test_nothing_is_sent_for_what_is_cached() -> None:
-    """A conversation without reasoning goes on as it was."""
+async def test_a_conversation_without_reasoning_is_not_followed() -> None:
+    """It goes on as it was. Nor is it computed again after its engine was restarted."""
     items = [("user", words(0, num_words=300))]
-    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
+    async with Engines(1) as [engine], on_stage(engine) as stage:
         await stage.ask(chat_body(items))
-        await early(stage, engine, "cached")
+        await stage.ask(chat_body(LOOP), headers={"X-Session-ID": "another"})
+        await early(stage, engine)
+
+        assert stage.metric("warmroute_early_total") == 1
+
+
+async def test_what_the_replica_has_lost_is_not_computed() -> None:
+    """Only what the template changed is: the prompt itself is the next request's work."""
+    async with Engines(1) as [engine], on_stage(engine) as stage:
+        await stage.ask(chat_body(LOOP))
+        [candidate] = stage.router.fleet.members.states
+        stage.router.caches.index.clear(candidate)
+        await early(stage, engine, "lost")
 
         assert stage.metric("warmroute_early_tokens_total", kind="sent") == 0
 
 
+async def test_a_finished_session_gets_nothing_computed() -> None:
+    """Neither if it ends before its replica is idle, nor if its last answer still runs."""
+    async with Engines(1) as [engine], on_stage(engine) as stage:
+        for number in range(5):
+            own = {"X-Session-ID": f"s{number}"}
+            await stage.ask(chat_body(LOOP), headers=own)
+            await stage.ask({}, f"/finish_session?session_id=s{number}")
+        await stage.ask(chat_body(LOOP), headers={"X-Session-ID": "another"})
+        await early(stage, engine)
+
+        assert stage.metric("warmroute_early_total") == 1
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}])
+async def test_a_request_that_reads_no_cache_is_not_followed(fields: Json) -> None:
+    async with Engines(1) as [engine], on_stage(engine) as stage:
+        await stage.ask(chat_body(LOOP, **fields))
+        await stage.ask(chat_body(LOOP), headers={"X-Session-ID": "another"})
+        await early(stage, engine)
+
+        assert stage.metric("warmroute_early_total") == 1
+
+
+async def test_an_engine_without_prefix_caching_gets_nothing_early() -> None:
+    async with Engines(1, enable_prefix_caching=False) as [engine], on_stage(engine) as stage:
+        for number in range(3):
+            await stage.ask(chat_body(LOOP), headers={"X-Session-ID": f"s{number}"})
+        observer = stage.router.observer(Early)
+
+        assert observer is not None
+        assert observer.held.num_bytes == 0
+        assert stage.metric("warmroute_early_total") == 0
+
+
 async def test_an_answer_that_is_cut_off_is_not_followed() -> None:
     """Its client may have it continued."""
-    async with Engines(1, reply_tokens=50) as [engine], on_stage(engine, **LITTLE) as stage:
+    async with Engines(1, reply_tokens=50) as [engine], on_stage(engine) as stage:
         await stage.ask(chat_body(LOOP, max_tokens=4))
-        await stage.ask(chat_body([("user", words(5))]), headers={"X-Session-ID": "another"})
-        await early(stage, engine, "cached")
+        await stage.ask(chat_body(LOOP), headers={"X-Session-ID": "another"})
+        await early(stage, engine)
 
         assert stage.metric("warmroute_early_total") == 1
 
@@ -202,7 +266,7 @@ async def test_a_request_cuts_it_and_it_is_done_later() -> None:
     """A request does not wait behind what is computed early."""
     async with (
         Engines(1, time_model=LONG_PREFILL, max_num_batched_tokens=64) as [engine],
-        on_stage(engine, **LITTLE) as stage,
+        on_stage(engine) as stage,
     ):
         await stage.ask(chat_body(LOOP))
         await stage.until(lambda: stage.metric("warmroute_early_tokens_total", kind="sent"))
@@ -219,7 +283,7 @@ async def test_what_was_computed_before_a_cut_is_used() -> None:
     slow = TimeModel(ms_per_prefill_token=1.0)
     async with (
         Engines(1, time_model=slow, max_num_batched_tokens=64) as [engine],
-        on_stage(engine, **LITTLE) as stage,
+        on_stage(engine) as stage,
     ):
         first = await stage.ask(chat_body(LOOP))
         await stage.until(lambda: stage.metric("warmroute_early_tokens_total", kind="sent"))
@@ -240,22 +304,22 @@ async def test_what_was_computed_before_a_cut_is_used() -> None:
 
 async def test_a_wrong_prediction_is_not_repeated() -> None:
     """A client that rewrites its history gets nothing computed early any more."""
-    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
+    async with Engines(1) as [engine], on_stage(engine) as stage:
         await stage.ask(chat_body(LOOP))
         await early(stage, engine)
         compacted = [*LOOP[:1], ("call", "short"), ("result", words(50)), *LOOP[3:]]
         await stage.ask(chat_body([*compacted, ("assistant", "so"), ("user", "And now?")]))
-        await stage.ask(chat_body([("user", words(8))]), headers={"X-Session-ID": "another"})
+        await stage.ask(chat_body(LOOP), headers={"X-Session-ID": "another"})
         await early(stage, engine, "cached")
 
         assert stage.metric("warmroute_early_total") == 2
-        assert stage.metric("warmroute_early_tokens_total", kind="used") == 0
+        assert stage.metric("warmroute_early_tokens_total", kind="used") < 64
         assert stage.metric("warmroute_early_tokens_total", kind="wasted") > 500
 
 
-async def test_a_replica_that_refuses_is_not_asked_again() -> None:
-    """It stays in service for requests."""
-    async with Engines(1) as [engine], on_stage(engine, **LITTLE) as stage:
+async def test_a_model_that_is_refused_rests() -> None:
+    """Its replica stays in service for requests."""
+    async with Engines(1) as [engine], on_stage(engine) as stage:
         arm(engine, "status", status=404, text=EARLY)
         for number in range(2):
             reply = await stage.ask(chat_body(LOOP), headers={"X-Session-ID": f"s{number}"})
@@ -266,9 +330,38 @@ async def test_a_replica_that_refuses_is_not_asked_again() -> None:
         assert "replica refuses to compute early" in stage.log
 
 
+@pytest.mark.parametrize("status", [503, 429])
+async def test_a_replica_that_is_busy_is_asked_again_soon(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After seconds, for the same conversation."""
+    monkeypatch.setattr(early_module, "BUSY_S", 0.1)
+    async with Engines(1) as [engine], on_stage(engine) as stage:
+        arm(engine, "status", status=status, text=EARLY, count=1)
+        await stage.ask(chat_body(LOOP))
+        await early(stage, engine, "busy")
+        await early(stage, engine)
+
+
+async def test_pieces_go_by_the_time_of_pieces() -> None:
+    """Though no client streams, and so the time of a prompt is not known."""
+    slow = TimeModel(ms_per_prefill_token=0.2)
+    async with Engines(1, time_model=slow) as [engine], on_stage(engine) as stage:
+        long = [(kind, words(10 * n + k, num_words=600)) for n in (1, 2, 3)
+                for k, kind in enumerate(("call", "result"))]  # fmt: skip
+        await stage.ask(chat_body([("user", words(0)), *long]))
+        await early(stage, engine)
+        num_sent = stage.metric("warmroute_early_tokens_total", kind="sent")
+        [rank] = engine.replica.ranks
+        num_pieces = sum(rank.stats.finished.values()) - 1
+
+        assert num_sent > 2_000
+        assert num_sent / num_pieces <= 400  # 256 tokens take 51 ms
+
+
 async def test_a_full_cache_is_left_alone() -> None:
     """Conversations that live there are worth more."""
-    async with Engines(1, num_gpu_blocks=160) as [engine], on_stage(engine, **LITTLE) as stage:
+    async with Engines(1, num_gpu_blocks=160) as [engine], on_stage(engine) as stage:
         for number in range(3):
             own = {"X-Session-ID": f"s{number}"}
             first = await stage.ask(chat(words(60 + number, num_words=150)), headers=own)
@@ -283,6 +376,24 @@ async def test_a_full_cache_is_left_alone() -> None:
 async def test_it_ends_with_the_router() -> None:
     """What is computed early when the router ends is cut."""
     async with Engines(1, time_model=SLOW) as [engine]:
-        async with on_stage(engine, **LITTLE) as stage:
+        async with on_stage(engine) as stage:
             await stage.ask(chat_body(LOOP))
         assert stage.metric("warmroute_early_total", result="failed") == 0
+
+
+async def test_a_conversation_that_moved_to_another_router_is_dropped(start_redis: Start) -> None:
+    """Its next turn is there already: the beginning would be of no use."""
+    async with (
+        Engines(1, time_model=LONG_PREFILL, max_num_batched_tokens=64) as [engine],
+        on_stages(engine, redis=start_redis("7")) as (first, second),
+    ):
+        reply = await first.ask(chat_body(LOOP))
+        await first.until(lambda: first.metric("warmroute_early_tokens_total", kind="sent"))
+        items = [*LOOP, ("assistant", text_of(reply)), ("user", "And now?")]
+        await second.ask(chat_body(items))
+        observer = first.router.observer(Early)
+        assert observer is not None
+        await first.until(lambda: observer.held.num_bytes == 0)
+
+        assert first.metric("warmroute_early_total", result="cut") == 1
+        assert first.metric("warmroute_early_total", result="computed") == 0
