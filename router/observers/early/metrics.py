@@ -14,8 +14,7 @@ class EarlyMetrics(Instruments):
     # fmt: off
     early: Annotated[Counter, Spec("warmroute_early", "result",
         "Next prompts to be computed early, by result: computed, cached (nothing to do), cut (by "
-        "a request), busy (429 or 503), no_room, lost (the replica lacks the prompt itself), "
-        "unknown, refused, failed")]
+        "a request), busy (429, 503), no_room, lost (from the cache), unknown, refused, failed")]
     early_tokens: Annotated[Counter, Spec("warmroute_early_tokens", "kind",
         "Tokens of next prompts: sent to be computed early, then used or wasted")]
     # fmt: on
