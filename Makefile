@@ -10,13 +10,10 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compi
 # Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo package quick test linted tested lint style types floors test-engines lower-bounds compose-real chaos fuzz prove compat bench docs site lock audit sbom clean
+.PHONY: demo package test linted tested lint style types floors test-engines lower-bounds compose-real chaos fuzz prove compat bench docs site lock audit sbom clean
 
 demo: $(DEMO)             ## 24 agents, three simulated replicas, three policies: a verdict, a table, a picture
 	$(BIN)/warmroute demo $(ARGS)
-
-quick: $(STAMP)           ## lint, and the tests of what differs from main: a minute
-	$(BIN)/python -m tests.quick $(ARGS)
 
 test: $(STAMP)            ## floors, style, types, beside them the tests; what fails is said at the end
 	@mkdir -p build && rm -f build/lint
@@ -44,7 +41,6 @@ lint: $(STAMP)            ## side by side: none of the three uses two cores
 style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m tests.language
 
 types:
 	$(BIN)/mypy

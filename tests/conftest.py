@@ -104,17 +104,16 @@ def _import_a_share(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as slow what has a deadline of its own.
+    """Spread files with slow tests over the first two thirds of the files.
 
-    In a run of all, files with slow tests are spread over the first two thirds of the files:
-    neither do several of them fight for the processor, nor does the last of them run alone.
+    A slow test has a deadline of its own. So slow tests do not compete for the processor, and the
+    last one does not run alone.
     """
     files: dict[Path, list[pytest.Item]] = {}
     slow: set[Path] = set()
     for item in items:
         files.setdefault(item.path, []).append(item)
         if item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.slow)
             slow.add(item.path)
     if hasattr(config, "workerinput") and slow:
         order = [path for path in files if path not in slow]

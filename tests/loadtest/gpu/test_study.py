@@ -17,7 +17,7 @@ from loadtest.dev.gpu.run_replicas import GpuReplica, ReplicaDied
 from loadtest.dev.gpu.run_setting import Setting
 from loadtest.dev.gpu.run_study import Study
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # a busy machine starts routers slowly
+pytestmark = pytest.mark.timeout(400)  # a busy machine starts routers slowly
 SETTING = replace(
     REHEARSAL,
     num_context_tokens=1_500,
