@@ -103,21 +103,20 @@ def remove_experiment(name: str, admin: Admin) -> None:
 
 def table(experiments: list[dict[str, Any]]) -> str:
     """Draw each experiment: its definition, its status, and a row for each variant."""
-    from rich.markup import escape  # late: `--help` should not wait for it
-    from rich.table import Table
+    from rich.table import Table  # late: `--help` should not wait for it
 
     console = drawing()
     if not experiments:
         console.print("no experiments; start one: warmroute experiments start FILE")
     for experiment in experiments:
-        console.print(escape(_head(experiment)), style="bold")
+        console.print(_head(experiment), style="bold")
         for line in _lines(experiment):
-            console.print("  " + escape(line))
+            console.print("  " + line)
         grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for name in ("  variant", "policy", "share", "guardrails"):
             grid.add_column(name)
         for arm in experiment["arms"]:
-            grid.add_row(*map(escape, _row(arm)))
+            grid.add_row(*_row(arm))
         console.print(grid)
     return drawn(console)
 

@@ -10,6 +10,7 @@ _WELL: Final = ("cached", "new", "last_block")
 """Tokens of these causes are as they should be."""
 
 _MAX_NAME: Final = 24  # of a session
+_BAR: Final = 6  # characters
 
 
 def again(tokens: Mapping[str, int] | None) -> dict[str, int]:
@@ -28,24 +29,19 @@ def share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "-"
 
 
-def bar(ratio: float | None, width: int = 10) -> str:
+def bar(ratio: float | None) -> str:
     """Draw a ratio as a bar with its number, without a space; "-": it is not known."""
     if ratio is None:
         return "-"
-    full = round(min(1.0, max(0.0, ratio)) * width)
-    return f"{'█' * full}{'░' * (width - full)}{ratio:.0%}"
-
-
-def duration(ms: float | None) -> str:
-    """Write a duration; "-": it is not known."""
-    if ms is None:
-        return "-"
-    return f"{ms:,.0f} ms" if ms < 1000 else f"{ms / 1000:,.1f} s"
+    full = round(min(1.0, max(0.0, ratio)) * _BAR)
+    return f"{'█' * full}{'░' * (_BAR - full)}{ratio:.0%}"
 
 
 def cell_of_duration(ms: float | None) -> str:
-    """Write a duration without a space, as a cell of a table."""
-    return duration(ms).replace(" ", "")
+    """Write a duration without a space; "-": it is not known."""
+    if ms is None:
+        return "-"
+    return f"{ms:,.0f}ms" if ms < 1000 else f"{ms / 1000:,.1f}s"
 
 
 def cell_of_name(name: str | None) -> str:

@@ -263,9 +263,9 @@ def table(listed: dict[str, Any]) -> str:
     console = drawing()
     for source in listed.get("sources", ()):
         if source["reason"]:
-            console.print(f"{source['name']} is not followed: {source['reason']}", markup=False)
+            console.print(f"{source['name']} is not followed: {source['reason']}")
         for url, reason in source["not_followed"].items():
-            console.print(f"{source['name']}: {url} is left out: {reason}", markup=False)
+            console.print(f"{source['name']}: {url} is left out: {reason}")
     if not listed["replicas"]:
         console.print("no replicas; add one: warmroute replicas add http://HOST:PORT")
         return drawn(console)

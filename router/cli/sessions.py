@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 import click
 
 from router.cli.admin import Admin, Refused, admin_options, echo_json
-from router.cli.columns import Column, explained, without_empty
+from router.cli.columns import Column, explained, fitted
 from router.cli.figures import (
     again,
     cell_of_name,
@@ -131,14 +131,14 @@ def _overview(fields: dict[str, Any]) -> str:
         for each in sessions
     ]
     console.print(f"Sessions that cost most: {len(sessions):,} of {fields['total']:,}")
-    console.print(without_empty(COLUMNS, rows, console.width))
+    console.print(fitted(console, COLUMNS, rows, drop_empty=True))
     for found in fields["findings"]:
         if found["session"] is None:  # it is about all of them
-            console.print(f"\n! {found['text']}", markup=False, style="yellow")
+            console.print(f"\n! {found['text']}", style="yellow")
             continue
         several = f"{found['num_sessions']:,} sessions, the last one "
         where = f"{several if found['num_sessions'] > 1 else 'session '}{found['session']}"
-        console.print(f"\n! {where}: {found['text']}", markup=False, style="yellow")
+        console.print(f"\n! {where}: {found['text']}", style="yellow")
     console.print("\nwarmroute why SESSION shows the turns of one", style="dim")
     return drawn(console)
 
@@ -160,7 +160,7 @@ def _sums(fields: dict[str, Any]) -> str:
     if not rows:
         return "no turns yet: they are counted when their answers end"
     columns = (SUM_COLUMNS[0]._replace(title=fields["by"]), *SUM_COLUMNS[1:])
-    console.print(without_empty(columns, rows, console.width))
+    console.print(fitted(console, columns, rows, drop_empty=True))
     return drawn(console)
 
 
@@ -179,7 +179,7 @@ def _report(fields: dict[str, Any], name: str) -> str:
     """Draw a session: its figures, a line a turn, and why tokens were computed."""
     console = drawing()
     for line in _head(fields):
-        console.print(line, markup=False)
+        console.print(line)
     turns = fields["turns_shown"]
     asked = [each for each in turns if each["request_id"] == name]
     left_out = fields["turns"] - len(turns)
@@ -195,9 +195,9 @@ def _report(fields: dict[str, Any], name: str) -> str:
     if not said:
         console.print("Nothing was computed again but the rest of a block.", style="green")
     for text, advice in said:
-        console.print(f"• {text}", markup=False)
+        console.print(f"• {text}")
         if advice:
-            console.print(f"  → {advice}", markup=False, style="cyan")
+            console.print(f"  → {advice}", style="cyan")
     return drawn(console)
 
 

@@ -14,12 +14,14 @@ from router.cli.figures import again, age, bar, cell_of_duration, listed, num, s
 from router.cli.terminal import drawing, drawn, one_line
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
 State = dict[str, Any]
 
 _MAX_SAID: Final = 10
+_RECENT_S: Final = 600.0
 _COLOURS: Final = {"up": "green", "exact": "green", "degraded": "yellow", "blind": "red"}
 
 
@@ -70,21 +72,20 @@ def degraded(state: State) -> Iterator[str]:
 def report(state: State, wrong: list[str]) -> str:
     """Draw a state."""
     console = drawing()
-    console.print(headline(state, console.width), markup=False, style="bold")
+    console.print(headline(state, console.width), style="bold")
     console.print()
-    console.print(replica_table(state, _MAX_SAID + 1, console.width))
+    console.print(replica_table(state, console))
     console.print()
     for text in (queue_line(state), sessions_line(state)):
-        console.print(text, markup=False)
-    tokens, minutes = recent(state)
-    console.print(tokens_line(tokens, f"tokens of the last {num(minutes, 'minute')}"))
+        console.print(text)
+    console.print(tokens_line(state))
     for found in (*overfull(state), *(each["text"] for each in state["findings"])):
-        console.print(f"! {found}", markup=False, style="yellow")
+        console.print(f"! {found}", style="yellow")
     console.print()
     if not wrong:
         console.print("all is well", style="green")
     for text in wrong[:_MAX_SAID]:
-        console.print(f"✗ {text}", markup=False, style="red")
+        console.print(f"✗ {text}", style="red")
     if len(wrong) > _MAX_SAID:
         console.print(f"and {len(wrong) - _MAX_SAID:,} more", style="red")
     return drawn(console)
@@ -131,17 +132,18 @@ def overfull(state: State) -> Iterator[str]:
         )
 
 
-def replica_table(state: State, most: int, width: int) -> Table:
-    """Draw a row a replica, in so many rows; those in trouble are first if not all are shown."""
+def replica_table(state: State, console: Console) -> Table:
+    """Draw a row for each of the first replicas; those in trouble are first if there are more."""
     from rich.text import Text  # late, as in `drawing`
 
     from router.observers.live.degraded import is_idle
 
     replicas = state["replicas"]
     num_all = replicas["total"] + replicas["num_missing"]
-    most = num_all if num_all <= most else max(1, most - 1)
+    most = num_all if num_all <= _MAX_SAID + 1 else _MAX_SAID
     rows: list[list[str | Text]] = [
-        [each["name"], Text("missing", "red"), *["-"] * 7] for each in replicas["missing"][:most]
+        [each["name"], Text("missing", "red"), *["-"] * (len(REPLICA_COLUMNS) - 2)]
+        for each in replicas["missing"][:most]
     ]
     for each in replicas["shown"][: most - len(rows)]:
         cache = "no-events" if is_idle(each) else each["cache"]
@@ -150,7 +152,7 @@ def replica_table(state: State, most: int, width: int) -> Table:
                 each["name"],
                 Text(each["state"], _COLOURS.get(each["state"], "yellow")),
                 Text(cache, _COLOURS.get(cache, "")),
-                Text(bar(each["live_fill"], 6), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
+                Text(bar(each["live_fill"]), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
                 f"{each['sessions']:,}",
                 share(each["cache_fill"] or 0.0, each["cache_fill"] is not None),
                 f"{each['requests']:,}",
@@ -160,8 +162,8 @@ def replica_table(state: State, most: int, width: int) -> Table:
         )
     left = num_all - len(rows)
     if left > 0:
-        rows.append([f"… {left:,} more", *[""] * 8])
-    return fitted(REPLICA_COLUMNS, rows, width)
+        rows.append([f"… {left:,} more", *[""] * (len(REPLICA_COLUMNS) - 1)])
+    return fitted(console, REPLICA_COLUMNS, rows)
 
 
 def queue_line(state: State) -> str:
@@ -189,20 +191,16 @@ def sessions_line(state: State) -> str:
     return text
 
 
-def recent(state: State, most_s: float = 600.0) -> tuple[dict[str, int], int]:
-    """Sum tokens by cause over the last steps; return the sums, and how many minutes they are."""
-    tokens = state["tokens"]
-    steps = tokens["steps"][-max(1, round(most_s / tokens["step_s"])) :]
-    sums = [sum(column) for column in zip(*(step[1:] for step in steps), strict=True)]
-    named = dict(zip(tokens["columns"], sums or [0] * len(tokens["columns"]), strict=True))
-    return named, max(1, round(len(steps) * tokens["step_s"] / 60))
-
-
-def tokens_line(tokens: dict[str, int], what: str) -> Text:
-    """Return which part of the prompts was cached, new, and computed again, and why."""
+def tokens_line(state: State) -> Text:
+    """Return which part of recent prompts was cached, new, and computed again, and why."""
     from rich.text import Text  # late, as in `drawing`
 
-    total = sum(tokens.values())
+    columns, step_s = state["tokens"]["columns"], state["tokens"]["step_s"]
+    steps = state["tokens"]["steps"][-max(1, round(_RECENT_S / step_s)) :]
+    sums = [sum(column) for column in zip(*(step[1:] for step in steps), strict=True)]
+    tokens = dict(zip(columns, sums or [0] * len(columns), strict=True))
+    minutes = max(1, round(len(steps) * step_s / 60))
+    what, total = f"tokens of the last {num(minutes, 'minute')}", sum(tokens.values())
     if not total:
         return Text(f"{what}: none")
     num_new, causes = tokens["new"] + tokens["last_block"], again(tokens)

@@ -35,7 +35,11 @@ def drawing(width: int = _WIDE) -> Console:
     is_terminal = sys.stdout.isatty()
     columns = shutil.get_terminal_size().columns if is_terminal else width
     return Console(
-        file=StringIO(), width=columns, highlight=False, force_terminal=is_coloured(sys.stdout)
+        file=StringIO(),
+        width=columns,
+        markup=False,
+        highlight=False,
+        force_terminal=is_coloured(sys.stdout),
     )
 
 

@@ -86,12 +86,14 @@ class _Ticks:
         self._num_lost = 0
 
     async def lines(self, now_s: float) -> list[bytes]:
-        records = self._listener.take(self._per_tick)
-        lines = [msgspec.json.encode(decision_line(record)) for record in records]
-        if self._listener.num_dropped != self._num_lost:
-            self._num_lost = self._listener.num_dropped
-            lines.append(msgspec.json.encode({"kind": "lost", "decisions": self._num_lost}))
+        """Return the next lines; the state is first, since it has the names of sessions."""
+        lines = []
         if now_s >= self._state_due_s:
             self._state_due_s = now_s + STATE_S
             lines.append(await self._state.line(now_s))
+        records = self._listener.take(self._per_tick)
+        lines += [msgspec.json.encode(decision_line(record)) for record in records]
+        if self._listener.num_dropped != self._num_lost:
+            self._num_lost = self._listener.num_dropped
+            lines.append(msgspec.json.encode({"kind": "lost", "decisions": self._num_lost}))
         return lines
