@@ -3,9 +3,9 @@
 Leases of other routers are booked like our own, in the order in which their notes come. So every
 router's ledger is nearly the ledger of a single router.
 
-What must live here: leases, their sums, the predicted queue. What must not: health, what is
-cached. Every operation is O(1), since all candidates are asked before every decision. Only
-`num_timely` is O(waiting); the queue alone asks it.
+What must live here: leases, their sums, the predicted queue, each lease's part of the engine's
+time. What must not: health, what is cached. Every operation is O(1), since all candidates are asked
+before every decision. Only `num_timely` is O(waiting); the queue alone asks it.
 
 The model of an engine: prefills are computed in the order of their arrival. The oldest waiting
 lease, the *head*, is being computed since it was sent, or since the previous head was done. Sums
@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from policies.view import CandidateId, CostModel
@@ -124,6 +124,18 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
         num_each = self.num_uncached_tokens // self.num_prompts
         return self.num_prompts * mtoken2(num_each, self.num_cached_tokens)
 
+    def occupies_ms(self, model: CostModel) -> float:
+        """Predict the engine's time for it: to compute its prompts, and to read tokens."""
+        return (
+            model.ms_per_token * self.num_uncached_tokens
+            + model.ms_per_mtoken2 * self.num_mtoken2
+            + model.fetch_ms(
+                self.num_fetched_tokens,
+                from_pool=self.is_from_pool,
+                num_on_disk=self.num_disk_tokens,
+            )
+        )
+
     def sent(self, num_gpu_tokens: int) -> Booking:
         """Return it for a prompt that another replica has computed and sends.
 
@@ -141,6 +153,17 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
+class Spent(Struct, gc=False):
+    """What one lease takes of its engine's time, in seconds; see `Ledger._divide`.
+
+    prompt_s: Time that its prompt may have taken at most; known with its first token.
+    answer_s: Its share of the time of answers; known with its end.
+    """
+
+    prompt_s: float = 0.0
+    answer_s: float = 0.0
+
+
 class Lease(Struct, frozen=True, kw_only=True, gc=False):
     """One request at one candidate, to be given back with `end`."""
 
@@ -151,19 +174,25 @@ class Lease(Struct, frozen=True, kw_only=True, gc=False):
     num_mtoken2: float  # own (token, context) pairs in millions
     work: Work  # everything in front of its first token, own work included
     predicted_ms: float  # first-token time, as predicted at dispatch
+    occupies_s: float = 0.0  # predicted time of the engine for its prompt: compute and reads
+    spent: Spent = field(default_factory=Spent)
 
 
 class Ledger:
     """Leases of one candidate."""
 
     __slots__ = (
+        "_answer_s",
+        "_booked_s",
         "_decoding",
+        "_divided_s",
         "_head",
         "_head_s",
         "_mtoken2",
         "_pace_ms",
         "_pace_s",
         "_pace_tokens",
+        "_prompts_s",
         "_waiting",
         "busy",
         "idle",
@@ -177,12 +206,16 @@ class Ledger:
         self.busy = RecentShare(BUSY_S)  # time with a prefill at work
         self.idle = IdleTime()  # the other time, as far as it may be spent
         self._waiting: OrderedDict[int, Lease] = OrderedDict()
-        self._decoding: dict[int, float] = {}  # since when
+        self._decoding: dict[int, float] = {}  # `_answer_s` when its first token came
         self._head: Lease | None = None
         self._head_s = 0.0
         self._mtoken2 = 0.0
         self._pace_ms = self._pace_tokens = 0.0  # recent first tokens: time to compute, and tokens
         self._pace_s = 0.0  # when the last of them came
+        self._divided_s = 0.0  # until when time is divided
+        self._booked_s = 0.0  # time that the waiting prompts are predicted to take still
+        self._prompts_s = 0.0  # time that prompts had and that is booked for none of them
+        self._answer_s = 0.0  # what an answer that was decoded all the time would have got
         self.num_requests = 0  # from dispatch to their last byte
         self.num_waiting = 0  # of these, before their first token
         self.num_queued_tokens = 0  # uncached tokens of the waiting requests
@@ -208,6 +241,7 @@ class Ledger:
         """
         self._presume(model, now_s)
         num_uncached_tokens = booking.num_uncached_tokens
+        self._divide(now_s)
         own = booking.num_mtoken2
         done_tokens, done_pairs = self._head_done(model, now_s)
         ahead = self.num_queued_tokens - done_tokens + foreign.num_queued_tokens
@@ -227,7 +261,9 @@ class Ledger:
             num_mtoken2=own,
             work=work,
             predicted_ms=work.predict_ms(model),
+            occupies_s=1e-3 * booking.occupies_ms(model),
         )
+        self._booked_s += lease.occupies_s
         if self._head is None:
             self._head, self._head_s = lease, now_s
             self.busy.switch(True, now_s)
@@ -245,7 +281,7 @@ class Ledger:
         since_s = max(self._head_s, self._pace_s)
         if not self._leave_queue(lease, now_s):
             return False
-        self._decoding[lease.number] = now_s
+        self._decoding[lease.number] = self._answer_s
         booking = lease.booking
         if booking.streams and not booking.num_fetched_tokens:
             took_ms = 1000.0 * max(0.0, now_s - since_s)
@@ -256,7 +292,12 @@ class Ledger:
 
     def end(self, lease: Lease, now_s: float) -> bool:
         """End a lease in any state; False if that was done before."""
-        if self._decoding.pop(lease.number, None) is None and not self._leave_queue(lease, now_s):
+        since = self._decoding.get(lease.number)
+        if since is not None:
+            self._divide(now_s)
+            del self._decoding[lease.number]
+            lease.spent.answer_s = self._answer_s - since
+        elif not self._leave_queue(lease, now_s):
             return False
         self.num_requests -= 1
         self.num_tokens -= lease.booking.num_uncached_tokens + lease.booking.num_cached_tokens
@@ -336,15 +377,38 @@ class Ledger:
         share = min(elapsed_ms / head_ms, 1.0 - _LATE_RATIO)
         return share * head.booking.num_uncached_tokens, share * head.num_mtoken2
 
+    def _divide(self, now_s: float) -> None:
+        """Divide the time since the last change among the requests there.
+
+        Waiting prompts get what they are predicted to take. All requests have equal shares of the
+        rest, and only answers use theirs: another router's first token is known late. If there are
+        no answers, prompts get all of it. So all requests together, of all routers that share their
+        load, get at most the time that passed.
+        """
+        passed_s = max(0.0, now_s - self._divided_s)
+        self._divided_s += passed_s
+        if self._waiting:
+            of_prompts_s = min(passed_s, self._booked_s) if self._decoding else passed_s
+            self._booked_s = max(0.0, self._booked_s - of_prompts_s)
+            self._prompts_s += of_prompts_s
+            passed_s -= of_prompts_s
+        if self._decoding:
+            self._answer_s += passed_s / self.num_requests
+
     def _leave_queue(self, lease: Lease, now_s: float) -> bool:
         """Remove a lease from the waiting ones; after a head, the next is computed from now on."""
-        if self._waiting.pop(lease.number, None) is None:
+        if lease.number not in self._waiting:
             return False
+        self._divide(now_s)
+        del self._waiting[lease.number]
+        lease.spent.prompt_s = self._prompts_s
+        self._prompts_s -= min(lease.occupies_s, self._prompts_s)
         self.num_waiting -= 1
         self.num_queued_tokens -= lease.booking.num_uncached_tokens
         self._mtoken2 -= lease.num_mtoken2
         if not self._waiting:
             self._head, self._mtoken2 = None, 0.0  # floats drift: an empty queue is exactly empty
+            self._booked_s = self._prompts_s = 0.0
             self.busy.switch(False, now_s)
             self.idle.switch(True, now_s)
         elif self._head is lease:

@@ -176,11 +176,6 @@ class Load:
         """Count the requests that routers have in flight at a replica."""
         return sum(state.ledger.num_requests for state in self._members.states_of(name))
 
-    def num_decoding(self, candidate: CandidateId) -> int:
-        """Count the requests that routers have in flight there, and that have a first token."""
-        state = self._states.get(candidate)
-        return state.ledger.num_requests - state.ledger.num_waiting if state is not None else 0
-
     def num_ready(self, candidate: CandidateId, now_s: float) -> int:
         """Count requests before their first token that routers sent there, without lost ones."""
         state = self._states.get(candidate)

@@ -173,10 +173,13 @@ def test_unseen_first_tokens_are_presumed_when_due() -> None:
 def test_sums_are_right_after_any_order_of_events(steps: list[tuple[str, int, int, float]]) -> None:
     """Whatever happens in whatever order, sums match the leases; nothing is ever negative.
 
-    Time may even step back (it must not, but the clock is not ours)."""
+    Requests never get more of the engine's time than has passed. Time may even step back (it must
+    not, but the clock is not ours)."""
     ledger, leases, now_s = Ledger(), [], 100.0
+    times = [now_s]
     for number, (what, index, tokens, pause_s) in enumerate(steps):
         now_s += pause_s
+        times.append(now_s)
         if what in ("begin", "whole"):
             streams = what == "begin"
             leases.append(book(ledger, number, now_s, tokens=tokens, streams=streams))
@@ -188,6 +191,14 @@ def test_sums_are_right_after_any_order_of_events(steps: list[tuple[str, int, in
         assert ledger.num_queued_tokens >= 0
         assert ledger.queue_at_pace_ms() >= 0.0
     _end_all(ledger, leases, now_s)
+    assert sum(map(taken_s, leases)) <= max(times) - min(times) + 1e-6
+
+
+def taken_s(lease: Lease) -> float:
+    """What a lease is charged: its prompt what it was predicted to take, if it had the time."""
+    assert lease.spent.prompt_s >= -1e-9
+    assert lease.spent.answer_s >= -1e-9
+    return min(lease.occupies_s, lease.spent.prompt_s) + lease.spent.answer_s
 
 
 def _end_all(ledger: Ledger, leases: list[Lease], now_s: float) -> None:
@@ -195,6 +206,57 @@ def _end_all(ledger: Ledger, leases: list[Lease], now_s: float) -> None:
         ledger.end(lease, now_s)
     assert ledger.num_requests == ledger.num_waiting == ledger.num_queued_tokens == 0
     assert ledger.queue_ms(UNIT, now_s) == 0.0
+
+
+def test_answers_share_each_second_equally() -> None:
+    """And together they get what has passed, not a multiple of it."""
+    ledger, leases = Ledger(), []
+    for number in range(4):
+        leases.append(book(ledger, number, number, tokens=0))
+        ledger.first_token(leases[-1], number)
+    _end_all(ledger, leases, 4.0)
+
+    shares = [lease.spent.answer_s for lease in leases]
+    assert shares[0] == pytest.approx(1 + 1 / 2 + 1 / 3 + 1 / 4)
+    assert shares[3] == pytest.approx(1 / 4)
+    assert sum(shares) == pytest.approx(4.0)
+
+
+def test_answers_have_the_time_that_prompts_do_not_take() -> None:
+    """A prompt of two seconds comes while an answer is decoded for ten, and one that is absurd."""
+    ledger = Ledger()
+    answer = book(ledger, 1, 0.0, tokens=0)
+    ledger.first_token(answer, 0.0)
+    prompt = book(ledger, 2, 4.0, tokens=2_000)
+    ledger.first_token(prompt, 6.5)
+    slow = book(ledger, 3, 8.0, tokens=60_000)
+    ledger.first_token(slow, 9.0)
+    _end_all(ledger, [answer, prompt, slow], 10.0)
+
+    assert answer.spent.answer_s == pytest.approx(4.0 + 0.5 / 2 + 1.5 / 2 + 1 / 3)
+    assert prompt.spent.prompt_s == pytest.approx(2.0)
+    assert slow.spent.prompt_s == pytest.approx(1.0)
+    assert sum(map(taken_s, [answer, prompt, slow])) == pytest.approx(10.0 - 0.5 / 2)
+
+
+def test_prompts_alone_have_all_the_time_one_after_the_other() -> None:
+    """Two come in one step; the second one has what the first left."""
+    ledger = Ledger()
+    one, other = book(ledger, 1, 0.0, tokens=1_000), book(ledger, 2, 0.0, tokens=1_000)
+    ledger.first_token(one, 5.0)
+    ledger.first_token(other, 5.0)
+
+    assert (one.spent.prompt_s, other.spent.prompt_s) == (5.0, 4.0)
+
+
+def test_an_answer_that_is_not_streamed_begins_behind_its_prompt() -> None:
+    ledger = Ledger()
+    whole = book(ledger, 1, 0.0, tokens=2_000, streams=False)
+    ledger.queue_ms(UNIT, 5.0)
+    ledger.end(whole, 5.0)
+
+    assert whole.spent.prompt_s == pytest.approx(2.0)
+    assert whole.spent.answer_s == pytest.approx(3.0)
 
 
 def test_a_head_without_tokens_adds_no_queue_however_old_it_is() -> None:

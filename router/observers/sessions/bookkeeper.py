@@ -15,7 +15,6 @@ from router.base.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.sessions.causes import Fate, KnownPrompt, causes_of, sharable
-from router.observers.sessions.decode_shares import DecodeShare, DecodeShares
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.session_names import SessionNames
@@ -61,11 +60,9 @@ class Bookkeeper(Observer):
         findings: Findings,
         names: SessionNames,
         metrics: Metrics,
-        shares: DecodeShares,
         titles: SessionTitles | None = None,
     ) -> None:
         self.ledger = ledger
-        self._shares = shares
         self._titles = titles
         self._caches = caches
         self._fetches = fetches
@@ -87,9 +84,7 @@ class Bookkeeper(Observer):
         match = self._match(prompt, named)
         if not has_failed_read:
             self._names.note(match, whose.parts, is_named=whose.is_named)
-        share: DecodeShare | None = placement.slots.get(self._shares)
-        decode_ms = 1000.0 * share.decode_s if share is not None else 0.0
-        turn = turn_of(facts, prompt, placement, decode_ms)
+        turn = turn_of(facts, prompt, placement)
         num_computed = max(0, turn.num_tokens - (turn.num_cached or 0)) + (turn.num_output or 0)
         thread = self._thread(prompt, placement, match, named, facts.ended_s)
         if match.thread is None or not has_failed_read:  # else no cache has its blocks

@@ -9,7 +9,6 @@ from router.http.part import ObserverPart
 from router.metrics.families import Families
 from router.observers.sessions.admin import SessionPages
 from router.observers.sessions.bookkeeper import Bookkeeper
-from router.observers.sessions.decode_shares import DecodeShares
 from router.observers.sessions.describe import costs
 from router.observers.sessions.findings import Findings
 from router.observers.sessions.finish import FinishRoute
@@ -31,7 +30,6 @@ def build(router: Router) -> ObserverPart:
     reads = router.config.session.read
     finish = FinishRoute(ledger, router.fleet, reads, router.metrics)
     rows = SessionRows(ledger, findings, names)
-    shares = DecodeShares(router.fleet.load.num_decoding)
     bookkeeper = Bookkeeper(
         ledger,
         caches=router.caches,
@@ -39,7 +37,6 @@ def build(router: Router) -> ObserverPart:
         findings=findings,
         names=names,
         metrics=router.metrics,
-        shares=shares,
         titles=SessionTitles(reads) if router.config.session.show_ids else None,
     )
     spent = Families(SPENDING, lambda: [ModelTotals(*each) for each in ledger.own_by_model()])
@@ -57,7 +54,7 @@ def build(router: Router) -> ObserverPart:
         )
     pages = SessionPages(ledger, findings, names, router.tenants, router.siblings)
     return ObserverPart(
-        observers=[shares, bookkeeper],
+        observers=[bookkeeper],
         merged=pages.merged_routes(),
         pages=[pages],
         own_routes=finish.routes(),

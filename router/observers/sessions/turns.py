@@ -62,7 +62,7 @@ encode_turn = msgspec.msgpack.Encoder().encode
 decode_turn = strict(msgspec.msgpack.Decoder(Turn).decode)
 
 
-def turn_of(facts: Facts, prompt: Prompt, placement: Placement, decode_ms: float) -> Turn:
+def turn_of(facts: Facts, prompt: Prompt, placement: Placement) -> Turn:
     """Describe the turn that a request was, without its causes."""
     usage, wait = facts.usage, facts.tries.wait
     num_tokens = _sane(usage.prompt_tokens if usage is not None else None)
@@ -76,7 +76,6 @@ def turn_of(facts: Facts, prompt: Prompt, placement: Placement, decode_ms: float
         num_tokens=num_tokens,
         num_cached=num_cached,
         sources=(num_gpu, num_cpu, num_pool),
-        decode_ms=decode_ms,
     )
     return Turn(
         request_id=prompt.read.request_id,
