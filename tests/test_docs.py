@@ -25,6 +25,7 @@ from loadtest.dev.chaos.cli import main as chaos
 from loadtest.dev.gpu import run as gpu_run
 from loadtest.dev.gpu.kit import cli as gpu_kit
 from loadtest.dev.gpu.kit import install as gpu_install
+from loadtest.dev.league import cli as league
 from loadtest.dev.peers import cli as peers
 from loadtest.dev.peers.aiperf import MOONCAKE, profile_words
 from loadtest.dev.studies import fleet, next_turn, real_grid
@@ -368,7 +369,7 @@ def flags() -> frozenset[str]:
             known.update((*parameter.opts, *parameter.secondary_opts))
     parsers: list[argparse.ArgumentParser] = [
         docs.argument_parser(), gpu_install.parser(), gpu_kit.parser(), gpu_run.parser(),
-        fleet.parser(), next_turn.parser(), peers.parser(), real_grid.parser(),
+        fleet.parser(), league.parser(), next_turn.parser(), peers.parser(), real_grid.parser(),
     ]  # fmt: skip
     for parser in parsers:
         known.update(flag for action in parser._actions for flag in action.option_strings)
