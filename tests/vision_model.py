@@ -1,16 +1,14 @@
-"""Tiny models that see or hear, on the tokenizer of `loadtest/tiny_model`.
+"""Tiny models that see, on the tokenizer of `loadtest/tiny_model`.
 
 Idefics 3 and Qwen 2 VL see: an image becomes one run of a token in the latter; in the former tiles,
-each between tokens of its own. Qwen 2 Audio hears: a sound becomes a run of a token, 25 a second.
-No weights: engines run them with `--load-format dummy`. Qwen 2 VL wants torchvision there, Qwen 2
-Audio soundfile.
+each between tokens of its own. No weights: engines run them with `--load-format dummy`. Qwen 2 VL
+wants torchvision there.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import random
 import struct
 import zlib
 from pathlib import Path
@@ -27,23 +25,18 @@ _TOKENS: Final = (
     "<|image_pad|>",
     "<|video_pad|>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
-    "<|audio_bos|>",
-    "<|AUDIO|>",
-    "<|audio_eos|>",
 )
 _FIRST_ID: Final = 8192
 _VOCABULARY: Final = 8256
 _SHOWN: Final = {
     "idefics3": "<image>",
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
-    "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
 }
-SAMPLE_RATE: Final = 16_000  # of what Qwen 2 Audio hears
 
 _TEMPLATE: Final = (
     "{%- for message in messages %}<|im_start|>{{ message.role }}\n"
     "{%- if message.content is string %}{{ message.content }}{%- else %}"
-    "{%- for part in message.content %}{%- if part.type in ('image', 'audio') %}"
+    "{%- for part in message.content %}{%- if part.type == 'image' %}"
     "SHOWN{%- else %}{{ part.text }}{%- endif %}"
     "{%- endfor %}{%- endif %}<|im_end|>\n{%- endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
@@ -106,22 +99,6 @@ _CONFIGS: Final[dict[str, dict[str, Any]]] = {
         },
         **_TEXT,
     },
-    "qwen2_audio": {
-        "architectures": ["Qwen2AudioForConditionalGeneration"],
-        "model_type": "qwen2_audio",
-        "audio_token_index": _FIRST_ID + _TOKENS.index("<|AUDIO|>"),
-        "torch_dtype": "bfloat16",
-        "audio_config": {
-            "model_type": "qwen2_audio_encoder",
-            "num_mel_bins": 128,
-            "encoder_layers": 1,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 64,
-            "d_model": 64,
-            "max_source_positions": 1500,
-        },
-        "text_config": {"model_type": "qwen2", "tie_word_embeddings": False, **_TEXT},
-    },
 }
 
 _PROCESSORS: Final[dict[str, dict[str, Any]]] = {
@@ -151,20 +128,6 @@ _PROCESSORS: Final[dict[str, dict[str, Any]]] = {
         "merge_size": 2,
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
-    },
-    "qwen2_audio": {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "processor_class": "Qwen2AudioProcessor",
-        "feature_size": 128,
-        "sampling_rate": SAMPLE_RATE,
-        "hop_length": 160,
-        "chunk_length": 30,
-        "n_fft": 400,
-        "n_samples": 480_000,
-        "nb_max_frames": 3_000,
-        "padding_value": 0.0,
-        "padding_side": "right",
-        "return_attention_mask": True,
     },
 }
 
@@ -226,23 +189,3 @@ def data_url(image: bytes) -> str:
 def image_part(image: bytes, **more: Any) -> dict[str, Any]:
     """Write an image's part of a message."""
     return {"type": "image_url", "image_url": {"url": data_url(image)}, **more}
-
-
-def wav(
-    num_s: float, seed: int = 0, *, sample_rate: int = SAMPLE_RATE, num_channels: int = 1
-) -> bytes:
-    """Write a sound of noise as WAV of 16 bits; of two channels only an engine knows its name."""
-    size = 2 * num_channels
-    samples = random.Random(seed).randbytes(size * int(num_s * sample_rate))
-    form = struct.pack("<HHIIHH", 1, num_channels, sample_rate, size * sample_rate, size, 16)
-    chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form
-    chunks += b"data" + struct.pack("<I", len(samples)) + samples
-    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
-
-
-def sound_part(sound: bytes, *, is_url: bool = False, **more: Any) -> dict[str, Any]:
-    """Write a sound's part of a message."""
-    data = base64.b64encode(sound).decode()
-    if is_url:
-        return {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}"}, **more}
-    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}, **more}

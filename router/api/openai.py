@@ -48,7 +48,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     is_thinking_disabled: `reasoning_effort` is "none"; for some templates that API says "low".
     reads_cache: The engine looks into its prefix cache; not if it has to say how likely the prompt
         is (vLLM 0.32.0 sampling_params.py, skip_reading_prefix_cache).
-    shows_media: Render images and sounds as what stands for them in the text; False: it is not
+    shows_media: Render images as what stands for them in the text; False: it is not
         known what does, and only the engine can make a prompt with them.
     engine_only: Why only the engine can make the prompt; None: it can be made here.
     """

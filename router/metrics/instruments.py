@@ -181,7 +181,7 @@ class Metrics(Instruments):
     last_block_changes: Annotated[Counter, Spec("warmroute_last_block_changes", "replica",
         "Changes of the rule for the last block of a hit (EAGLE, MTP), as answers show it")]
     tokenized: Annotated[Counter, Spec("warmroute_tokenized_requests", "way",
-        "Tokenized prompts, by way: local, media (with images or sound), prefix (up to an unknown "
+        "Tokenized prompts, by way: local, media (with images), prefix (up to an unknown "
         "item), engine, unknown")]
     needs_engine: Annotated[Counter, Spec("warmroute_needs_engine", "api why",
         "Prompts that the router could not tokenize to the end, by API and reason; an engine "

@@ -1,4 +1,4 @@
-"""A prompt's images and sounds as their engine has them: names, and the tokens in their place.
+"""A prompt's images as their engine has them: names, and the tokens in their place.
 
 The tokens are asked of an engine's `/tokenize`, once for each item, in a prompt of that item alone.
 Its name is computed here (`router.tokens.media_names`); if it cannot be, the item has a name that
@@ -39,7 +39,7 @@ _INLINE_CHARS: Final = 2 << 20  # digested on the loop: 0.2 ms
 
 
 class MediaTokenizer:
-    """Makes prompts with images or sounds as far as they are known; the rest is estimated.
+    """Makes prompts with images as far as they are known; the rest is estimated.
 
     Args:
         finder: Finds what engines make of the items.
@@ -156,7 +156,7 @@ class MediaTokenizer:
 
 
 class MediaFinder:
-    """Finds what engines make of images and sounds.
+    """Finds what engines make of images and videos.
 
     Args:
         encoders: Where they are decoded and hashed.
@@ -223,7 +223,7 @@ class MediaFinder:
             data = data_of(url)
             if data is None:
                 return None
-            name = name_of(item, data, book.model_id, book.sample_rate, book.release)
+            name = name_of(item, data, book.model_id, book.release)
             return name, orjson.dumps({"model": model, "messages": messages})
 
         loop = asyncio.get_running_loop()
@@ -245,7 +245,7 @@ class MediaFinder:
 
 
 def num_media_chars(items: Sequence[MediaItem]) -> int:
-    """Count the characters of images and sounds in a body."""
+    """Count the characters of images and videos in a body."""
     return sum(len(item.url) for item in items if item.url is not None)
 
 

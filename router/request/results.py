@@ -153,8 +153,8 @@ class Tokenized(Struct, frozen=True, kw_only=True):
     way: Where they are from: local | media | prefix | engine | unknown.
     num_rest_tokens: Of `num_tokens`, how many are estimated behind the known ones.
     num_more_tokens: Tokens of a batch's prompts behind the first.
-    num_head_tokens: In front of the first image or sound, if that is known.
-    num_named_tokens: In front of the first image or sound whose name at the engine is not known.
+    num_head_tokens: In front of the first image, if that is known.
+    num_named_tokens: In front of the first image whose name at the engine is not known.
     has_named_media: The client named an image itself, so it may give two images one name.
     is_refused_here: Our chat template refuses it. The engine has the last word.
     """

@@ -3,7 +3,7 @@
 | way     | prompts                                                   | made by               |
 |---------|-----------------------------------------------------------|-----------------------|
 | local   | chats, texts and ids of a model whose tokenizer is loaded | `Tokenizer._locally`  |
-| media   | the same with images or sounds that are all known         | `MediaTokenizer`      |
+| media   | the same with images that are all known                   | `MediaTokenizer`      |
 | prefix  | chats up to the first image or sound that is not known    | `MediaTokenizer`      |
 | engine  | the others, if an engine's `/tokenize` has their tokens   | `EngineTokenizer`     |
 | unknown | the rest; an estimate of the number of tokens             |                       |

@@ -56,7 +56,7 @@ def build_conversation(
 
     Args:
         name_first: Put a call's name before its arguments, unlike the chat route's model.
-        shows_media: Leave images and sounds to the template, if it takes parts.
+        shows_media: Leave images to the template, if it takes parts.
 
     Raises:
         NeedsEngine: it is not certain how the engine reads a message.

@@ -93,7 +93,7 @@ def _check_config(config: dict[str, Any]) -> None:
 
 
 def _media_book(files: ModelFiles, encoder: TextEncoder, model_id: str) -> MediaBook | None:
-    """Start the book of a model whose images or sounds stand behind one special token each.
+    """Start the book of a model whose images or videos stand behind one special token each.
 
     None: it has none. Models that think, and speak by another model, describe the former apart.
     """
@@ -109,16 +109,4 @@ def _media_book(files: ModelFiles, encoder: TextEncoder, model_id: str) -> Media
                 placeholders[kind] = Placeholder(token, token_id)
     if not placeholders:
         return None
-    sample_rate = _sample_rate(files) if "audio" in placeholders else None
-    return MediaBook(placeholders, model_id, sample_rate, files.release)
-
-
-def _sample_rate(files: ModelFiles) -> int | None:
-    """Read the sample rate of a model's sounds; None: its files do not say."""
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        described = files.read_json(name) or {}
-        extractor = described.get("feature_extractor", described)
-        rate = extractor.get("sampling_rate") if isinstance(extractor, dict) else None
-        if type(rate) is int:
-            return rate
-    return None
+    return MediaBook(placeholders, model_id, files.release)

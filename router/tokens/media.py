@@ -1,4 +1,4 @@
-"""Images and sounds in prompts: the items of a request, and the tokens that stand for each.
+"""Images in prompts: the items of a request, and the tokens that stand for each.
 
 The engine's processor turns an item into tokens. An engine is asked once for an item's tokens. They
 are remembered by the item's bytes, for one caller's cache. From then on a prompt with the item is
@@ -19,7 +19,7 @@ from router.api.openai import Json, TokenIds
 from router.base.backoff import Suspension
 from router.base.bounded import Bounded, BoundedBytes
 from router.base.releases import V0_32, Release
-from router.tokens.media_names import MAX_URL_CHARS, MediaItem, MediaKind
+from router.tokens.media_names import MediaItem, MediaKind
 from router.tokens.needs_engine import NeedsEngine
 
 _TEXT_PARTS: Final = frozenset(
@@ -27,11 +27,9 @@ _TEXT_PARTS: Final = frozenset(
 )
 MEDIA_PARTS: Final[Mapping[str, MediaKind]] = {
     "image_url": "image",
-    "audio_url": "audio",
-    "input_audio": "audio",
     "video_url": "video",
 }
-"""Types of content parts that are items."""
+"""Types of content parts that are items. Sounds are left to the engine."""
 
 _MAX_BYTES: Final = 32 << 20
 _ENTRY_BYTES: Final = 400
@@ -60,7 +58,7 @@ def mark_media(messages: Sequence[Json], mark: str) -> list[Json]:
 
 
 def media_items(messages: Sequence[Json]) -> list[MediaItem]:
-    """List the images and sounds of a conversation, in order.
+    """List the images and videos of a conversation, in order.
 
     Raises:
         NeedsEngine: an item is malformed, or there is another kind of media.
@@ -79,7 +77,7 @@ def _is_media(part: object) -> bool:
 
 
 def read_item(part: dict[str, Any]) -> MediaItem:
-    """Read the content part of an image, a sound or a video.
+    """Read the content part of an image or a video.
 
     Raises:
         NeedsEngine: it is something else, or the engine may read it differently.
@@ -92,10 +90,8 @@ def read_item(part: dict[str, Any]) -> MediaItem:
     if uuid is not None and not is_named:
         raise NeedsEngine("multimodal", "uuid")
     item = part[field]
-    if field == "input_audio":
-        url: Any = _audio_url(item)
-    elif type(item) is dict:
-        url = item.get("url")
+    if type(item) is dict:
+        url: Any = item.get("url")
     elif is_named:
         url = item
     else:
@@ -103,22 +99,6 @@ def read_item(part: dict[str, Any]) -> MediaItem:
     if type(url) is not str and not (is_named and url is None):
         raise NeedsEngine("multimodal", "url")
     return MediaItem(url, uuid if is_named else None, kind)
-
-
-def _audio_url(audio: Any) -> str | None:
-    """Write a sound with its format as a URL, as the engine does; None: there is no sound.
-
-    Raises:
-        NeedsEngine: the engine may read it differently.
-    """
-    if audio is None:
-        return None
-    data, form = (audio.get("data"), audio.get("format")) if type(audio) is dict else (None, None)
-    if type(data) is not str or type(form) is not str:
-        raise NeedsEngine("multimodal", "input_audio")
-    if len(data) > MAX_URL_CHARS:
-        raise NeedsEngine("multimodal", "size")
-    return f"data:audio/{form};base64,{data}" if data and form else None
 
 
 # ------------------------------------------------------------- items that are known
@@ -148,12 +128,11 @@ class Placeholder(NamedTuple):
 
 
 class MediaBook:
-    """The known images and sounds of one model, within a budget of memory.
+    """The known images of one model, within a budget of memory.
 
     Args:
         placeholders: By kind of item; at least one.
         model_id: The engine's name of the model: part of an item's name.
-        sample_rate: Of the model's sounds; None: not known.
         release: The engine's.
     """
 
@@ -165,19 +144,16 @@ class MediaBook:
         "model_id",
         "placeholders",
         "release",
-        "sample_rate",
     )
 
     def __init__(
         self,
         placeholders: Mapping[MediaKind, Placeholder],
         model_id: str,
-        sample_rate: int | None = None,
         release: Release = V0_32,
     ) -> None:
         self.placeholders = placeholders
         self.model_id = model_id
-        self.sample_rate = sample_rate
         self.release = release
         tokens = (re.escape(each.token) for each in placeholders.values())
         self._tokens = re.compile(f"({'|'.join(tokens)})")

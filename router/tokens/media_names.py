@@ -1,8 +1,8 @@
-"""Compute the engine's name of an image or a sound: the identifier in its block hashes.
+"""Compute the engine's name of an image: the identifier in its block hashes.
 
 Source: vLLM 0.32.0, multimodal/hasher.py (MultiModalHasher), multimodal/processing/inputs.py
-(get_mm_hashes), multimodal/media/image.py (ImageMediaIO.load_bytes), media/audio.py (load_audio),
-parse.py (_parse_audio_data), media/connector.py (_load_data_url). For requests without options for
+(get_mm_hashes), multimodal/media/image.py (ImageMediaIO.load_bytes),
+media/connector.py (_load_data_url). For requests without options for
 the processor or for reading media:
 
     a client's `uuid`    is the identifier
@@ -10,28 +10,23 @@ the processor or for reading media:
                          bytes with {"image_mode": "RGB", "rgba_background_color": white} beside
                          them if the engine converts the picture: it is not RGB, or, from 0.33 on,
                          a PNG with a transparent colour
-    a sound              BLAKE3 of {"audio": its samples as float32, "model_id": the same}, after
-                         decoding and resampling to the model's rate
 
 Every key and value has its length in front, every container its kind. Named here are PNG, JPEG,
-WebP and GIF. WAV is named if it has one channel with 16 bits in the model's rate, which needs no
-codec and no resampler. Other items have no name here, and nothing behind them matches. Neither has
-an item behind an address: it may be another picture the next time.
+WebP and GIF. Other items have no name here, and nothing behind them matches. Neither has an item
+behind an address: it may be another picture the next time.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import struct
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-import numpy as np
 from blake3 import blake3
 
 from router.base.releases import V0_32, V0_33, Release
 
-MediaKind = Literal["image", "audio", "video"]
+MediaKind = Literal["image", "video"]
 
 MAX_URL_CHARS: Final = 16 << 20
 """The longest URL of an item that is named here."""
@@ -42,12 +37,10 @@ _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _PNG_RGB: Final = 2  # its colour type, with any number of bits
 _MAX_PNG_CHUNKS: Final = 1_000
 _JPEG_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_MAX_WAV_CHUNKS: Final = 100
-_SCALE: Final = np.float32(1 / 32768)
 
 
 class MediaItem(NamedTuple):
-    """One image or sound of a request.
+    """One image or video of a request.
 
     url: None: the client names an item that it sent before.
     uuid: The client's name for it, if it gave one.
@@ -58,33 +51,21 @@ class MediaItem(NamedTuple):
     kind: MediaKind = "image"
 
 
-def name_of(
-    item: MediaItem,
-    data: bytes,
-    model_id: str,
-    sample_rate: int | None,
-    release: Release = V0_32,
-) -> str | None:
+def name_of(item: MediaItem, data: bytes, model_id: str, release: Release = V0_32) -> str | None:
     """Compute an item's identifier; None: it is not known here. Blocking: a few ms a megabyte.
 
     Args:
         data: The content of its URL; see `data_of`.
         model_id: The engine's `--model`.
-        sample_rate: Of the model's sounds; None: not known.
     """
     if item.uuid is not None:
         return item.uuid
-    model = _framed(b"model_id") + _LEAF + _framed(model_id.encode())
-    if item.kind == "image":
-        is_rgb = _is_rgb(data, release)
-        if is_rgb is None:
-            return None
-        image = _framed(b"image") + (_LEAF + _framed(data) if is_rgb else _converted(data))
-        return blake3(_framed(b"image") + _LEAF + image + model).hexdigest()
-    samples = _samples(data, sample_rate) if item.kind == "audio" else None
-    if samples is None:
+    is_rgb = _is_rgb(data, release) if item.kind == "image" else None
+    if is_rgb is None:
         return None
-    return blake3(_framed(b"audio") + _LEAF + _array(samples) + model).hexdigest()
+    model = _framed(b"model_id") + _LEAF + _framed(model_id.encode())
+    image = _framed(b"image") + (_LEAF + _framed(data) if is_rgb else _converted(data))
+    return blake3(_framed(b"image") + _LEAF + image + model).hexdigest()
 
 
 def data_of(url: str) -> bytes | None:
@@ -166,38 +147,3 @@ def _webp_is_rgb(data: bytes) -> bool | None:
     if kind == b"VP8X" and len(data) > 20:
         return not data[20] & 0x10
     return None
-
-
-def _samples(data: bytes, sample_rate: int | None) -> np.ndarray[tuple[int], np.dtype[Any]] | None:
-    """Read a WAV's samples as engines do, in [-1, 1); None: another format, or not certain."""
-    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        return None
-    position, is_alike = 12, False
-    for _ in range(_MAX_WAV_CHUNKS):
-        kind, size = data[position : position + 4], data[position + 4 : position + 8]
-        start = position + 8
-        end = start + int.from_bytes(size, "little")
-        if len(size) < 4 or end > len(data):
-            return None
-        if kind == b"fmt ":
-            form = struct.unpack_from("<HHIIHH", data, start) if end - start >= 16 else ()
-            is_alike = form[:3] == (1, 1, sample_rate) and form[4:] == (2, 16)
-        elif kind == b"data":
-            if not is_alike or (end - start) % 2 or end == start:
-                return None
-            return np.frombuffer(data, "<i2", offset=start, count=(end - start) // 2) * _SCALE
-        position = end + end % 2
-    return None
-
-
-def _array(samples: np.ndarray[tuple[int], np.dtype[Any]]) -> bytes:
-    """Write samples as an array of numpy's is hashed: its kind, its shape, its bytes."""
-    return b"".join(
-        (
-            _framed(b"ndarray") + _MAPPING + (3).to_bytes(8, "little"),
-            _framed(b"dtype") + _LEAF + _framed(b"<f4"),
-            _framed(b"shape") + _SEQUENCE + (1).to_bytes(8, "little"),
-            _LEAF + _framed(len(samples).to_bytes(8, "little")),
-            _framed(b"data") + _LEAF + _framed(samples.tobytes()),
-        )
-    )

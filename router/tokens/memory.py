@@ -63,12 +63,12 @@ class Tokens:
 
     @property
     def num_before_media(self) -> int:
-        """Count the tokens in front of the first image or sound; all if there is none."""
+        """Count the tokens in front of the first image; all if there is none."""
         spans = self.media_spans()
         return spans[0].start if spans else self.num_tokens
 
     def media_spans(self) -> list[MediaSpan]:
-        """List the positions of the prompt's images and sounds, from its first token."""
+        """List the positions of the prompt's images, from its first token."""
         spans: list[MediaSpan] = []
         end = 0
         for segment in self._path:

@@ -41,7 +41,7 @@ class Prompter:
         renderer: Its chat template.
         chat_encoder: Encodes what the renderer writes. None: that is text, and `encoder` does.
         asks_engine: Whether an engine's `/tokenize` has the tokens of its chats.
-        media: Known images and sounds. None: the model has none.
+        media: Known images. None: the model has none.
         max_inline_items: With more messages, parts and calls (see `ChatRequest.num_items`), a chat
             is rendered off the loop.
         max_bytes: Budget for remembered prompts.
@@ -159,7 +159,7 @@ class Prompter:
         *,
         owner: str = "",
     ) -> EncodePlan:
-        """Find the new part of a prompt of texts with images or sounds between them.
+        """Find the new part of a prompt of texts with images between them.
 
         Args:
             texts: As `render` wrote them, without those behind the first unknown item.

@@ -1,9 +1,8 @@
-"""Name images and sounds and hash the blocks behind them with vLLM's own functions.
+"""Name images and hash the blocks behind them with vLLM's own functions.
 
     PYTHON_WITH_VLLM tests/data/make_media_vectors.py > tests/data/media_vectors.json
 
 `images`: a picture in base64 and vLLM's identifier of it, for every mode that clients send.
-`sounds`: likewise, for a model that hears 16 kHz (wants soundfile there).
 `chains`: the digests of prompts with items at random places, as its engine core hashes them.
 """
 
@@ -16,14 +15,10 @@ import sys
 from itertools import product
 from types import SimpleNamespace
 
-import numpy as np
-import soundfile
 import vllm
 from PIL import Image
 from vllm.multimodal.hasher import MultiModalHasher
-from vllm.multimodal.media.audio import AudioMediaIO
 from vllm.multimodal.media.image import ImageMediaIO
-from vllm.multimodal.parse import MultiModalDataParser
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, hash_block_tokens
@@ -75,28 +70,6 @@ def images(rng):
             "mode": mode,
             "data": base64.b64encode(data).decode(),
             "identifier": MultiModalHasher.hash_kwargs("blake3", model_id=MODEL, image=item),
-        }
-
-
-def sounds(rng):
-    parser = MultiModalDataParser(target_sr=16_000, target_channels=1)
-    forms = (
-        *(("WAV", coding) for coding in ("PCM_16", "PCM_24", "PCM_U8", "FLOAT", "ULAW")),
-        *(("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III"), ("WAVEX", "PCM_16")),
-    )
-    for (form, coding), channels in product(forms, (1, 2)):
-        shape = (400, channels)
-        values = np.array([rng.uniform(-1, 1) for _ in range(shape[0] * channels)])
-        data = io.BytesIO()
-        soundfile.write(data, values.reshape(shape), 16_000, format=form, subtype=coding)
-        item = parser.parse_mm_data({"audio": [AudioMediaIO().load_bytes(data.getvalue())]})
-        yield {
-            "form": form,
-            "mode": f"{coding}-{channels}",
-            "data": base64.b64encode(data.getvalue()).decode(),
-            "identifier": MultiModalHasher.hash_kwargs(
-                "blake3", model_id=MODEL, audio=item["audio"].get_item_for_hash(0)
-            ),
         }
 
 
@@ -155,7 +128,7 @@ def chains(rng):
 
 
 rng = random.Random(11)
-made_of = {"images": list(images(rng)), "chains": list(chains(rng)), "sounds": list(sounds(rng))}
+made_of = {"images": list(images(rng)), "chains": list(chains(rng))}
 for name, made in made_of.items():
     lines = ",\n".join(json.dumps(vector) for vector in made)
     head = f'{{"vllm": "{vllm.__version__}", "model": "{MODEL}",' if name == "images" else ","

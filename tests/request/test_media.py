@@ -1,4 +1,4 @@
-"""router.request: prompts with media, from the request to the audit; models that see or hear."""
+"""router.request: prompts with media, from the request to the audit; a model that sees."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ import pytest
 from aiohttp import web
 
 from router.api.openai import parse_chat
-from router.request import media_tokens
-from router.tokens import Prompter, load_prompter, media
+from router.tokens import Prompter, load_prompter
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Json, Stage, on_stage
-from tests.vision_model import image_part, make_vision_model, png, sound_part, wav
+from tests.vision_model import image_part, make_vision_model, png
 
-PLACEHOLDERS = {
-    "idefics3": ("<image>", 8192),
-    "qwen2_audio": ("<|audio_bos|><|AUDIO|><|audio_eos|>", 8237),
-}
+PLACEHOLDER, TOKEN_ID = "<image>", 8192
 
 
 class SeeingEngine(FakeEngine):
     """Counts a prompt's tokens; an item is 18, and `adds` more in an answer's count."""
 
-    def __init__(self, directory: Path, kind: str) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__(self._answer)
         self.tokenizes = True
-        self._placeholder, self._token_id = PLACEHOLDERS[kind]
         self.pages["/v1/models"] = {
             "object": "list",
             "data": [{"id": "tiny", "object": "model", "root": str(directory)}],
@@ -38,26 +33,23 @@ class SeeingEngine(FakeEngine):
         self.prompter: Prompter = load_prompter(str(directory))
         self.adds = 0
         self.num_asked = 0
-        self.refuses = False
 
     def ids(self, body: Json) -> list[int]:
         """Make a prompt: its text, and an image in each placeholder's place."""
         texts = []
         for message in body["messages"]:
-            texts += [part.get("text", self._placeholder) for part in message["content"]]
+            texts += [part.get("text", PLACEHOLDER) for part in message["content"]]
         shown = {"messages": [{"role": "user", "content": "".join(texts)}]}
         plan = self.prompter.plan_chat(parse_chat(shown))
         made: list[int] = []
         for token in self.prompter.commit(plan, plan.encode()).ids():
-            made += [8193, *[token] * 16, 8193] if token == self._token_id else [token]
+            made += [8193, *[token] * 16, 8193] if token == TOKEN_ID else [token]
         return made
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
         if request.path == "/tokenize":
             self.num_asked += 1
-            if self.refuses:
-                return web.json_response({"error": {"message": "no such sound"}}, status=400)
             return web.json_response({"tokens": self.ids(body)})
         num_tokens = len(self.ids(body)) + self.adds
         return web.json_response(
@@ -71,10 +63,10 @@ class SeeingEngine(FakeEngine):
 
 @asynccontextmanager
 async def seeing(
-    directory: Path, kind: str = "idefics3"
+    directory: Path,
 ) -> AsyncIterator[tuple[SeeingEngine, Stage]]:
-    model = make_vision_model(directory, kind)
-    async with SeeingEngine(model, kind) as engine, on_stage(engine) as stage:
+    model = make_vision_model(directory)
+    async with SeeingEngine(model) as engine, on_stage(engine) as stage:
         yield engine, stage
 
 
@@ -103,67 +95,17 @@ async def test_an_image_is_asked_about_once(tmp_path: Path) -> None:
         assert not stage.metric("warmroute_token_mismatches_total")
 
 
-@pytest.mark.parametrize(
-    ("model", "part"),
-    [
-        ("idefics3", {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}),
-        ("idefics3", {"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}}),
-        ("qwen2_audio", {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}}),
-        ("qwen2_audio", {"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}),
-    ],
-    ids=["address", "no-base64", "sound-address", "sound-no-data"],
-)
-async def test_what_is_not_known_ends_a_prompt(tmp_path: Path, model: str, part: Json) -> None:
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/a.png", "data:image/png;base64,%%%"])
+async def test_what_is_not_known_ends_a_prompt(tmp_path: Path, url: str) -> None:
     """No engine is asked, nothing is fetched; the body goes on as it came."""
-    async with seeing(tmp_path, model) as (engine, stage):
-        body = show(part, text="a")
+    async with seeing(tmp_path) as (engine, stage):
+        body = show({"type": "image_url", "image_url": {"url": url}}, text="a")
         reply = await stage.ask(body)
 
         assert reply.status == 200
         assert [orjson.loads(each.body) for each in engine.received] == [body]
         assert ways(stage) == {"prefix": 1}
-        why = "image" if model == "idefics3" else "audio"
-        assert stage.metric("warmroute_needs_engine_total", why=why) == 1
-
-
-async def test_sound_is_asked_about_once(tmp_path: Path) -> None:
-    """However it is sent; of a computed name or of none yet."""
-    async with seeing(tmp_path, "qwen2_audio") as (engine, stage):
-        sound, other = wav(0.1, 1), wav(0.1, 2, num_channels=2)
-        parts = [sound_part(sound), sound_part(sound, is_url=True), sound_part(other)]
-        for body in (show(parts[0]), show(parts[1]), show(*parts), show(*parts)):
-            assert (await stage.ask(body)).status == 200
-
-        assert engine.num_asked == 2
-        assert ways(stage) == {"media": 4}
-        assert not stage.metric("warmroute_token_mismatches_total")
-
-
-async def test_sound_that_the_engine_refuses_is_asked_about_once(tmp_path: Path) -> None:
-    """It is broken, or too short: the request goes on each time, and is routed by its head."""
-    async with seeing(tmp_path, "qwen2_audio") as (engine, stage):
-        engine.refuses = True
-        for _ in range(3):
-            assert (await stage.ask(show(sound_part(b"no sound"), text="a"))).status == 200
-
-        assert engine.num_asked == 1
-        assert ways(stage) == {"prefix": 3}
-
-
-async def test_large_sound_ends_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine is not asked about it: it would decode it, and once more for the answer."""
-    monkeypatch.setattr(media_tokens, "MAX_ASKED_CHARS", 1_000)
-    monkeypatch.setattr(media, "MAX_URL_CHARS", 2_000)
-    before = {"type": "text", "text": "What was said before. " * 60}
-    async with seeing(tmp_path, "qwen2_audio") as (engine, stage):
-        for size in (1_000, 2_000):
-            body = show(sound_part(bytes(size)), text="a")
-            body["messages"].insert(0, {"role": "user", "content": [before]})
-            reply = await stage.ask(body)
-            assert reply.status == 200
-
-        assert engine.num_asked == 0
-        assert ways(stage) == {"prefix": 2}
+        assert stage.metric("warmroute_needs_engine_total", why="image") == 1
 
 
 AUDIO: Json = {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}}
@@ -184,6 +126,23 @@ async def test_other_media_end_a_prompt_before_their_message(tmp_path: Path, par
         assert ways(stage) == {"prefix": 2}, "explained, too"
         assert stage.metric("warmroute_needs_engine_total", why="multimodal") == 2
         assert num_tokens > 1_000, "estimated: the media may be long"
+
+
+async def test_a_conversation_with_sound_stays_at_its_replica(tmp_path: Path) -> None:
+    """Its session's last one; nothing is predicted, and so nothing is audited."""
+    model = make_vision_model(tmp_path)
+    async with SeeingEngine(model) as one, SeeingEngine(model) as two, on_stage(one, two) as stage:
+        body, homes = show(AUDIO), []
+        for turn in range(4):
+            reply = await stage.ask(body, headers={"X-Session-ID": "heard"})
+            homes.append(reply.headers["x-warmroute-replica"])
+            if turn:
+                assert "x-warmroute-cached" not in reply.headers
+            body["messages"] = [*body["messages"], *show(text="And?")["messages"]]
+        num_exact = stage.metric("warmroute_audited_total", result="exact")
+
+    assert len(set(homes)) == 1
+    assert not num_exact
 
 
 async def test_a_wrong_count_ends_images_but_not_text(tmp_path: Path) -> None:

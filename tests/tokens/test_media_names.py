@@ -1,4 +1,4 @@
-"""Images and sounds get the names that vLLM's own hasher gives them, or none."""
+"""Images get the names that vLLM's own hasher gives them, or none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from router.base.releases import V0_33
 from router.tokens.media_names import MAX_URL_CHARS, MediaItem, MediaKind, data_of, name_of
-from tests.vision_model import SAMPLE_RATE, wav
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "media_vectors.json").read_text())
 MODEL = VECTORS["model"]
@@ -21,7 +20,7 @@ PNG = VECTORS["images"][0]
 
 
 def named(data: bytes, kind: MediaKind = "image", model: str = MODEL) -> str | None:
-    return name_of(MediaItem("data:", None, kind), data, model, SAMPLE_RATE)
+    return name_of(MediaItem("data:", None, kind), data, model)
 
 
 NAMED_BY_0_33 = {"tRNS": "01d8aa43d3662cc736635f4e3bbed30735a26eff4654b491ab1e72f74b3528a2"}
@@ -34,7 +33,7 @@ def test_images_are_named_as_by_0_33(image: dict[str, Any]) -> None:
     item = MediaItem("data:", None)
     data = base64.b64decode(image["data"])
 
-    name = name_of(item, data, VECTORS["model"], None, V0_33)
+    name = name_of(item, data, VECTORS["model"], V0_33)
 
     named = NAMED_BY_0_33.get(image["mode"], image["identifier"])
     assert name == (None if image["form"] == "BMP" else named)
@@ -53,36 +52,8 @@ def test_an_image_has_the_engines_name(image: dict[str, Any]) -> None:
 
 def test_a_clients_own_name_is_the_name() -> None:
     """A `uuid` is taken as it is, whatever comes with it."""
-    for kind in ("image", "audio", "video"):
-        assert name_of(MediaItem("data:", "mine", kind), b"", MODEL, None) == "mine"
-
-
-@pytest.mark.parametrize("sound", VECTORS["sounds"], ids=lambda s: f"{s['form']}-{s['mode']}")
-def test_a_sound_has_the_engines_name(sound: dict[str, Any]) -> None:
-    """A WAV of one channel and 16 bits; what would have to be decoded has none."""
-    name = named(base64.b64decode(sound["data"]), "audio")
-
-    is_plain = (sound["form"], sound["mode"]) == ("WAV", "PCM_16-1")
-    assert name == (sound["identifier"] if is_plain else None)
-
-
-def test_a_sound_that_would_be_resampled_has_no_name() -> None:
-    """Nor where it is not known what the model hears."""
-    sound, other = wav(0.1), wav(0.1, sample_rate=8_000)
-
-    assert named(sound, "audio") is not None
-    assert named(other, "audio") is None
-    assert named(sound, "video") is None
-    assert name_of(MediaItem("data:", None, "audio"), sound, MODEL, None) is None
-
-
-@pytest.mark.parametrize("at", range(0, 60, 3))
-def test_a_broken_wav_has_no_name_or_another(at: int) -> None:
-    """Cut off or with other bytes, anywhere: never an error, never the whole one's name."""
-    sound = wav(0.01)
-
-    assert named(sound[:at], "audio") is None
-    assert named(sound[:at] + b"\xff\xff\xff" + sound[at + 3 :], "audio") != named(sound, "audio")
+    for kind in ("image", "video"):
+        assert name_of(MediaItem("data:", "mine", kind), b"", MODEL) == "mine"
 
 
 def test_the_model_is_part_of_the_name() -> None:
@@ -114,14 +85,12 @@ def test_what_is_not_certain_has_no_bytes(url: str) -> None:
 
 @pytest.mark.hypothesis
 @given(
-    st.sampled_from(
-        [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF0000WEBP", b"GIF89a", b"RIFF0000WAVE"]
-    ),
+    st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF0000WEBP", b"GIF89a"]),
     st.binary(max_size=64),
-    st.sampled_from(["image", "audio", "video"]),
+    st.sampled_from(["image", "video"]),
 )
 def test_any_bytes_have_a_name_or_none(head: bytes, rest: bytes, kind: MediaKind) -> None:
-    """Broken pictures and sounds raise nothing."""
+    """Broken pictures raise nothing."""
     name = named(head + rest, kind)
 
     assert name is None or len(name) == 64
@@ -132,4 +101,3 @@ def test_what_is_nothing_but_segments_ends() -> None:
     data = b"\xff\xd8" + b"\xff\xe0\x00\x02" * 1_000_000
 
     assert named(data) is None
-    assert named(b"RIFF0000WAVE" + b"junk\0\0\0\0" * 1_000_000, "audio") is None
