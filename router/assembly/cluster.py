@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from router.base.messages import decode_record
 from router.cluster import Orders, OrderShare, PoolShare, RecordShare, SharedState, Sharing
 from router.cluster.candidate_names import CandidateNames
-from router.cluster.death_share import share_deaths
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.queue_share import QueueShare
@@ -59,7 +58,6 @@ class Cluster:
             names=self.names,
             metrics=parts.metrics,
         )
-        share_deaths(parts.deaths, names=self.names, outbox=self.outbox, peers=self.peers)
         self.queues = QueueShare(
             parts.fleet, names=self.names, outbox=self.outbox, peers=self.peers
         )

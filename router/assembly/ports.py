@@ -150,6 +150,6 @@ def _admin_pages(router: Router) -> Sequence[AdminPages]:
         ReplicaPages(router.discovery.watches, router.status),
         EnginePages(control, Adapters(control, router.registry, router.fleet)),
         ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
-        RouterPages(router.metrics, router.deaths, lambda: router.config),
+        RouterPages(router.metrics, lambda: router.config),
         *[pages for part in router.observers.values() for pages in part.pages],
     ]

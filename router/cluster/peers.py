@@ -14,7 +14,7 @@ and loops, our own notes are in outbox.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, cast
 
 from msgspec import Struct
@@ -95,8 +95,6 @@ class Peers:
         lease_s: float = LEASE_S,
     ) -> None:
         self.name = name
-        self.on_found: Callable[[float], None] = _ignore
-        """Called when another router was found, with now."""
         self._fleet = fleet
         self._caches = caches
         self._conversations = conversations
@@ -226,7 +224,6 @@ class Peers:
         if peer is None:
             peer = self._peers[router] = _Peer()
             logger.info("router found", extra={"router": router})
-            self.on_found(now_s)
         peer.seen_s = now_s
         return peer
 

@@ -22,7 +22,6 @@ from router.http.adapters import Adapter, Adapters
 from router.http.answers import metrics_answer
 from router.http.control import Control, EngineOrder
 from router.metrics import Metrics
-from router.replicas.deaths import Body, Deaths
 from router.request.explain import Explainer
 from router.request.results import Inbound
 from router.tenants import Tenants
@@ -176,39 +175,15 @@ class ExplainPages:
 class RouterPages:
     """The router itself; `in_force` returns its configuration as it is now."""
 
-    def __init__(self, metrics: Metrics, deaths: Deaths, in_force: Callable[[], Config]) -> None:
+    def __init__(self, metrics: Metrics, in_force: Callable[[], Config]) -> None:
         self._metrics = metrics
-        self._deaths = deaths
         self._in_force = in_force
 
     def routes(self) -> Mapping[str, Handler]:
         return {
-            "GET /admin/refusals": self._refusals,
-            "DELETE /admin/refusals/{body}": self._allow,
             "GET /admin/config": self._show_config,
             "GET /admin/metrics": self._metrics_page,
         }
-
-    async def _refusals(self, _: web.Request) -> web.Response:
-        now_s = time.monotonic()
-        refusals = [
-            {
-                "body": each.body.hex(),
-                "replicas": each.replicas,
-                "left_s": round(each.until_s - now_s, 1),
-            }
-            for each in self._deaths.refusals(now_s)
-        ]
-        return json_answer({"refusals": refusals})
-
-    async def _allow(self, request: web.Request) -> web.Response:
-        name = request.match_info["body"]
-        try:
-            body = Body(bytes.fromhex(name))
-        except ValueError as exc:
-            raise BadRequest("give a `body` of GET /admin/refusals", param="body") from exc
-        is_known = self._deaths.clear(body)
-        return json_answer({"body": name, "allowed": is_known}, status=200 if is_known else 404)
 
     async def _show_config(self, _: web.Request) -> web.Response:
         return json_answer(self._in_force())

@@ -4,8 +4,8 @@ Clients see one port and operators see one admin port: the kernel gives a connec
 So each worker answers the admin port for all of them:
 
     one      the worker that has run for longest answers. What it answers is shared through Redis
-             (replicas, sessions, turns, pools, experiments, refusals), or the same everywhere (the
-             page, the configuration), and orders reach the others through Redis. An order to
+             (replicas, sessions, turns, pools, experiments), or the same everywhere (the page, the
+             configuration), and orders reach the others through Redis. An order to
              engines must be sent once. This is every route that is not in the next row.
     merged   each worker answers, and the answers are merged, because they count a worker's own
              requests: `/admin/metrics` here; state, live feed and findings are merged by

@@ -11,7 +11,8 @@ and are no suspects any more. Once the culprit is known, its deaths count for no
 Requests are known by a digest, so a request that is sent again is recognised.
 
 A death is remembered for an hour. A culprit is refused for ten minutes after its last death. So a
-request that is sent again and again ends one replica each time, not two.
+request that is sent again and again ends one replica each time, not two. Each router learns for
+itself.
 
 What must live here: deaths, and the verdict. What must not: how a death is detected, any I/O.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, NewType
 
 from msgspec import Struct
@@ -33,7 +34,7 @@ Body = NewType("Body", bytes)
 REFUSED_S: Final = 600.0
 MEMORY_S: Final = 3600.0
 NEAR_S: Final = 10.0
-"""A broken connection and a death within this time are one event. So are two routers' reports."""
+"""A broken connection and a death within this time are one event."""
 
 _MAX_DEATHS: Final = 256
 _MAX_BODIES: Final = 20_000  # of all deaths together
@@ -41,20 +42,10 @@ _MAX_BROKEN: Final = 10_000
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """A request that is not sent any more."""
+    """Why a request is not sent any more."""
 
-    body: Body
     replicas: tuple[str, ...]  # that went down, first one first
     until_s: float
-
-
-class Lost(Struct, frozen=True, kw_only=True):
-    """A request that was at a replica when it went down."""
-
-    replica: str
-    body: Body
-    is_answered: bool  # its answer had begun
-    died_s: float  # when the replica was seen down
 
 
 class _Broken(Struct, frozen=True):
@@ -72,23 +63,14 @@ class _Death(Struct, kw_only=True):
 
     replica: str
     at_s: float
-    is_ours: bool
     bodies: dict[Body, bool]
     culprit: Body | None = None
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing: no other router is there."""
 
 
 class Deaths:
     """The deaths of the last hour; their number is bounded, the oldest is dropped first."""
 
     def __init__(self) -> None:
-        self.on_lost: Callable[[Lost, float], None] = _ignore
-        """Called for each request that was at a death, and now."""
-        self.on_cleared: Callable[[Body], None] = _ignore
-        """Called when a request is no suspect any more."""
         self._deaths: deque[_Death] = deque()
         self._broken: deque[_Broken] = deque(maxlen=_MAX_BROKEN)
         self.num_suspects = 0  # requests that may have ended a replica; if 0, no digest is needed
@@ -107,56 +89,27 @@ class Deaths:
         broken = _Broken(replica, body, is_answered, begun_s, now_s)
         for death in self._deaths:
             if death.replica == replica and begun_s <= death.at_s:
-                self._add(death, broken, now_s)
+                self._add(death, broken)
                 return
         self._broken.append(broken)
 
     def went_down(self, replica: str, now_s: float) -> None:
         """Record that a replica is dead or hangs; requests that fail there later were at it."""
-        last = next((d for d in reversed(self._deaths) if d.replica == replica), None)
-        if last is not None and not last.is_ours and now_s - last.at_s < NEAR_S:
-            last.is_ours, last.at_s = True, now_s  # another router was quicker
-        else:
-            last = self._begin(replica, now_s, is_ours=True)
-        self._explain(last, now_s)
+        self._explain(self._begin(replica, now_s), now_s)
 
     def restarted(self, replica: str, now_s: float) -> None:
         """Record that another process answers for a replica that was never seen down."""
         if any(self._broken_at(replica, now_s)):
-            self._explain(self._begin(replica, now_s, is_ours=True), now_s)
+            self._explain(self._begin(replica, now_s), now_s)
 
-    def learn(self, lost: Lost, now_s: float) -> None:
-        """Add what another router has seen."""
-        for death in self._deaths:
-            if death.replica == lost.replica and abs(death.at_s - lost.died_s) < NEAR_S:
-                break
-        else:
-            death = self._begin(lost.replica, lost.died_s, is_ours=False)
-        self._put(death, lost.body, lost.is_answered)
-        self._drop_old(now_s)
-
-    def clear(self, body: Body, *, is_told: bool = False) -> bool:
-        """Suspect a request no more: it was answered, or an operator allows it.
-
-        Returns False if it was no suspect. `is_told`: another router said so.
-        """
-        is_known = False
+    def clear(self, body: Body) -> None:
+        """Suspect a request no more: it was answered."""
         for death in self._deaths:
             if death.bodies.pop(body, None) is not None:
                 self.num_suspects -= 1
-                is_known = True
                 death.culprit = None if death.culprit == body else death.culprit
-        if is_known and not is_told:
-            self.on_cleared(body)
-        return is_known
 
     # -- the verdict -------------------------------------------------------------------------
-
-    def all_lost(self) -> Iterator[Lost]:
-        """List what is known, oldest first, for a router that joins."""
-        for death in self._deaths:
-            for body, is_answered in death.bodies.items():
-                yield _lost(death, body, is_answered)
 
     def num_deaths(self, body: Body) -> int:
         """Count the deaths that a request was at and that no other request is known to cause."""
@@ -168,7 +121,10 @@ class Deaths:
         deaths = self._deaths_of(body)
         if len(deaths) < 2 or not _is_culprit(body, deaths):
             return None
-        refusal = _refusal_for(body, deaths)
+        refusal = Refusal(
+            replicas=tuple(dict.fromkeys(death.replica for death in deaths)),
+            until_s=max(death.at_s for death in deaths) + REFUSED_S,
+        )
         if now_s >= refusal.until_s:
             return None
         if any(death.culprit is None for death in deaths):
@@ -185,19 +141,13 @@ class Deaths:
             )
         return refusal
 
-    def refusals(self, now_s: float) -> list[Refusal]:
-        """List the requests that are refused now."""
-        culprits = dict.fromkeys(d.culprit for d in self._deaths if d.culprit is not None)
-        found = [_refusal_for(body, self._deaths_of(body)) for body in culprits]
-        return [each for each in found if now_s < each.until_s]
-
     # -- private -----------------------------------------------------------------------------
 
     def _deaths_of(self, body: Body) -> list[_Death]:
         return [d for d in self._deaths if body in d.bodies and d.culprit in (None, body)]
 
-    def _begin(self, replica: str, at_s: float, *, is_ours: bool) -> _Death:
-        death = _Death(replica=replica, at_s=at_s, is_ours=is_ours, bodies={})
+    def _begin(self, replica: str, at_s: float) -> _Death:
+        death = _Death(replica=replica, at_s=at_s, bodies={})
         self._deaths.append(death)
         return death
 
@@ -208,17 +158,13 @@ class Deaths:
         """Add the requests that failed there a moment ago."""
         for broken in list(self._broken_at(death.replica, now_s)):
             self._broken.remove(broken)
-            self._add(death, broken, now_s)
+            self._add(death, broken)
         self._drop_old(now_s)
 
-    def _add(self, death: _Death, broken: _Broken, now_s: float) -> None:
+    def _add(self, death: _Death, broken: _Broken) -> None:
         if broken.body not in death.bodies:
-            self._put(death, broken.body, broken.is_answered)
-            self.on_lost(_lost(death, broken.body, broken.is_answered), now_s)
-
-    def _put(self, death: _Death, body: Body, is_answered: bool) -> None:
-        self.num_suspects += body not in death.bodies
-        death.bodies[body] = is_answered and death.bodies.get(body, True)
+            self.num_suspects += 1
+            death.bodies[broken.body] = broken.is_answered
 
     def _drop_old(self, now_s: float) -> None:
         while self._deaths and (
@@ -229,18 +175,6 @@ class Deaths:
             self.num_suspects -= len(self._deaths.popleft().bodies)
         while self._broken and now_s - self._broken[0].at_s > NEAR_S:
             self._broken.popleft()
-
-
-def _lost(death: _Death, body: Body, is_answered: bool) -> Lost:
-    return Lost(replica=death.replica, body=body, is_answered=is_answered, died_s=death.at_s)
-
-
-def _refusal_for(body: Body, deaths: list[_Death]) -> Refusal:
-    return Refusal(
-        body=body,
-        replicas=tuple(dict.fromkeys(death.replica for death in deaths)),
-        until_s=max(death.at_s for death in deaths) + REFUSED_S,
-    )
 
 
 def _is_culprit(body: Body, deaths: list[_Death]) -> bool:

@@ -81,37 +81,35 @@ class Witness:
         received = prompt.read.received
         if not received.body:
             return
-        name, begun_s = placement.replica, placement.lease.begun_s
         if tries.digest is None:
             tries.digest = await _digest(received)
         tries.lost_lease = placement.lease.number
-        self._deaths.broke(
-            name,
-            tries.digest,
-            is_answered=is_answered,
-            begun_s=begun_s,
-            now_s=monotonic(),
-        )
+        self._broke(tries.digest, placement, is_answered=is_answered)
+        name = placement.replica
         if failure not in _LATE and not self._fleet.members.is_down(name):
             self._fleet.members.signs(name).broke()
 
     def left(self, prompt: Prompt, tries: Tries, placement: Placement) -> None:
         """Record that a client left; a suspect if its replica is down, as one that hangs."""
-        received, name = prompt.read.received, placement.replica
-        if not received.body or not self._fleet.members.is_down(name):
-            return
-        if tries.digest is None:
-            tries.digest = _digest_now(received)
-        begun_s = placement.lease.begun_s
-        self._deaths.broke(
-            name, tries.digest, is_answered=False, begun_s=begun_s, now_s=monotonic()
-        )
+        received = prompt.read.received
+        if received.body and self._fleet.members.is_down(placement.replica):
+            tries.digest = tries.digest or _digest_now(received)
+            self._broke(tries.digest, placement, is_answered=False)
 
     def answered(self, tries: Tries, placement: Placement, outcome: Outcome) -> None:
         """Record how an answer ended: a request that was answered is no suspect."""
         is_answered = outcome in (Outcome.OK, Outcome.CLIENT_ERROR)
         if is_answered and tries.digest is not None and tries.lost_lease != placement.lease.number:
             self._deaths.clear(tries.digest)
+
+    def _broke(self, body: Body, placement: Placement, *, is_answered: bool) -> None:
+        self._deaths.broke(
+            placement.replica,
+            body,
+            is_answered=is_answered,
+            begun_s=placement.lease.begun_s,
+            now_s=monotonic(),
+        )
 
     def _refusal(self, body: Body) -> RouterError | None:
         now_s = monotonic()
@@ -123,8 +121,7 @@ class Witness:
         which = "A replica went down twice" if is_one else f"{num_replicas} replicas went down"
         return RequestKills(
             f"{which} while processing this request, so it is refused for another "
-            f"{math.ceil(refusal.until_s - now_s)} s. Change the request, or ask the router's "
-            "operator to allow it again."
+            f"{math.ceil(refusal.until_s - now_s)} s. Change the request."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.replicas.deaths import MEMORY_S, REFUSED_S, Body, Deaths, Lost
+from router.replicas.deaths import MEMORY_S, REFUSED_S, Body, Deaths
 
 X, Y, Z = Body(b"x"), Body(b"y"), Body(b"z")
 
@@ -38,7 +38,6 @@ def test_a_request_is_refused_after_two_deaths() -> None:
     assert refusal is not None
     assert refusal.replicas == ("r1", "r2")
     assert refusal.until_s == 102.0 + REFUSED_S
-    assert deaths.refusals(103.0) == [refusal]
 
 
 def test_a_replica_that_dies_twice_counts_twice() -> None:
@@ -80,8 +79,9 @@ def test_a_request_that_was_sent_after_the_death_was_not_there() -> None:
 def test_an_answered_request_is_no_suspect() -> None:
     deaths = Deaths()
     die(deaths, "r1", 100.0, X, Y)
-    assert deaths.clear(Y)
-    assert not deaths.clear(Z)
+    deaths.clear(Y)
+    deaths.clear(Z)
+    assert deaths.num_suspects == 1
     die(deaths, "r2", 101.0, X, Y)
 
     assert refused(deaths, 102.0) == {X}
@@ -120,7 +120,6 @@ def test_a_refusal_ends_after_ten_minutes_and_one_more_death_renews_it() -> None
     die(deaths, "r2", 101.0, X)
     assert refused(deaths, 101.0 + REFUSED_S - 1) == {X}
     assert not refused(deaths, 101.0 + REFUSED_S)
-    assert deaths.refusals(101.0 + REFUSED_S) == []
     die(deaths, "r3", 800.0, X)
     assert refused(deaths, 801.0) == {X}
 
@@ -135,19 +134,6 @@ def test_a_death_is_forgotten_after_an_hour() -> None:
     assert not refused(deaths, 5001.0)
 
 
-def test_an_operator_allows_a_refused_request() -> None:
-    deaths = Deaths()
-    told: list[Body] = []
-    deaths.on_cleared = told.append
-    die(deaths, "r1", 100.0, X)
-    die(deaths, "r2", 101.0, X)
-    assert refused(deaths, 102.0)
-    deaths.clear(X)
-
-    assert not refused(deaths, 102.0)
-    assert told == [X]
-
-
 def test_a_restart_that_no_probe_saw_counts_if_requests_failed() -> None:
     deaths = Deaths()
     deaths.restarted("r1", 50.0)
@@ -158,34 +144,6 @@ def test_a_restart_that_no_probe_saw_counts_if_requests_failed() -> None:
     assert refused(deaths, 202.0) == {X}
 
 
-def test_routers_agree_on_which_reports_are_one_death() -> None:
-    a, b = Deaths(), Deaths()
-    a.on_lost = b.learn
-    b.on_lost = a.learn
-    die(a, "r1", 100.0, X)
-    die(b, "r1", 101.0, Y)  # found a second later
-    die(a, "r2", 102.0, X)
-
-    for each in (a, b):
-        assert refused(each, 103.0) == {X}
-        assert each.num_deaths(Y) == 0
-    c = Deaths()
-    for lost in a.all_lost():
-        c.learn(lost, 104.0)
-    assert refused(c, 104.0) == {X}
-
-
-def test_a_request_cleared_elsewhere_is_not_announced_again() -> None:
-    deaths = Deaths()
-    told: list[Body] = []
-    deaths.on_cleared = told.append
-    deaths.learn(Lost(replica="r1", body=X, is_answered=False, died_s=100.0), 100.1)
-    deaths.clear(X, is_told=True)
-
-    assert not deaths.num_suspects
-    assert told == []
-
-
 def test_memory_is_bounded() -> None:
     deaths = Deaths()
     for number in range(500):
@@ -194,4 +152,4 @@ def test_memory_is_bounded() -> None:
         deaths.refusal(X, 101.0)
         deaths.broke("r", Body(b"b%d" % number), is_answered=False, begun_s=101.0, now_s=101.0)
 
-    assert len(list(deaths.all_lost())) <= 20_100
+    assert deaths.num_suspects <= 20_100

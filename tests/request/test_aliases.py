@@ -65,7 +65,7 @@ async def test_a_request_that_ends_replicas_is_known_by_what_its_client_sent() -
         for engine in engines:
             arm(engine, "kill_before", text="kills")
         await stage.ask(body)
-        await stage.until(lambda: len(list(stage.router.deaths.all_lost())) == 2)
+        await stage.until(lambda: stage.router.deaths.num_suspects == 2)
         refused = await stage.ask(body)
 
         assert (refused.status, refused.error["type"]) == (422, "request_kills_replicas")

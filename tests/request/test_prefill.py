@@ -309,7 +309,7 @@ async def test_a_prompt_that_ends_prefill_replicas_does_not_get_to_its_decode_re
             arm(engine, "kill_before", text="poisoned prompt")
         poisoned = long_chat(1) | chat("poisoned prompt " + words(1, 600))
         replies = [await stage.ask(poisoned)]
-        await stage.until(lambda: len(list(stage.router.deaths.all_lost())) == 2)
+        await stage.until(lambda: stage.router.deaths.num_suspects == 2)
         replies.append(await stage.ask(poisoned))
 
         assert [reply.status for reply in replies] == [502, 422]
