@@ -1,14 +1,9 @@
-"""`warmroute compare`: one workload at several policies or targets, in interleaved rounds.
+"""`warmroute compare`: run files of one workload, variant against variant.
 
-    variants    the variants that are compared
-    setting     the order of runs, and what else was asked for
-    places      where runs happen: simulated, on emulated replicas, on engines, at targets
-    study       goes through the rounds
-    store       the directory of a comparison
-    hygiene     checks of the figures
-    report      figures and comparisons
-    answer, tables, terminal, page
-                how they are shown
+    cli        reads run files
+    report     figures and comparisons
+    hygiene    what speaks against the figures
+    shown      sentences and tables, on a terminal and as a page
 
-The demo is a preset of it.
+The demo shows its runs with it.
 """

@@ -1,143 +1,143 @@
-"""`warmroute compare`: run or read, report.
+"""`warmroute compare`: run files in, a report out.
 
-Exit status: 0 everything ran and every turn was answered; 1 some failed, or runs are missing;
-2 what was asked for cannot be done, and nothing was run.
+Exit status: 0 every turn was answered; 1 some failed, or runs are missing; 2 the run files cannot
+be compared.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
-import uvloop
+import msgspec
 from msgspec.structs import replace
 from rich.console import Console
 
-from loadtest.compare.arms import check_arms
-from loadtest.compare.asked import Job, make_job, make_place
-from loadtest.compare.options import compare_options, refuse_with_from
-from loadtest.compare.report import make_report
-from loadtest.compare.setting import Setting
-from loadtest.compare.store import StoreError, load, prepare, save_run, write_report
-from loadtest.compare.study import study
-from loadtest.compare.terminal import show
+from loadtest.compare.report import Report, make_report
+from loadtest.compare.shown import make_page, show
+from loadtest.output_options import output_option
+from loadtest.pages import render
 from loadtest.results import Run
-from loadtest.runner import ReplayError
-from loadtest.runner.display import Display
-from loadtest.runner.stop import Stop
-from loadtest.traces.options import WorkloadError, workload_options
+from loadtest.runner.run_file import RunFileError, read_run
 
 _WIDTH: Final = 140  # where the width of the screen is unknown
+_POSITIVE: Final = click.FloatRange(min=0.0, min_open=True)
+
+
+class Refused(click.ClickException):
+    """The run files cannot be compared."""
+
+    exit_code = 2
 
 
 @click.command("compare", context_settings={"max_content_width": 100, "show_default": True})
-@workload_options
-@compare_options
-@click.pass_context
+@click.argument(
+    "paths", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path, exists=True)
+)
+@click.option(
+    "--baseline", metavar="LABEL", help="What the others are held against.  [default: the first]"
+)
+@click.option("--slo-ttft", type=_POSITIVE, metavar="S", help="For goodput: first token within.")
+@click.option(
+    "--slo-tbt",
+    type=_POSITIVE,
+    metavar="S",
+    help="For goodput: highest mean inter-token latency of a turn.",
+)
+@output_option(is_file=False, help="Write report.html and report.json there.")
 def compare(
-    ctx: click.Context,
-    /,
-    source: Path | None,
+    paths: tuple[Path, ...],
     baseline: str | None,
     slo_ttft: float | None,
     slo_tbt: float | None,
     out: Path | None,
-    **options: Any,
 ) -> None:
-    """Compare policies or routers on one workload.
+    """Compare runs of one workload.
 
-    All variants run the same workload, from cold caches, in interleaved rounds; differences come
-    with intervals, and with what speaks against them. WORKLOAD is --trace FILE or --generate NAME.
-    Options of sending apply to live runs; model, salt, header and key to given URLs.
+    RUN is a run file of `warmroute replay` or `warmroute simulate`, or a directory of them. The
+    label of a run names its variant; several runs of one label are its rounds. Differences come
+    with intervals, and with what speaks against them.
 
     \b
-    Simulated:         warmroute compare WORKLOAD --simulate --policies kv_aware,least_loaded
-    Emulated replicas: warmroute compare WORKLOAD --policies kv_aware,least_loaded
-    Real engines:      warmroute compare WORKLOAD --policies … --replica URL --replica URL
-    Other routers:     warmroute compare WORKLOAD --target ours=URL --target theirs=URL
-    The report again:  warmroute compare --from DIR
+    Simulated:  warmroute simulate --generate agents --policies kv_aware,least_loaded \\
+                    --rounds 4 -o runs
+                warmroute compare runs
+    Live:       warmroute replay URL --generate agents --loop closed --label ours --salt 1 \\
+                    -o runs/ours-1.jsonl                (and so on, in turns)
+                warmroute compare runs
     """
-    slo = (slo_ttft, slo_tbt)
-    try:
-        if source is not None:
-            refuse_with_from(ctx)
-            setting, runs = _read(source, baseline, slo)
-            sys.exit(_finish(setting, runs, source, _console()))
-        job = make_job(ctx, baseline=baseline, slo=slo, options=options)
-        if out is not None:
-            prepare(out, job.setting)
-    except (StoreError, WorkloadError, ReplayError) as error:
-        raise _Refused(str(error)) from error
-    sys.exit(_run(job, out, _console()))
-
-
-class _Refused(click.ClickException):
-    exit_code = 2
-
-
-def _read(
-    source: Path, baseline: str | None, slo: tuple[float | None, float | None]
-) -> tuple[Setting, list[Run]]:
-    """Read a comparison, with another baseline or SLO where one is given."""
-    setting, runs = load(source)
-    arms, chosen = check_arms(setting.arms, baseline or setting.baseline)
-    if slo == (None, None):
-        slo = setting.slo_ttft_s, setting.slo_tbt_s
-    changed = replace(setting, arms=arms, baseline=chosen, slo_ttft_s=slo[0], slo_tbt_s=slo[1])
-    return changed, runs
-
-
-def _run(job: Job, out: Path | None, console: Console) -> int:
-    with ExitStack() as stack:
-        if out is not None:
-            logs = out / "logs"
-        else:
-            logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-")))
-        runs, note = uvloop.run(_study(job, logs, out, console))
-    return _finish(job.setting, runs, out, console, note=note)
-
-
-async def _study(job: Job, logs: Path, out: Path | None, console: Console) -> tuple[list[Run], str]:
-    stop = Stop()
-    stop.listen()
-
-    def keep(run: Run) -> None:
-        if out is not None:
-            save_run(out, run)
-
-    with Display(console, job.setting.labels, len(job.setting.order)) as display:
-        place = make_place(job, logs=logs)
-        runs = await study(job.setting, place, display, keep, stop)
-    return runs, stop.reason
-
-
-def _finish(
-    setting: Setting, runs: list[Run], out: Path | None, console: Console, *, note: str = ""
-) -> int:
-    """Report what there is; return the exit status."""
-    if not runs:
-        console.print(f"Nothing ran: {note}." if note else "Nothing ran.", markup=False)
-        return 1
-    if note:
-        done = sum(run.info.is_complete for run in runs)
-        note = f"{note} after {done} of {setting.num_runs} runs; this is what there is by then"
+    runs = read_runs(paths)
+    labels = list(dict.fromkeys(run.info.label for run in runs))
+    if len(labels) < 2:
+        raise Refused(
+            f"every run is called {labels[0]!r}; a comparison needs two variants: replay --label "
+            "names them"
+        )
+    if baseline is not None and baseline not in labels:
+        raise Refused(f"--baseline {baseline!r} is none of {', '.join(labels)}")
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
     with Console(stderr=True).status("resampling sessions"):
-        report = make_report(setting, runs, note=note)
-    console.print()
+        report = make_report(
+            numbered(runs), baseline=baseline or labels[0], slo_ttft_s=slo_ttft, slo_tbt_s=slo_tbt
+        )
     show(report, console)
     if out is not None:
         try:
             write_report(out, report, runs)
-        except StoreError as error:
-            raise click.ClickException(str(error)) from error
-        console.print(f"\n{out}/: report.html, report.json, runs/", highlight=False, markup=False)
-    return 0 if report.is_complete and not report.num_errors else 1
+        except OSError as exc:
+            raise click.ClickException(f"{out}: {exc.strerror or exc}") from exc
+        console.print(f"\n{out}/: report.html, report.json", highlight=False, markup=False)
+    sys.exit(0 if report.is_complete and not report.num_errors else 1)
 
 
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH)
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read run files, and those of directories.
+
+    Raises:
+        Refused: There is none, one is no run file, or two have different workloads.
+    """
+    files = [
+        file
+        for path in paths
+        for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])
+    ]
+    if not files:
+        raise Refused(f"{paths[0]}: no run file (*.jsonl)")
+    runs: list[Run] = []
+    for file in files:
+        try:
+            runs.append(read_run(file))
+        except (RunFileError, OSError) as exc:
+            raise Refused(str(exc)) from exc
+        ours, theirs = runs[0].info.workload, runs[-1].info.workload
+        if ours != theirs:
+            raise Refused(f"{file} has the workload {theirs!r}, {files[0]} has {ours!r}")
+    return runs
+
+
+def numbered(runs: Sequence[Run]) -> list[Run]:
+    """Number rounds: the n-th run of each label, in order of time, is its round n."""
+    counts: Counter[str] = Counter()
+    found = []
+    for run in sorted(runs, key=lambda run: (run.info.started_at, run.info.round)):
+        counts[run.info.label] += 1
+        found.append(replace(run, info=replace(run.info, round=counts[run.info.label])))
+    return found
+
+
+def write_report(out: Path, report: Report, runs: Sequence[Run]) -> None:
+    """Write `report.json` and `report.html`.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    text = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    (out / "report.json").write_bytes(text + b"\n")
+    (out / "report.html").write_text(render(make_page(report, runs)), encoding="utf-8")

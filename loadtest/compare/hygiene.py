@@ -8,15 +8,14 @@ then the times contain its delay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final, Literal
 
 from msgspec import Struct
 
-from loadtest.compare.facts import COLD, SHARED, late_p99_s
-from loadtest.compare.setting import Setting
-from loadtest.results import Run, TurnResult, summarize
+from loadtest.results import Run, TurnResult
 from loadtest.statistics import Comparison, num_differing_tokens
 from loadtest.whole_sessions import roots
 from loadtest.words import milliseconds
@@ -42,14 +41,29 @@ class Check(Struct, frozen=True, kw_only=True):
     meaning: str = ""
 
 
+class Setting(Struct, frozen=True, kw_only=True):
+    """What is compared; `labels` are those of the variants."""
+
+    workload: str
+    labels: tuple[str, ...]
+    baseline: str
+    num_rounds: int
+    slo_ttft_s: float | None = None
+    slo_tbt_s: float | None = None
+
+    @property
+    def has_slo(self) -> bool:
+        return self.slo_ttft_s is not None or self.slo_tbt_s is not None
+
+
 class _Case(Struct, frozen=True):
     setting: Setting
-    runs: Sequence[Run]  # in order of time
+    runs: Sequence[Run]
     comparisons: Sequence[Comparison]
 
     @property
-    def is_live(self) -> bool:
-        return any(run.info.target != "simulated" for run in self.runs)
+    def live(self) -> list[Run]:
+        return [run for run in self.runs if run.info.target != "simulated"]
 
     @property
     def sent(self) -> list[Run]:
@@ -59,57 +73,67 @@ class _Case(Struct, frozen=True):
 def check(
     setting: Setting, runs: Sequence[Run], comparisons: Sequence[Comparison]
 ) -> tuple[Check, ...]:
-    """Go through all questions; `runs` are in the order in which they ran."""
+    """Go through all questions."""
     case = _Case(setting, runs, comparisons)
     return tuple(asked(case) for asked in QUESTIONS.values())
+
+
+def late_p99_s(run: Run) -> float:
+    """Return how late the driver sent, at its P99; 0.0 if nothing was sent."""
+    late = sorted(turn.late_s for turn in run.turns)
+    return late[int(0.99 * (len(late) - 1))] if late else 0.0
 
 
 def lateness(runs: Sequence[Run]) -> str:
     """Return why the times of these runs have no verdict; "": they have one."""
     for run in runs:
         late_s = late_p99_s(run)
-        if late_s > _allowed_s(run):
+        ttfts = [turn.ttft_s for turn in run.turns if turn.ttft_s is not None]
+        if late_s > max(LATE_S, _LATE_SHARE * median(ttfts or [0.0])):
             return f"the driver was {milliseconds(late_s)} late (P99, {run.info.label})"
     return ""
 
 
 def _completeness(case: _Case) -> Check:
-    """Warn if a run is missing or was cut short."""
+    """Warn if a variant has fewer runs than another, or a run was cut short."""
     num_done = sum(run.info.is_complete for run in case.runs)
-    wanted = max(case.setting.num_runs, len(case.runs))
-    missing = [
-        f"{run.info.label} in round {run.info.round}: {run.info.note or 'cut short'}"
-        for run in case.runs
-        if not run.info.is_complete
-    ]
+    wanted = len(case.setting.labels) * case.setting.num_rounds
     return Check(
         name="all runs done",
         outcome="passed" if num_done == wanted else "warned",
         figure=f"{num_done} of {wanted} runs complete",
-        meaning="; ".join(missing),
+        meaning=what_is_missing(case.setting, case.runs),
     )
+
+
+def what_is_missing(setting: Setting, runs: Sequence[Run]) -> str:
+    """Name the runs that are cut short or not there; "": none is."""
+    parts = [
+        f"{run.info.label}, round {run.info.round}: {run.info.note or 'cut short'}"
+        for run in runs
+        if not run.info.is_complete
+    ]
+    for label in setting.labels:
+        num_runs = sum(run.info.label == label for run in runs)
+        if num_runs < setting.num_rounds:
+            parts.append(f"{label}: {num_runs} of {setting.num_rounds} runs")
+    return "; ".join(parts)
 
 
 def _errors(case: _Case) -> Check:
     """Warn if a turn failed; by variant and kind."""
-    summaries = [(run, summarize(run.turns)) for run in case.runs]
-    total = sum(found.num_errors for _, found in summaries)
-    num_turns = sum(found.num_turns for _, found in summaries)
-    by_arm: dict[str, dict[str, int]] = {}
-    for run, found in summaries:
-        kinds = by_arm.setdefault(run.info.label, {})
-        for kind, count in found.errors.items():
-            kinds[kind] = kinds.get(kind, 0) + count
-    named = [
-        f"{label}: {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))}"
-        for label, kinds in by_arm.items()
-        if kinds
-    ]
+    num_turns = sum(len(run.turns) for run in case.runs)
+    kinds = Counter(
+        (run.info.label, turn.error)
+        for run in case.runs
+        for turn in run.turns
+        if turn.error is not None
+    )
     return Check(
         name="no errors",
-        outcome="warned" if total else "passed",
-        figure=f"{total} of {num_turns} turns failed",
-        meaning="; ".join(named),
+        outcome="warned" if kinds else "passed",
+        figure=f"{kinds.total()} of {num_turns} turns failed",
+        meaning="; ".join(f"{label}: {num} {kind}" for (label, kind), num in sorted(kinds.items())),
     )
 
 
@@ -160,12 +184,10 @@ def _cold_caches(case: _Case) -> Check:
         share = (first.num_cached_tokens or 0) / (first.num_prompt_tokens or 1)
         if share > warmest:
             warmest, where = share, f" ({run.info.label}, round {run.info.round})"
-    how = sorted({str(run.info.settings[COLD]) for run in case.runs if COLD in run.info.settings})
     return Check(
         name="cold caches",
         outcome="passed" if warmest <= _COLD else "warned",
         figure=f"at most {warmest:.1%} of a run's first prompt was cached{where}",
-        meaning="; ".join(how),
     )
 
 
@@ -174,20 +196,19 @@ def _first_token_at_s(turn: TurnResult) -> float:
 
 
 def _unseen_bytes(case: _Case) -> Check:
-    """Warn if two runs sent the same bytes to the same caches."""
+    """Warn if two live runs sent the same bytes: had the same `--salt`."""
     name = "unseen bytes"
-    if not case.is_live:
+    if not case.live:
         return Check(name=name, outcome="does not apply", figure="simulated caches start empty")
-    shared = [run for run in case.runs if run.info.settings.get(SHARED, True)]
-    if not shared:
-        return Check(name=name, outcome="passed", figure="no cache served two runs; same bytes")
-    salts = [str(run.info.settings.get("salt", "")) for run in shared]
-    repeated = len(salts) - len(set(salts))
+    salts = {str(run.info.settings.get("salt", "")) for run in case.live}
+    repeated = len(salts) < len(case.live)
     return Check(
         name=name,
         outcome="warned" if repeated else "passed",
-        figure=f"{len(set(salts))} salts in {len(salts)} runs that shared caches",
-        meaning="runs that sent the same bytes found what others had left" if repeated else "",
+        figure=f"{len(salts)} salts in {len(case.live)} runs",
+        meaning="runs on the same caches found what others had left, unless engines were restarted"
+        if repeated
+        else "",
     )
 
 
@@ -196,7 +217,7 @@ def _on_time(case: _Case) -> Check:
     median first-token time; then times get no verdict.
     """
     name = "driver on time"
-    if not case.is_live:
+    if not case.live:
         return Check(name=name, outcome="does not apply", figure="simulated")
     late = max(case.sent, key=late_p99_s, default=None)
     if late is None:
@@ -300,13 +321,3 @@ QUESTIONS: Final[dict[str, Callable[[_Case], Check]]] = {
     "SLO stated": _slo,
 }
 """Check to the function that makes it; its docstring says when it warns."""
-
-
-def _allowed_s(run: Run) -> float:
-    times = sorted(_ttfts(run))
-    median = times[len(times) // 2] if times else 0.0
-    return max(LATE_S, _LATE_SHARE * median)
-
-
-def _ttfts(run: Run) -> Iterator[float]:
-    return (turn.ttft_s for turn in run.turns if turn.ttft_s is not None)

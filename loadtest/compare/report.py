@@ -1,4 +1,4 @@
-"""The figures of a comparison, from its setting and its runs: the content of `report.json`.
+"""The figures of a comparison, from its runs: the content of `report.json`.
 
 `schema` changes when a field changes its meaning; readers ignore fields they do not know.
 """
@@ -11,15 +11,14 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from loadtest.compare.hygiene import Check, check, lateness
-from loadtest.compare.setting import Setting
+from loadtest.compare.hygiene import Check, Setting, check, lateness, what_is_missing
 from loadtest.machine import Machine, this_machine
 from loadtest.pictures import Origin, origin
 from loadtest.results import Run, Summary, TurnResult, summarize
 from loadtest.statistics import MEASURES, Comparison, Measure, Round, compare, is_good, within_slo
 from loadtest.whole_sessions import SessionTimes, session_times
 
-REPORT_SCHEMA: Final = "warmroute.compare/2"
+REPORT_SCHEMA: Final = "warmroute.compare/3"
 
 
 class RoundFigures(Struct, frozen=True, kw_only=True):
@@ -71,32 +70,39 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def make_report(
-    setting: Setting, runs: Sequence[Run], *, note: str = "", seed: int | None = None
+    runs: Sequence[Run],
+    *,
+    baseline: str,
+    slo_ttft_s: float | None = None,
+    slo_tbt_s: float | None = None,
 ) -> Report:
     """Compare every variant with the baseline, and check the figures.
 
     Args:
-        runs: In the order in which they ran; fewer than were planned will do.
-        note: Why the comparison ended early; "": it did not.
-        seed: Of the intervals; None: the comparison's own.
+        runs: Of one workload; labels tell variants apart, and rounds tell a variant's runs apart.
     """
-    seed = setting.seed if seed is None else seed
+    labels = tuple(dict.fromkeys(run.info.label for run in runs))
+    setting = Setting(
+        workload=runs[0].info.workload,
+        labels=labels,
+        baseline=baseline,
+        num_rounds=len({run.info.round for run in runs}),
+        slo_ttft_s=slo_ttft_s,
+        slo_tbt_s=slo_tbt_s,
+    )
     comparisons = tuple(
         found
-        for label in setting.labels
-        if label != setting.baseline
         for measure in _measures(setting)
-        if (found := _compare(measure, label, setting.baseline, runs, seed)) is not None
+        for label in labels
+        if label != baseline
+        if (found := _compare(measure, label, baseline, runs)) is not None
     )
-    order = {measure.name: place for place, measure in enumerate(_measures(setting))}
-    comparisons = tuple(sorted(comparisons, key=lambda found: order[found.measure]))
-    cut = [run for run in runs if not run.info.is_complete]
-    missing = setting.num_runs - len(runs)
+    note = what_is_missing(setting, runs)
     return Report(
         setting=setting,
-        is_complete=not (note or cut or missing > 0),
-        note=note or _what_is_missing(cut, missing),
-        arms=tuple(_arm(setting, label, runs) for label in setting.labels),
+        is_complete=not note,
+        note=note,
+        arms=tuple(_arm(setting, label, runs) for label in labels),
         comparisons=comparisons,
         checks=check(setting, runs, comparisons),
         machine=this_machine(),
@@ -113,14 +119,12 @@ def turns_by_arm(setting: Setting, runs: Sequence[Run]) -> dict[str, list[Sequen
 
 def _measures(setting: Setting) -> list[Measure]:
     measures = list(MEASURES.values())
-    if setting.slo_ttft_s is not None or setting.slo_tbt_s is not None:
+    if setting.has_slo:
         measures.append(within_slo(setting.slo_ttft_s, setting.slo_tbt_s))
     return measures
 
 
-def _compare(
-    measure: Measure, label: str, baseline: str, runs: Sequence[Run], seed: int
-) -> Comparison | None:
+def _compare(measure: Measure, label: str, baseline: str, runs: Sequence[Run]) -> Comparison | None:
     by_key = {(run.info.label, run.info.round): run for run in runs}
     numbers = sorted({run.info.round for run in runs})
     both = [
@@ -141,7 +145,6 @@ def _compare(
             for ours, theirs in both
         ],
         blurred=_blur(measure, both),
-        seed=seed,
     )
 
 
@@ -164,7 +167,7 @@ def _arm(setting: Setting, label: str, runs: Sequence[Run]) -> ArmFigures:
         imbalance(part) for part in counted if any(turn.replica is not None for turn in part)
     ]
     good = None
-    if setting.slo_ttft_s is not None or setting.slo_tbt_s is not None:
+    if setting.has_slo:
         good = sum(is_good(turn, setting.slo_ttft_s, setting.slo_tbt_s) for turn in turns)
     span_s = sum(summary.span_s for summary in summaries)
     return ArmFigures(
@@ -203,12 +206,3 @@ def imbalance(turns: Iterable[TurnResult]) -> float:
         work[turn.replica] = work.get(turn.replica, 0.0) + part
     mean = sum(work.values()) / len(work) if work else 0.0
     return max(work.values()) / mean if mean else 1.0
-
-
-def _what_is_missing(cut: Sequence[Run], missing: int) -> str:
-    parts = [
-        f"{run.info.label}, round {run.info.round}: {run.info.note or 'cut short'}" for run in cut
-    ]
-    if missing > 0:
-        parts.append(f"{missing} run{'s' if missing > 1 else ''} never began")
-    return "; ".join(parts)

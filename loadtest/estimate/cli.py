@@ -1,37 +1,69 @@
-"""`warmroute estimate`: options in, a table and a verdict out."""
+"""`warmroute estimate`: the same requests under each kind of routing, on a fleet like yours.
+
+It is a preset of `warmroute simulate`, with a verdict.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from loadtest.engine_model.time_model import PRESETS
-from loadtest.estimate.saving import (
-    MIN_SESSIONS,
-    NO_DIFFERENCE,
-    ROUTINGS,
-    WARMROUTE,
-    Saving,
-    Traffic,
-    less,
-    savings_of,
-    traffic_of,
-)
 from loadtest.output_options import JsonCommand, json_options
-from loadtest.simulator import PoolSetup, Setup
+from loadtest.simulator import PoolSetup, Setup, Simulated
+from loadtest.simulator.arms import Arm
+from loadtest.simulator.rounds import simulate_rounds
 from loadtest.traces.errors import WorkloadError
 from loadtest.traces.reading import read_workload
 from loadtest.workload import Workload
 
-SCHEMA = "warmroute.estimate/1"
+SCHEMA: Final = "warmroute.estimate/1"
+WARMROUTE: Final = "warmroute"
+ROUTINGS: Final = (
+    Arm(label="round robin", policy="round_robin"),
+    Arm(label="session hash", policy="session_hash"),
+    Arm(label=WARMROUTE, policy="kv_aware"),
+)
+"""What other routers do by default, and warmroute."""
+MIN_SESSIONS: Final = 20  # of fewer, a single one decides
+NO_DIFFERENCE: Final = 0.03  # two simulations of like policies differ by as much
 _COUNT = click.IntRange(min=1)
+_POSITIVE = click.FloatRange(min=0.0, min_open=True)
+
+
+class Traffic(Struct, frozen=True, kw_only=True):
+    """What was recorded. `num_new_tokens` would be computed with a cache of any size."""
+
+    num_turns: int
+    num_sessions: int
+    num_prompt_tokens: int
+    num_new_tokens: int
+    span_s: float
+
+
+class Saving(Struct, frozen=True, kw_only=True):
+    """One kind of routing.
+
+    `num_recomputed_tokens` were computed though some replica had computed them before;
+    `prefill_s` is how long replicas computed prompts, summed over all of them.
+    """
+
+    routing: str
+    num_computed_tokens: int
+    num_recomputed_tokens: int
+    hit_ratio: float
+    ttft_mean_s: float
+    ttft_p90_s: float
+    prefill_s: float
 
 
 @click.command(cls=JsonCommand, context_settings={"max_content_width": 100, "show_default": True})
@@ -52,13 +84,13 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option(
     "--pool-speed",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=_POSITIVE,
     metavar="K",
     help="With a Mooncake pool: reading a token takes 1/K of the time to compute it.",
 )
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=_POSITIVE,
     default=1.0,
     metavar="K",
     help="Let sessions start K times as fast: what happens if the traffic grows.",
@@ -85,7 +117,14 @@ def estimate(
         workload = read_workload(file, skip_bad=skip_bad)
     except WorkloadError as exc:
         raise click.ClickException(str(exc)) from exc
-    workload = _paced(workload, speed)
+    longest = max(turn.num_input_tokens + turn.num_output_tokens for turn in workload.turns)
+    if longest > cache_tokens:
+        raise click.UsageError(
+            f"--cache-tokens is {cache_tokens:,}, and a request has {longest:,} tokens; "
+            "allowed: at least as many"
+        )
+    paced = [replace(turn, arrival_s=turn.arrival_s / speed) for turn in workload.turns]
+    workload = replace(workload, turns=tuple(paced))
     setup = Setup(
         num_replicas=replicas,
         num_blocks=max(1, cache_tokens // workload.block_size),
@@ -95,13 +134,10 @@ def estimate(
         loop="closed",
     )
     traffic = traffic_of(workload)
-    longest = max(turn.num_input_tokens + turn.num_output_tokens for turn in workload.turns)
-    if longest > cache_tokens:
-        raise click.UsageError(
-            f"--cache-tokens is {cache_tokens:,}, and a request has {longest:,} tokens; "
-            "allowed: at least as many"
-        )
-    savings = _simulated(workload, setup)
+    results, is_complete = simulate_rounds(workload, ROUTINGS, setup)
+    if not is_complete:
+        raise click.Abort
+    savings = [_saving(simulated, traffic) for simulated in results]
     found = {
         "schema": SCHEMA,
         "workload": file.name,
@@ -115,8 +151,17 @@ def estimate(
     if as_json:
         click.echo(written)
     else:
-        report = _report(file, traffic, savings, setup, cache_tokens)
-        Console().print(*report, sep="\n", highlight=False)
+        seen = 1 - traffic.num_new_tokens / traffic.num_prompt_tokens
+        Console().print(
+            f"{file.name}: {traffic.num_turns:,} requests in {traffic.num_sessions:,} sessions",
+            f"{traffic.num_prompt_tokens:,} prompt tokens, {seen:.0%} of them seen before",
+            f"{replicas} replicas ({engine}), each with {cache_tokens:,} tokens of cache",
+            _table(savings),
+            *_verdict(traffic, savings),
+            "[dim]Simulated from cold caches. Trust the order more than the numbers.",
+            sep="\n",
+            highlight=False,
+        )
     if json_file is not None:
         try:
             json_file.write_bytes(written)
@@ -124,25 +169,41 @@ def estimate(
             raise click.ClickException(f"cannot write: {exc}") from exc
 
 
-def _paced(workload: Workload, speed: float) -> Workload:
-    """Move the starts of sessions together; pauses between turns stay."""
-    turns = [
-        msgspec.structs.replace(turn, arrival_s=turn.arrival_s / speed) for turn in workload.turns
-    ]
-    return msgspec.structs.replace(workload, turns=tuple(turns))
+def traffic_of(workload: Workload) -> Traffic:
+    """Count what is new in each prompt: blocks that no earlier prompt had."""
+    seen: set[int] = set()
+    num_new = 0
+    for turn in workload.turns:
+        num_known = 0
+        for hash_id in turn.hash_ids:
+            if hash_id not in seen:
+                break
+            num_known += 1
+        seen.update(turn.hash_ids)
+        num_new += max(0, turn.num_input_tokens - num_known * workload.block_size)
+    return Traffic(
+        num_turns=len(workload.turns),
+        num_sessions=len({turn.session_id for turn in workload.turns}),
+        num_prompt_tokens=workload.num_input_tokens,
+        num_new_tokens=num_new,
+        span_s=workload.span_s,
+    )
 
 
-def _simulated(workload: Workload, setup: Setup) -> list[Saving]:
-    columns = (TextColumn("simulating"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("simulating", total=len(workload.turns) * len(ROUTINGS))
-        return savings_of(workload, setup, lambda num: progress.advance(task, num))
+def _saving(simulated: Simulated, traffic: Traffic) -> Saving:
+    summary = simulated.summary
+    return Saving(
+        routing=simulated.run.info.label,
+        num_computed_tokens=summary.num_computed_tokens,
+        num_recomputed_tokens=max(0, summary.num_computed_tokens - traffic.num_new_tokens),
+        hit_ratio=summary.hit_ratio,
+        ttft_mean_s=summary.ttft_mean_s,
+        ttft_p90_s=summary.ttft_p90_s,
+        prefill_s=sum(use.prefill_ratio for use in simulated.replicas) * simulated.span_s,
+    )
 
 
-def _report(
-    file: Path, traffic: Traffic, savings: Sequence[Saving], setup: Setup, cache_tokens: int
-) -> list[Table | str]:
-    seen = 1 - traffic.num_new_tokens / traffic.num_prompt_tokens
+def _table(savings: Sequence[Saving]) -> Table:
     table = Table(box=SIMPLE_HEAD)
     for column in ("routing", "cache hits", "recomputed", "prefill", "TTFT mean", "P90"):
         table.add_column(column, justify="left" if column == "routing" else "right")
@@ -156,29 +217,21 @@ def _report(
             f"{each.ttft_p90_s:.2f} s",
             style="bold" if each.routing == WARMROUTE else None,
         )
-    return [
-        f"{file.name}: {traffic.num_turns:,} requests in {traffic.num_sessions:,} sessions",
-        f"{traffic.num_prompt_tokens:,} prompt tokens, {seen:.0%} of them seen before",
-        f"{setup.num_replicas} replicas ({setup.engine}), "
-        f"each with {cache_tokens:,} tokens of cache",
-        table,
-        *_verdict(traffic, savings),
-        "[dim]Simulated from cold caches. Trust the order more than the numbers.",
-    ]
+    return table
 
 
 def _verdict(traffic: Traffic, savings: Sequence[Saving]) -> list[str]:
-    """Return what warmroute saves over the better of the others, by tokens recomputed."""
+    """Say what warmroute saves over the best of the others, by recomputed tokens and by TTFT."""
     if traffic.num_sessions < MIN_SESSIONS:
         return [
             f"{traffic.num_sessions} sessions are too few to say what warmroute saves: record at "
             f"least {MIN_SESSIONS}."
         ]
-    ours = next(each for each in savings if each.routing == WARMROUTE)
-    others = [each for each in savings if each.routing != WARMROUTE]
+    *others, ours = savings
     best = min(others, key=lambda each: each.num_computed_tokens)
-    sooner = less(ours.ttft_mean_s, best.ttft_mean_s)
-    if abs(less(ours.num_computed_tokens, best.num_computed_tokens)) < NO_DIFFERENCE:
+    soonest = min(others, key=lambda each: each.ttft_mean_s)
+    sooner = _less(ours.ttft_mean_s, soonest.ttft_mean_s)
+    if abs(_less(ours.num_computed_tokens, best.num_computed_tokens)) < NO_DIFFERENCE:
         if abs(sooner) < NO_DIFFERENCE:
             return [
                 f"warmroute saves nothing here: with this traffic a {best.routing} does as well.",
@@ -186,7 +239,7 @@ def _verdict(traffic: Traffic, savings: Sequence[Saving]) -> list[str]:
             ]
         saved = f"recomputes about as many prompt tokens as a {best.routing},"
     else:
-        share = less(ours.num_recomputed_tokens, best.num_recomputed_tokens)
+        share = _less(ours.num_recomputed_tokens, best.num_recomputed_tokens)
         num_tokens = abs(best.num_recomputed_tokens - ours.num_recomputed_tokens)
         saved = (
             f"recomputes {abs(share):.0%} {'fewer' if share >= 0 else 'more'} "
@@ -194,5 +247,11 @@ def _verdict(traffic: Traffic, savings: Sequence[Saving]) -> list[str]:
         )
     return [
         f"warmroute {saved}",
-        f"and its mean TTFT is {abs(sooner):.0%} {'lower' if sooner >= 0 else 'higher'}.",
+        f"and its mean TTFT is {abs(sooner):.0%} {'lower' if sooner >= 0 else 'higher'} than with "
+        f"a {soonest.routing}.",
     ]
+
+
+def _less(ours: float, others: float) -> float:
+    """Return by which share `ours` is below `others`; negative: it is above."""
+    return 1.0 - ours / others if others else 0.0

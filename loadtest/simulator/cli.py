@@ -10,20 +10,17 @@ from typing import Any
 import click
 from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.engine_model.time_model import PRESETS
 from loadtest.generated import Agents
 from loadtest.output_options import JsonCommand, json_options, output_option
-from loadtest.simulator.named import named_policies
+from loadtest.simulator.arms import arms_of
 from loadtest.simulator.outcome import Simulated
+from loadtest.simulator.rounds import simulate_rounds, write_runs
 from loadtest.simulator.setup import Halves, PoolSetup, Setup, TierSetup, coarsened
-from loadtest.simulator.simulation import simulate as simulate_one
 from loadtest.simulator.table import as_json as as_json_text
 from loadtest.simulator.table import tables_of
 from loadtest.traces.options import load_workload, workload_options
-from loadtest.workload import Workload
-from policies import Policy
 
 _COUNT = click.IntRange(min=1)
 
@@ -51,7 +48,16 @@ _SETUP = Setup()
     multiple=True,
     default=("all",),
     metavar="all|NAME[:PARAM=VALUE,...]",
-    help="Repeatable, or with commas between: `--policies kv_aware:alpha=8,least_loaded`.",
+    help="Repeatable, or with commas between: `--policies kv_aware:alpha=8,least_loaded`. "
+    "queue.KEY=VALUE sets the router's queue. unlimited: kv_aware on caches that never evict, the "
+    "limit of what a router can do.",
+)
+@click.option(
+    "--rounds",
+    type=_COUNT,
+    default=1,
+    help="Simulate each policy so often, with other bytes and a millisecond of jitter. "
+    "`warmroute compare` needs two or more.",
 )
 @click.option(
     "--replicas",
@@ -154,9 +160,10 @@ _SETUP = Setup()
     help="Limit for goodput: mean of the longest tenth of a turn's inter-token latencies.",
 )
 @json_options(has_file=False)
-@output_option(is_file=False, help="Write every turn there, one run file for each policy.")
+@output_option(is_file=False, help="Write a run file of each run there, for `compare`.")
 def simulate(
     policies: Sequence[str],
+    rounds: int,
     seed: int,
     join_blocks: int,
     as_json: bool,
@@ -166,12 +173,12 @@ def simulate(
 ) -> None:
     """Simulate a workload under every policy.
 
-    Policies, index and fleet are the live router's own code. Engines are the emulator's, in
-    virtual time. Two runs with the same --seed are equal.
+    Policies, queue, index and fleet are the live router's own code. Engines are the emulator's, in
+    virtual time. Two simulations with the same --seed are equal.
     """
     given = {name: options.pop(name) for name in _OWN}
     try:
-        chosen = named_policies(policies)
+        arms = arms_of(policies)
         is_made = options["generate"] is not None
         workload = load_workload(seed=seed, **options)
         setup = _setup(seed, is_made, given)
@@ -184,12 +191,13 @@ def simulate(
         raise click.UsageError(f"{workload.name}: no turns")
     console = Console(stderr=as_json)
     workload = coarsened(workload, join_blocks)
-    results, is_complete = _simulate_all(workload, chosen, setup)
+    results, is_complete = simulate_rounds(workload, arms, setup, rounds)
     if results:
         click.echo(as_json_text(results)) if as_json else console.print(*tables_of(results))
         _write(results, json_file, out)
     if not is_complete:
-        console.print(f"[yellow]stopped: {len(results)} of {len(chosen)} policies are done")
+        total = len(arms) * rounds
+        console.print(f"[yellow]stopped: {len(results)} of {total} simulations are done")
         raise SystemExit(1)
 
 
@@ -284,44 +292,11 @@ def _halves(given: dict[str, Any]) -> Halves | None:
     return found if speed is None else replace(found, speed=speed)
 
 
-def _simulate_all(
-    workload: Workload, chosen: Sequence[tuple[str, Policy]], setup: Setup
-) -> tuple[list[Simulated], bool]:
-    """Simulate all policies; after Ctrl-C return the finished ones, and False."""
-    results: list[Simulated] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as progress:
-        total = len(workload.turns)
-        task = progress.add_task("simulating", total=total * len(chosen))
-        try:
-            for label, policy in chosen:
-                progress.update(task, description=label)
-                results.append(
-                    simulate_one(
-                        workload,
-                        policy,
-                        setup,
-                        label=label,
-                        advance=lambda num: progress.advance(task, num),
-                    )
-                )
-        except KeyboardInterrupt:
-            return results, False
-    return results, True
-
-
 def _write(results: Sequence[Simulated], json_file: Path | None, out: Path | None) -> None:
     try:
         if json_file is not None:
             json_file.write_bytes(as_json_text(results))
         if out is not None:
-            from loadtest.runner.run_file import write_run  # late: it brings an HTTP client
-
-            out.mkdir(parents=True, exist_ok=True)
-            for simulated in results:
-                name = simulated.run.info.label.replace(":", "-").replace(",", "-")
-                write_run(out / f"{name}.jsonl", simulated.run)
+            write_runs(out, results)
     except OSError as exc:
         raise click.ClickException(f"cannot write: {exc}") from exc

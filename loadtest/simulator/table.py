@@ -64,7 +64,7 @@ def tables_of(results: Sequence[Simulated]) -> list[Table]:
             summary.ttft_p99_s,
         )
         times.add_row(
-            simulated.run.info.label,
+            _name(simulated),
             *(f"{value:,.2f}" for value in ttfts_s),
             f"{1000 * simulated.tbt_mean_s:.1f}",
             f"{100 * simulated.good_ratio:.1f}",
@@ -74,13 +74,18 @@ def tables_of(results: Sequence[Simulated]) -> list[Table]:
         computed = 1.0 - simulated.local_ratio - read
         parts = (simulated.local_ratio, read, computed, simulated.busy_ratio)
         shares.add_row(
-            simulated.run.info.label,
+            _name(simulated),
             *(f"{100 * value:.1f}" for value in parts),
             f"{simulated.imbalance:.2f}",
         )
     if setup.halves is None:
         return [times, shares]
     return [times, shares, _halves_table(results)]
+
+
+def _name(simulated: Simulated) -> str:
+    info = simulated.run.info
+    return info.label if info.round == 1 else f"{info.label}, round {info.round}"
 
 
 def _halves_table(results: Sequence[Simulated]) -> Table:
@@ -92,7 +97,7 @@ def _halves_table(results: Sequence[Simulated]) -> Table:
     )
     for found in results:
         halves.add_row(
-            found.run.info.label,
+            _name(found),
             f"{100 * found.apart_ratio:.1f}",
             f"{found.prefill_mean_s:,.2f}",
             f"{100 * found.busy_ratio:.1f}",
@@ -136,4 +141,5 @@ _FIGURES: Final = (
 
 def _result(simulated: Simulated) -> dict[str, Any]:
     figures = {name: getattr(simulated, name) for name in _FIGURES}
-    return {"label": simulated.run.info.label, **figures}
+    info = simulated.run.info
+    return {"label": info.label, "round": info.round, **figures}

@@ -18,7 +18,7 @@ COMMANDS = "warmroute.commands"
 
 # The first sentence of each command's help, so that `--help` imports none: that takes a second.
 SUMMARIES: Final = {
-    "compare": "Compare policies or routers on one workload.",
+    "compare": "Compare runs of one workload.",
     "demo": "See what cache-aware routing does, without a GPU.",
     "emulate": "Serve a vLLM-compatible replica without a model.",
     "estimate": "Estimate how much warmroute would save on your traffic.",

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from loadtest.compare.arms import Arm
-from loadtest.compare.facts import annotate
-from loadtest.compare.setting import Place, Setting, make_order
+from msgspec.structs import replace
+
+from loadtest.compare.report import Report, make_report
 from loadtest.results import Run, TurnResult
 from tests.loadtest.statistics.samples import run, turn
 
-
-def made_setting(
-    labels: Sequence[str] = ("kv_aware", "least_loaded"),
-    *,
-    num_rounds: int = 2,
-    place: Place = "emulated",
-    slo_ttft_s: float | None = 0.23,
-) -> Setting:
-    return Setting(
-        place=place,
-        arms=tuple(Arm(label=label, policy=label) for label in labels),
-        baseline=labels[0],
-        order=make_order(labels, num_rounds, 1),
-        workload="made up",
-        num_turns=72,
-        seed=1,
-        slo_ttft_s=slo_ttft_s,
-    )
+TTFTS = {"kv_aware": 0.1, "least_loaded": 0.2}
 
 
 def made_turns(ttft_s: float, policy: str, *, num_sessions: int = 24) -> list[TurnResult]:
@@ -48,34 +31,36 @@ def made_turns(ttft_s: float, policy: str, *, num_sessions: int = 24) -> list[Tu
     ]
 
 
-def made_run(
-    label: str,
-    number: int,
-    *,
-    ttft_s: float = 0.1,
-    position: int = 0,
-    turns: Sequence[TurnResult] | None = None,
-    is_complete: bool = True,
-    note: str = "",
-    shares_caches: bool = False,
-) -> Run:
-    made = run(
-        label,
-        made_turns(ttft_s, label) if turns is None else turns,
-        round=number,
-        target="http://127.0.0.1:1",
-        is_complete=is_complete,
-        note=note,
-    )
-    return annotate(made, position=position, cold="made up", shares_caches=shares_caches)
+def made_runs(
+    ttft_s: Mapping[str, float] = TTFTS, *, num_rounds: int = 2, num_sessions: int = 24
+) -> list[Run]:
+    """Make a live run of each variant in each round, each with a salt of its own."""
+    runs = []
+    for number in range(1, num_rounds + 1):
+        for label, time_s in ttft_s.items():
+            turns = made_turns(time_s, label, num_sessions=num_sessions)
+            made = run(label, turns, round=number, target="http://127.0.0.1:1")
+            settings: dict[str, str | int | float | bool] = {"salt": f"{number}.{label}"}
+            runs.append(replace(made, info=replace(made.info, settings=settings)))
+    return runs
 
 
-def made_runs(setting: Setting, ttft_s: dict[str, float]) -> list[Run]:
-    order = [(number, label) for number, ls in enumerate(setting.order, 1) for label in ls]
+def cut(made: Run, num_turns: int, note: str) -> Run:
+    """Cut a run short."""
+    info = replace(made.info, is_complete=False, note=note)
+    return replace(made, info=info, turns=made.turns[:num_turns])
+
+
+def changed(runs: Sequence[Run], position: int | None = None, **fields: object) -> list[Run]:
+    """Change all turns of one run; None: of every run."""
     return [
-        made_run(label, number, ttft_s=ttft_s[label], position=position)
-        for position, (number, label) in enumerate(order)
+        replace(one, turns=tuple(replace(t, **fields) for t in one.turns))
+        if position in (None, number)
+        else one
+        for number, one in enumerate(runs)
     ]
 
 
-TTFTS = {"kv_aware": 0.1, "least_loaded": 0.2}
+def report_of(runs: Sequence[Run], *, slo_ttft_s: float | None = 0.23) -> Report:
+    """Compare with the first variant."""
+    return make_report(runs, baseline=runs[0].info.label, slo_ttft_s=slo_ttft_s)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from loadtest.estimate.cli import estimate
-from loadtest.estimate.saving import traffic_of
+from loadtest.estimate.cli import estimate, traffic_of
 from loadtest.generated import Agents
 from loadtest.traces import read_workload
 from loadtest.traces.mooncake import write_trace

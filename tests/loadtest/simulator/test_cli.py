@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from loadtest.simulator import cli
+from loadtest.simulator import cli, rounds
 
 
 def run(*args: str) -> Result:
@@ -110,20 +110,20 @@ def test_a_bad_trace_is_named(tmp_path: Path) -> None:
 
 def test_stopped_it_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C leaves the policies that are done, and status 1."""
-    simulate_one = cli.simulate_one
+    simulate_one = rounds.simulate
 
     def stopped_at_random(*args: object, label: str, **more: object) -> object:
         if label == "random":
             raise KeyboardInterrupt
         return simulate_one(*args, label=label, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cli, "simulate_one", stopped_at_random)
+    monkeypatch.setattr(rounds, "simulate", stopped_at_random)
 
     result = run(*SMALL, "--policies", "kv_aware,random,least_loaded")
 
     assert result.exit_code == 1
     assert "kv_aware " in result.output
-    assert "stopped: 1 of 3 policies are done" in result.output
+    assert "stopped: 1 of 3 simulations are done" in result.output
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

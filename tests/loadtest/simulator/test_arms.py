@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import click
 import pytest
 
-from loadtest.compare.arms import Arm, check_arms, parse_policies, parse_targets, serve_flags
+from loadtest.simulator.arms import arms_of, serve_flags
 from policies import POLICIES
 from router import config
 from router.scheduling.waiting import QueueRules
@@ -13,7 +12,7 @@ from router.scheduling.waiting import QueueRules
 
 def test_policies_with_their_parameters() -> None:
     """A comma before NAME=VALUE belongs to the policy before it."""
-    arms = parse_policies(["kv_aware, prefix_hash:load_factor=2,num_points=4", "least_loaded"])
+    arms = arms_of(["kv_aware, prefix_hash:load_factor=2,num_points=4", "least_loaded"])
 
     assert [arm.label for arm in arms] == [
         "kv_aware",
@@ -26,13 +25,13 @@ def test_policies_with_their_parameters() -> None:
         "--policy", "prefix_hash",
         "--policy-param", "load_factor=2", "--policy-param", "num_points=4",
     ]  # fmt: skip
-    assert [arm.policy for arm in parse_policies(["all"])] == list(POLICIES)
+    assert [arm.policy for arm in arms_of(["all"])] == list(POLICIES)
 
 
 def test_arms_may_differ_in_their_queue() -> None:
     """Simulated as a router of the policy has it; a key of the queue switches it on or off."""
     specs = "kv_aware,least_loaded,kv_aware:queue.mode=off,least_loaded:queue.fill=0.5"
-    default, other, off, filled = parse_policies([specs])
+    default, other, off, filled = arms_of([specs])
 
     assert (default.queue_rules(), other.queue_rules()) == (QueueRules(), None)
     assert (off.queue_rules(), filled.queue_rules()) == (None, QueueRules(fill=0.5))
@@ -46,14 +45,14 @@ def test_arms_may_differ_in_their_queue() -> None:
 
 def test_unlimited_is_kv_aware_on_caches_that_never_evict() -> None:
     """The limit of what a router can do, as one more variant; `all` does not name it."""
-    (limit,) = parse_policies(["unlimited"])
+    (limit,) = arms_of(["unlimited"])
 
     assert (limit.policy, limit.is_unlimited, limit.queue_rules()) == (
         "kv_aware",
         True,
         QueueRules(),
     )
-    assert not any(arm.is_unlimited for arm in parse_policies(["all"]))
+    assert not any(arm.is_unlimited for arm in arms_of(["all"]))
 
 
 @pytest.mark.parametrize(
@@ -66,35 +65,12 @@ def test_unlimited_is_kv_aware_on_caches_that_never_evict() -> None:
         ("kv_aware:alpa=1", "did you mean 'alpha'"),
         ("kv_aware:alpha", "is not PARAM=VALUE"),
         ("kv_aware:alpha=much", "alpha"),
+        ("random,random", "named twice"),
+        ("all,random", "named twice"),
+        (" , ", "no policy is named; there are: "),
     ],
 )
 def test_wrong_policies_are_refused(text: str, said: str) -> None:
     """The message has the nearest known name."""
-    with pytest.raises(click.BadParameter, match=said):
-        parse_policies([text])
-
-
-def test_targets_have_names() -> None:
-    """NAME=URL, or the URL is the name; `/v1` goes."""
-    named, bare = parse_targets(["ours=http://127.0.0.1:1/v1/", "http://127.0.0.1:2"])
-
-    assert (named.label, named.url) == ("ours", "http://127.0.0.1:1")
-    assert bare.label == bare.url == "http://127.0.0.1:2"
-    with pytest.raises(click.BadParameter, match="base URL"):
-        parse_targets(["ours=127.0.0.1:1"])
-
-
-def test_a_comparison_needs_two_different_arms() -> None:
-    """None, one, or one twice is no comparison; neither is a baseline that is no arm."""
-    one, two = Arm(label="kv_aware"), Arm(label="least_loaded")
-
-    assert check_arms([one, two], None)[1] == "kv_aware"
-    assert check_arms([one, two], "least_loaded")[1] == "least_loaded"
-    with pytest.raises(click.UsageError, match="there is none"):
-        check_arms([], None)
-    with pytest.raises(click.UsageError, match="only 'kv_aware'"):
-        check_arms([one], None)
-    with pytest.raises(click.UsageError, match="two variants are called 'kv_aware'"):
-        check_arms([one, two, one], None)
-    with pytest.raises(click.UsageError, match="did you mean 'kv_aware'"):
-        check_arms([one, two], "kv_awar")
+    with pytest.raises(ValueError, match=said):
+        arms_of([text])
