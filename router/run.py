@@ -214,6 +214,7 @@ def _loops(
         )
 
     yield "sweep", kept("upkeep", partial(_sweep, router))
+    yield "files", kept("upkeep", router.read_files.run)
     yield "loop lag", kept("upkeep", partial(_measure_lag, router.metrics))
     for part in router.observers.values():
         for name, run_part in part.loops.items():
@@ -307,20 +308,10 @@ def _handle_signals(router: Router, stop: asyncio.Event, config_reload: Reload |
         loop.add_reader(_STDIN, look_for_parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, number)
-    loop.add_signal_handler(signal.SIGHUP, reload, router, config_reload)
 
+    def read_again() -> None:
+        router.read_files.want()
+        if config_reload is not None:
+            config_reload.want()
 
-def reload(router: Router, config_reload: Reload | None = None) -> None:
-    """Read again what may change while the router runs; what is wrong with it is logged."""
-    for section, tls in router.certificates.items():
-        name = f"{section}.tls_cert"
-        try:
-            tls.reload()
-        except ConfigError as exc:
-            logger.error("not reloaded", extra={"what": name, "reason": exc.message})
-        else:
-            logger.info("reloaded", extra={"what": name})
-    if config_reload is not None:
-        config_reload.want()
-    elif not router.certificates:
-        logger.info("nothing to reload")
+    loop.add_signal_handler(signal.SIGHUP, read_again)

@@ -31,6 +31,7 @@ class Discovery:
         self._event_owners = FleetEventOwners(fleet)
         self.served_models = ServedModels(parts.engine_api, fleet=fleet, prompters=parts.prompters)
         self.sleepers = Sleepers(fleet, parts.caches, parts.upstream)
+        self.loader = PrompterLoader(parts.prompters, parts.config.tokens, parts.threads.load)
         self._tools = WatchTools(
             config=config,
             engine_api=parts.engine_api,
@@ -76,7 +77,7 @@ class Discovery:
             parts.config,
             engine_api=parts.engine_api,
             prompters=parts.prompters,
-            loader=PrompterLoader(parts.prompters, parts.config.tokens, parts.threads.load),
+            loader=self.loader,
             hand_over=parts.hand_over,
             served_models=self.served_models,
             count_other_ids=lambda model: mismatches.labels(model, "ids").inc(),

@@ -17,7 +17,7 @@ from router.base.host_names import Names
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
-from router.config.tls import ServerTls, client_tls, server_tls
+from router.config.tls import Tls, client_tls, server_tls
 from router.discovery.engine_api import EngineApi
 from router.discovery.readiness import Readiness
 from router.discovery.status import Status, Waiting
@@ -123,7 +123,7 @@ class Parts:
     def _build_upstream(self) -> None:
         """Build what speaks to replicas."""
         config = self.config
-        tls = client_tls(config.forward)
+        self.client_tls = tls = client_tls(config.forward)
         key = read_secret(config.engine.api_key_file, "engine.api_key_file")
         self.engine_key = EngineKey.of(config, key)
         self.strays = Strays(lambda server: self.metrics.strays.labels(server).inc())
@@ -196,7 +196,7 @@ class Parts:
         self.metrics.follower_failures.labels(follower).inc()
 
 
-def _certificates(config: Config) -> Iterator[tuple[str, ServerTls]]:
+def _certificates(config: Config) -> Iterator[tuple[str, Tls]]:
     """Read the certificates of the ports that speak TLS, by section."""
     for section, files in (("listen", config.listen), ("admin", config.admin)):
         tls = server_tls(files, section)

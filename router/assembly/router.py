@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from router.assembly.observers import add_observers
 from router.assembly.parts import Parts
+from router.assembly.read_files import ReadFiles
 from router.assembly.story import build_story
 from router.config import Config
 from router.config.secrets import read_secret
@@ -49,6 +50,7 @@ class Router(Parts):
         self.story = build_story(self, queue_rules)
         self.observers: dict[str, ObserverPart] = {}
         add_observers(self)
+        self.read_files = ReadFiles(self)
         self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's
 
     def observer(self, kind: type[_O]) -> _O | None:

@@ -20,13 +20,13 @@ class WatchedFile:
         self._path = path
         self._reported = self._last = _signature(path)
 
-    def has_changed(self) -> bool:
+    def has_changed(self, *, at_once: bool = False) -> bool:
         """Return whether the file has changed since the last report, and is not being written.
 
-        A change counts once two looks have seen the same, and is reported once.
+        A change counts once two looks have seen the same (or `at_once`), and is reported once.
         """
         found = _signature(self._path)
-        is_quiet, self._last = found == self._last, found
+        is_quiet, self._last = at_once or found == self._last, found
         if found == self._reported or not is_quiet:
             return False
         self._reported = found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -18,7 +17,7 @@ from router.check.tokenizer import Tokenizers
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
-from router.config.tls import client_tls
+from router.config.tls import Tls, client_tls
 from router.discovery.engine_api import EngineApi
 from router.replicas.engine_key import EngineKey
 from router.replicas.entry import Entry
@@ -130,7 +129,7 @@ def _usable_key(config: Config) -> str | None:
     return None
 
 
-def _usable_tls(config: Config) -> ssl.SSLContext | None:
+def _usable_tls(config: Config) -> Tls | None:
     """Read the certificates; a file that cannot be read is a finding of its own."""
     with suppress(ConfigError):
         return client_tls(config.forward)

@@ -84,6 +84,12 @@ class RedisConnection:
         self._locating = asyncio.Lock()
         self.server: Server | None = None  # None: not reached yet
 
+    def use_password(self, password: str | None) -> None:
+        """Log in with another password from the next connection on."""
+        self._login["password"] = password
+        if self._pool is not None:
+            self._pool.connection_kwargs["password"] = password
+
     async def ask(self, *command: Word, timeout_s: float | None = None) -> Any:
         """Send one command.
 

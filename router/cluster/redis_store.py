@@ -124,6 +124,10 @@ class RedisStore:
             timeout_s=config.timeout_s,
         )
 
+    def use_password(self, password: str | None) -> None:
+        """Log in with another password from the next connection on."""
+        self._connection.use_password(password)
+
     @property
     def num_garbage(self) -> int:
         """Count the things under our keys that are not ours, and were skipped."""

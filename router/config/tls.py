@@ -1,10 +1,10 @@
-"""TLS contexts, from files that are checked at the start and read again when renewed."""
+"""TLS contexts, from files that are checked at the start, and read again after a change."""
 
 from __future__ import annotations
 
-import os
 import ssl
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,65 +28,42 @@ class Files(Protocol):
     def tls_client_ca(self) -> Path | None: ...
 
 
-class ServerTls:
-    """A port's certificate: `context` is for the next handshake.
+class Tls:
+    """A TLS context from files: `context` is for the next handshake.
 
     Args:
-        section: The key before the files' names: `listen`, `admin`.
+        files: By the key that names each.
+        load: Builds the context from the files as they are now.
 
     Raises:
         ConfigError: a file cannot be used; it is named.
     """
 
-    def __init__(self, files: Files, section: str) -> None:
-        self._files = files
-        self._section = section
-        self._read = self._stamps()
-        self.context = self._load()
+    def __init__(self, files: Mapping[str, Path], load: Callable[[], ssl.SSLContext]) -> None:
+        self.files = files
+        self._load = load
+        self.context = load()
 
-    def reload(self) -> None:
-        """Use the files as they are now; open connections keep what they began with.
+    def read(self) -> Callable[[], None]:
+        """Read the files as they are now; return what puts them into force.
+
+        Open connections keep what they began with.
 
         Raises:
             ConfigError: one cannot be used; the last good ones stay in force.
         """
-        stamps = self._stamps()
-        self.context = self._load()
-        self._read = stamps
+        return partial(self._use, self._load())
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether a file has changed since it was read, or looked at in vain."""
-        stamps = self._stamps()
-        if stamps == self._read:
-            return False
-        self._read = stamps  # what is wrong now is logged once, until it changes again
-        return True
-
-    def _stamps(self) -> tuple[object, ...]:
-        return tuple(_stamp(file) for _, file in self._named())
-
-    def _named(self) -> list[tuple[str, Path]]:
-        files = {
-            "tls_cert": self._files.tls_cert,
-            "tls_key": self._files.tls_key,
-            "tls_client_ca": self._files.tls_client_ca,
-        }
-        return [(f"{self._section}.{key}", file) for key, file in files.items() if file]
-
-    def _load(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
-        _load_pair(context, self._files.tls_cert, self._files.tls_key, f"{self._section}.tls")
-        if self._files.tls_client_ca is not None:
-            _load_ca(context, self._files.tls_client_ca, f"{self._section}.tls_client_ca")
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
+    def _use(self, context: ssl.SSLContext) -> None:
+        self.context = context
 
 
-def server_tls(files: Files, section: str) -> ServerTls | None:
+def server_tls(files: Files, section: str) -> Tls | None:
     """Read a port's certificate; None: it speaks plain HTTP.
+
+    Args:
+        files: The section of the configuration.
+        section: The key before the files' names: `listen`, `admin`.
 
     Raises:
         ConfigError: a file is missing or cannot be used.
@@ -98,11 +75,29 @@ def server_tls(files: Files, section: str) -> ServerTls | None:
                     f"{section}.{key}: needs {section}.tls_cert, too", param=f"{section}.{key}"
                 )
         return None
-    return ServerTls(files, section)
+    return Tls(_named(files, section), partial(_server_context, files, section))
 
 
-def client_tls(config: ForwardConfig) -> ssl.SSLContext | None:
-    """Build the context for https replicas: trusted authorities, our own certificate.
+def _named(section: object, prefix: str) -> dict[str, Path]:
+    """Return the files of a section for TLS, by their keys."""
+    names = ("tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert", "client_key")
+    files = {name: getattr(section, name, None) for name in names}
+    return {f"{prefix}.{name}": file for name, file in files.items() if file is not None}
+
+
+def _server_context(files: Files, section: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    _load_pair(context, files.tls_cert, files.tls_key, f"{section}.tls")
+    if files.tls_client_ca is not None:
+        _load_ca(context, files.tls_client_ca, f"{section}.tls_client_ca")
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_tls(config: ForwardConfig) -> Tls | None:
+    """Read what https replicas need: trusted authorities, our own certificate.
 
     None: nothing is configured, the system's authorities are trusted.
 
@@ -111,6 +106,14 @@ def client_tls(config: ForwardConfig) -> ssl.SSLContext | None:
     """
     if config.ca_file is None and config.client_cert is None and config.client_key is None:
         return None
+    if config.client_key is not None and config.client_cert is None:
+        raise ConfigError(
+            "forward.client_key: needs forward.client_cert, too", param="forward.client_key"
+        )
+    return Tls(_named(config, "forward"), partial(_client_context, config))
+
+
+def _client_context(config: ForwardConfig) -> ssl.SSLContext:
     if config.ca_file is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts this authority alone
         _load_ca(context, config.ca_file, "forward.ca_file")
@@ -118,10 +121,6 @@ def client_tls(config: ForwardConfig) -> ssl.SSLContext | None:
         context = ssl.create_default_context()
     if config.client_cert is not None:
         _load_pair(context, config.client_cert, config.client_key, "forward.client")
-    elif config.client_key is not None:
-        raise ConfigError(
-            "forward.client_key: needs forward.client_cert, too", param="forward.client_key"
-        )
     return context
 
 
@@ -178,14 +177,6 @@ def _readable(file: Path, name: str) -> None:
         file.read_bytes()
     except OSError as exc:
         raise ConfigError(f"{name}: {exc.strerror or exc}", param=name) from exc
-
-
-def _stamp(file: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino
 
 
 class _Encrypted(Exception):

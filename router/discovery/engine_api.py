@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Mapping
 from typing import Final, Self
@@ -25,8 +24,8 @@ from router.base.errors import (
 )
 from router.base.host_names import Names
 from router.base.shortage import shortage
+from router.config.tls import Tls, system_tls
 from router.config.tls import refusal as tls_refusal
-from router.config.tls import system_tls
 from router.discovery import engine_pages as pages
 from router.discovery.engine_facts import EngineFacts, RankLoads, read_facts, read_loads
 from router.discovery.engine_metrics import NO_METRICS, EngineMetrics, SleepState
@@ -67,14 +66,14 @@ class EngineApi:
         self,
         *,
         timeout_s: float,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
         key: EngineKey = NO_KEY,
         strays: Strays | None = None,
         names: Names | None = None,
     ) -> None:
         self._key = key
         self._timeout_s = timeout_s
-        self._tls = tls if tls is not None else system_tls()
+        self._tls = tls if tls is not None else Tls({}, system_tls)
         self._strays = strays
         self._names = names
         self._session: HttpSession | None = None
@@ -85,7 +84,7 @@ class EngineApi:
             strays=self._strays,
             limit=_MOST_CONNECTIONS,
             keepalive_timeout=_KEPT_S,
-            ssl=self._tls,
+            tls=self._tls,
         )
         self._session = HttpSession(connector, connect_timeout_s=self._timeout_s)
         return self

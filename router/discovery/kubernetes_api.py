@@ -24,7 +24,7 @@ from msgspec import Struct, field
 from router.base.decoding import decoder
 from router.base.errors import DiscoveryError
 from router.base.host_names import Names
-from router.config.tls import refusal
+from router.config.tls import Tls, refusal
 from router.discovery.endpoint_slices import SERVICE_LABEL, Slice
 from router.upstream.connector import Connector
 
@@ -183,12 +183,13 @@ class KubernetesApi:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
         """Use new connections, and the authority that is on disk now."""
-        tls: ssl.SSLContext | bool = True
+        tls: Tls | None = None
         if self._url.startswith("https://"):
             loop = asyncio.get_running_loop()
-            tls = await loop.run_in_executor(self._files, _tls, self._credentials / "ca.crt")
+            load = partial(_tls, self._credentials / "ca.crt")
+            tls = await loop.run_in_executor(self._files, Tls, {}, load)
         async with aiohttp.ClientSession(
-            connector=Connector(self._names, ssl=tls, server="Kubernetes"),
+            connector=Connector(self._names, tls=tls, server="Kubernetes"),
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity"},

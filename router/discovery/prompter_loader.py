@@ -37,6 +37,7 @@ class PrompterLoader:
         self._prompters = prompters
         self._config = config
         self._loaders = loaders
+        self._loads: dict[str, Callable[[], None]] = {}  # by model, once it was loaded
 
     def load(self, replica: Replica) -> None:
         """Load tokenizers and templates that are not loading yet; readiness waits.
@@ -50,11 +51,19 @@ class PrompterLoader:
             if model.parent is not None or not self._prompters.start_loading(model.id, release):
                 continue
             source = tokens.models.get(model.id) or model.root or model.id
-            loading = asyncio.get_running_loop().run_in_executor(
-                self._loaders,
-                partial(_warm_prompter, model.id, source, model.root or model.id, tokens, release),
-            )
-            loading.add_done_callback(partial(self._loaded, model.id, source, time.monotonic()))
+            model_id = model.root or model.id
+            warm = partial(_warm_prompter, model.id, source, model_id, tokens, release)
+            self._loads[model.id] = partial(self._load, model.id, source, warm)
+            self._loads[model.id]()
+
+    def reload(self, model: str) -> None:
+        """Load a model's tokenizer and templates again; the old ones are used until then."""
+        if (load := self._loads.get(model)) is not None:
+            load()
+
+    def _load(self, model: str, source: str, warm: Callable[[], Prompter]) -> None:
+        loading = asyncio.get_running_loop().run_in_executor(self._loaders, warm)
+        loading.add_done_callback(partial(self._loaded, model, source, time.monotonic()))
 
     def _loaded(
         self, model: str, source: str, started_s: float, loading: asyncio.Future[Prompter]

@@ -35,6 +35,10 @@ class Guard:
         self._token_digest = _digest(token) if token is not None else None
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
 
+    def use(self, token: str) -> None:
+        """Ask for another token from the next request on."""
+        self._token_digest = _digest(token)
+
     @property
     def needs_token(self) -> bool:
         """Whether the port asks for a token."""

@@ -32,7 +32,7 @@ from router.base.addresses import own_url_host
 from router.base.errors import ConfigError, Overloaded
 from router.base.listening import BACKLOG, cannot_listen, listen, why_not
 from router.config import LimitsConfig
-from router.config.tls import ServerTls
+from router.config.tls import Tls
 from router.http.connection import Connection, Handler, Request
 from router.metrics import Metrics
 
@@ -69,7 +69,7 @@ class Listener:
         limits: LimitsConfig,
         max_connections: int,
         metrics: Metrics,
-        tls: ServerTls | None,
+        tls: Tls | None,
     ) -> None:
         self.name = name
         self._limits = limits
@@ -137,24 +137,12 @@ class Listener:
         """Cut clients that send no headers or take no answers; runs until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            self._renew()
             connections = list(self.connections)
             for start in range(0, len(connections), _LOOKS_AT_ONCE):
                 now_s = time.monotonic()
                 for connection in connections[start : start + _LOOKS_AT_ONCE]:
                     self._look_at(connection, now_s)
                 await asyncio.sleep(0)
-
-    def _renew(self) -> None:
-        """Use a renewed certificate from the next handshake on."""
-        if self._tls is None or not self._tls.is_stale:
-            return
-        try:
-            self._tls.reload()
-        except ConfigError as exc:  # half written, mostly: the last good one stays in force
-            logger.error("certificate not renewed", extra={"reason": exc.message})
-        else:
-            logger.info("certificate renewed", extra={"port": self.name})
 
     def _look_at(self, connection: Connection, now_s: float) -> None:
         if connection.stalled_s(now_s) >= self._limits.write_timeout_s:

@@ -38,6 +38,10 @@ class EngineKey:
         """Apply another list of configured replicas."""
         self._urls = frozenset(replica.url.rstrip("/") for replica in config.replicas)
 
+    def use(self, key: str) -> None:
+        """Send another key from the next request on."""
+        self._key = key
+
     def headers(self, url: str) -> Mapping[str, str]:
         """Return the header that authorizes at the replica with base URL `url`; {}: none."""
         if self._key is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Self
@@ -24,6 +23,7 @@ from router.base.errors import (
 from router.base.host_names import Names
 from router.base.shortage import shortage
 from router.config import ForwardConfig
+from router.config.tls import Tls
 from router.replicas.signs import Signs
 from router.upstream.answer import Answer
 from router.upstream.connections import Strays
@@ -102,7 +102,7 @@ class Upstream:
     def __init__(
         self,
         config: ForwardConfig,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
         signs_of: Callable[[str], Signs] = lambda name: Signs(),
         *,
         names: Names | None = None,
@@ -121,15 +121,14 @@ class Upstream:
 
     async def __aenter__(self) -> Self:
         self._max_connections = self._max_connections or _half_of_descriptors()
-        context = self._tls if self._tls is not None else True
         connect_s = self._config.connect_timeout_s
         kept = Connector(
             self._names,
             strays=self._strays,
             keepalive_timeout=self._config.keepalive_s,
-            ssl=context,
+            tls=self._tls,
         )
-        fresh = Connector(self._names, strays=self._strays, force_close=True, ssl=context)
+        fresh = Connector(self._names, strays=self._strays, force_close=True, tls=self._tls)
         self._kept = HttpSession(kept, connect_timeout_s=connect_s)
         self._fresh = HttpSession(fresh, connect_timeout_s=connect_s)
         return self

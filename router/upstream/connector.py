@@ -17,6 +17,7 @@ from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.connector import Connection
 
 from router.base.host_names import Names
+from router.config.tls import Tls
 from router.upstream.connections import Guarded, Strays
 
 
@@ -26,6 +27,7 @@ class Connector(aiohttp.TCPConnector):
     Args:
         names: None: names that no other connector shares.
         strays: Counts bytes that no request had asked for. None: they are only logged.
+        tls: Its context of the moment is for each new connection. None: the system's authorities.
         server: The name of the only server that it connects to. "": connections are named when
             they are taken.
         limit: The most connections at a time; 0: any number.
@@ -37,7 +39,7 @@ class Connector(aiohttp.TCPConnector):
         names: Names | None,
         *,
         strays: Strays | None = None,
-        ssl: SSLContext | bool = True,
+        tls: Tls | None = None,
         server: str = "",
         limit: int = 0,
         force_close: bool = False,
@@ -47,14 +49,19 @@ class Connector(aiohttp.TCPConnector):
         super().__init__(
             resolver=_Resolver(self._names),
             use_dns_cache=False,
-            ssl=ssl,
             limit=limit,
             force_close=force_close,
             keepalive_timeout=None if force_close else keepalive_timeout,
         )
         self._server = server
+        self._tls = tls
         guarded = partial(self._guarded, strays if strays is not None else Strays())
         self._factory = cast("partial[ResponseHandler]", guarded)
+
+    def _get_ssl_context(self, req: aiohttp.ClientRequest) -> SSLContext | None:
+        if self._tls is not None and req.is_ssl():
+            return self._tls.context
+        return super()._get_ssl_context(req)
 
     @property
     def num_in_use(self) -> int:

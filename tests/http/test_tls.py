@@ -16,7 +16,6 @@ from router.base.errors import ConfigError
 from router.config import ForwardConfig, ListenConfig
 from router.config.tls import client_tls, server_tls, system_tls
 from router.discovery.engine_api import EngineApi
-from router.run import reload
 from tests.faults.fake_engine import MODELS
 from tests.faults.stage import PATIENCE_S, Engines, RawClient, Stage, chat, on_stage, words
 from tests.http.certificates import Authority
@@ -89,11 +88,12 @@ async def test_a_renewed_certificate_is_used_without_a_restart(authority: Author
         _, first = await get(stage.url + "/healthz", context)
         key = settings["listen__tls_key"].read_bytes()
         settings["listen__tls_key"].write_text("nothing")
-        await stage.until(lambda: "certificate not renewed" in stage.log)
+        await stage.until(lambda: "file not read again" in stage.log)
         assert (await get(stage.url + "/healthz", context))[1] == first
         settings["listen__tls_key"].write_bytes(key)
         listening(authority)  # into the same files
-        reload(stage.router)
+        stage.router.read_files.want()
+        await stage.until(lambda: "file read again" in stage.log)
         _, second = await get(stage.url + "/healthz", context)
 
     assert first != second
@@ -210,6 +210,31 @@ async def test_a_replica_that_the_systems_authorities_certify_is_asked(
             assert (await api.facts("r", url)).models
     finally:
         system_tls.cache_clear()
+
+
+async def test_renewed_credentials_for_replicas_are_used_without_a_restart(
+    authority: Authority, tmp_path: Path
+) -> None:
+    """Our certificate and the authority's, from the next connection on."""
+    folder = tmp_path / "next"
+    folder.mkdir()
+    following = Authority(folder, "following")
+    cert, key = authority.issue("router")
+    ca = tmp_path / "bundle.pem"
+    ca.write_bytes(authority.cert.read_bytes())
+    mutual = {"forward__client_cert": cert, "forward__client_key": key, "forward__ca_file": ca}
+    async with engine(authority.issue("engine"), authority.cert) as url:
+        async with on_stage(url, forward__keepalive_s=0.05, **mutual) as stage:
+            assert (await stage.ask(chat("a"))).status == 200
+            ca.write_bytes(authority.cert.read_bytes() + following.cert.read_bytes())
+            for old, new in zip((cert, key), following.issue("router"), strict=True):
+                old.write_bytes(new.read_bytes())
+            stage.router.read_files.want()
+            await stage.until(lambda: "file read again" in stage.log)
+            async with engine(following.issue("engine"), following.cert) as other:
+                added = await stage.admin("/admin/replicas", {"url": other})
+                assert added.status == 200, added.body
+                await stage.until(lambda: len(stage.router.fleet.members.replicas) == 2)
 
 
 async def reason(stage: Stage) -> str:
