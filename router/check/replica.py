@@ -306,7 +306,7 @@ def _connectors(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
 
 def _speculation(subject: Subject, seen: ReplicaSeen, facts: EngineFacts) -> Iterator[Finding]:
     """Judge whether it is known that its drafts drop the last block of a hit."""
-    eagle = seen.entry.replica.eagle  # configured; None: to be learned
+    eagle = seen.entry.replica.eagle  # configured
     reported = seen.info.eagle if seen.info is not None else None
     shown = reported if reported is not None or facts.speculates else False
     hashes_ahead = any(r.status is not None and r.status.contract.lookahead for r in seen.ranks)
@@ -319,7 +319,7 @@ def _speculation(subject: Subject, seen: ReplicaSeen, facts: EngineFacts) -> Ite
     elif shown is None and eagle is None:
         yield subject.note(
             "drafts",
-            "it speculates; whether it drops the last block of each hit is learned from answers",
+            "it speculates, and is taken to drop no block of a hit",
             f"replicas: - {{url: {seen.url}, eagle: true}} if its method is eagle, eagle3 or "
             "mtp (until vLLM 0.32 also dflash, dspark), else eagle: false",
         )

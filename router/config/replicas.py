@@ -48,7 +48,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "--speculative-config and method eagle, eagle3 or mtp (until vLLM 0.32 also dflash and "
             "dspark), unless disable_eagle_block_drop is set. From vLLM 0.33 it does so only with "
             "a KV connector or disable_lookahead_block_hashes. Events that show such hashes take "
-            "precedence. Default: learned from its answers (docs/concepts/hashes.md)"
+            "precedence. Default: it does not (docs/concepts/hashes.md)"
         ),
     ] = None
     hardware: Annotated[

@@ -18,7 +18,6 @@ from router.cluster.candidate_source import CandidateSource, Publisher
 from router.config import Config, ReplicaConfig
 from router.discovery.engine_facts import EngineFacts
 from router.index.cache_view import CacheView
-from router.index.last_block import LastBlock
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
@@ -75,12 +74,8 @@ class RankStreams:
             self._candidate_source(candidate, replica, endpoints.get(rank), lora_paths)
             for rank, candidate in enumerate(candidates_of(replica))
         ]
-        eagle = configured.eagle
         for source in sources:
-            last_block = None
-            if eagle or (eagle is None and facts.speculates):
-                last_block = LastBlock(eagle, speculates=facts.speculates)
-            self._caches.add(source.candidate, source.rank_stream(), last_block)
+            self._caches.add(source.candidate, source.rank_stream(), eagle=configured.eagle is True)
         return sources
 
     async def follow(self, source: CandidateSource) -> None:

@@ -9,14 +9,13 @@ from typing import Any, Final
 from router.base.addresses import place_digest
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
-from router.index.last_block import LastBlock
 from router.metrics import PoolState, SharingState, SourceState
 from router.pool.status import PoolStatus
 from router.replicas.candidate_state import CandidateStatus
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.replica import candidates_of
-from router.replicas.state import Eagle, RankState, ReplicaState
+from router.replicas.state import RankState, ReplicaState
 
 Waiting = dict[str, str]
 """Replica or source name -> why it is not usable (yet), in the configuration's order."""
@@ -71,7 +70,7 @@ class Status:
             trust=caches.trust(id_),
             cpu_trust=caches.cpu_trust(id_),
             not_understood=sorted(stream.unknown) if stream is not None else [],
-            eagle=_eagle(caches.index.last_blocks.get(id_)),
+            drops_last_block=id_ in caches.index.dropping,
             num_sessions=fleet.conversations.at(id_).num_sessions,
             num_live_tokens=fleet.conversations.num_tokens_at(id_),
             capacity_tokens=fleet.load.capacity_tokens(id_),
@@ -123,12 +122,6 @@ class Status:
     def sources(self) -> Sequence[SourceState]:
         """Describe where replicas are looked for."""
         return self._sources()
-
-
-def _eagle(last_block: LastBlock | None) -> Eagle | None:
-    if last_block is None:
-        return None
-    return Eagle(last_block.is_dropped, last_block.is_learned, last_block.num_changes)
 
 
 def _event_counts(stream: CandidateStream) -> dict[str, int]:

@@ -23,9 +23,8 @@ from router.base.messages import TierChange
 from router.index.copies import TIERS, Copies, Tier, add, drop_oldest, remove, remove_to
 from router.index.eviction import EvictionOrder
 from router.index.group_rules import Chain
-from router.index.hit_length import KvLayout, with_drop
+from router.index.hit_length import KvLayout
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
-from router.index.last_block import Drop, LastBlock
 from router.index.prefix import (
     MAX_SHORT,
     NO_END,
@@ -161,7 +160,7 @@ class BlockIndex:
         max_pending: Bound of one candidate's journal, in keys.
         min_deferred: Blocks of a claim from which on it is deferred; see `Speculation`.
 
-    `last_blocks`: whether the last block of hits is dropped, for candidates that speculate.
+    `dropping`: candidates whose engine computes the last block of each hit again (EAGLE, MTP).
     `orders`: in which order candidates will evict. They learn which blocks are stored.
     """
 
@@ -174,7 +173,7 @@ class BlockIndex:
         "_min_deferred",
         "_num_emptied",
         "_retired",
-        "last_blocks",
+        "dropping",
         "orders",
     )
 
@@ -188,7 +187,7 @@ class BlockIndex:
         self._holdings: dict[CandidateId, _Holdings] = {}
         self._journals: dict[CandidateId, Journal] = {}
         self._layouts: dict[CandidateId, KvLayout | None] = {}
-        self.last_blocks: dict[CandidateId, LastBlock] = {}
+        self.dropping: set[CandidateId] = set()
         self.orders: dict[CandidateId, EvictionOrder] = {}
         self._retired: list[Copies] = []
         self._num_emptied: Counter[CandidateId] = Counter()
@@ -494,18 +493,11 @@ class BlockIndex:
     def groups_of(self, candidate: CandidateId) -> KvLayout | None:
         """Return the candidate's KV groups; None: it has one, or they are not understood."""
         layout = self._layouts.get(candidate)
-        if layout is not None and layout.drop is not self.drop(candidate):
-            layout = self._layouts[candidate] = with_drop(layout, self.drop(candidate))
+        drops_last = candidate in self.dropping
+        if layout is not None and layout.drops_last is not drops_last:
+            layout = KvLayout(layout.groups, layout.unit, drops_last=drops_last)
+            self._layouts[candidate] = layout
         return layout
-
-    def drop(self, candidate: CandidateId) -> Drop:
-        """Return where the engine is expected to drop the last block of a hit."""
-        last_block = self.last_blocks.get(candidate)
-        return last_block.drop if last_block is not None else Drop.NOWHERE
-
-    def drops_last(self, candidate: CandidateId) -> bool:
-        """Return whether the engine is expected to drop the last block of a hit."""
-        return self.drop(candidate) is not Drop.NOWHERE
 
     def left_by(
         self, candidate: CandidateId, chain: Sequence[BlockKey], num_tokens: int

@@ -20,7 +20,6 @@ from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.claims import Audit, Claim
 from router.index.eviction import EvictionOrder, FirstLost
-from router.index.last_block import LastBlock
 from router.index.lost_history import recover
 
 logger = logging.getLogger(__name__)
@@ -43,27 +42,23 @@ class _Room(NamedTuple):
 class CacheView:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_claims", "_streams", "audit", "index")
+    __slots__ = ("_claims", "_eagles", "_streams", "audit", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
+        self._eagles: set[CandidateId] = set()  # configured so
         self._streams: dict[CandidateId, CandidateStream] = {}
         self.audit = Audit(index, self._streams)
 
-    def add(
-        self, candidate: CandidateId, stream: CandidateStream, last_block: LastBlock | None = None
-    ) -> None:
+    def add(self, candidate: CandidateId, stream: CandidateStream, *, eagle: bool = False) -> None:
         """Add a candidate with its stream.
 
-        `last_block`: whether the last block of its hits is dropped; None: it is reused.
+        `eagle`: its engine drops the last block of each hit, unless it hashes ahead.
         """
+        (self._eagles.add if eagle else self._eagles.discard)(candidate)
         self.hand_over(candidate, stream)
         self.audit.begin(candidate)
-        self.index.last_blocks.pop(candidate, None)
-        if last_block is not None:
-            self.index.last_blocks[candidate] = last_block
-            self._observe_lookahead(candidate)
 
     def hand_over(self, candidate: CandidateId, stream: CandidateStream) -> None:
         """Use another stream from now on; blocks, claims and trust stay."""
@@ -83,7 +78,8 @@ class CacheView:
         self.audit.remove(candidate)
         self._claims.pop(candidate, None)
         self.index.orders.pop(candidate, None)
-        self.index.last_blocks.pop(candidate, None)
+        self._eagles.discard(candidate)
+        self.index.dropping.discard(candidate)
         self.index.clear(candidate)
         self.index.forget_layout(candidate)
 
@@ -181,7 +177,7 @@ class CacheView:
                     best = _longer(best, matches[candidate])  # a guess does not know evictions
                 held = _at_most(best, len(short))
                 matches[candidate] = self.index.prolonged(short, candidate, held)
-        if self.index.last_blocks:
+        if self.index.dropping:
             self._drop_last(matches)
         streams = self._streams
         for candidate in [each for each in matches if each in streams and streams[each].is_suspect]:
@@ -201,9 +197,9 @@ class CacheView:
     def _drop_last(self, matches: dict[CandidateId, BlockMatch]) -> None:
         """Drop the last block of matches if the engine does; several groups have their own rule."""
         index = self.index
-        for candidate in index.last_blocks.keys() & matches.keys():
+        for candidate in index.dropping & matches.keys():
             found = matches[candidate]
-            if found is NO_BLOCKS or index.has_groups(candidate) or not index.drops_last(candidate):
+            if found is NO_BLOCKS or index.has_groups(candidate):
                 continue
             matches[candidate] = BlockMatch(
                 max(0, found.num_gpu_blocks - 1),
@@ -220,14 +216,14 @@ class CacheView:
         for num_before, key in self._lost(candidate):
             if num_before < num_left and chain[num_before] == key:
                 num_left = num_before
-        if num_left < num_blocks and self.index.drops_last(candidate):
+        if num_left < num_blocks and candidate in self.index.dropping:
             return max(0, num_left - 1)
         return num_left
 
     def unbroken(self, chain: Sequence[BlockKey], candidate: CandidateId, num_blocks: int) -> int:
         """Count the leading blocks of a match up to a gap."""
         num_left = self.index.unbroken(candidate, chain, num_blocks)
-        if num_left < num_blocks and self.index.drops_last(candidate):
+        if num_left < num_blocks and candidate in self.index.dropping:
             return max(0, num_left - 1)
         return num_left
 
@@ -353,9 +349,9 @@ class CacheView:
 
     def _observe_lookahead(self, candidate: CandidateId) -> None:
         """Check whether the engine hashes ahead: then it drops no block, whatever is configured."""
-        last_block = self.index.last_blocks.get(candidate)
-        if last_block is not None:
-            last_block.has_lookahead = self._streams[candidate].contract.lookahead > 0
+        dropping, contract = self.index.dropping, self._streams[candidate].contract
+        is_dropping = candidate in self._eagles and not contract.lookahead
+        (dropping.add if is_dropping else dropping.discard)(candidate)
 
     def _expire_claims(self, candidate: CandidateId, now_s: float) -> None:
         waiting = []
@@ -380,7 +376,7 @@ class CacheView:
             return num_held_blocks
         limit = (num_tokens - 1) // stream.contract.block_size
         found = self.index.match(keys, [candidate], limit)[candidate]
-        num_dropped = int(found.num_cpu_blocks > 0 and self.index.drops_last(candidate))
+        num_dropped = int(found.num_cpu_blocks > 0 and candidate in self.index.dropping)
         return max(num_held_blocks, found.num_cpu_blocks - num_dropped)
 
 

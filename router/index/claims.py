@@ -2,8 +2,8 @@
 
 A `Claim` marks the blocks that one request will compute, until they are stored or it has failed.
 The `Audit` compares each predicted number of cached tokens with the number that the engine reports.
-A wrong prediction counts against its source: the event stream, the cpu tier, the kind of prompt,
-or the rule for the last block of a hit. router.index.cache_view matches prompts with blocks.
+A wrong prediction counts against its source: the event stream, the cpu tier or the kind of
+prompt. router.index.cache_view matches prompts with blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex, Speculation
 from router.index.candidate_stream import CandidateStream, StreamReason
 from router.index.eviction import Use
-from router.index.last_block import LastBlock
 from router.index.trust import Trust
 
 
@@ -125,7 +124,7 @@ class Audit:
             return ()
         num_blocks = min(num_predicted // contract.block_size, len(claim.keys))
         needed = self._index.needed_by(claim.candidate, claim.keys, num_blocks)
-        num_more = 2 if self._index.drops_last(claim.candidate) else 1  # it dropped one that it had
+        num_more = 2 if claim.candidate in self._index.dropping else 1  # it dropped one that it had
         return (*claim.keys[missing : missing + num_more], *needed)
 
     def record(
@@ -137,7 +136,7 @@ class Audit:
         *,
         num_cpu_tokens: int = 0,
         kinds: Collection[str] = (),
-    ) -> LastBlock | None:
+    ) -> None:
         """Record a prediction's outcome; a wrong one lowers the trust in what it is based on.
 
         Args:
@@ -147,13 +146,10 @@ class Audit:
             claim: Of the request; None: not known, all counts for the GPU.
             num_cpu_tokens: The part of the prediction that came from the cpu tier.
             kinds: Of the prompt (`ExtraKeys.kinds`).
-
-        Returns:
-            The new expectation about the last block, if it changed; else None.
         """
         stream, trust = self._streams.get(candidate), self._trust.get(candidate)
         if stream is None or trust is None:
-            return None
+            return
         if claim is not None:
             size = stream.contract.block_size
             num_gpu_tokens = claim.num_held_blocks * size
@@ -161,17 +157,7 @@ class Audit:
             if num_tier_tokens > num_gpu_tokens:
                 self._audit_cpu(candidate, trust, num_tier_tokens == num_reported_tokens)
                 if num_reported_tokens >= num_gpu_tokens:
-                    return None  # the GPU has the predicted blocks
-        last_block = self._index.last_blocks.get(candidate)
-        if last_block is not None:
-            layout, size = self._index.groups_of(candidate), stream.contract.block_size
-            step = size if layout is None else layout.alignment * layout.unit
-            is_mixed = layout is not None and layout.is_mixed
-            if last_block.observe(
-                num_predicted_tokens, num_reported_tokens, step, is_mixed=is_mixed
-            ):
-                trust.forgive()  # it was not the stream's fault
-                return last_block
+                    return  # the GPU has the predicted blocks
         is_right = num_predicted_tokens == num_reported_tokens
         if (
             claim is not None
@@ -183,7 +169,7 @@ class Audit:
                 reason = StreamReason.EACH_COPY if is_all else StreamReason.ALL_COPIES
                 stream.mark_suspect(reason)
                 trust.forgive()
-                return None
+                return
         if num_predicted_tokens or num_reported_tokens:  # nothing is right of a new prompt
             trust.observe_kinds(kinds, is_right)
         if trust.observe_gpu(is_right):
@@ -191,7 +177,6 @@ class Audit:
             if was_read:
                 stream.mark_suspect(share_right(trust.gpu.ratio))
             trust.forgive(was_read=was_read)
-        return None
 
     def _audit_cpu(self, candidate: CandidateId, trust: Trust, right: bool) -> None:
         """Record whether the cpu tier added the blocks that it announced."""

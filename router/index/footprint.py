@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from router.base.messages import KvGroup
 from router.index.hit_length import MAMBA, SLIDING_WINDOW, KvLayout
-from router.index.last_block import Drop
 
 
 class _Footprint(NamedTuple):
@@ -37,7 +36,7 @@ def capacity_tokens(layout: KvLayout, num_blocks: int, num_sessions: int) -> int
 
     None: no group grows with tokens.
     """
-    footprint = _footprint(layout.groups, layout.drop is Drop.EVERYWHERE)
+    footprint = _footprint(layout.groups, layout.drops_last)
     if not footprint.blocks_per_token:
         return None
     num_free = num_blocks - num_sessions * footprint.num_blocks

@@ -16,9 +16,15 @@ The rule (source: kv_cache_coordinator.py and single_type_kv_cache_manager.py in
 L is a multiple of all block sizes. It is a multiple of the hashed unit instead, if a Mamba block is
 longer than the unit and all other groups can look up by the unit.
 
-With EAGLE or MTP the groups that draft match one block more and drop it, except Mamba groups. With
-EAGLE all groups draft. With MTP the group of the last layer does, and groups of the same rule
-(_annotate_eagle_groups in kv_cache_utils.py). No event shows which: see router.index.last_block.
+Drafts from the hidden states of the target (EAGLE, MTP) need those of the last block. So the groups
+that draft match one block more and drop it, except Mamba groups, unless `disable_eagle_block_drop`
+is set. The methods are eagle, eagle3, mtp, dflash and dspark; from 0.33.0 on dflash and dspark drop
+nothing. Source: SpeculativeConfig.use_eagle_block_drop in vllm/config/speculative.py,
+_annotate_eagle_groups in kv_cache_utils.py. No event shows it: `replicas[].eagle` does.
+
+All groups are taken to draft, as with EAGLE. With MTP the group of the last layer drafts: if it has
+windows, a hit is as long as if all did. If it has full attention, windows keep a block less, and
+some hits are longer than predicted.
 
 The block that ends at L is named by the hash of the prefix [0, L), in units. A salt tells groups
 apart (`salt_of`), so that one set of keys has all groups of a candidate.
@@ -26,14 +32,13 @@ apart (`salt_of`), so that one set of keys has all groups of a candidate.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Container, Sequence
 from math import lcm
 from typing import Final
 
 from router.base.contracts import KEY_MASK, BlockKey
 from router.base.messages import KvGroup
 from router.index.group_rules import Chain, GroupKind, Mamba, Whole, Window
-from router.index.last_block import Drop
 
 FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 SLIDING_WINDOW: Final = frozenset({"sliding_window", "sliding_window_mla"})
@@ -65,8 +70,7 @@ class KvLayout:
     Args:
         groups: Those that cache prefixes, in the order seen; at least one.
         unit: Tokens between two hashes of a chain; divides every block size.
-        drop: Where the last block is computed again for drafts (EAGLE, MTP).
-        drafting: The engine's numbers of the groups that draft; None: by `drop`.
+        drops_last: Whether the last block is computed again for drafts (EAGLE, MTP).
     """
 
     __slots__ = (
@@ -74,36 +78,23 @@ class KvLayout:
         "_kinds",
         "_salts",
         "alignment",
-        "drop",
+        "drops_last",
         "groups",
         "is_understood",
         "unit",
     )
 
-    def __init__(
-        self,
-        groups: Sequence[KvGroup],
-        unit: int,
-        *,
-        drop: Drop = Drop.NOWHERE,
-        drafting: Collection[int] | None = None,
-    ) -> None:
+    def __init__(self, groups: Sequence[KvGroup], unit: int, *, drops_last: bool = False) -> None:
         self.groups = tuple(groups)
         self.unit = unit
-        self.drop = drop
+        self.drops_last = drops_last
         self.is_understood = all(is_understood(group) for group in groups)
         self.alignment = lcm(*(group.block_size for group in groups)) // unit  # in units
         if _is_fine_grained(groups, unit):
             self.alignment = 1
         self._salts = {group.index: salt_of(group, groups) for group in groups}
-        self._kinds = self._by_kind(_drafting(groups, drop) if drafting is None else drafting)
+        self._kinds = self._by_kind()
         self._is_simple = len(self._kinds) == 2 and isinstance(self._kinds[0], Whole)
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether it has windows and full attention."""
-        kinds = {group.kind for group in self.groups}
-        return not kinds.isdisjoint(FULL_ATTENTION) and not kinds.isdisjoint(SLIDING_WINDOW)
 
     def salt(self, group: int) -> int | None:
         """Return the salt of a group by the engine's number; None: it is not known."""
@@ -154,7 +145,7 @@ class KvLayout:
         kv_cache_coordinator.py.
         """
         end = min((num_tokens - 1) // self.unit, len(chain)) // self.alignment * self.alignment
-        if self.drop is not Drop.NOWHERE:
+        if self.drops_last:
             end = max(0, end - self.alignment)
         kinds = (kind for kind in self._kinds if not isinstance(kind, Mamba))
         return [key for kind in kinds for key in kind.needed(chain, end)]
@@ -163,7 +154,7 @@ class KvLayout:
         """List the blocks that a hit of `length` units needs, without the first full attention."""
         return [key for kind in self._kinds for key in kind.needed(chain, length)]
 
-    def _by_kind(self, drafting: Collection[int]) -> list[GroupKind]:
+    def _by_kind(self) -> list[GroupKind]:
         """Combine groups with the same rule, full attention first, as the engine does."""
         proves = len(self.groups) > 1  # a dropped block beyond the hit may prove it
         by_rule: dict[tuple[str, int, int | None], list[int]] = {}
@@ -182,25 +173,9 @@ class KvLayout:
             else:
                 is_closed = kind in FULL_ATTENTION
                 kinds.append(Whole(size, salts, self.alignment, is_closed))
-            kinds[-1].drops = any(index in drafting for index in indices)
-            kinds[-1].margin = min(size, self.alignment) if kinds[-1].drops and proves else 0
+            kinds[-1].drops = self.drops_last
+            kinds[-1].margin = min(size, self.alignment) if self.drops_last and proves else 0
         return sorted(kinds, key=lambda kind: not isinstance(kind, Whole))
-
-
-def with_drop(layout: KvLayout, drop: Drop) -> KvLayout:
-    """Return the same groups with another place where the last block is dropped."""
-    return KvLayout(layout.groups, layout.unit, drop=drop)
-
-
-def _drafting(groups: Sequence[KvGroup], drop: Drop) -> set[int]:
-    """Return the engine's numbers of the groups that draft."""
-    match drop:
-        case Drop.NOWHERE:
-            return set()
-        case Drop.EVERYWHERE:
-            return {group.index for group in groups}
-        case Drop.IN_FULL_ATTENTION:
-            return {group.index for group in groups if group.kind in FULL_ATTENTION}
 
 
 def make_layout(groups: Sequence[KvGroup], unit: int) -> KvLayout | None:

@@ -178,8 +178,6 @@ class Metrics(Instruments):
         "behind unknown tokens)")]
     audit_error: Annotated[Histogram, Spec("warmroute_audit_error_tokens", "replica",
         "Absolute difference between predicted and reported cached tokens", _TOKEN_BUCKETS)]
-    last_block_changes: Annotated[Counter, Spec("warmroute_last_block_changes", "replica",
-        "Changes of the rule for the last block of a hit (EAGLE, MTP), as answers show it")]
     tokenized: Annotated[Counter, Spec("warmroute_tokenized_requests", "way",
         "Tokenized prompts, by way: local, media (with images), prefix (up to an unknown "
         "item), engine, unknown")]

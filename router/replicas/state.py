@@ -22,14 +22,6 @@ ON_PURPOSE: Final = ("draining", "asleep", "paused")
 """States in which a replica gets no new requests, and nothing is wrong with it."""
 
 
-class Eagle(Struct, frozen=True):
-    """Whether an engine that speculates drops the last block of hits."""
-
-    drops_last_block: bool
-    learned: bool
-    changes: int
-
-
 class RankState(Struct, frozen=True, kw_only=True):
     """One candidate of a replica. None: not known, if nothing else is said."""
 
@@ -44,7 +36,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     trust: float  # share of recent audited predictions that were right, 1.0 before the first
     cpu_trust: float | None  # the same of its cpu tier
     not_understood: list[str]  # kinds of prompts whose blocks are not found
-    eagle: Eagle | None  # None: its engine does not speculate
+    drops_last_block: bool  # of each hit (EAGLE, MTP)
     num_sessions: int  # conversations that are alive there
     num_live_tokens: float  # that they need
     capacity_tokens: int | None  # of its cache

@@ -46,7 +46,7 @@ class Explainer:
             "candidates": [
                 {
                     "state": self._caches.state(view.id, prompt.extra),
-                    "drops_last_block": self._caches.index.drops_last(view.id),
+                    "drops_last_block": view.id in self._caches.index.dropping,
                     "pool": self._pool_of(view),
                     "view": view,
                 }

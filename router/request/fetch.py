@@ -154,7 +154,7 @@ class Fetches(Observer):
                     sharing.setdefault(directories[id_], set()).add(id_)
             if not sharing:
                 continue
-            drops_last = index.drops_last(ids[0])
+            drops_last = ids[0] in index.dropping
             num_reusable = prompt.num_tokens if drops_last else prompt.num_tokens - 1
             chain = prompt.keys(contract)[: num_reusable // contract.block_size]
             groups = index.groups_of(ids[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
 from router.index.cache_view import CacheView
@@ -14,8 +13,6 @@ from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.results import Prompt
 from router.request.send import Sent
-
-logger = logging.getLogger(__name__)
 
 Verdict = Literal["exact", "over", "under", "evicted", "partial"]
 
@@ -34,7 +31,6 @@ class PredictionAudit(Observer):
         self._caches = caches
         self._tokens = tokens
         self._fetches = fetches
-        self._metrics = metrics
         self._instruments = CandidateTable(metrics)
 
     def ended(self, facts: Facts) -> None:
@@ -82,25 +78,13 @@ class PredictionAudit(Observer):
 
     def _record(self, prompt: Prompt, placement: Placement, predicted: int, reported: int) -> None:
         name = placement.lease.candidate
-        changed = self._caches.audit.record(
+        self._caches.audit.record(
             name,
             predicted,
             reported,
             placement.claim,
             num_cpu_tokens=placement.predicted.num_cpu_only_tokens,
             kinds=prompt.extra.kinds,
-        )
-        if changed is None:
-            return
-        self._metrics.last_block_changes.labels(name).inc()
-        text = "its answers show whether it drops the last block of a hit (EAGLE, MTP)"
-        logger.warning(
-            text + (": set replicas[].eagle" if changed.is_open else ""),
-            extra={
-                "candidate": name,
-                "eagle": changed.is_dropped,
-                "dropped": changed.drop.name.lower(),
-            },
         )
 
 

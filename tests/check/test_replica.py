@@ -83,7 +83,7 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         info(several=("NixlConnector", "MooncakeStoreConnector"), transfers=("store",)),
         "note", "connectors", "NixlConnector, MooncakeStoreConnector; it loads", "poll_s",
     ),
-    (facts(speculates=True), "note", "drafts", "is learned", "eagle: false"),
+    (facts(speculates=True), "note", "drafts", "taken to drop no block", "eagle: false"),
     (
         info(facts(configured(eagle=False), speculates=True), eagle=True),
         "note", "drafts", "drops the last block", "eagle: true",

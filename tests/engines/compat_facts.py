@@ -117,7 +117,7 @@ def hit_lengths() -> Facts:
     parts = iter(recorded)
     for name, (unit, specs) in recorder.LAYOUTS.items():
         size = unit or math.gcd(*(spec.block_size for spec in specs))
-        for eagle in (False, True, *recorder.MTP.get(name, ())):
+        for eagle in (False, True):
             made = json.loads(recorder.record(name, size, specs, eagle))
             before = next(parts)["cases"]
             num += len(before)

@@ -67,7 +67,6 @@ _OTHERS: Final = {
         "num_nextn_predict_layers": 1,
     },
     "mtp-windows": _MTP,
-    "mtp-full": _MTP | {"mtp_layer_types": ["full_attention"]},
 }
 
 

@@ -3,8 +3,7 @@
     .engines/venv/bin/python tests/engines/record_hit_lengths.py
 
 No engine is started: the coordinator is asked directly, for groups of many kinds and sizes, with
-EAGLE, without, and with MTP, where one group's layers draft. Written to
-tests/fixtures/kv_groups: the groups, and for each cache the prompt's
+EAGLE and without. Written to tests/fixtures/kv_groups: the groups, and for each cache the prompt's
 length, the units at which each group holds a block that ends there (as bits), and the hit.
 """
 
@@ -75,17 +74,6 @@ LAYOUTS: dict[str, tuple[int | None, list[KVCacheSpec]]] = {  # the unit; None: 
     ),
     "four windows": (None, [window(12, 14), full(4), window(6, 9), window(2, 4), window(4, 11)]),
 }
-MTP: dict[str, list[int]] = {  # groups of which one has the layers that draft
-    "gemma": [0, 2],
-    "two windows": [0, 1, 2],
-    "coarse full": [0, 1],
-    "coarse window": [0, 1],
-    "thirds": [0, 1, 2],
-    "mamba": [0],
-    "mamba fine": [1],
-    "mamba and window": [0, 2],
-    "four windows": [0, 1, 4],
-}
 
 
 def draw(rng: random.Random, specs: list[KVCacheSpec], unit: int, num_units: int) -> list[int]:
@@ -106,25 +94,18 @@ def draw(rng: random.Random, specs: list[KVCacheSpec], unit: int, num_units: int
     return held
 
 
-def record(name: str, unit: int, specs: list[KVCacheSpec], eagle: bool | int) -> str:
-    """Ask for the hits of one model; return its part of the fixture, a line for each cache.
-
-    `eagle`: of a group's number: it alone has layers that draft (MTP).
-    """
-    is_mtp = not isinstance(eagle, bool)
-    rng = random.Random(f"{name} {eagle}" + " mtp" * is_mtp)
+def record(name: str, unit: int, specs: list[KVCacheSpec], eagle: bool) -> str:
+    """Ask for the hits of one model; return its part of the fixture, a line for each cache."""
+    rng = random.Random(f"{name} {eagle}")
     coordinator = get_kv_cache_coordinator(
         KVCacheConfig(
             num_blocks=4,
             kv_cache_tensors=[],
-            kv_cache_groups=[
-                KVCacheGroupSpec([f"layer {i}"], s, is_eagle_group=is_mtp and i == eagle)
-                for i, s in enumerate(specs)
-            ],
+            kv_cache_groups=[KVCacheGroupSpec([f"layer {i}"], s) for i, s in enumerate(specs)],
         ),
         max_model_len=1024,
         max_in_flight_tokens=1024,
-        use_eagle=is_mtp or bool(eagle),
+        use_eagle=eagle,
         enable_caching=True,
         enable_kv_cache_events=False,
         dcp_world_size=1,
@@ -155,7 +136,7 @@ def record(name: str, unit: int, specs: list[KVCacheSpec], eagle: bool | int) ->
         ]
         for group, spec in enumerate(specs)
     ]
-    layout = {"name": name, "eagle": [eagle] if is_mtp else eagle, "unit": unit, "groups": groups}
+    layout = {"name": name, "eagle": eagle, "unit": unit, "groups": groups}
     return '{"layout": ' + json.dumps(layout) + ', "cases": [\n' + ",\n".join(cases) + "\n]}"
 
 
@@ -165,7 +146,7 @@ def main() -> None:
     parts = [
         record(name, unit or math.gcd(*(s.block_size for s in specs)), specs, eagle)
         for name, (unit, specs) in LAYOUTS.items()
-        for eagle in (False, True, *MTP.get(name, ()))
+        for eagle in (False, True)
     ]
     path = FIXTURES / f"coordinator-{vllm.__version__}.json"
     path.write_text("[\n" + ",\n".join(parts) + "\n]\n")

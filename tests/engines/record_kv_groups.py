@@ -35,7 +35,6 @@ ENGINES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 SPECULATING: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle": ("windows", {"method": "eagle", "num_speculative_tokens": 2}),
-    "mtp-full": ("mtp-full", {"method": "mtp", "num_speculative_tokens": 1}),
     "mtp-windows": ("mtp-windows", {"method": "mtp", "num_speculative_tokens": 1}),
 }
 NUM_BLOCKS = 72

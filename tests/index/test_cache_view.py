@@ -14,7 +14,6 @@ from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.cache_view import LINGER_S, CacheView
 from router.index.candidate_stream import StreamReason
 from router.index.hit_length import KvLayout
-from router.index.last_block import LastBlock
 from router.index.trust import MIN_AUDITS, SUSPECT_BELOW
 from router.kv_events.stream import RankStream
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
@@ -462,7 +461,7 @@ def test_an_unknown_candidate_has_room() -> None:
 
 def test_what_an_engine_drops_of_a_hit_is_dropped_of_what_survives() -> None:
     view = overrun()
-    view.index.last_blocks[R1] = LastBlock(True, speculates=False)
+    view.index.dropping.add(R1)
     view.claim(R1, NEW[:1], 0)
 
     assert num_surviving(view) == (1, 3)

@@ -9,7 +9,6 @@ from loadtest.engine_model.window_blocks import WindowBlocks
 from router.base.messages import KvGroup
 from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
-from router.index.last_block import Drop
 
 FULL = KvGroup(0, "full_attention", 16)
 WINDOW = KvGroup(1, "sliding_window", 16, 40)  # three blocks
@@ -36,7 +35,7 @@ def test_what_grows_and_what_each_conversation_takes_once(
 
 
 def test_eagle_keeps_a_block_more_of_each_window() -> None:
-    layout = KvLayout((FULL, WINDOW), 16, drop=Drop.EVERYWHERE)
+    layout = KvLayout((FULL, WINDOW), 16, drops_last=True)
 
     assert capacity_tokens(layout, 100, 5) == (100 - 20) * 16
 

@@ -17,7 +17,6 @@ from router.base.contracts import BlockKey
 from router.base.messages import KvGroup
 from router.index.group_rules import Chain
 from router.index.hit_length import KvLayout, is_understood, make_layout
-from router.index.last_block import Drop
 
 RECORDED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "fixtures/kv_groups/coordinator-0.32.0.json").read_text()
@@ -44,8 +43,7 @@ def test_hits_are_the_engines(recorded: dict[str, Any]) -> None:
     layout = KvLayout(
         [KvGroup(*group) for group in named["groups"]],
         unit,
-        drop=Drop.EVERYWHERE if named["eagle"] else Drop.NOWHERE,
-        drafting=named["eagle"] if isinstance(named["eagle"], list) else None,
+        drops_last=named["eagle"],
     )
 
     for num_tokens, held_bits, reported in recorded["cases"]:

@@ -7,7 +7,6 @@ import pytest
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from policies.view import CandidateId
-from router.index.last_block import RUN
 from tests.faults.stage import Engines, Stage, chat, on_stage, streamed, words
 
 
@@ -27,25 +26,6 @@ async def test_a_configured_replica_is_predicted_to_the_block() -> None:
             assert reply.reported > 0
             assert explained.json()["candidates"][0]["drops_last_block"] is True
             assert stage.metric("warmroute_last_block_dropped", replica="r1") == 1
-
-
-async def test_it_is_learned_from_answers() -> None:
-    """After a run that is a block short predictions are right; counted, logged, taken for good."""
-    async with Engines(1, eagle=True) as engines, on_stage(*engines) as stage:
-        errors = []
-        for _ in range(RUN + 3):
-            reply = await stage.ask(streamed(chat(words(1))))
-            await stage.settled(*engines)
-            errors.append(reply.predicted - reply.reported)
-
-        assert errors == [0] + [16] * RUN + [0] * 2
-        assert stage.metric("warmroute_last_block_changes_total", replica="r1") == 1
-        assert stage.metric("warmroute_last_block_dropped", replica="r1") == 1
-        assert stage.metric("warmroute_trust_ratio", replica="r1") == 1
-        assert "set replicas[].eagle" in stage.log
-        listed = (await stage.admin("/admin/replicas")).json()["replicas"]
-        eagle = {"drops_last_block": True, "learned": True, "changes": 1}
-        assert [rank["eagle"] for each in listed for rank in each["ranks"]] == [eagle]
 
 
 async def test_the_pool_gives_a_block_less_too() -> None:
@@ -97,8 +77,7 @@ async def test_hashes_that_cover_the_next_tokens_are_predicted(
             assert reply.reported > 0
             assert stage.metric("warmroute_last_block_dropped", replica="r1") == 0
             (rank,) = stage.router.status.rank_states()
-            assert rank.eagle is not None
-            assert not rank.eagle.drops_last_block
+            assert not rank.drops_last_block
 
 
 async def test_a_prompt_that_parts_behind_a_block_hits_a_block_less() -> None:

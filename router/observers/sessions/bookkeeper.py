@@ -181,7 +181,7 @@ class Bookkeeper(Observer):
             is_apart=thread is not None and thread.space != entry.thread.space,
             is_unknown=match.is_unknown,
             step=size if layout is None else max(1, layout.alignment * layout.unit),
-            num_dropped=size if index.drops_last(candidate) else 0,
+            num_dropped=size if candidate in index.dropping else 0,
             fetch_until=fetch_until,
         )
         loss = move = None
