@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
+import shlex
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -22,13 +22,7 @@ from hypothesis import given
 from docs.site_hooks import PAGES as OUTSIDE
 from loadtest.dev import address, docs
 from loadtest.dev.chaos.cli import main as chaos
-from loadtest.dev.gpu import run as gpu_run
-from loadtest.dev.gpu.kit import cli as gpu_kit
-from loadtest.dev.gpu.kit import install as gpu_install
 from loadtest.dev.league import cli as league
-from loadtest.dev.peers import cli as peers
-from loadtest.dev.peers.aiperf import MOONCAKE, profile_words
-from loadtest.dev.studies import fleet, next_turn, real_grid
 from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
 from router import config
@@ -41,12 +35,14 @@ from tests.docs_blocks import (
     MODEL,
     REDIS_PORT,
     ROOT,
+    ROUTER_PORT,
     VLLM_FLAGS,
     Block,
     Shell,
     blocks,
     free_ports,
 )
+from tests.engines.aiperf import BLOCK_SIZE, MOONCAKE, profile_words
 from tests.forks import python_command
 from tests.policies.snapshots import snapshots
 from tests.redis_servers import RedisServer, binary
@@ -367,13 +363,24 @@ def flags() -> frozenset[str]:
     for command in (*commands(), chaos):
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))
-    parsers: list[argparse.ArgumentParser] = [
-        docs.argument_parser(), gpu_install.parser(), gpu_kit.parser(), gpu_run.parser(),
-        fleet.parser(), league.parser(), next_turn.parser(), peers.parser(), real_grid.parser(),
-    ]  # fmt: skip
-    for parser in parsers:
+    for parser in (docs.argument_parser(), league.parser()):
         known.update(flag for action in parser._actions for flag in action.option_strings)
     return frozenset(known)
+
+
+def test_the_aiperf_page_has_the_command_that_the_suite_runs() -> None:
+    """With the defaults of AIPerf's own sessions: their blocks have 512 tokens."""
+    [code] = [
+        block.code.replace("\\\n", "")
+        for block in blocks(DOCUMENTS["docs/evaluate/aiperf.md"])
+        if " profile " in block.code
+    ]
+    url, dataset = f"http://127.0.0.1:{ROUTER_PORT}", Path("sessions/*/dataset.jsonl")
+
+    ours = profile_words(url, dataset, MOONCAKE, 40)
+
+    exchanged = {"tiny": MODEL, str(BLOCK_SIZE): "512"}
+    assert shlex.split(code)[1:] == [exchanged.get(word, word) for word in ours]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

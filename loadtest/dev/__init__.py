@@ -1,4 +1,4 @@
-"""What only developers run: benchmarks, chaos, studies, peers, the generated documentation.
+"""What only developers run: benchmarks, chaos, the league of routers, the generated documentation.
 
 Not in the wheel.
 """

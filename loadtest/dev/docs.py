@@ -16,7 +16,6 @@ import ast
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +28,6 @@ from msgspec import Struct
 from loadtest.compare.hygiene import QUESTIONS
 from loadtest.dev import address
 from loadtest.dev.bench import report as reporting
-from loadtest.dev.peers import page as peers
 from loadtest.emulator.cli import emulate
 from loadtest.emulator.faults import Fault
 from loadtest.engine_model.time_model import PRESETS, TimeModel
@@ -475,11 +473,6 @@ def benchmarks() -> str:
     return reporting.tables(msgspec.json.decode(raw, type=reporting.Report))
 
 
-def peers_part(lay_out: Callable[[peers.Comparison], str]) -> str:
-    """Lay out a part of the last comparison with other routers."""
-    return lay_out(peers.read(ROOT / "docs/research/comparison.json"))
-
-
 def _dedented(text: str) -> str:
     first, _, rest = text.strip().partition("\n")
     lines = [line.removeprefix("    ") for line in rest.splitlines()]
@@ -537,10 +530,6 @@ MAKERS: dict[str, Maker] = {
     "badges": lambda: address.badges(address.repository()),
     "install": lambda: address.install(address.repository()),
     "benchmarks": benchmarks,
-    "peers-grid": partial(peers_part, peers.grid_tables),
-    "peers-cost": partial(peers_part, peers.cost_table),
-    "peers-aiperf": partial(peers_part, peers.aiperf_table),
-    "peers-collapse": partial(peers_part, peers.collapse_tables),
 }
 
 

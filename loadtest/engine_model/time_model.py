@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 
 class StepWork(Struct, gc=False):
@@ -46,10 +46,6 @@ class TimeModel(Struct, frozen=True, kw_only=True, gc=False):
         """Predict the duration of steps that only decode; each reads one more token a request."""
         more_ms = self.ms_per_mtoken_context * work.num_decodes * 1e-6
         return num_steps * self.step_s(work) + 5e-4 * more_ms * num_steps * (num_steps - 1)
-
-    def slower(self, factor: float) -> TimeModel:
-        """Return the model of a machine that takes `factor` times as long."""
-        return TimeModel(**{name: factor * ms for name, ms in structs.asdict(self).items()})
 
 
 # From data sheets, at the utilisation that serving engines reach: half of the dense bf16 FLOP/s in
@@ -88,15 +84,14 @@ PRESETS: Final[dict[str, TimeModel]] = {
     ),
     # Two vLLM 0.32.0 CPU engines with `loadtest.tiny_model`, sharing two cores with their API
     # servers, a router and a client. Measured with prompts of 250 to 12,000 tokens on both at once.
-    # Decodes are fitted to runs of `loadtest.dev.studies.real_grid` without a pool, seed 5. Nearly
-    # all of the time is attention.
+    # Decodes are fitted to runs of agents without a pool. Nearly all of the time is attention.
     "cpu-tiny": TimeModel(
         base_ms=3.2,
         ms_per_prefill_token=0.002,
         ms_per_mtoken2=3.4,
         ms_per_decode=0.8,
     ),
-    # The same with the larger model of `loadtest.dev.studies.pair` (slow prefill).
+    # The same with a model of 4 layers of 256 values (slow prefill).
     "cpu-slow": TimeModel(
         base_ms=3.2,
         ms_per_prefill_token=0.025,

@@ -1,4 +1,4 @@
-"""Real engines as processes: vLLM replicas and a Mooncake pool, for the suite and for studies.
+"""Real engines as processes: vLLM replicas and a Mooncake pool, for the suite and the league.
 
     process     a server of ours: started, awaited, killed by its group
     fork_client engines are forks of one process that has imported vLLM (site/fork_server.py)

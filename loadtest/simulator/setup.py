@@ -88,7 +88,6 @@ class Setup(Struct, frozen=True, kw_only=True):
     concurrency: int | None = None  # sessions alive at once, in a closed loop; None: as they come
     stop_s: float | None = None  # no turn is sent after that; those in flight are awaited
     decodes: bool = True  # False: every reply is one token, as on a prefill instance
-    to_engine_s: float = 0.0  # from a decision until the engine has queued the request
     event_lag_s: float = 0.1  # from a step's end until the router has its events
     num_routers: int = 1  # each request comes to one of them by chance
     note_lag_s: float = 0.0  # until the others know of it; math.inf: never

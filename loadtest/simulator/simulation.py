@@ -238,13 +238,6 @@ class _Simulation:
             keys, num_tokens, ticket.num_out, ticket, num_tokens - 1 if is_sent else 0
         )
         request.keeps_blocks = moves_by_peers and ticket.answer is not None
-        if self._setup.to_engine_s:
-            at_s = now_s + self._setup.to_engine_s
-            self._events.plan(at_s, Kind.ENGINE, partial(self._reach, engine, request))
-        else:
-            self._reach(engine, request, now_s)
-
-    def _reach(self, engine: Engine, request: Request, now_s: float) -> None:
         engine.arrive(request, now_s)
         self._plan_engine(engine, now_s)
 

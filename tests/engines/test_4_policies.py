@@ -7,15 +7,21 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from loadtest.agents import make_sessions
-from loadtest.dev.studies.cells import Cell
-from loadtest.dev.studies.draw import Draw, draw
-from loadtest.dev.studies.grid_run import GridRun, run_of
+from loadtest.dev.league.spoken import Spoken
+from loadtest.generated import Agents
 from loadtest.results import Summary, summarize
+from loadtest.runner import ReplayOptions, replay
 from loadtest.runner.sessions import drive
-from tests.engines.harness import NUM_BLOCKS, Engine, Router
+from loadtest.workload import Workload
+from tests.engines.harness import Engine, Router
 from tests.engines.turns import PROFILE
 
 SESSIONS = replace(PROFILE, num_sessions=12, seed=5, sub_agent_share=0.25)
+OVERRUN = Agents(
+    num_sessions=25, num_turns=10, rate=10.0, pauses="short", scale_tokens=0.2,
+    num_output_tokens=120, sub_agent_share=0.0, block_size=32, seed=8,
+)  # fmt: skip
+"""At their ends the contexts take 2.5 times the caches of two replicas of the suite."""
 
 
 async def run(router: Router, replicas: tuple[Engine, Engine]) -> Summary:
@@ -49,38 +55,36 @@ async def test_kv_aware_computes_less_than_round_robin(
 async def test_the_queue_keeps_overrun_caches_warm(
     replicas: tuple[Engine, Engine], start_router: Callable[..., Router]
 ) -> None:
-    """Two and a half times what fits: waiting saves much of what a hash by session computes.
+    """Contexts beyond the caches: waiting saves much of what a hash by session computes.
 
-    A cell of `loadtest.dev.studies.real_grid`, for the suite's smaller caches: 25 sessions. These
-    engines have idle time, which would go into prompts without room (`strict_router`).
+    The agents of `loadtest.dev.league`, 25 of them at once. These engines have idle time, which
+    would go into prompts without room (`strict_router`).
     """
-    drawn = draw(Cell(working_set=2.5), seed=8, num_blocks=NUM_BLOCKS - 1)
+    workload = OVERRUN.workload()
     queue = {"mode": "on"}
     module = "tests.engines.strict_router"
     addresses = [{"url": replica.url} for replica in replicas]
     queued = start_router(
         policy="kv_aware", config={"replicas": addresses, "queue": queue}, module=module
     )
-    ours = await send_all(drawn, queued, replicas)
-    theirs = await send_all(drawn, start_router(policy="session_hash"), replicas)
+    ours = await send_all(workload, queued, replicas)
+    theirs = await send_all(workload, start_router(policy="session_hash"), replicas)
 
     for found in (ours, theirs):
         assert found.num_errors == 0
-        assert found.num_prompt_tokens == drawn.workload.num_input_tokens
-        assert found.num_computed_tokens >= drawn.num_ideal_tokens
+        assert found.num_prompt_tokens >= workload.num_input_tokens
     assert ours.num_computed_tokens < 0.75 * theirs.num_computed_tokens
 
 
-async def send_all(drawn: Draw, router: Router, replicas: tuple[Engine, Engine]) -> GridRun:
-    """Send all sessions of a draw at once, from cold caches."""
+async def send_all(workload: Workload, router: Router, replicas: tuple[Engine, Engine]) -> Summary:
+    """Send all sessions at once, from cold caches."""
     for replica in replicas:
         replica.reset_prefix_cache()
     with router:
-        turns = await drive(
+        sent = await replay(
+            workload,
             router.url,
-            drawn.sessions(),
-            concurrency=len(drawn.plans),
-            session_header="x-session-id",
-            scripted=True,
+            options=ReplayOptions(loop="closed", session_header="x-session-id"),
+            prompts=Spoken(workload, OVERRUN.seed),
         )
-    return run_of(drawn, "", turns)
+    return summarize(sent.turns)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.dev.peers.aiperf import (
+from router.api.sessions import engine_name, session_hash
+from tests.engines.aiperf import (
     AIPERF,
     MOONCAKE,
     TRACES,
@@ -19,7 +20,6 @@ from loadtest.dev.peers.aiperf import (
     profile,
     synthesize,
 )
-from router.api.sessions import engine_name, session_hash
 from tests.engines.harness import Engine, Ours, Router, all_up
 from tests.ports import free_port
 
@@ -51,10 +51,7 @@ def send(
 ) -> tuple[AiperfRun, Router]:
     """Send whole sessions through a router that is given nothing but the replicas."""
     with Router(replicas, folder) as router:
-        found = profile(
-            folder, router.url, dataset=dataset, format=format, num_sessions=num,
-            router="warmroute", seed=5, more={},
-        )  # fmt: skip
+        found = profile(folder, router.url, dataset, format, num)
     return found, router
 
 

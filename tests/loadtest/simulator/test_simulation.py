@@ -100,20 +100,6 @@ def test_one_request_takes_what_the_time_model_says() -> None:
     assert found.tbt_tail_s == pytest.approx(0.002)
 
 
-def test_an_engine_has_a_request_some_time_after_its_decision() -> None:
-    """The way there is part of the time to first token, and takes none of the engine's."""
-    asked = [turn(0, 0.0, (1,)), turn(1, 0.1, (2,))]
-
-    at_once = simulate(workload(*asked), create("random"), ALONE)
-    later = simulate(workload(*asked), create("random"), replace(ALONE, to_engine_s=0.5))
-
-    for one, other in zip(at_once.run.turns, later.run.turns, strict=True):
-        assert other.ttft_s == pytest.approx((one.ttft_s or 0.0) + 0.5)
-    assert later.replicas[0].prefill_ratio * later.span_s == pytest.approx(
-        at_once.replicas[0].prefill_ratio * at_once.span_s
-    )
-
-
 def test_sessions_are_hashed_with_the_model() -> None:
     """A fleet that serves another name places sessions as a live router of that name does."""
     asked = [turn(number, float(number), (number,)) for number in range(12)]

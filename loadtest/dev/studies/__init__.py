@@ -1,1 +1,0 @@
-"""The grid study: policies and other routers on two small engines, real or simulated."""
