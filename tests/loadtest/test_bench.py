@@ -15,7 +15,7 @@ from loadtest.dev.bench.measures import Budget, Line, distribution
 from loadtest.dev.bench.report import Machine, Report, Section
 from loadtest.dev.bench.setting import Setting
 
-IN_PROCESS = ("decision", "ingest", "redis")
+IN_PROCESS = ("decision", "redis")
 WITH_PROCESSES = tuple(name for name in BENCHMARKS if name not in IN_PROCESS)
 
 MACHINE = Machine(cpu="a CPU", num_cores=2, system="Linux", python="CPython 3.11", load_average=0.5)

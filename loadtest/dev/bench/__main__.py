@@ -28,16 +28,12 @@ BENCHMARKS: Final = (
     "context",
     "overhead",
     "throughput",
-    "workers",
     "streaming",
     "probes",
     "cpu",
-    "tracing",
     "decision",
-    "ingest",
     "memory",
     "stall",
-    "crowds",
     "redis",
     "foreign",
 )
@@ -60,9 +56,8 @@ def main(
     """Measure the router against its budgets; all benchmarks, or those named.
 
     \b
-    context, overhead, throughput, workers, streaming, probes, cpu, tracing, stall, crowds:
-    a running router
-    decision, ingest, memory: its parts
+    context, overhead, throughput, streaming, probes, cpu, stall: a running router
+    decision, memory: its parts
     redis: what routers share, on a Redis of its own
     foreign: what a request costs the routers that it does not come to
     """

@@ -1,12 +1,11 @@
-"""Router time added to an agent's turn, by length of its context; 2,000 new tokens each turn.
+"""Router time added to an agent's turn of 80,000 tokens; 2,000 of them are new each turn.
 
 Growing conversations as coding agents have them (system prompt, tools, tool calls and results),
 streamed answers, one request in flight. Every turn is sent twice, straight to a replica and
 through the router, in alternating order; the difference of the pair is one sample. Between turns
 the replica publishes the blocks of the last one, so that each turn is warm and only its new
-tokens are unknown. A context of L grows by up to L / 2 around L. Time runs until the last byte of
-an answer that comes at once. The router's own `x-warmroute-ms` (head of the request read ->
-replica chosen, receiving the body included) stands beside it.
+tokens are unknown. Contexts grow by 22,000 tokens around 80,000. Time runs until the last byte of
+an answer that comes at once.
 """
 
 from __future__ import annotations
@@ -23,22 +22,12 @@ from loadtest.dev.bench.rig import Rig, start_rig
 from loadtest.dev.bench.setting import Setting
 from router.tokens import Prompter, load_prompter
 
-# context tokens, conversations, turns of each that are measured
-_PLAN: Final = (
-    (2_000, 100, 1),
-    (8_000, 34, 3),
-    (20_000, 20, 5),
-    (80_000, 10, 11),
-    (200_000, 5, 11),
-)
-_QUICK: Final = ((2_000, 2, 1), (8_000, 1, 3))
-
-_BUDGETS: Final = {80_000: (Budget("p50", 3.0), Budget("p99", 8.0))}
+_NUM_CONVERSATIONS: Final = 10
+_NUM_TURNS: Final = 11  # of each, that are measured
 
 
 class _Samples(Struct):
     added_ms: list[float] = []
-    router_ms: list[float] = []
     direct_ms: list[float] = []
     body_bytes: list[int] = []
 
@@ -50,16 +39,14 @@ def run(setting: Setting) -> list[Line]:
 
 async def _run(setting: Setting) -> list[Line]:
     prompter = load_prompter(str(setting.model_dir), local_files_only=True)
-    lines: list[Line] = []
-    plan = _QUICK if setting.quick else _PLAN
+    context_tokens = setting.size(80_000, 8_000)
+    num_turns = setting.size(_NUM_TURNS, 3)
+    samples = _Samples()
     async with start_rig(setting) as rig:
-        for context_tokens, num_conversations, num_turns in plan:
-            samples = _Samples()
-            names = [f"{context_tokens}-{number}" for number in range(num_conversations)]
-            for name in setting.track(names, f"context {context_tokens:,}"):
-                await _converse(rig, prompter, name, context_tokens, num_turns, samples)
-            lines += _lines(context_tokens, samples, rig)
-    return lines
+        names = [str(number) for number in range(setting.size(_NUM_CONVERSATIONS, 1))]
+        for name in setting.track(names, f"context {context_tokens:,}"):
+            await _converse(rig, prompter, name, context_tokens, num_turns, samples)
+    return _lines(context_tokens, samples, rig)
 
 
 async def _converse(
@@ -81,7 +68,6 @@ async def _converse(
             rig.check(turn, answer, replica)
             samples.added_ms.append(answer.total_ms - plain.total_ms)
             samples.direct_ms.append(plain.total_ms)
-            samples.router_ms.append(float(answer.header("x-warmroute-ms") or "nan"))
             samples.body_bytes.append(len(turn.body))
             await rig.store(turn, replica)
 
@@ -95,9 +81,9 @@ def _lines(context_tokens: int, samples: _Samples, rig: Rig) -> list[Line]:
             f"added to a turn, {context}",
             "ms",
             samples.added_ms,
-            *_BUDGETS.get(context_tokens, ()),
+            Budget("p50", 3.0),
+            Budget("p99", 8.0),
             note=f"body {mean_kb:,.0f} KB; direct p50 {direct_p50_ms:.2f} ms; "
             + rig.prediction_note,
         ),
-        distribution(f"x-warmroute-ms, {context}", "ms", samples.router_ms),
     ]

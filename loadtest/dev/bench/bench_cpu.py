@@ -1,4 +1,4 @@
-"""CPU of the router process per request of 100,000 or 6,000 tokens, all its threads, all it does.
+"""CPU of the router process per request of 100,000 tokens, all its threads, all it does.
 
 Warm: every request adds other 2,000 tokens to a context of 98,000 that the router and one replica
 know; one in flight. The share of requests that is encoded twice as a proof (`tokens.prove_ratio`)
@@ -21,7 +21,6 @@ from loadtest.dev.bench.setting import Setting
 from router.tokens import load_prompter
 
 _TOKENS: Final = 100_000
-_SMALL_TOKENS: Final = 6_000
 
 
 def run(setting: Setting) -> list[Line]:
@@ -38,15 +37,11 @@ async def _run(setting: Setting) -> list[Line]:
         next(growing(fresh, f"cold-{n}", context_tokens + NEW_TOKENS, 0))
         for n in range(setting.size(20, 2))
     ]
-    small = [
-        next(growing(fresh, f"small-{n}", _SMALL_TOKENS, 0)) for n in range(setting.size(100, 2))
-    ]
     async with start_rig(setting) as rig, Connection(rig.port) as connection:
         replica = await rig.warm(connection, base)
         warm_ms = await _cpu_ms(setting, rig, connection, turns, replica, "CPU, warm")
         note = rig.prediction_note
         cold_ms = await _cpu_ms(setting, rig, connection, cold, None, "CPU, cold")
-        small_ms = await _cpu_ms(setting, rig, connection, small, None, "CPU, small and cold")
     return [
         Line(
             what=f"router CPU, {turns[0].num_tokens:,} tokens of which {NEW_TOKENS:,} new",
@@ -62,13 +57,6 @@ async def _run(setting: Setting) -> list[Line]:
             num_samples=len(cold),
             value=cold_ms,
             budgets=(Budget("value", 40.0),),
-        ),
-        Line(
-            what=f"router CPU, {small[0].num_tokens:,} tokens, cold but for the system prompt",
-            unit="ms",
-            num_samples=len(small),
-            value=small_ms,
-            budgets=(Budget("value", 2.0),),
         ),
     ]
 

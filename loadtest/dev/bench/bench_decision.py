@@ -15,11 +15,11 @@ from typing import Final
 
 import orjson
 
-from loadtest.dev.bench.bench_ingest import new_stream
 from loadtest.dev.bench.conversations import CONTRACT, growing, tokens_of
 from loadtest.dev.bench.fake_engine import BLOCK_SIZE
 from loadtest.dev.bench.measures import Budget, Line, distribution
 from loadtest.dev.bench.setting import Setting
+from loadtest.dev.bench.streams import new_stream
 from policies.registry import DEFAULT_POLICY, create
 from policies.view import NOTHING_HELD, CandidateId, Holding, RequestView, Snapshot
 from router.base.contracts import BlockKey
@@ -47,22 +47,15 @@ def run(setting: Setting) -> list[Line]:
     decider = Decider(tokens, prepared.keys)
     for number in range(100):
         decider.decide(number)
-    chain_us: list[float] = []
     taken_us: list[float] = []
     for start in setting.track(range(0, setting.size(5_000, 50), 50), "decisions"):
         taken_us += [decider.decide(start + number) for number in range(50)]
-        chain_us += [decider.chain() for _ in range(10)]
     return [
         distribution(
             f"decision alone, {_NUM_REPLICAS} replicas, {prepared.num_tokens:,} tokens",
             "µs",
             taken_us,
             Budget("p50", 150.0),
-        ),
-        distribution(
-            f"of that, putting the known chain together, {prepared.num_tokens:,} tokens",
-            "µs",
-            chain_us,
         ),
     ]
 
@@ -96,12 +89,6 @@ class Decider:
             deepest = len(keys) - _SHARED_BLOCKS - _NEW_BLOCKS
             depth = number * deepest // (_NUM_DEEP - 1) if number < _NUM_DEEP else 0
             self._caches.index.store(candidate, keys[: _SHARED_BLOCKS + depth])
-
-    def chain(self) -> float:
-        """Build the chain, as each request does once; return the time in µs."""
-        start_s = time.thread_time()
-        self._tokens.keys(CONTRACT)
-        return (time.thread_time() - start_s) * 1e6
 
     def decide(self, number: int) -> float:
         """Make one decision, untimed take it back; return the time in µs."""

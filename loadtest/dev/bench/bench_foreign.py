@@ -1,11 +1,8 @@
 """What a request of another router costs: CPU of a router that it does not come to, and of Redis.
 
-All requests go to the first router, at a steady rate: chats of 5,500 tokens of which 4,500 are new,
-answered at once by two emulated replicas. CPU is that of the process, all its threads. What it used
-in as much time without requests is not in it.
-
-Caches that never fill store 281 blocks a request. Full ones also evict as many, each in an event of
-its own, as vLLM does.
+All requests go to the first of two routers, at a steady rate: chats of 5,500 tokens of which 4,500
+are new, answered at once by two emulated replicas whose caches never fill. CPU is that of the
+process, all its threads. What it used in as much time without requests is not in it.
 """
 
 from __future__ import annotations
@@ -19,8 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
-import redis
-from msgspec import Struct
 
 from loadtest import agent_text
 from loadtest.dev.bench.bench_redis import redis_server
@@ -29,114 +24,53 @@ from loadtest.dev.bench.measures import Budget, Line
 from loadtest.dev.bench.setting import Setting
 from loadtest.runner.stack import Router, start_replicas, start_router
 
-RATE: Final = 70.0
+_RATE: Final = 70.0
+_NUM_ROUTERS: Final = 2
 _NUM_REPLICAS: Final = 2
+_NUM_BLOCKS: Final = 1_000_000  # of a replica: never full
+_NUM_WARM: Final = 50
 _SHARED_TOKENS: Final = 1_000
 _NEW_TOKENS: Final = 4_500
 _NUM_CONNECTIONS: Final = 16
-LARGE: Final = 1_000_000  # blocks: never full
-SMALL: Final = 16_384  # full after two seconds
-
-
-class Cost(Struct, frozen=True, kw_only=True):
-    """CPU a request in ms: of the router that was asked, of each other one, of Redis."""
-
-    own_ms: float
-    other_ms: float
-    redis_ms: float
-    num_requests: int
-    commands: dict[str, tuple[float, float]]  # of Redis: calls and ms, a request each
 
 
 def run(setting: Setting) -> list[Line]:
     """Measure."""
-    lines: list[Line] = []
-    caches = ("filling",) if setting.quick else ("filling", "full")
-    for number, each in enumerate(setting.track(caches, "foreign requests")):
-        folder = setting.work_dir / f"foreign-{number}"
-        folder.mkdir()
-        num_blocks = LARGE if each == "filling" else SMALL
-        seconds = setting.size(20, 2)
-        cost = asyncio.run(measure(folder, num_routers=2, num_blocks=num_blocks, seconds=seconds))
-        lines += _lines(cost, each)
-    return lines
-
-
-def _lines(cost: Cost, caches: str) -> list[Line]:
-    request = f"request of 5,500 tokens, 4,500 new; caches are {caches}"
+    seconds = setting.size(20, 2)
+    num_requests = round(_RATE * seconds)
+    own_ms, other_ms, redis_ms = asyncio.run(_measure(setting.work_dir, num_requests, seconds))
     return [
         Line(
-            what=f"{of} a {request}",
+            what=f"{of} a request of 5,500 tokens, 4,500 new; caches are filling",
             unit="ms",
-            num_samples=cost.num_requests,
+            num_samples=num_requests,
             value=value,
-            budgets=(Budget("value", limit),) if limit and caches == "filling" else (),
+            budgets=(Budget("value", limit),) if limit else (),
         )
         for of, value, limit in (
-            ("CPU of the router that gets", cost.own_ms, None),
-            ("CPU of another router for", cost.other_ms, 0.08),
-            ("CPU of Redis for", cost.redis_ms, 0.1),
+            ("CPU of the router that gets", own_ms, None),
+            ("CPU of another router for", other_ms, 0.08),
+            ("CPU of Redis for", redis_ms, 0.1),
         )
     ]
 
 
-async def measure(
-    work_dir: Path,
-    *,
-    num_routers: int,
-    num_blocks: int = LARGE,
-    rate: float = RATE,
-    seconds: float = 20.0,
-    flags: Sequence[str] = (),
-    during: str = "",
-) -> Cost:
-    """Measure one setting.
-
-    Args:
-        num_blocks: Of each replica's cache.
-        flags: Of the routers.
-        during: A shell command to run while requests come; `{router}`, `{other}` and `{redis}` are
-            numbers of processes.
-    """
-    async with _running(work_dir, num_routers, num_blocks, flags) as (routers, client):
-        num_warm = round(1.2 * _NUM_REPLICAS * num_blocks / 281) if num_blocks < LARGE else 50
+async def _measure(work_dir: Path, num_requests: int, seconds: float) -> list[float]:
+    """Return the CPU a request in ms: of the router asked, of the other one, of Redis."""
+    async with _running(work_dir) as (routers, redis_pid):
         port = int(routers[0].url.rpartition(":")[2])
-        await _send(port, list(_bodies(num_warm, seed=1)), rate)
-        pids = [router.child.pid for router in routers]
-        redis_pid = int(client.info("server")["process_id"])
+        await _send(port, list(_bodies(_NUM_WARM, seed=1)))
+        pids = [*(router.child.pid for router in routers), redis_pid]
         await asyncio.sleep(2.0)
-        idle = await _used(pids, redis_pid, seconds, None)
-        requests = list(_bodies(round(rate * seconds), seed=2))
-        if during:
-            command = during.format(router=pids[0], other=pids[-1], redis=redis_pid)
-            watcher = await asyncio.create_subprocess_shell(command)
-        client.config_resetstat()
-        busy = await _used(pids, redis_pid, seconds, _send(port, requests, rate))
-        commands = {
-            name.removeprefix("cmdstat_"): (
-                stat["calls"] / len(requests),
-                stat["usec"] / 1000 / len(requests),
-            )
-            for name, stat in client.info("commandstats").items()
-        }
-        if during:
-            await watcher.wait()
-    per_request = [(b - i) / len(requests) * 1000 for b, i in zip(busy, idle, strict=True)]
-    own, *others, of_redis = per_request
-    return Cost(
-        own_ms=own,
-        other_ms=sum(others) / len(others) if others else 0.0,
-        redis_ms=of_redis,
-        num_requests=len(requests),
-        commands=commands,
-    )
+        idle = await _used(pids, seconds, None)
+        requests = list(_bodies(num_requests, seed=2))
+        busy = await _used(pids, seconds, _send(port, requests))
+    return [(b - i) / num_requests * 1000 for b, i in zip(busy, idle, strict=True)]
 
 
 @asynccontextmanager
-async def _running(
-    work_dir: Path, num_routers: int, num_blocks: int, flags: Sequence[str]
-) -> AsyncIterator[tuple[list[Router], redis.Redis]]:
-    emulate = ["--preset", "instant", "--num-gpu-blocks", str(num_blocks)]
+async def _running(work_dir: Path) -> AsyncIterator[tuple[list[Router], int]]:
+    emulate = ["--preset", "instant", "--num-gpu-blocks", str(_NUM_BLOCKS)]
     emulate += ["--max-model-len", "100000", "--reply-tokens", "4"]
     async with AsyncExitStack() as stack:
         client = stack.enter_context(redis_server(work_dir))
@@ -144,12 +78,12 @@ async def _running(
         replicas = await stack.enter_async_context(start_replicas(emulate, _NUM_REPLICAS, work_dir))
         urls = [child.announced[1] for child in replicas]
         routers = []
-        for number in range(num_routers):
+        for number in range(_NUM_ROUTERS):
             folder = work_dir / f"router-{number}"
             folder.mkdir(exist_ok=True)
-            shared = ["--redis", f"redis://127.0.0.1:{port}/0", *flags]
+            shared = ["--redis", f"redis://127.0.0.1:{port}/0"]
             routers.append(await stack.enter_async_context(start_router(urls, shared, folder)))
-        yield routers, client
+        yield routers, int(client.info("server")["process_id"])
 
 
 def _bodies(num: int, seed: int) -> Iterator[bytes]:
@@ -165,7 +99,7 @@ def _bodies(num: int, seed: int) -> Iterator[bytes]:
         yield request_bytes("/v1/chat/completions", orjson.dumps({**body, "max_tokens": 4}))
 
 
-async def _send(port: int, requests: Sequence[bytes], rate: float) -> None:
+async def _send(port: int, requests: Sequence[bytes]) -> None:
     """Send requests at a steady rate, each on a connection that is free."""
     free: asyncio.Queue[Connection] = asyncio.Queue()
     async with AsyncExitStack() as stack:
@@ -181,22 +115,19 @@ async def _send(port: int, requests: Sequence[bytes], rate: float) -> None:
 
         async with asyncio.TaskGroup() as group:
             for number, request in enumerate(requests):
-                await asyncio.sleep(start_s + number / rate - time.perf_counter())
+                await asyncio.sleep(start_s + number / _RATE - time.perf_counter())
                 group.create_task(send(request, await free.get()), name="request")
 
 
-async def _used(
-    pids: Sequence[int], redis_pid: int, seconds: float, doing: Awaitable[None] | None
-) -> list[float]:
+async def _used(pids: Sequence[int], seconds: float, doing: Awaitable[None] | None) -> list[float]:
     """Measure the CPU that each process uses in `seconds`, or longer if `doing` takes longer."""
-    every = [*pids, redis_pid]
-    before = [_cpu_s(pid) for pid in every]
+    before = [_cpu_s(pid) for pid in pids]
     start_s = time.perf_counter()
     if doing is not None:
         await doing
     await asyncio.sleep(max(0.0, start_s + seconds - time.perf_counter()))
     taken_s = time.perf_counter() - start_s
-    return [(_cpu_s(pid) - b) * seconds / taken_s for pid, b in zip(every, before, strict=True)]
+    return [(_cpu_s(pid) - b) * seconds / taken_s for pid, b in zip(pids, before, strict=True)]
 
 
 def _cpu_s(pid: int) -> float:

@@ -1,19 +1,16 @@
 """What a replica without requests costs a router: probes, its figures, its event stream.
 
 Two routers run beside each other, one with a few replicas and one with many, at default intervals:
-the difference is what a replica takes. Once alone, once with a Redis. The same questions at the
-same pace, asked by a bare aiohttp client, are the floor of the probes.
+the difference is what a replica takes. Once alone, once with a Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
-import aiohttp
 import psutil
 import uvloop
 
@@ -22,11 +19,8 @@ from loadtest.dev.bench.measures import Budget, Line
 from loadtest.dev.bench.rig import fake_replicas
 from loadtest.dev.bench.setting import Setting
 from loadtest.runner.stack import start_router
-from router.config import HealthConfig
 
 _FEW: Final = 4
-_OFTEN: Final = ("/health",)
-_SELDOM: Final = ("/metrics", "/v1/models", "/kv_event_sources", "/is_paused")
 
 
 def run(setting: Setting) -> list[Line]:
@@ -42,17 +36,14 @@ async def _run(setting: Setting) -> list[Line]:
         with redis_server(setting.work_dir) as client:
             port = client.connection_pool.connection_kwargs["port"]
             shared = await _of_a_replica(setting, urls, ["--redis", f"redis://127.0.0.1:{port}/0"])
-        asked = await _asked(setting, urls)
-    note = f"{many} replicas against {_FEW}; a bare aiohttp client's questions {asked:.3f} %"
-    budgets = (Budget("value", 0.05),)
     return [
         Line(
             what=f"a replica without requests, {where}",
             unit="% of a core",
             num_samples=many - _FEW,
             value=value,
-            budgets=budgets,
-            note=note,
+            budgets=(Budget("value", 0.05),),
+            note=f"{many} replicas against {_FEW}",
         )
         for where, value in (("one router", alone), ("with Redis", shared))
     ]
@@ -82,24 +73,3 @@ async def _of_a_replica(setting: Setting, urls: Sequence[str], flags: Sequence[s
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-async def _asked(setting: Setting, urls: Sequence[str]) -> float:
-    """Return what the questions to a replica take of a bare client, in percent of a core."""
-    health, rounds = HealthConfig(), setting.size(20, 2)
-    per_s = 0.0
-    async with aiohttp.ClientSession() as session:
-        for paths, interval_s in (
-            (_OFTEN, health.interval_s),
-            (_SELDOM, health.load_interval_s),
-        ):
-            for turn in range(rounds + 1):
-                if turn == 1:  # connections are open
-                    start_s = time.process_time()
-                for url in urls:
-                    for path in paths:
-                        async with session.get(url + path) as answer:
-                            await answer.read()
-            taken_s = time.process_time() - start_s
-            per_s += taken_s / rounds / len(urls) / interval_s
-    return per_s * 100

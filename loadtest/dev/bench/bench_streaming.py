@@ -2,15 +2,12 @@
 
 64 streams run at once, with events 5 ms apart (a word each, as an engine writes them). In
 production this takes most of a router's CPU. What the process uses without streams does not count.
-The same streams go through a proxy in bare aiohttp, and through a relay of bytes on uvloop. Most of
-a relay's cost is the kernel's: one read and one write an event.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
@@ -18,9 +15,8 @@ import uvloop
 
 from loadtest.dev.bench.client import Connection
 from loadtest.dev.bench.conversations import of_size, prepare
-from loadtest.dev.bench.floors import floor
 from loadtest.dev.bench.measures import Budget, Line
-from loadtest.dev.bench.rig import RigError, start_rig
+from loadtest.dev.bench.rig import Rig, RigError, start_rig
 from loadtest.dev.bench.setting import Setting
 from router.tokens import load_prompter
 
@@ -39,61 +35,32 @@ async def _run(setting: Setting) -> list[Line]:
     prepared = prepare(prompter, {**body, "stream": True})
     num_events = setting.size(500, 10)
     request = prepared.request(stream=f"{num_events},{_INTERVAL_MS}")
-    async with (
-        start_rig(setting) as rig,
-        floor("bare", rig.direct_port, setting) as bare,
-        floor("relay", rig.direct_port, setting) as relay,
-    ):
-        routed = await _event_us(setting, rig.port, rig.cpu_s, request, num_events)
-        plain = await _event_us(setting, bare.port, bare.cpu_s, request, num_events)
-        least = await _event_us(setting, relay.port, relay.cpu_s, request, num_events)
-    num_passed = num_events * _NUM_STREAMS
+    async with start_rig(setting) as rig:
+        routed = await _event_us(setting, rig, request, num_events)
     return [
         Line(
             what=f"router CPU per streamed event, {_NUM_STREAMS} streams",
             unit="µs",
-            num_samples=num_passed,
+            num_samples=num_events * _NUM_STREAMS,
             value=routed,
             budgets=(Budget("value", 6.0),),
-            note=f"bare aiohttp {plain:.1f}, bytes alone {least:.1f} µs",
-        ),
-        Line(
-            what="router CPU per streamed event, over a relay of bytes alone",
-            unit="µs",
-            num_samples=num_passed,
-            value=routed - least,
-            budgets=(Budget("value", 4.0),),
-        ),
-        Line(
-            what="bare aiohttp proxy, CPU per streamed event",
-            unit="µs",
-            num_samples=num_passed,
-            value=plain,
-        ),
-        Line(
-            what="relay of bytes alone, CPU per streamed event",
-            unit="µs",
-            num_samples=num_passed,
-            value=least,
         ),
     ]
 
 
-async def _event_us(
-    setting: Setting, port: int, cpu_s: Callable[[], float], request: bytes, num_events: int
-) -> float:
-    """Send all streams through a port; return the CPU of an event, less what is used anyway."""
+async def _event_us(setting: Setting, rig: Rig, request: bytes, num_events: int) -> float:
+    """Send all streams through the router; return the CPU of an event, less what is used anyway."""
     seconds = num_events * _INTERVAL_MS / 1000
-    idle_s = cpu_s()
+    idle_s = rig.cpu_s()
     await asyncio.sleep(seconds)
-    idle_s = (cpu_s() - idle_s) / seconds
-    before_s, start_s = cpu_s(), time.perf_counter()
+    idle_s = (rig.cpu_s() - idle_s) / seconds
+    before_s, start_s = rig.cpu_s(), time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for _ in range(_NUM_STREAMS):
-            group.create_task(_stream(port, request, num_events), name="stream")
+            group.create_task(_stream(rig.port, request, num_events), name="stream")
         for _ in setting.track(range(num_events // 20), "streams"):
             await asyncio.sleep(_INTERVAL_MS * 20 / 1000)
-    taken_s = cpu_s() - before_s - idle_s * (time.perf_counter() - start_s)
+    taken_s = rig.cpu_s() - before_s - idle_s * (time.perf_counter() - start_s)
     return taken_s / (num_events * _NUM_STREAMS) * 1e6
 
 

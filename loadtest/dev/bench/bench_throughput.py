@@ -2,7 +2,7 @@
 
 Sixteen connections, each with a conversation of its own, send as fast as they are answered; the
 replicas answer at once. The same straight to a replica shows that neither client nor replica is
-the limit. A proxy in bare aiohttp shows what a router on this library can have at most.
+the limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import uvloop
 
 from loadtest.dev.bench.client import Connection, hammer
 from loadtest.dev.bench.conversations import Prepared, of_size
-from loadtest.dev.bench.floors import floor
 from loadtest.dev.bench.measures import Budget, Line
 from loadtest.dev.bench.rig import Rig, RigError, start_rig
 from loadtest.dev.bench.setting import Setting
@@ -40,11 +39,6 @@ async def _run(setting: Setting) -> list[Line]:
         num, elapsed_s = await _hammer(setting, rig.port, requests, seconds, "requests/s")
         cpu_ms = (rig.cpu_s() - cpu_s) / num * 1000
         direct, direct_s = await _hammer(setting, rig.direct_port, requests, seconds / 3, "direct")
-        async with floor("bare", rig.direct_port, setting) as bare:
-            await _hammer(setting, bare.port, requests, 0.1, "warm-up")
-            bare_cpu_s = bare.cpu_s()
-            plain, plain_s = await _hammer(setting, bare.port, requests, seconds / 3, "bare")
-            plain_ms = (bare.cpu_s() - bare_cpu_s) / plain * 1000
     return [
         Line(
             what=f"requests/s in one process, 20 KB, {_IN_FLIGHT} in flight",
@@ -53,13 +47,6 @@ async def _run(setting: Setting) -> list[Line]:
             value=num / elapsed_s,
             budgets=(Budget("value", 2000.0, is_floor=True),),
             note=f"direct {direct / direct_s:,.0f}/s; {cpu_ms:.2f} ms of router CPU a request",
-        ),
-        Line(
-            what=f"requests/s of a bare aiohttp proxy, 20 KB, {_IN_FLIGHT} in flight",
-            unit="1/s",
-            num_samples=plain,
-            value=plain / plain_s,
-            note=f"{plain_ms:.2f} ms of its CPU a request",
         ),
     ]
 

@@ -15,12 +15,11 @@ from msgspec import Struct
 
 
 class Answer(Struct, frozen=True):
-    """An answer. `body` of a chunked one still has its chunk marks; times count from sending."""
+    """An answer; `body` of a chunked one still has its chunk marks. Time counts from sending."""
 
     status: int
     head: bytes
     body: bytes
-    first_ms: float  # the first bytes came
     total_ms: float
 
     def header(self, name: str) -> str | None:
@@ -49,7 +48,6 @@ class Connection(asyncio.Protocol):
         self._head: bytes | None = None
         self._end: int | None = None  # of the answer in the buffer; None: chunked
         self._sent_s = 0.0
-        self._first_s = 0.0
         self._answer: asyncio.Future[Answer] | None = None
 
     async def __aenter__(self) -> Self:
@@ -84,8 +82,6 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(ConnectionError(f"port {self._port}: cut off: {exc}"))
 
     def data_received(self, data: bytes) -> None:
-        if not self._buffer:
-            self._first_s = time.perf_counter()
         self._buffer += data
         if self._head is None and not self._read_head():
             return
@@ -111,7 +107,6 @@ class Connection(asyncio.Protocol):
             status=int(self._head[9:12]),
             head=self._head,
             body=bytes(self._buffer[len(self._head) + 4 :]),
-            first_ms=(self._first_s - self._sent_s) * 1000,
             total_ms=(now_s - self._sent_s) * 1000,
         )
         self._buffer.clear()

@@ -6,9 +6,8 @@ engine would compute comes from the request's headers, so that a body is counted
     x-bench-usage: PROMPT[,CACHED]       the usage of the answer; cached tokens only if given
     x-bench-stream: EVENTS,INTERVAL_MS   answer as so many server-sent events
 
-`POST /bench/publish` (body: a msgpack event batch) publishes KV events; the body of `POST
-/bench/render` is what `/v1/…/render` answers from then on, to routers that ask for tokens. A JSON
-line on stdout has the ports.
+`POST /bench/publish` (body: a msgpack event batch) publishes KV events. A JSON line on stdout
+has the ports.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _CHUNK: Final = (
 class Replica:
     """One fake replica: its routes' answers and its events."""
 
-    __slots__ = ("_pages", "_rendered", "publisher")
+    __slots__ = ("_pages", "publisher")
 
     def __init__(self, model_dir: Path, rank: int = 0) -> None:
         self.publisher = EventPublisher(
@@ -70,7 +69,6 @@ class Replica:
             b"/metrics": (metrics + _BUCKETS).encode(),
             b"/kv_event_sources": msgspec.json.encode({"0": self.publisher.config}),
         }
-        self._rendered = b"{}"
         self._publish_first_block()
 
     def _publish_first_block(self) -> None:
@@ -87,11 +85,6 @@ class Replica:
         if target == b"/bench/publish":
             self.publisher.publish(decode(body, with_tokens=True).events, time.time())
             return _whole(b"{}")
-        if target == b"/bench/render":
-            self._rendered = body
-            return _whole(b"{}")
-        if target.endswith(b"/render"):
-            return _whole(self._rendered)
         page = self._pages.get(target)
         return _whole(page if page is not None else completion(head))
 

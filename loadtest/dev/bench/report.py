@@ -74,7 +74,7 @@ def markdown(report: Report) -> str:
         "",
         "**Question.** What does a router cost? Every budget, measured. Made by "
         f"`{report.command}` (`make bench`).",
-        "Every figure, those without a budget too, is in [benchmarks.json](benchmarks.json).",
+        "Every figure is in [benchmarks.json](benchmarks.json).",
         "",
         "<!-- generated: benchmarks -->",
         "",

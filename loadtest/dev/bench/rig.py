@@ -25,7 +25,6 @@ from loadtest.dev.bench.setting import Setting
 from loadtest.runner.children import running
 from loadtest.runner.stack import child_environment, start_router
 from router.base.contracts import BlockKey
-from router.config.redis import SERVERS
 
 NUM_REPLICAS: Final = 4
 _START_S: Final = 60.0
@@ -57,13 +56,8 @@ class Rig:
         self._held: dict[str, set[BlockKey]] = {name: set() for name in self._ports}
 
     def cpu_s(self) -> float:
-        """Read the CPU time that the router has used, all its threads, and its workers if any."""
+        """Read the CPU time that the router has used, all its threads."""
         return _cpu_s([self._process, *self._process.children(recursive=True)])
-
-    def redis_cpu_s(self) -> float:
-        """Read the CPU time of the workers' own Redis."""
-        children = self._process.children()
-        return _cpu_s([each for each in children if each.name() in SERVERS])
 
     def rss_bytes(self) -> int:
         """Read the router's resident memory."""
@@ -136,11 +130,6 @@ class Rig:
                 if time.monotonic() > deadline_s:
                     raise RigError(f"the router is not ready: {ready.body!r} {states}")
                 await asyncio.sleep(0.05)
-
-    async def metrics(self) -> str:
-        """Read the router's metrics page."""
-        async with Connection(self.port) as connection:
-            return (await connection.send(request_bytes("/metrics"))).body.decode()
 
     async def _ranks(self) -> dict[str, dict[str, Any]]:
         answer = await self._admin.send(request_bytes("/admin/replicas"))
