@@ -7,6 +7,7 @@ for cannot be done, and nothing was sent.
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import sys
 import time
@@ -16,40 +17,42 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import orjson
 import uvloop
 from msgspec import Struct
 from rich.console import Console
 
 from loadtest.output_options import output_option
-from loadtest.replay.report import LATE_WARNING_S, Asked, make_report, show
+from loadtest.replay.report import Asked, make_report, show
 from loadtest.results import RunInfo, TurnResult
-from loadtest.runner.display import Display, Tally
-from loadtest.runner.driver import Started, replay
+from loadtest.runner.display import Display
+from loadtest.runner.driver import replay
 from loadtest.runner.options import ReplayError, ReplayOptions
-from loadtest.runner.parameters import POSITIVE, JsonObject, api_key, sending_options
 from loadtest.runner.requests import num_output_tokens
 from loadtest.runner.run_file import RunWriter
 from loadtest.runner.stop import Stop
-from loadtest.runner.target import base_url
+from loadtest.runner.target import Target, base_url
 from loadtest.traces.options import WorkloadError, load_workload, workload_options
 from loadtest.words import clock
 from loadtest.workload import Turn, TurnKey, Workload
 
 _WIDTH: Final = 120  # where the width of the screen is unknown
 _NUM_FILES: Final = 65_536
+_COUNT: Final = click.IntRange(min=1)
+_POSITIVE: Final = click.FloatRange(min=0.0, min_open=True)
 _OWN: Final = (
     "api",
     "concurrency",
     "extra_body",
     "ignore_eos",
     "label",
-    "max_errors",
     "max_tokens",
     "model",
     "salt",
     "session_header",
     "stop_after_s",
     "timeout_s",
+    "warm_up_turns",
 )
 """Options that mean the same in `ReplayOptions`."""
 
@@ -62,13 +65,87 @@ class Job(Struct, frozen=True, kw_only=True):
     options: ReplayOptions
     out: Path | None
     overwrite: bool
-    late_warning_s: float
+
+
+class Header(click.ParamType[tuple[str, str]]):
+    """NAME: VALUE."""
+
+    name = "name: value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, separator, text = str(value).partition(":")
+        if not separator or not name.strip() or any(c.isspace() for c in name.strip()):
+            self.fail("a header is written 'NAME: VALUE'", param, ctx)  # not shown: may be secret
+        return name.strip(), text.strip()
+
+
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A JSON object."""
+
+    name = "json"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        try:
+            found = orjson.loads(value)
+        except orjson.JSONDecodeError as exc:
+            self.fail(f"{value!r} is not JSON: {exc}", param, ctx)
+        if not isinstance(found, dict):
+            self.fail(f"{value!r} is no JSON object, like '{{\"top_k\": 5}}'", param, ctx)
+        return found
 
 
 @click.command("replay", context_settings={"max_content_width": 100})
 @click.argument("url", metavar="BASE_URL")
 @workload_options
-@sending_options
+@click.option(
+    "--request-rate",
+    type=_POSITIVE,
+    help="Open loop: stretch the arrivals to so many requests a second on average.",
+)
+@click.option(
+    "--concurrency",
+    type=_COUNT,
+    help="Closed loop: at most so many sessions at once, their sub-agents not counted.",
+)
+@click.option("--max-tokens", type=_COUNT, help="Cut replies: no more than so many tokens.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=_POSITIVE,
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give a turn up after such a silence.",
+)
+@click.option(
+    "--warm-up",
+    "warm_up_turns",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Send the first turns without counting them.",
+)
+@click.option("--model", help="Name of the model. [default: the only one that is served]")
+@click.option(
+    "--salt",
+    default="",
+    help="Any text: makes prompts that no cache has seen; the same text, the same prompts.",
+)
+@click.option(
+    "--header", "headers", type=Header(), multiple=True, help="For all requests; repeatable."
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the API key. [default: OPENAI_API_KEY, if set]",
+)
 @click.option(
     "--loop",
     type=click.Choice(["open", "closed"]),
@@ -85,12 +162,6 @@ class Job(Struct, frozen=True, kw_only=True):
     help="auto: chat for turns with messages, completions with token ids for the others.",
 )
 @click.option(
-    "--prompt-tokenizer",
-    type=click.Path(path_type=Path, exists=True),
-    help="The model's tokenizer.json or its directory: words for --api chat that are exactly as "
-    "many tokens as the workload says. [default: --tokenizer, or the bundled one]",
-)
-@click.option(
     "--ignore-eos/--no-ignore-eos",
     default=True,
     show_default=True,
@@ -101,21 +172,7 @@ class Job(Struct, frozen=True, kw_only=True):
 )
 @click.option("--session-header", metavar="NAME", help="Send the session id in this header.")
 @click.option(
-    "--stop-after", "stop_after_s", type=POSITIVE, metavar="SECONDS", help="Send nothing later."
-)
-@click.option(
-    "--max-errors",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="End when so many connections in a row fail: the target is gone.",
-)
-@click.option(
-    "--late-warning-ms",
-    type=POSITIVE,
-    default=LATE_WARNING_S * 1000,
-    show_default=True,
-    help="Warn if the driver itself was later than this (99th percentile).",
+    "--stop-after", "stop_after_s", type=_POSITIVE, metavar="SECONDS", help="Send nothing later."
 )
 @click.option("--label", default="", help="Name of the run. [default: the base URL]")
 @output_option(is_file=True, help="Keep every turn in this file, as JSON Lines.")
@@ -124,12 +181,8 @@ def command(
     url: str,
     loop: str,
     request_rate: float | None,
-    load_factor: float | None,
     headers: tuple[tuple[str, str], ...],
     api_key_file: Path | None,
-    warm_up: tuple[int, float],
-    late_warning_ms: float,
-    prompt_tokenizer: Path | None,
     out: Path | None,
     overwrite: bool,
     seed: int,
@@ -141,22 +194,19 @@ def command(
 
     \b
     A trace as it was:       warmroute replay URL --trace conversation_trace.jsonl --spread 3
-    Twice as fast:           warmroute replay URL --trace … --load-factor 2
+    Twice as fast:           warmroute replay URL --trace … --scale-time 0.5
     Agents, as they work:    warmroute replay URL --generate agents --loop closed
     Kept for later:          warmroute replay URL --generate agents -o run.jsonl
     """
     mine = {name: others.pop(name) for name in _OWN}
-    tokenizer = prompt_tokenizer or others.get("tokenizer")
+    tokenizer = others.get("tokenizer")
     try:
         base_url(url)
         options = ReplayOptions(
             loop="closed" if loop == "closed" else "open",
             rate=request_rate,
-            load_factor=load_factor,
             headers=dict(headers),
             api_key=api_key(api_key_file),
-            warm_up_turns=warm_up[0],
-            warm_up_s=warm_up[1],
             seed=seed,
             tokenizer=None if tokenizer is None else str(tokenizer),
             settings=_given(others),
@@ -168,7 +218,6 @@ def command(
             options=options,
             out=out,
             overwrite=overwrite,
-            late_warning_s=late_warning_ms / 1000,
         )
         status = uvloop.run(_run(job, _console(stderr=False), _console(stderr=True)))
     except (ReplayError, WorkloadError) as error:
@@ -182,6 +231,23 @@ def command(
 
 class _Refused(click.ClickException):
     exit_code = 2
+
+
+def api_key(path: Path | None) -> str | None:
+    """Read the key from a file, else from OPENAI_API_KEY.
+
+    Raises:
+        click.UsageError: the file cannot be read, or holds no key.
+    """
+    if path is None:
+        return os.environ.get("OPENAI_API_KEY") or None
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except OSError as exc:
+        raise click.UsageError(f"{path}: {exc.strerror or exc}") from exc
+    if len(key.split()) != 1:
+        raise click.UsageError(f"{path}: an API key is one word on one line")
+    return key
 
 
 def _given(workload_options: dict[str, Any]) -> dict[str, str | int | float | bool]:
@@ -220,7 +286,7 @@ async def _run(job: Job, console: Console, progress: Console) -> int:
         watcher.end(run.info)
     if stop.reason:
         _say(progress, f"The run was {stop.reason}; what was measured follows.")
-    report = make_report(run, _asked(job), late_warning_s=job.late_warning_s)
+    report = make_report(run, _asked(job))
     show(run, report, console)
     if job.out is not None:
         _say(console, f"Every turn: {job.out}")
@@ -230,8 +296,7 @@ async def _run(job: Job, console: Console, progress: Console) -> int:
 class _Watcher:
     """Keeps the run file and the display up to date; ends the run if the file cannot be written."""
 
-    __slots__ = ("_began_s", "_console", "_display", "_job", "_stack", "_stop", "_tally",
-                 "_writer")  # fmt: skip
+    __slots__ = ("_began_s", "_console", "_display", "_job", "_stack", "_stop", "_writer")
 
     def __init__(self, job: Job, console: Console, stack: ExitStack, stop: Stop) -> None:
         self._job = job
@@ -239,29 +304,26 @@ class _Watcher:
         self._stack = stack
         self._stop = stop
         self._began_s = 0.0
-        self._tally: Tally
         self._display: Display
         self._writer: RunWriter | None = None
 
-    def start(self, started: Started) -> None:
+    def start(self, info: RunInfo, target: Target) -> None:
         """Open the file, describe what is to come, and show it from now on."""
-        job, label = self._job, started.info.label
+        job = self._job
         if job.out is not None:
             self._writer = self._stack.enter_context(RunWriter(job.out, overwrite=job.overwrite))
-            self._writer.begin(started.info)
-        for line in _introduction(job, started):
+            self._writer.begin(info)
+        for line in _introduction(job, info, target):
             _say(self._console, line)
-        self._tally = Tally(label, started.num_turns)
-        self._display = self._stack.enter_context(Display(self._console, [label]))
+        display = Display(self._console, info.label, len(job.workload.turns))
+        self._display = self._stack.enter_context(display)
         self._began_s = time.monotonic()
 
     def send(self, turn: Turn) -> None:
-        self._tally.send()
+        self._display.send()
 
     def result(self, result: TurnResult) -> None:
-        self._tally.elapsed_s = time.monotonic() - self._began_s
-        self._tally.add(result)
-        self._display.update(self._tally)
+        self._display.add(result, time.monotonic() - self._began_s)
         if self._writer is None or self._stop.reason:
             return
         try:
@@ -273,25 +335,27 @@ class _Watcher:
 
     def end(self, info: RunInfo) -> None:
         """Write down how it ended."""
-        self._display.finished(self._tally)
+        self._display.print(time.monotonic() - self._began_s, "done")
         if self._writer is not None:
             self._writer.end(info)  # in place: needs no room
 
 
-def _introduction(job: Job, started: Started) -> Iterator[str]:
+def _introduction(job: Job, info: RunInfo, target: Target) -> Iterator[str]:
     """Describe what is about to be sent, with notes on what may surprise."""
-    workload, target = job.workload, started.target
-    span = "" if started.span_s is None else f" over {clock(started.span_s)}"
+    workload, limit = job.workload, target.max_model_len
+    span = f" over {clock(workload.span_s * float(info.settings['time_factor']))}"
     skipped = f" ({workload.num_skipped:,} bad lines left out)" if workload.num_skipped else ""
     yield (
-        f"{workload.name}{skipped}: {started.num_turns:,} turns, "
-        f"{workload.num_input_tokens:,} prompt tokens, {started.info.loop} loop{span}"
+        f"{workload.name}{skipped}: {len(workload.turns):,} turns, "
+        f"{workload.num_input_tokens:,} prompt tokens, {info.loop} loop"
+        f"{span if info.loop == 'open' else ''}"
     )
     yield f"to {target.url}, model {target.model}"
-    if started.num_too_long:
+    lengths = [turn.num_input_tokens + turn.num_output_tokens for turn in workload.turns]
+    if limit is not None and (num_too_long := sum(length > limit for length in lengths)):
         yield (
-            f"Note: {started.num_too_long:,} turns are longer than the model's "
-            f"{target.max_model_len:,} tokens and will be refused."
+            f"Note: {num_too_long:,} turns are longer than the model's {limit:,} tokens and will "
+            "be refused."
         )
     if (
         job.options.api == "chat"
@@ -299,10 +363,10 @@ def _introduction(job: Job, started: Started) -> Iterator[str]:
         and workload.turns[0].messages is None
     ):
         yield (
-            "Note: prompts are words of the bundled tokenizer; --prompt-tokenizer takes the "
-            "model's, for exact lengths."
+            "Note: prompts are words of the bundled tokenizer; --tokenizer takes the model's, for "
+            "exact lengths."
         )
-    if started.info.loop == "open" and any(turn.after for turn in workload.turns):
+    if info.loop == "open" and any(turn.after for turn in workload.turns):
         yield (
             "Note: in the open loop a turn does not wait for the one before it in its session; "
             "--loop closed does."

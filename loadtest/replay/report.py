@@ -34,14 +34,11 @@ class Report(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
 
 
-def make_report(
-    run: Run, asked: dict[TurnKey, Asked], *, late_warning_s: float = LATE_WARNING_S
-) -> Report:
+def make_report(run: Run, asked: dict[TurnKey, Asked]) -> Report:
     """Sum a run up.
 
     Args:
         asked: What every turn of the workload should be; missing turns are not compared.
-        late_warning_s: A driver whose 99th percentile is later than this gets a warning.
     """
     counted = [turn for turn in run.turns if not turn.is_warm_up]
     good = [turn for turn in counted if turn.error is None]
@@ -56,7 +53,7 @@ def make_report(
     return Report(
         num_errors=len(failed),
         tables=tuple(tables),
-        warnings=tuple(_warnings(run, good, asked, late_p99_s, late_warning_s)),
+        warnings=tuple(_warnings(run, good, asked, late_p99_s)),
     )
 
 
@@ -198,12 +195,11 @@ def _warnings(
     good: Sequence[TurnResult],
     asked: dict[TurnKey, Asked],
     late_p99_s: float | None,
-    late_warning_s: float,
 ) -> Iterable[str]:
-    if late_p99_s is not None and late_p99_s > late_warning_s:
+    if late_p99_s is not None and late_p99_s > LATE_WARNING_S:
         yield (
             f"the driver itself was late (p99 {duration(late_p99_s)}, over "
-            f"{duration(late_warning_s)}): this machine was too busy for this load, and times "
+            f"{duration(LATE_WARNING_S)}): this machine was too busy for this load, and times "
             "contain it. Send less, or drive from another machine."
         )
     if good and all(turn.num_prompt_tokens is None for turn in good):

@@ -1,4 +1,4 @@
-"""Send turns to an OpenAI-compatible API and measure each: what replay, compare and the demo share.
+"""Send turns to an OpenAI-compatible API and measure each: for replay, studies and tests.
 
     options     what can be asked of a run
     schedule    which turn is due when: open and closed loop; no clock
@@ -13,10 +13,10 @@
     stop        how a signal ends a run
     stack       fresh replicas and a router for a run; children, leash: their processes
 
-Commands (replay, compare, demo) choose what is run and judge the results.
+`loadtest.replay` is the command, and `loadtest.compare` judges run files.
 """
 
-from loadtest.runner.driver import Started, replay
+from loadtest.runner.driver import replay
 from loadtest.runner.options import ReplayError, ReplayOptions
 from loadtest.runner.prompts import Prompts
 from loadtest.runner.run_file import RunFileError, RunWriter, read_run, write_run
@@ -28,7 +28,6 @@ __all__ = [
     "ReplayOptions",
     "RunFileError",
     "RunWriter",
-    "Started",
     "TargetError",
     "read_run",
     "replay",

@@ -1,4 +1,4 @@
-"""What is shown while runs go on: bars on a terminal, lines if the output is not one."""
+"""What is shown while a run goes on: a bar on a terminal, lines if the output is not one."""
 
 from __future__ import annotations
 
@@ -21,90 +21,27 @@ _BAR_WIDTH: Final = 18
 _SHARES: Final = (0.5, 0.9, 0.99)
 
 
-class Tally:
-    """Running figures of one run. Warm-up turns are counted, but not timed.
+class Display:
+    """Running figures of one run; a context, so that a terminal is left as it was.
 
-    The run sets `elapsed_s`.
+    Warm-up turns are counted, but not timed.
     """
 
-    __slots__ = ("_lates", "_num_cached_tokens", "_num_prompt_tokens", "_ttfts", "elapsed_s",
-                 "errors", "label", "num_done", "num_sent", "total_turns")  # fmt: skip
+    __slots__ = ("_bar", "_console", "_due_s", "_errors", "_lates", "_num_cached_tokens",
+                 "_num_done", "_num_prompt_tokens", "_num_sent", "_num_turns", "_progress",
+                 "_shown_s", "_ttfts")  # fmt: skip
 
-    def __init__(self, label: str, total_turns: int) -> None:
-        self.label = label
-        self.total_turns = total_turns
-        self.num_sent = 0
-        self.num_done = 0
-        self.errors: Counter[str] = Counter()
-        self.elapsed_s = 0.0
+    def __init__(self, console: Console, label: str, num_turns: int) -> None:
+        self._console = console
+        self._num_turns = num_turns
+        self._num_sent = self._num_done = 0
+        self._errors: Counter[str] = Counter()
         self._num_prompt_tokens = 0  # of turns whose cached tokens are known
         self._num_cached_tokens = 0
         self._ttfts: list[float] = []
         self._lates: list[float] = []
-
-    @property
-    def hit_ratio(self) -> float | None:
-        """Cached tokens among prompt tokens; None: not known yet."""
-        if not self._num_prompt_tokens:
-            return None
-        return self._num_cached_tokens / self._num_prompt_tokens
-
-    def send(self) -> None:
-        """Count a turn that is sent."""
-        self.num_sent += 1
-
-    def advance(self, num_turns: int) -> None:
-        """Count turns that are done and whose results come later; may be called in a thread."""
-        self.num_done += num_turns
-
-    def add(self, result: TurnResult, *, advances: bool = True) -> None:
-        """Count a turn's result; without `advances` it was counted before."""
-        self.num_done += advances
-        insort(self._lates, result.late_s)
-        if result.error is not None:
-            self.errors[result.error] += 1
-            return
-        if result.is_warm_up:
-            return
-        if result.num_cached_tokens is not None and result.num_prompt_tokens is not None:
-            self._num_prompt_tokens += result.num_prompt_tokens
-            self._num_cached_tokens += result.num_cached_tokens
-        if result.ttft_s is not None:
-            insort(self._ttfts, result.ttft_s)
-
-    def figures(self) -> str:
-        """Write the figures in one line of at most 80 columns (longer with errors)."""
-        times = [f"p{100 * s:.0f} {duration(percentile(self._ttfts, s))}" for s in _SHARES]
-        parts = [f"TTFT {' '.join(times)}", f"hit {ratio(self.hit_ratio)}"]
-        late_s = percentile(self._lates, 0.99)
-        if late_s:  # never in virtual time
-            parts.append(f"late p99 {duration(late_s)}")
-        if self.num_sent > self.num_done:
-            parts.append(f"{self.num_sent - self.num_done} in flight")
-        if self.errors:
-            counts = ", ".join(f"{kind} {count}" for kind, count in self.errors.most_common())
-            parts.append(f"FAILED {counts}")
-        return "  ".join(parts)
-
-
-class Display:
-    """Shows one run after the other; a context, so that a terminal is left as it was.
-
-    Args:
-        labels: Of the runs: policies, targets or variants. Each has a bar with its latest run.
-        num_rounds: How often each label runs.
-    """
-
-    __slots__ = ("_bars", "_console", "_due_s", "_num_done", "_num_runs", "_progress", "_shown_s",
-                 "_width")  # fmt: skip
-
-    def __init__(self, console: Console, labels: Sequence[str], num_rounds: int = 1) -> None:
-        self._console = console
-        self._num_runs = len(labels) * num_rounds
-        self._num_done = 0
         self._due_s = _LINE_EVERY_S
         self._shown_s = 0.0
-        self._width = max(map(len, labels)) if len(labels) > 1 else 0
         # A thread that refreshes by itself would delay the driver.
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -116,9 +53,7 @@ class Display:
             transient=True,
             disable=not console.is_terminal or console.is_dumb_terminal,
         )
-        self._bars = {
-            label: self._progress.add_task(label, total=None, figures="to come") for label in labels
-        }
+        self._bar = self._progress.add_task(label, total=num_turns, figures="")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -127,49 +62,55 @@ class Display:
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def starting(self, label: str) -> None:
-        """Show that a run is being prepared: its processes start."""
-        self._due_s = _LINE_EVERY_S
-        self._progress.update(self._bars[label], completed=0, figures="starting …", refresh=True)
-        self._print(f"{label}: starting replicas and router, caches cold")
+    def send(self) -> None:
+        """Count a turn that is sent."""
+        self._num_sent += 1
 
-    def update(self, tally: Tally) -> None:
-        """Show newer figures of the run; may be called at every turn, in any thread."""
+    def add(self, result: TurnResult, elapsed_s: float) -> None:
+        """Count a turn's result, so many seconds after the start."""
+        self._num_done += 1
+        insort(self._lates, result.late_s)
+        if result.error is not None:
+            self._errors[result.error] += 1
+        elif not result.is_warm_up:
+            if result.num_cached_tokens is not None and result.num_prompt_tokens is not None:
+                self._num_prompt_tokens += result.num_prompt_tokens
+                self._num_cached_tokens += result.num_cached_tokens
+            if result.ttft_s is not None:
+                insort(self._ttfts, result.ttft_s)
         if self._progress.disable:
-            if tally.elapsed_s >= self._due_s:
-                self._due_s = tally.elapsed_s + _LINE_EVERY_S
-                self._print(self._line(tally))
+            if elapsed_s >= self._due_s:
+                self._due_s = elapsed_s + _LINE_EVERY_S
+                self.print(elapsed_s)
             return
         now_s = time.monotonic()
         if now_s - self._shown_s >= _REFRESH_S:
             self._shown_s = now_s
-            self._draw(tally)
+            self._progress.update(
+                self._bar, completed=self._num_done, figures=self.figures(), refresh=True
+            )
 
-    def finished(self, tally: Tally, note: str = "") -> None:
-        """Show the run's last figures, and what is to be said of it."""
-        self._num_done += 1
-        self._due_s = _LINE_EVERY_S
-        self._draw(tally)
-        place = f"{self._num_done}/{self._num_runs}" if self._num_runs > 1 else ""
-        self._print(self._line(tally, place, note or "done"))
-
-    def _draw(self, tally: Tally) -> None:
-        self._progress.update(
-            self._bars[tally.label],
-            total=tally.total_turns,
-            completed=tally.num_done,
-            figures=tally.figures(),
-            refresh=True,
-        )
-
-    def _line(self, tally: Tally, place: str = "", note: str = "") -> str:
-        name = f"{tally.label:<{self._width}}" if self._width else ""
-        figures = f"{tally.elapsed_s:4.0f} s  {tally.num_done}/{tally.total_turns}"
-        return "  ".join(filter(None, (name, place, figures, tally.figures(), note)))
-
-    def _print(self, line: str) -> None:
+    def print(self, elapsed_s: float, note: str = "") -> None:
+        """Write a line with all figures, if the output is no terminal."""
         if self._progress.disable:
+            figures = f"{elapsed_s:4.0f} s  {self._num_done}/{self._num_turns}"
+            line = "  ".join(filter(None, (figures, self.figures(), note)))
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def figures(self) -> str:
+        """Write the figures in one line of at most 80 columns (longer with errors)."""
+        times = [f"p{100 * s:.0f} {duration(percentile(self._ttfts, s))}" for s in _SHARES]
+        known = self._num_prompt_tokens
+        hits = ratio(self._num_cached_tokens / known if known else None)
+        parts = [f"TTFT {' '.join(times)}", f"hit {hits}"]
+        if late_s := percentile(self._lates, 0.99):
+            parts.append(f"late p99 {duration(late_s)}")
+        if self._num_sent > self._num_done:
+            parts.append(f"{self._num_sent - self._num_done} in flight")
+        if self._errors:
+            counts = ", ".join(f"{kind} {count}" for kind, count in self._errors.most_common())
+            parts.append(f"FAILED {counts}")
+        return "  ".join(parts)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:

@@ -8,7 +8,7 @@ How it ends:
 
     1  all turns are done
     2  `stop_after_s`: nothing more is sent, what is in flight is awaited; complete as asked
-    3  `max_errors` refused connections in a row: the target is gone; what is in flight is
+    3  MAX_REFUSED refused connections in a row: the target is gone; what is in flight is
        dropped, the run is partial
     4  cancelled (Ctrl-C): as 3
 
@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from typing import Final
 
 import aiohttp
-from msgspec import Struct
 from msgspec.structs import replace
 from multidict import CIMultiDict
 from yarl import URL
@@ -41,17 +40,8 @@ from loadtest.runner.sending import make_client, send
 from loadtest.runner.target import Target, base_url, look
 from loadtest.workload import Turn, Workload
 
+MAX_REFUSED: Final = 10  # connections in a row; then the target is gone
 _LOOKAHEAD: Final = 32  # turns whose requests are made ahead of time
-
-
-class Started(Struct, frozen=True, kw_only=True):
-    """What is known when the first turn is about to be sent."""
-
-    info: RunInfo
-    target: Target
-    num_turns: int
-    span_s: float | None  # open loop: from the first turn to the last, scaled
-    num_too_long: int  # turns that the model's context cannot hold
 
 
 async def replay(
@@ -61,7 +51,7 @@ async def replay(
     options: ReplayOptions,
     on_result: Callable[[TurnResult], None] | None = None,
     on_send: Callable[[Turn], None] | None = None,
-    on_start: Callable[[Started], None] | None = None,
+    on_start: Callable[[RunInfo, Target], None] | None = None,
     prompts: Prompts | None = None,
 ) -> Run:
     """Send every turn of a workload to an OpenAI-compatible API and return what was measured.
@@ -82,7 +72,12 @@ async def replay(
     """
     url = base_url(url)
     closed = options.loop == "closed"
-    scale = _scale(workload, options, closed=closed)
+    if closed and options.rate is not None:
+        raise ReplayError(
+            "a rate needs the open loop: in the closed one the target sets the pace (--scale-time "
+            "shortens the waits, --concurrency bounds the sessions)"
+        )
+    scale = time_scale(workload, options.rate)
     async with _client(options) as client:
         target = await look(client, url, model=options.model, has_key=options.api_key is not None)
         if prompts is None:
@@ -92,7 +87,7 @@ async def replay(
         )
         info = _info(workload, target, options, closed=closed, scale=scale)
         if on_start is not None:
-            on_start(_started(workload, info, target, scale=scale, closed=closed))
+            on_start(info, target)
         driver = _Driver(
             client,
             target,
@@ -105,17 +100,6 @@ async def replay(
         driver.on_send, driver.on_result = on_send, on_result
         with _quiet_collector():
             return await driver.run(info)
-
-
-def _scale(workload: Workload, options: ReplayOptions, *, closed: bool) -> float:
-    if closed and options.rate is not None:
-        raise ReplayError(
-            "a rate needs the open loop: in the closed one the target sets the pace "
-            "(a load factor shortens the waits, concurrency bounds the sessions)"
-        )
-    return options.scale_time * time_scale(
-        workload, rate=options.rate, load_factor=options.load_factor
-    )
 
 
 def _client(options: ReplayOptions) -> aiohttp.ClientSession:
@@ -145,27 +129,8 @@ def _info(
         workload=workload.name,
         loop="closed" if closed else "open",
         seed=options.seed,
-        round=options.round,
         started_at=time.time(),
         settings=settings,
-    )
-
-
-def _started(
-    workload: Workload, info: RunInfo, target: Target, *, scale: float, closed: bool
-) -> Started:
-    limit = target.max_model_len
-    too_long = [
-        turn
-        for turn in workload.turns
-        if limit is not None and turn.num_input_tokens + turn.num_output_tokens > limit
-    ]
-    return Started(
-        info=info,
-        target=target,
-        num_turns=len(workload.turns),
-        span_s=None if closed else workload.span_s * scale,
-        num_too_long=len(too_long),
     )
 
 
@@ -310,7 +275,7 @@ class _Driver:
         url = self._urls[request.path]
         await send(self._client, url, request.body, exchange, self._now_s, headers=headers)
         result = exchange.result(self._now_s())
-        is_warm_up = entry.index < options.warm_up_turns or entry.due_s < options.warm_up_s
+        is_warm_up = entry.index < options.warm_up_turns
         return replace(result, is_warm_up=True) if is_warm_up else result
 
     def _check_gone(self, result: TurnResult) -> None:
@@ -319,7 +284,7 @@ class _Driver:
             self._num_refused += 1
         elif result.status is not None:
             self._num_refused = 0
-        if self._num_refused >= self._options.max_errors:
+        if self._num_refused >= MAX_REFUSED:
             raise _TargetGone(
                 f"the target is gone at {self._now_s():.1f} s "
                 f"({self._num_refused} connections in a row failed: {result.error_message})"

@@ -17,19 +17,14 @@ class ReplayError(ValueError):
 class ReplayOptions(Struct, frozen=True, kw_only=True):
     """How to send a workload. Times in seconds.
 
-    `scale_time` multiplies arrival and wait times: 0.5 is twice as fast. `rate` (requests a
-    second, open loop only) and `load_factor` (times the workload's own speed) say the same in
-    other words; at most one of the three. `api` auto: chat for turns that have messages,
-    completions for the others.
+    `rate` stretches the arrivals to so many requests a second, in the open loop. `api` auto: chat
+    for turns that have messages, completions for the others.
     """
 
     label: str = ""  # of the run; "": the target
-    round: int = 0
     seed: int = 0
     loop: Loop = "open"
-    scale_time: float = 1.0
     rate: float | None = None
-    load_factor: float | None = None
     concurrency: int | None = None  # closed loop: sessions at once, sub-agents not counted
     api: Api = "auto"
     model: str | None = None  # None: the only one that the target serves
@@ -43,24 +38,11 @@ class ReplayOptions(Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     timeout_s: float = 300.0  # longest silence, from sending on
     warm_up_turns: int = 0  # the workload's first turns are sent, but not counted
-    warm_up_s: float = 0.0  # also not counted: turns that are sent in the first seconds
     stop_after_s: float | None = None  # no turn is sent after that; those in flight are awaited
-    max_errors: int = 10  # refused connections in a row that end the run
     settings: dict[str, str | int | float | bool] = {}  # kept with the run, as they are
 
     def __post_init__(self) -> None:
-        speeds = {
-            "scale_time": None if self.scale_time == 1.0 else self.scale_time,
-            "rate": self.rate,
-            "load_factor": self.load_factor,
-        }
-        given = [name for name, value in speeds.items() if value is not None]
-        if len(given) > 1:
-            raise ReplayError(f"{' and '.join(given)} exclude each other")
-        if self.scale_time < 0:
-            raise ReplayError(f"scale_time must not be negative, got {self.scale_time}")
-        for name in ("rate", "load_factor", "stop_after_s", "timeout_s", "concurrency",
-                     "max_tokens", "max_errors"):  # fmt: skip
+        for name in ("rate", "stop_after_s", "timeout_s", "concurrency", "max_tokens"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ReplayError(f"{name} must be positive, got {value}")

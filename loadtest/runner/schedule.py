@@ -38,14 +38,12 @@ def make_schedule(
     return Schedule([replace(turn, after=()) for turn in workload.turns], scale_time)
 
 
-def time_scale(workload: Workload, *, rate: float | None, load_factor: float | None) -> float:
-    """Turn a rate (requests a second) or a load factor into a multiple of the arrival times.
+def time_scale(workload: Workload, rate: float | None) -> float:
+    """Turn a rate (requests a second) into a multiple of the arrival times; None: 1.
 
     Raises:
         ReplayError: a rate, where the workload's turns arrive all at once.
     """
-    if load_factor is not None:
-        return 1.0 / load_factor
     if rate is None:
         return 1.0
     if workload.span_s <= 0:

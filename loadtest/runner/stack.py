@@ -24,7 +24,7 @@ from router.config.tls import system_tls
 
 _START_TIMEOUT_S: Final = 60.0
 _READY_PAUSE_S: Final = 0.05
-_REPLICA_UP: Final = re.compile(r"emulating \S+ at (http://[\d.]+:\d+)(?:.*pool at (http://\S+))?")
+_REPLICA_UP: Final = re.compile(r"emulating \S+ at (http://[\d.]+:\d+)")
 _ROUTER_UP: Final = re.compile(r"listens on (http://\S+) \(admin: (http://\S+)\)")
 _ROOT: Final = Path(loadtest.__file__).parent.parent
 _WARM_UP: Final[dict[str, Any]] = {
@@ -38,24 +38,17 @@ class Router(Struct, frozen=True, kw_only=True):
 
     url: str
     admin_url: str
-    token_file: Path  # with the admin token
     child: Child
-
-    @property
-    def page_url(self) -> str:
-        """Where its live page is, with the token behind a #, as `warmroute page` prints it."""
-        return f"{self.admin_url}/#token={self.token_file.read_text().strip()}"
 
 
 @asynccontextmanager
 async def start_replicas(
-    flags: Sequence[str], num_replicas: int, log_dir: Path, *, has_pool: bool = False
+    flags: Sequence[str], num_replicas: int, log_dir: Path
 ) -> AsyncIterator[tuple[Child, ...]]:
     """Run emulated replicas that can answer; each one's base URL is `announced[1]`.
 
     Args:
         flags: Of `warmroute emulate`, for every one of them.
-        has_pool: The first one hosts a pool that all share; its URL is `announced[2]`.
 
     Raises:
         ChildDied: one of them did not start.
@@ -63,17 +56,13 @@ async def start_replicas(
     env = child_environment(os.environ)
     async with AsyncExitStack() as stack:
         replicas: list[Child] = []
-        pool: list[str] = ["--serve-pool", "0"] if has_pool else []
         for i in range(num_replicas):
-            emulate = ["-m", "loadtest.emulator", *flags, *pool]
+            emulate = ["-m", "loadtest.emulator", *flags]
             log = log_dir / f"r{i + 1}.log"
             child = await stack.enter_async_context(
                 running(f"replica r{i + 1}", emulate, log=log, env=env)
             )
             replicas.append(child)
-            if has_pool and not i:
-                await child.wait_announced(_REPLICA_UP, _START_TIMEOUT_S)
-                pool = ["--pool", child.announced[2]]
         for child in replicas:
             await child.wait_announced(_REPLICA_UP, _START_TIMEOUT_S)
         async with httpx.AsyncClient(timeout=10.0, trust_env=False, verify=system_tls()) as client:
@@ -84,19 +73,18 @@ async def start_replicas(
 
 @asynccontextmanager
 async def start_router(
-    replica_urls: Sequence[str], flags: Sequence[str], log_dir: Path, *, port: int = 0
+    replica_urls: Sequence[str], flags: Sequence[str], log_dir: Path
 ) -> AsyncIterator[Router]:
     """Run a router in front of replicas; it is ready, and has answered a first short request.
 
     Args:
         flags: Of `warmroute serve`: its policy.
-        port: 0: any free one.
 
     Raises:
         ChildDied: it did not start, or does not become ready.
     """
     serve = ["-m", "router.cli", "serve", *flags]
-    serve += ["--host", "127.0.0.1", "--port", str(port), "--admin-port", "0"]
+    serve += ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
     serve += ["--listen-drain-grace-s", "0"]  # no front end is to notice its end
     for url in replica_urls:
         serve += ["--replica", url]
@@ -106,7 +94,6 @@ async def start_router(
         router = Router(
             url=child.announced[1],
             admin_url=child.announced[2],
-            token_file=Path(env["XDG_STATE_HOME"], "warmroute", "admin-token"),
             child=child,
         )
         async with httpx.AsyncClient(timeout=60.0, trust_env=False, verify=system_tls()) as client:

@@ -45,7 +45,7 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
 """Option to the field of a generator that it sets, whichever the generator has."""
 
 _FOR_ALL: Final = frozenset({"rate", "block_size"})  # of traces, too
-_FOR_TRACES: Final = {"skip_bad": False, "tokenizer": None, "spread": 0.0}
+_FOR_TRACES: Final = {"skip_bad": False, "spread": 0.0}
 _COUNT: Final = click.IntRange(min=1)
 _POSITIVE: Final = click.FloatRange(min=0.0, min_open=True)
 
@@ -67,7 +67,8 @@ _OPTIONS: Final = (
     click.option(
         "--tokenizer",
         type=click.Path(path_type=Path, exists=True),
-        help="A tokenizer.json or its directory, to count text. [default: bundled]",
+        help="A tokenizer.json or its directory, to count text and to write it (`replay --api "
+        "chat`). [default: bundled]",
     ),
     click.option(
         "--generate",
@@ -148,7 +149,7 @@ def load_workload(
         raise click.UsageError(f"give either --trace FILE or --generate {'|'.join(GENERATORS)}")
     given = {name: value for name, value in options.items() if value is not None}
     _check_numbers({**given, "scale_time": scale_time})
-    unknown = given.keys() - _FIELDS.keys() - _FOR_TRACES.keys()
+    unknown = given.keys() - _FIELDS.keys() - _FOR_TRACES.keys() - {"tokenizer"}
     if unknown:
         raise TypeError(f"no workload options: {', '.join(sorted(unknown))}")
     if trace is not None:

@@ -1,4 +1,4 @@
-"""What people see while runs go on."""
+"""What people see while a run goes on."""
 
 from __future__ import annotations
 
@@ -9,35 +9,22 @@ import pytest
 from rich.console import Console
 
 from loadtest.results import TurnResult
-from loadtest.runner.display import Display, Tally
-
-POLICIES = ["round_robin", "session_sticky", "kv_aware"]
+from loadtest.runner.display import Display
 
 
-def add(tally: Tally, at_s: float, **fields: Any) -> None:
-    tally.elapsed_s = at_s
-    tally.send()
-    defaults: dict[str, Any] = {"session_id": "s", "number": 0, "start_s": 0.0, "total_s": 1.0}
-    tally.add(TurnResult(**defaults | fields))
-
-
-def filled(label: str = "kv_aware", total_turns: int = 10) -> Tally:
-    tally = Tally(label, total_turns)
-    add(tally, 1.0, ttft_s=9.0, is_warm_up=True)
-    add(tally, 2.0, ttft_s=2.0, num_prompt_tokens=100, num_cached_tokens=80)
-    add(tally, 14.0, ttft_s=0.5, num_prompt_tokens=100, num_cached_tokens=40, late_s=0.002)
-    add(tally, 15.0, ttft_s=0.7, num_prompt_tokens=100)
-    add(tally, 16.0, error="timeout")
-    tally.send()
-    return tally
-
-
-def log() -> Console:
-    return Console(file=io.StringIO(), width=200)
-
-
-def terminal() -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=120, _environ={})
+def fill(display: Display) -> None:
+    """Add five turns in ten seconds, and send a sixth."""
+    turns: list[tuple[float, dict[str, Any]]] = [
+        (1.0, {"ttft_s": 9.0, "is_warm_up": True}),
+        (2.0, {"ttft_s": 2.0, "num_prompt_tokens": 100, "num_cached_tokens": 80}),
+        (6.0, {"ttft_s": 0.5, "num_prompt_tokens": 100, "num_cached_tokens": 40, "late_s": 0.002}),
+        (7.0, {"ttft_s": 0.7, "num_prompt_tokens": 100}),
+        (12.0, {"error": "timeout"}),
+    ]
+    for at_s, fields in turns:
+        display.send()
+        display.add(TurnResult(session_id="s", number=0, start_s=0.0, total_s=1.0, **fields), at_s)
+    display.send()
 
 
 def written(console: Console) -> str:
@@ -45,41 +32,30 @@ def written(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_figures_leave_out_warm_up_and_failures() -> None:
-    """Percentiles, hits, lateness, requests in flight and failures are in one line."""
-    assert filled().figures() == (
-        "TTFT p50 700 ms p90 2 s p99 2 s  hit 60.0%  late p99 2 ms  1 in flight  FAILED timeout 1"
-    )
-    assert Tally("kv_aware", 10).figures().count(" -") == 4
+def test_a_log_gets_a_line_every_few_seconds_and_one_at_the_end() -> None:
+    """Percentiles leave out warm-up and failures; a turn between two lines says nothing."""
+    console = Console(file=io.StringIO(), width=200)
 
-
-def test_log_gets_a_line_every_few_seconds_and_one_at_the_end() -> None:
-    """Turns between two lines say nothing; the line has all figures."""
-    console = log()
-    tally = filled()
-
-    with Display(console, ["kv_aware"]) as display:
-        display.starting("kv_aware")
-        for at_s in range(13):
-            tally.elapsed_s = float(at_s)
-            display.update(tally)
-        display.finished(tally)
+    with Display(console, "kv_aware", 10) as display:
+        assert display.figures().count(" -") == 4
+        fill(display)
+        display.print(13.0, "done")
 
     lines = written(console).splitlines()
-    assert lines[0] == "kv_aware: starting replicas and router, caches cold"
-    assert [line.split()[0] for line in lines[1:]] == ["5", "10", "12"]
-    for words in ("5/10", "1 in flight", "p99 2 s", "hit 60.0%", "FAILED timeout 1"):
-        assert words in lines[1]
-    assert lines[-1].endswith("done")
+    assert [line.split()[0] for line in lines] == ["6", "12", "13"]
+    assert lines[-1].strip() == (
+        "13 s  5/10  TTFT p50 700 ms p90 2 s p99 2 s  hit 60.0%  late p99 2 ms  1 in flight  "
+        "FAILED timeout 1  done"
+    )
 
 
 def test_terminal_is_left_as_it_was() -> None:
     """The cursor is shown again when the display ends, even by an exception."""
-    console = terminal()
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, _environ={})
 
     def fail() -> None:
-        with Display(console, POLICIES) as display:
-            display.update(filled())
+        with Display(console, "kv_aware", 10) as display:
+            fill(display)
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -15,8 +15,8 @@ from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.faults import Fault
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.engine_model.time_model import PRESETS, TimeModel
-from loadtest.results import TurnResult
-from loadtest.runner import ReplayOptions, Started, TargetError, replay
+from loadtest.results import RunInfo, TurnResult
+from loadtest.runner import ReplayOptions, TargetError, replay
 from loadtest.workload import Turn, Workload
 from tests.faults.fake_engine import FakeEngine, hang_up
 from tests.loadtest.runner.samples import (
@@ -58,7 +58,7 @@ async def test_a_conversation_on_the_emulator(emulator: Emulator) -> None:
     """Turns go in order, what repeats is found in the cache, replies are as long as asked for."""
     sent: list[Turn] = []
     seen: list[TurnResult] = []
-    started: list[Started] = []
+    started: list[RunInfo] = []
 
     run = await replay(
         chain(4),
@@ -67,14 +67,14 @@ async def test_a_conversation_on_the_emulator(emulator: Emulator) -> None:
         prompts=IdPrompts(),
         on_result=seen.append,
         on_send=sent.append,
-        on_start=started.append,
+        on_start=lambda info, target: started.append(info),
     )
 
     assert (run.info.label, run.info.loop, run.info.is_complete) == ("me", "closed", True)
     assert (run.info.target, run.info.seed, run.info.note) == (emulator.url, 3, "")
     assert run.info.settings["model"] == "tiny"
-    assert started[0].num_turns == 4
-    assert started[0].info == run.info
+    assert started == [run.info]
+    assert run.info.settings["num_turns"] == 4
     assert list(run.turns) == seen
     assert [turn.number for turn in sent] == [0, 1, 2, 3]
     assert [result.error for result in seen] == [None] * 4
@@ -274,7 +274,7 @@ async def test_a_failed_turn_does_not_end_its_session() -> None:
 async def test_tool_waits_are_kept() -> None:
     """The next turn is not sent before its tool has run."""
     async with FakeEngine(good) as engine:
-        results = await play(chain(2, wait_s=0.4), engine.url, scale_time=0.5)
+        results = await play(chain(2, wait_s=0.2), engine.url)
 
     first, second = results
     assert second.start_s - (first.start_s + first.total_s) >= 0.2 - 0.002
@@ -344,7 +344,7 @@ async def test_a_target_that_dies_midway() -> None:
             run = await replay(
                 burst(200, every_s=0.01),
                 emulator.url,
-                options=ReplayOptions(max_errors=5, loop="open"),
+                options=ReplayOptions(loop="open"),
                 prompts=IdPrompts(),
                 on_result=kill_at_ten,
             )
@@ -353,7 +353,7 @@ async def test_a_target_that_dies_midway() -> None:
     assert "the target is gone" in run.info.note
     assert "not sent" in run.info.note
     assert sum(result.error is None for result in run.turns) >= 10
-    assert [result.error for result in run.turns[-5:]].count("connect") >= 4
+    assert [result.error for result in run.turns[-10:]].count("connect") >= 9
     assert len(run.turns) < 200
 
 
@@ -364,7 +364,7 @@ async def test_errors_that_are_answers_do_not_end_the_run() -> None:
         return web.json_response({"error": "busy"}, status=503)
 
     async with FakeEngine(busy) as engine:
-        results = await play(burst(30), engine.url, max_errors=3)
+        results = await play(burst(30), engine.url)
 
     assert {result.error for result in results} == {"http_503"}
     assert len(results) == 30
@@ -417,13 +417,11 @@ async def test_stopping_in_time_awaits_what_is_in_flight() -> None:
 
 
 async def test_warm_up_turns_are_marked() -> None:
-    """The first turns, by number or by time, are sent but not to be counted."""
+    """The first turns are sent but not to be counted."""
     async with FakeEngine(good) as engine:
-        by_number = await play(burst(4), engine.url, warm_up_turns=2)
-        by_time = await play(burst(4, every_s=0.02), engine.url, warm_up_s=0.03, loop="open")
+        results = await play(burst(4), engine.url, warm_up_turns=2)
 
-    assert {r.session_id for r in by_number if r.is_warm_up} == {"s0", "s1"}
-    assert {r.session_id for r in by_time if r.is_warm_up} == {"s0", "s1"}
+    assert {result.session_id for result in results if result.is_warm_up} == {"s0", "s1"}
 
 
 async def test_an_empty_workload_is_a_complete_run() -> None:
@@ -450,25 +448,6 @@ async def test_errors_of_our_own_come_out_as_they_are() -> None:
                 prompts=IdPrompts(),
                 on_result=full,
             )
-
-
-async def test_too_long_turns_are_reported_before() -> None:
-    """Turns that the model's context cannot hold are counted before anything is sent."""
-    started: list[Started] = []
-    options = EmulatorOptions(
-        time_model=PRESETS["instant"], block_size=BLOCK_SIZE, max_model_len=40
-    )
-    async with Emulator(options) as small:
-        run = await replay(
-            chain(3),
-            small.url,
-            options=ReplayOptions(loop="closed"),
-            prompts=IdPrompts(),
-            on_start=started.append,
-        )
-
-    assert started[0].num_too_long == 1
-    assert [result.error for result in run.turns] == [None, None, "http_400"]
 
 
 async def test_nothing_is_sent_to_a_target_that_is_not_there() -> None:

@@ -148,8 +148,7 @@ def test_rates_become_scales() -> None:
     """Four turns over 6 s are 0.5 requests a second; twice the load halves the times."""
     four = workload(*(turn("a", i, 2.0 * i) for i in range(4)))
 
-    assert time_scale(four, rate=1.0, load_factor=None) == 0.5
-    assert time_scale(four, rate=None, load_factor=2.0) == 0.5
-    assert time_scale(four, rate=None, load_factor=None) == 1.0
+    assert time_scale(four, 1.0) == 0.5
+    assert time_scale(four, None) == 1.0
     with pytest.raises(ValueError, match="all at once"):
-        time_scale(workload(turn("a", 0, 0.0)), rate=1.0, load_factor=None)
+        time_scale(workload(turn("a", 0, 0.0)), 1.0)
