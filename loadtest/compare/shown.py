@@ -21,7 +21,6 @@ from loadtest.statistics.words import bounds
 
 Part = Note | Table | Figure
 
-_LEADING: Final = ("mean TTFT", "mean session", "computed tokens", "within SLO")
 _TONES: Final[dict[Outcome, Tone]] = {
     "passed": "good",
     "warned": "warning",
@@ -88,8 +87,6 @@ def _differences(report: Report) -> Iterable[Part]:
         yield Note(text=text, kind="warning")
     if report.is_complete and all(check.outcome != "warned" for check in report.checks):
         yield Note(text="Every check passed.", kind="good")
-    for text in words.paragraphs(c for c in report.comparisons if c.measure in _LEADING):
-        yield Note(text=text)
     yield from _picture(
         lambda: pictures.forest(report.comparisons, report.setting.labels),
         alt="Each measure of each variant as a ratio to the baseline, with its interval",
@@ -102,12 +99,6 @@ def _differences(report: Report) -> Iterable[Part]:
 
 def _arms(report: Report, runs: Sequence[Run]) -> Iterable[Part]:
     arms = turns_by_arm(report.setting, runs)
-    yield from _picture(
-        lambda: pictures.first_tokens(arms),
-        alt="Distribution of first-token times of each variant",
-        caption="First-token times; faint lines are single rounds.",
-        absent="No turn has a first-token time.",
-    )
     yield from _picture(
         lambda: pictures.origins(arms),
         alt="Prompt tokens per turn by where they came from",

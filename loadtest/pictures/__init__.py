@@ -4,7 +4,6 @@ This package draws figures and computes none. matplotlib is an extra (`plots`) a
 There is no display and no global figure.
 """
 
-from loadtest.pictures.first_tokens import first_tokens
 from loadtest.pictures.forest import forest
 from loadtest.pictures.look import Look, Rounds, draw, looks
 from loadtest.pictures.origins import Origin, origin, origins
@@ -14,7 +13,6 @@ __all__ = [
     "Origin",
     "Rounds",
     "draw",
-    "first_tokens",
     "forest",
     "looks",
     "origin",

@@ -113,32 +113,17 @@ def draw(paint: Callable[[Any], None], *, width: float = 9.0, height: float = 4.
     return written.getvalue()
 
 
-def readable_ticks(axis: Any, *, which: str = "x") -> None:
+def readable_ticks(axis: Any) -> None:
     """Write a logarithmic axis in plain numbers: at 1, 2 and 5, closer within one decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    of = axis.xaxis if which == "x" else axis.yaxis
+    of = axis.xaxis
     low, high = of.get_view_interval()
     near = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
     of.set_major_locator(LogLocator(subs=near if high < 6 * low else _COARSE, numticks=15))
     of.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     of.set_minor_formatter(NullFormatter())
     of.set_tick_params(which="minor", length=0)
-
-
-def time_unit(values_s: Iterable[float]) -> tuple[float, str]:
-    """Choose milliseconds or seconds for what is drawn: factor and name."""
-    return (1.0, "s") if max(values_s, default=0.0) >= 20.0 else (1e3, "ms")
-
-
-def number(value: float) -> str:
-    """Write three digits that count, never a power of ten: 1,120, 87.3, 0.412."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def ttfts(turns: Iterable[TurnResult]) -> list[float]:
-    """List the first-token times that count, in seconds."""
-    return [turn.ttft_s for turn in counted(turns) if turn.ttft_s is not None]
 
 
 def counted(turns: Iterable[TurnResult]) -> list[TurnResult]:

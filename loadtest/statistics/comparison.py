@@ -64,11 +64,6 @@ class Comparison(Struct, frozen=True, kw_only=True):
     blurred: str = ""
 
     @property
-    def ratio(self) -> float | None:
-        """Return ours / theirs; None: theirs is 0."""
-        return self.ours / self.theirs if self.theirs else None
-
-    @property
     def is_better(self) -> bool | None:
         """Return whether the variant did better than the baseline; None: no verdict."""
         if self.verdict not in ("less", "more"):
@@ -82,17 +77,15 @@ def compare(
     baseline: str,
     rounds: Sequence[Round],
     *,
-    same_sessions: bool = True,
     blurred: str = "",
     seed: int = 0,
 ) -> Comparison | None:
     """Compare two variants over their rounds; None: there is nothing to compare.
 
     Args:
-        same_sessions: See `pair`.
         blurred: Why this measure means little here; "": it is meaningful.
     """
-    pairs = pair(measure, rounds, same_sessions=same_sessions)
+    pairs = pair(measure, rounds)
     kind: Literal["ratio", "difference"] = "ratio" if measure.percentile is None else "difference"
     if not len(pairs.ours) or (kind == "ratio" and pairs.theirs.sum() <= 0):
         return None

@@ -43,13 +43,10 @@ class Pairs(Struct, frozen=True, kw_only=True):
     num_left_out: int
 
 
-def pair(measure: Measure, rounds: Sequence[Round], *, same_sessions: bool = True) -> Pairs:
+def pair(measure: Measure, rounds: Sequence[Round]) -> Pairs:
     """Pair the turns of each round.
 
-    Args:
-        same_sessions: Sessions of one name in several rounds are one cluster, because the same
-            workload ran again. False: every round drew its own sessions.
-
+    Sessions of one name in several rounds are one cluster, because the same workload ran again.
     Warm-up turns do not count. A measure that counts failures counts a turn that one variant never
     sent as failed, if the round is complete.
     """
@@ -57,7 +54,7 @@ def pair(measure: Measure, rounds: Sequence[Round], *, same_sessions: bool = Tru
     theirs: list[float] = []
     clusters: list[int] = []
     numbers: list[int] = []
-    known: dict[tuple[int, str], int] = {}
+    known: dict[str, int] = {}
     num_left_out = 0
     for number, both in enumerate(rounds):
         mine, other = _by_session(both) if measure.value is None else _by_turn(measure, both)
@@ -67,10 +64,10 @@ def pair(measure: Measure, rounds: Sequence[Round], *, same_sessions: bool = Tru
             if left is None or right is None:
                 num_left_out += 1
                 continue
-            name = (0 if same_sessions else number, root_of[key[0]])
+            root = root_of[key[0]]
             ours.append(left)
             theirs.append(right)
-            clusters.append(known.setdefault(name, len(known)))
+            clusters.append(known.setdefault(root, len(known)))
             numbers.append(number)
     return Pairs(
         ours=np.array(ours, dtype=np.float64),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from loadtest.statistics.comparison import Comparison
 from loadtest.statistics.effects import Estimate
 from loadtest.words import amount, ratio, signed, three_digits
@@ -25,28 +23,6 @@ def change(found: Estimate, *, is_relative: bool) -> str:
     if found.low is None or found.high is None:
         return text
     return f"{text} ({signed(found.low)} to {signed(found.high)})"
-
-
-def sentence(found: Comparison) -> str:
-    """Write a comparison in one line: measure, effect, interval, range over rounds, verdict."""
-    text = f"{found.measure} {effect(found)} ({bounds(found)}"
-    if len(found.rounds) > 1:
-        text += f"; rounds {round_range(found)}"
-    match found.verdict:
-        case "blurred":
-            return f"{text}; no verdict, {found.blurred})"
-        case verdict:
-            return f"{text}), {verdict}"
-
-
-def paragraphs(comparisons: Iterable[Comparison]) -> list[str]:
-    """Write one paragraph for each variant and baseline."""
-    said: dict[tuple[str, str], list[str]] = {}
-    for found in comparisons:
-        said.setdefault((found.arm, found.baseline), []).append(sentence(found))
-    return [
-        f"{arm} against {baseline}: {'; '.join(parts)}." for (arm, baseline), parts in said.items()
-    ]
 
 
 def figures(found: Comparison) -> tuple[str, ...]:

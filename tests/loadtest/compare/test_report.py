@@ -121,10 +121,10 @@ def test_figures_are_held_against_the_limit() -> None:
 
 
 def test_page_is_self_contained_and_has_all_pictures() -> None:
-    """Three pictures, every check, every comparison."""
+    """Two pictures, every check, every comparison."""
     html = render(make_page(whole(), RUNS))
 
-    assert html.count("<figure>") == 3
+    assert html.count("<figure>") == 2
     assert all(s.startswith("data:") for s in re.findall(r'(?:src|href)="([^"]*)"', html))
     for check in whole().checks:
         assert f"<td>{check.name}</td>" in html

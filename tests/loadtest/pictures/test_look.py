@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from loadtest.extras import MissingExtra
-from loadtest.pictures.look import draw, looks, number, time_unit
+from loadtest.pictures.look import draw, looks
 from policies import POLICIES
 
 
@@ -47,10 +47,3 @@ def test_without_matplotlib_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.raises(MissingExtra, match="plots"):
         draw(_plot)
-
-
-def test_numbers_are_readable() -> None:
-    """No powers of ten; milliseconds until they are many."""
-    assert [number(v) for v in (1120.4, 87.34, 0.4123)] == ["1,120", "87.3", "0.412"]
-    assert time_unit([0.3, 19.0]) == (1e3, "ms")
-    assert time_unit([0.3, 25.0]) == (1.0, "s")

@@ -40,7 +40,6 @@ def test_all_are_drawn() -> None:
     """Two variants with two rounds each."""
     arms = made_arms()
 
-    assert is_picture(pictures.first_tokens(arms))
     assert is_picture(pictures.origins(arms))
 
 
@@ -48,7 +47,6 @@ def test_what_was_not_reported_is_not_drawn() -> None:
     """All turns failed, or there are none: no picture rather than an empty one."""
     for turns in ([turn("a", error="connect")], []):
         arms = {"a": [turns], "b": []}
-        assert pictures.first_tokens(arms) is None
         assert pictures.origins(arms) is None
     assert pictures.forest([]) is None
 
@@ -57,7 +55,6 @@ def test_an_arm_without_results_does_not_spoil_the_others() -> None:
     """A target that never answered leaves its place empty."""
     arms = {**made_arms(), "dead": [[turn("s0", error="connect")]]}
 
-    assert is_picture(pictures.first_tokens(arms))
     assert is_picture(pictures.origins(arms))
 
 

@@ -33,7 +33,7 @@ def test_same_results_are_no_difference() -> None:
 
     mean, percentile = found(turns, turns), found(turns, turns, "TTFT P90")
 
-    assert mean.effect == mean.low == mean.high == mean.ratio == 1.0
+    assert mean.effect == mean.low == mean.high == 1.0
     assert percentile.effect == percentile.low == percentile.high == 0.0
     assert mean.verdict == percentile.verdict == "within the spread"
     assert mean.is_better is None
@@ -46,7 +46,7 @@ def test_half_in_every_session_is_less_and_the_other_way_more() -> None:
     for name in ("mean TTFT", "TTFT P50", "TTFT P90", "TTFT P99"):
         assert found(fast, slow, name).verdict == "less"
         assert found(slow, fast, name).verdict == "more"
-        assert math.isclose(found(fast, slow, name).ratio or 0.0, 0.5)
+        assert math.isclose(found(fast, slow, name).ours / found(fast, slow, name).theirs, 0.5)
     assert found(fast, slow).is_better is True
     assert math.isclose(found(fast, slow, "TTFT P50").effect, -0.11)
 

@@ -25,14 +25,6 @@ def test_a_turn_is_paired_with_itself_in_its_round() -> None:
     assert pairs.cluster.tolist() == [0, 0, 0]
 
 
-def test_rounds_with_sessions_of_their_own_are_other_clusters() -> None:
-    """Another seed's `a` is another session."""
-    both = Round(ours=[turn("a")], theirs=[turn("a")])
-
-    assert pair(TTFT, [both, both], same_sessions=False).num_clusters == 2
-    assert pair(TTFT, [both, both]).num_clusters == 1
-
-
 def test_warm_up_is_no_turn() -> None:
     """Turns sent to warm up are neither paired nor left out."""
     turns = [turn("a", 0, is_warm_up=True), turn("a", 1)]
