@@ -31,18 +31,11 @@ KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 
 class Choice:
-    """One reply: how much of it the engine has computed, and how much was sent.
+    """One reply: how much of it the engine has computed, and how much was sent."""
 
-    Args:
-        holds_call: Whether a tool call's arguments are sent when all of them are computed.
-    """
+    __slots__ = ("generation", "num_sent", "prompt", "reply")
 
-    __slots__ = ("_holds_call", "generation", "num_sent", "prompt", "reply")
-
-    def __init__(
-        self, prompt: Prompt, reply: Reply, generation: Generation, *, holds_call: bool = False
-    ) -> None:
-        self._holds_call = holds_call and reply.tool_call is not None
+    def __init__(self, prompt: Prompt, reply: Reply, generation: Generation) -> None:
         self.prompt = prompt
         self.reply = reply
         self.generation = generation
@@ -50,11 +43,7 @@ class Choice:
 
     @property
     def num_ready(self) -> int:
-        num_made = min(self.generation.num_output_tokens, len(self.reply.ids))
-        call = self.reply.tool_call
-        if call is None or not self._holds_call or num_made == len(self.reply.ids):
-            return num_made
-        return min(num_made, call.start)
+        return min(self.generation.num_output_tokens, len(self.reply.ids))
 
     @property
     def is_done(self) -> bool:

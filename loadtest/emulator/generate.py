@@ -190,8 +190,7 @@ class Generate:
                     first, *rest = reply.texts
                     first = replica.tokenizer.decode(prompt.ids) + first
                     reply = msgspec.structs.replace(reply, texts=[first, *rest])
-                holds_call = replica.options.hold_tool_calls
-                choices.append(Choice(prompt, reply, generation, holds_call=holds_call))
+                choices.append(Choice(prompt, reply, generation))
 
     async def _answer(
         self,

@@ -118,9 +118,6 @@ class EmulatorOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tool_call_ratio: Annotated[
         float, _says("Share of requests with tools that are answered by a call.")
     ] = 0.0
-    hold_tool_calls: Annotated[
-        bool, _says("Send the arguments of a call at its end, as some parsers do.")
-    ] = False
     sse_keep_alive_interval: Annotated[
         float,
         _says("Seconds of silence until a chat or completion stream has a comment; 0: never."),

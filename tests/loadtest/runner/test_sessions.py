@@ -2,147 +2,108 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from loadtest.agents import Profile, make_sessions
 from loadtest.results import Predicted, TurnResult, parse_predicted, summarize
 from loadtest.runner.sessions import drive
+from tests.faults.fake_engine import FakeEngine, hang_up
+from tests.loadtest.runner.samples import DONE, answer, event, usage
 
 PROFILE = Profile(num_sessions=3, num_turns=3, turns_sigma=0.0, scale_tokens=0.02, scale_time=0.0)
-USAGE = {
-    "prompt_tokens": 100,
-    "completion_tokens": 2,
-    "prompt_tokens_details": {"cached_tokens": 60},
+SAID = [event({"choices": [{"delta": {"content": text}}]}) for text in ("ok ", "then")]
+HEADERS = {
+    "x-warmroute-replica": "r1",
+    "x-warmroute-cached": "gpu=60;cpu=0;pool=4",
+    "x-warmroute-ms": "0.7",
+    "x-warmroute-policy": "kv_aware",
 }
 
 
-class ScriptedEngine:
-    """Answers every chat completion with the same stream, or with a fault by turn number."""
-
-    def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[Any] = []
-        self.num_running = 0
-        self.max_running = 0
-        self.fault: str | None = None
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        self.headers.append(request.headers)
-        self.bodies.append(json.loads(await request.read()))
-        assert request.headers["content-type"] == "application/json"
-        if self.fault == "http":
-            return web.json_response({"error": {"message": "no"}}, status=503)
-        self.num_running += 1
-        self.max_running = max(self.max_running, self.num_running)
-        response = web.StreamResponse(
-            headers={
-                "x-warmroute-replica": "r1",
-                "x-warmroute-cached": "gpu=60;cpu=0;pool=4",
-                "x-warmroute-ms": "0.7",
-                "x-warmroute-policy": "kv_aware",
-                "x-warmroute-request-id": "q",
-            }
-        )
-        await response.prepare(request)
-        await asyncio.sleep(0)
-        for word in ("ok ", "then"):
-            await response.write(_event({"choices": [{"delta": {"content": word}}]}))
-        if self.fault == "stream":
-            await response.write(_event({"error": {"message": "died"}}))
-        elif self.fault == "break":
-            assert request.transport is not None
-            request.transport.close()
-        else:
-            await response.write(_event({"choices": [], "usage": USAGE}))
-            await response.write(b"data: [DONE]\n\n")
-        self.num_running -= 1
-        return response
+async def said(request: web.Request) -> web.StreamResponse:
+    return await answer(request, *SAID, usage(prompt=100, output=2, cached=60), DONE, **HEADERS)
 
 
-@pytest.fixture
-async def engine() -> AsyncIterator[tuple[ScriptedEngine, str]]:
-    scripted = ScriptedEngine()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", scripted.chat)
-    async with TestServer(app) as server:
-        yield scripted, str(server.make_url("")).rstrip("/")
+def bodies(engine: FakeEngine) -> list[dict[str, Any]]:
+    return [json.loads(received.body) for received in engine.received]
 
 
-async def test_drives_every_turn_and_measures(engine: tuple[ScriptedEngine, str]) -> None:
+async def test_drives_every_turn_and_measures() -> None:
     """Every turn is sent once, with usage asked for, and its figures come back."""
-    scripted, url = engine
     seen: list[TurnResult] = []
 
-    results = await drive(url, make_sessions(PROFILE), on_result=seen.append)
+    async with FakeEngine(said) as engine:
+        results = await drive(engine.url, make_sessions(PROFILE), on_result=seen.append)
 
     assert results == seen
-    assert len(results) == len(scripted.bodies) >= 9
-    assert all(body["stream_options"] == {"include_usage": True} for body in scripted.bodies)
+    assert len(results) == len(engine.received) >= 9
+    assert all(body["stream_options"] == {"include_usage": True} for body in bodies(engine))
     first = results[0]
     assert first.error is None
-    assert (first.status, first.replica, first.policy, first.router_ms) == (
-        200,
-        "r1",
-        "kv_aware",
-        0.7,
-    )
+    assert (first.status, first.replica, first.policy) == (200, "r1", "kv_aware")
+    assert first.router_ms == 0.7
     assert first.predicted == Predicted(gpu=60, cpu=0, pool=4)
     assert first.num_computed_tokens == 40
     assert first.ttft_s is not None
     assert 0 < first.ttft_s <= first.total_s
-    assert "x-session-id" not in scripted.headers[0]
+    assert engine.received[0].headers["content-type"] == "application/json"
+    assert "x-session-id" not in engine.received[0].headers
 
 
-async def test_replies_go_into_the_next_turn(engine: tuple[ScriptedEngine, str]) -> None:
+async def test_replies_go_into_the_next_turn() -> None:
     """Closed loop: the streamed text is the assistant's message; scripted drives ignore it."""
-    scripted, url = engine
-    await drive(url, make_sessions(PROFILE))
-    said = _assistant_texts(scripted.bodies)
-    scripted.bodies.clear()
+    async with FakeEngine(said) as engine:
+        await drive(engine.url, make_sessions(PROFILE))
+        texts = _assistant_texts(bodies(engine))
+        engine.received.clear()
 
-    await drive(url, make_sessions(PROFILE), scripted=True)
+        await drive(engine.url, make_sessions(PROFILE), scripted=True)
 
-    assert said == {"ok then"}
-    assert "ok then" not in _assistant_texts(scripted.bodies)
+    assert texts == {"ok then"}
+    assert "ok then" not in _assistant_texts(bodies(engine))
 
 
-async def test_bounds_concurrency_and_names_sessions(engine: tuple[ScriptedEngine, str]) -> None:
-    """One session at a time means one request at a time; the id goes into the named header."""
-    scripted, url = engine
+async def test_bounds_concurrency_and_names_sessions() -> None:
+    """One session at a time: its requests come one after the other, with its id in the header."""
     profile = Profile(num_sessions=3, num_turns=2, turns_sigma=0.0, scale_tokens=0.02,
                       scale_time=0.0, sub_agent_share=0.0)  # fmt: skip
 
-    await drive(url, make_sessions(profile), concurrency=1, session_header="x-session-id")
+    async with FakeEngine(said) as engine:
+        await drive(
+            engine.url, make_sessions(profile), concurrency=1, session_header="x-session-id"
+        )
 
-    assert scripted.max_running == 1
-    assert [headers["x-session-id"] for headers in scripted.headers] == [
+    assert [received.headers["x-session-id"] for received in engine.received] == [
         "s0", "s0", "s1", "s1", "s2", "s2",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "status"),
-    [
-        ("http", "http_503", 503),
-        ("stream", "stream", 200),
-        ("break", "broken", 200),
-    ],
-)
-async def test_errors_are_results(
-    engine: tuple[ScriptedEngine, str], fault: str, error: str, status: int
-) -> None:
-    """A failed turn is recorded by kind and ends its session."""
-    scripted, url = engine
-    scripted.fault = fault
+async def refuse(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "no"}}, status=503)
 
-    results = await drive(url, make_sessions(PROFILE))
+
+async def fail(request: web.Request) -> web.StreamResponse:
+    return await answer(request, *SAID, event({"error": {"message": "died"}}))
+
+
+async def cut(request: web.Request) -> web.StreamResponse:
+    response = await answer(request, *SAID)
+    hang_up(request)
+    return response
+
+
+@pytest.mark.parametrize(
+    ("handler", "error", "status"),
+    [(refuse, "http_503", 503), (fail, "stream", 200), (cut, "broken", 200)],
+)
+async def test_errors_are_results(handler: Any, error: str, status: int) -> None:
+    """A failed turn is recorded by kind and ends its session."""
+    async with FakeEngine(handler) as engine:
+        results = await drive(engine.url, make_sessions(PROFILE))
 
     assert [(turn.error, turn.status) for turn in results] == [(error, status)] * 3
     assert summarize(results).errors == {error: 3}
@@ -167,10 +128,6 @@ def test_predicted_header_is_optional() -> None:
     """Without the header nothing was predicted, which is not a prediction of zero."""
     assert parse_predicted(None) is None
     assert parse_predicted("gpu=32;cpu=64") == Predicted(gpu=32, cpu=64, pool=0)
-
-
-def _event(event: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
 def _assistant_texts(bodies: list[dict[str, Any]]) -> set[str]:
