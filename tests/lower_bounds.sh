@@ -28,7 +28,7 @@ for command in $("$bin/warmroute" --help | sed -n '/^Commands/,$s/^  \([a-z]*\) 
     "$bin/warmroute" "$command" --help >/dev/null
 done
 # Emulated replicas, a router and a driver, each as a process.
-"$bin/warmroute" demo --short --out "$lower/demo" >"$lower/demo.log" 2>&1 || {
+"$bin/warmroute" demo --short -o "$lower/demo" >"$lower/demo.log" 2>&1 || {
     cat "$lower/demo.log" && exit 1
 }
 # What leans most on others' code. Two things are left out: older tokenizers of Mistral's leave

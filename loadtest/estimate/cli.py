@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.engine_model.time_model import PRESETS
-from loadtest.output_options import JsonCommand, json_options
+from loadtest.output_options import json_options
 from loadtest.simulator import PoolSetup, Setup, Simulated
 from loadtest.simulator.arms import Arm
 from loadtest.simulator.rounds import simulate_rounds
@@ -66,7 +66,7 @@ class Saving(Struct, frozen=True, kw_only=True):
     prefill_s: float
 
 
-@click.command(cls=JsonCommand, context_settings={"max_content_width": 100, "show_default": True})
+@click.command(context_settings={"max_content_width": 100, "show_default": True})
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--replicas", type=_COUNT, default=2, help="Replicas of your fleet.")
 @click.option(
@@ -96,7 +96,7 @@ class Saving(Struct, frozen=True, kw_only=True):
     help="Let sessions start K times as fast: what happens if the traffic grows.",
 )
 @click.option("--skip-bad", is_flag=True, help="Leave bad lines out and count them.")
-@json_options()
+@json_options
 def estimate(
     file: Path,
     replicas: int,

@@ -21,7 +21,7 @@ from loadtest.experiments.evidence import Options
 from loadtest.experiments.metrics import VERDICT_METRICS
 from loadtest.experiments.records import RecordsError
 from loadtest.extras import MissingExtra, need
-from loadtest.output_options import JsonCommand, json_options
+from loadtest.output_options import json_options
 
 _WIDE: Final = 160  # columns, if the width of the screen is unknown
 
@@ -63,7 +63,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-@click.command(cls=JsonCommand)
+@click.command()
 @click.argument("files", metavar="RECORDS...", nargs=-1, required=True)
 @click.option("--experiment", "name", help="Which one; needed where records are of several.")
 @click.option(
@@ -119,7 +119,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the report as one page with pictures.",
 )
-@json_options()
+@json_options
 def report(
     files: tuple[str, ...],
     name: str | None,
@@ -170,7 +170,7 @@ def report(
     sys.exit(0 if made.is_sound else 1)
 
 
-@click.command(cls=JsonCommand)
+@click.command()
 @click.argument("files", metavar="RECORDS...", nargs=-1, required=True)
 @click.option(
     "--policy",
@@ -181,7 +181,7 @@ def report(
     "--param", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of --policy."
 )
 @click.option("--skip-bad", is_flag=True, help="Leave out and count lines that are no records.")
-@json_options()
+@json_options
 def redecide(
     files: tuple[str, ...],
     policy: str | None,

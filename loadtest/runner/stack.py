@@ -38,6 +38,7 @@ class Router(Struct, frozen=True, kw_only=True):
 
     url: str
     admin_url: str
+    token_file: Path  # with the admin token
     child: Child
 
 
@@ -94,6 +95,7 @@ async def start_router(
         router = Router(
             url=child.announced[1],
             admin_url=child.announced[2],
+            token_file=Path(env["XDG_STATE_HOME"], "warmroute", "admin-token"),
             child=child,
         )
         async with httpx.AsyncClient(timeout=60.0, trust_env=False, verify=system_tls()) as client:

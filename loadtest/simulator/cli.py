@@ -13,9 +13,8 @@ from rich.console import Console
 
 from loadtest.engine_model.time_model import PRESETS
 from loadtest.generated import Agents
-from loadtest.output_options import JsonCommand, json_options, output_option
+from loadtest.output_options import json_option, output_option
 from loadtest.simulator.arms import arms_of
-from loadtest.simulator.outcome import Simulated
 from loadtest.simulator.rounds import simulate_rounds, write_runs
 from loadtest.simulator.setup import Halves, PoolSetup, Setup, TierSetup, coarsened
 from loadtest.simulator.table import as_json as as_json_text
@@ -41,7 +40,7 @@ _POSITIVE = _Positive(min=0.0, min_open=True)
 _SETUP = Setup()
 
 
-@click.command(cls=JsonCommand, context_settings={"max_content_width": 100, "show_default": True})
+@click.command(context_settings={"max_content_width": 100, "show_default": True})
 @workload_options
 @click.option(
     "--policies",
@@ -159,7 +158,7 @@ _SETUP = Setup()
     metavar="MS",
     help="Limit for goodput: mean of the longest tenth of a turn's inter-token latencies.",
 )
-@json_options(has_file=False)
+@json_option
 @output_option(is_file=False, help="Write a run file of each run there, for `compare`.")
 def simulate(
     policies: Sequence[str],
@@ -167,7 +166,6 @@ def simulate(
     seed: int,
     join_blocks: int,
     as_json: bool,
-    json_file: Path | None,
     out: Path | None,
     **options: Any,
 ) -> None:
@@ -194,7 +192,11 @@ def simulate(
     results, is_complete = simulate_rounds(workload, arms, setup, rounds)
     if results:
         click.echo(as_json_text(results)) if as_json else console.print(*tables_of(results))
-        _write(results, json_file, out)
+        if out is not None:
+            try:
+                write_runs(out, results)
+            except OSError as exc:
+                raise click.ClickException(f"cannot write: {exc}") from exc
     if not is_complete:
         total = len(arms) * rounds
         console.print(f"[yellow]stopped: {len(results)} of {total} simulations are done")
@@ -290,13 +292,3 @@ def _halves(given: dict[str, Any]) -> Halves | None:
         raise click.UsageError("--transfer-speed is without a pool: with one, KV goes through it")
     found = Halves(num_prefill=num_prefill, num_decode=num_decode)
     return found if speed is None else replace(found, speed=speed)
-
-
-def _write(results: Sequence[Simulated], json_file: Path | None, out: Path | None) -> None:
-    try:
-        if json_file is not None:
-            json_file.write_bytes(as_json_text(results))
-        if out is not None:
-            write_runs(out, results)
-    except OSError as exc:
-        raise click.ClickException(f"cannot write: {exc}") from exc

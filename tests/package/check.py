@@ -161,7 +161,7 @@ def use(bare: Path, wheel: Path, scratch: Path) -> None:
     for name in ("serve", *PLUGINS):
         commands.run(name, "--help")
     say("demo --short")
-    print("\n".join(commands.run("demo", "--short", "--out", "demo").rstrip().splitlines()[-12:]))
+    print("\n".join(commands.run("demo", "--short", "-o", "demo").rstrip().splitlines()[-12:]))
     route(commands)
 
 

@@ -31,7 +31,7 @@ def estimated(agents: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[A
 
 
 def estimate_of(trace: Path, out: Path, *options: str) -> tuple[Any, str]:
-    argv = [str(trace), "--cache-tokens", "150000", "--json", str(out), *options]
+    argv = [str(trace), "--cache-tokens", "150000", "-o", str(out), *options]
     result = CliRunner().invoke(estimate, argv)
     assert result.exit_code == 0, result.output
     return json.loads(out.read_text()), result.output

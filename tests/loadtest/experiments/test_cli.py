@@ -31,7 +31,7 @@ def test_a_report_in_terminal_page_and_json(file: Path, tmp_path: Path) -> None:
     """One call says the verdict in all three."""
     page, data = tmp_path / "report.html", tmp_path / "report.json"
 
-    result = call(cli.report, file, "--html", page, "--json", data)
+    result = call(cli.report, file, "--html", page, "-o", data)
 
     report = json.loads(data.read_text())
     html = page.read_text()
@@ -130,7 +130,7 @@ def test_redeciding(file: Path, tmp_path: Path) -> None:
     data = tmp_path / "again.json"
 
     policy = ("--policy", "prefix_hash:num_points=7", "--param", "load_factor=1.5")
-    result = call(cli.redecide, file, *policy, "--json", data)
+    result = call(cli.redecide, file, *policy, "-o", data)
 
     report = json.loads(data.read_text())
     assert result.exit_code == 0, result.output

@@ -95,7 +95,7 @@ def test_a_trace_is_replayed_and_kept(url: str, trace: str, tmp_path: Path) -> N
 
     result = run(
         f"{url}/v1", "--trace", trace, "--scale-time", "0.25", "--warm-up", "1", "--label", "me",
-        "--salt", "s", "--out", str(out), "--seed", "5",
+        "--salt", "s", "-o", str(out), "--seed", "5",
     )  # fmt: skip
 
     assert result.exit_code == 0, result.output
@@ -132,7 +132,7 @@ def test_the_key_is_sent_and_never_shown(url: str, trace: str, tmp_path: Path) -
     key.write_text("sk-s3cret\n")
     out = tmp_path / "run.jsonl"
 
-    from_file = run(url, "--trace", trace, "--api-key-file", str(key), "--out", str(out))
+    from_file = run(url, "--trace", trace, "--api-key-file", str(key), "-o", str(out))
     from_environ = run(url, "--trace", trace, OPENAI_API_KEY="sk-s3cret")
 
     assert (from_file.exit_code, from_environ.exit_code) == (0, 0)
@@ -165,9 +165,9 @@ def test_what_was_measured_is_not_written_over(url: str, trace: str, tmp_path: P
     out = tmp_path / "run.jsonl"
     out.write_text("precious")
 
-    refused = run(url, "--trace", trace, "--out", str(out))
+    refused = run(url, "--trace", trace, "-o", str(out))
     kept = out.read_text()
-    replaced = run(url, "--trace", trace, "--out", str(out), "--overwrite")
+    replaced = run(url, "--trace", trace, "-o", str(out), "--overwrite")
 
     assert (refused.exit_code, kept) == (2, "precious")
     assert "--overwrite replaces it" in refused.output
@@ -189,7 +189,7 @@ def test_a_full_disk_ends_the_run(
 
     monkeypatch.setattr(RunWriter, "add", full_at_third)
 
-    result = run(url, "--trace", trace, "--out", str(out), "--scale-time", "10")
+    result = run(url, "--trace", trace, "-o", str(out), "--scale-time", "10")
 
     assert result.exit_code == 1
     assert "cannot be written (No space left on device)" in result.stderr
@@ -213,7 +213,7 @@ def test_a_full_disk_ends_the_run(
         (["URL", "--request-rate", "0"], "0 is not in the range"),
         (["URL", "--timeout", "-1"], "is not in the range"),
         (["URL", "--api-key-file", "/nowhere"], "/nowhere: No such file"),
-        (["URL", "--out", "/nowhere/run.jsonl"], "/nowhere/run.jsonl: No such file"),
+        (["URL", "-o", "/nowhere/run.jsonl"], "/nowhere/run.jsonl: No such file"),
         (["URL", "--tokenizer", "/nowhere", "--api", "chat"], "/nowhere"),
     ],
 )
@@ -253,7 +253,7 @@ def test_interrupted_runs_report_what_there_is(tmp_path: Path) -> None:
     with InThread(slow) as engine:
         process = subprocess.Popen(
             [sys.executable, "-c", code, engine.url, "--trace", str(trace), "--scale-time", "0.1",
-             "--out", str(out)],
+             "-o", str(out)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -16,15 +16,15 @@ def run(*args: str) -> Result:
 SMALL = ("--generate", "siblings", "--sessions", "3", "--replicas", "2")
 
 
-def test_a_table_and_its_figures(tmp_path: Path) -> None:
+def test_a_table_and_its_figures() -> None:
     """A row for each policy, and the same in JSON."""
-    file = tmp_path / "figures.json"
+    args = (*SMALL, "--policies", "kv_aware,random", "--pool-speed", "5")
 
-    result = run(*SMALL, "--policies", "kv_aware,random", "--pool-speed", "5", "--json", str(file))
+    result, printed = run(*args), run(*args, "--json")
 
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == printed.exit_code == 0, result.output
     assert "closed loop, load 0.9; 2 replicas (h100x4-70b)" in " ".join(result.output.split())
-    figures = msgspec.json.decode(file.read_bytes())
+    figures = msgspec.json.decode(printed.stdout)
     assert [found["label"] for found in figures["results"]] == ["kv_aware", "random"]
     assert figures["setup"]["pool"]["speed"] == 5.0
     for found in figures["results"]:
@@ -33,16 +33,15 @@ def test_a_table_and_its_figures(tmp_path: Path) -> None:
         assert found["summary"]["num_errors"] == 0
 
 
-def test_halves_have_a_table_and_figures_of_their_own(tmp_path: Path) -> None:
+def test_halves_have_a_table_and_figures_of_their_own() -> None:
     """How many prompts were computed apart, and how busy each half was."""
-    file = tmp_path / "figures.json"
     args = ("--generate", "siblings", "--sessions", "3", "--prefill", "1", "--decode", "2")
 
-    result = run(*args, "--policies", "kv_aware", "--json", str(file))
+    result = run(*args, "--policies", "kv_aware")
 
     assert result.exit_code == 0, result.output
     assert "1 prefill and 2 decode replicas (h100x4-70b)" in " ".join(result.output.split())
-    [found] = msgspec.json.decode(file.read_bytes())["results"]
+    [found] = msgspec.json.decode(run(*args, "--policies", "kv_aware", "--json").stdout)["results"]
     assert f" {100 * found['decode_busy_ratio']:.1f} " in result.output
     assert [use["role"] for use in found["replicas"]] == ["prefill", "decode", "decode"]
 
@@ -127,8 +126,9 @@ def test_stopped_it_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    """A directory that is not there is an error, after the table."""
-    result = run(*SMALL, "--policies", "random", "--json", str(tmp_path / "no" / "file.json"))
+    """A directory that cannot be made is an error, after the table."""
+    (tmp_path / "file").touch()
+    result = run(*SMALL, "--policies", "random", "-o", str(tmp_path / "file" / "runs"))
 
     assert result.exit_code == 1
     assert "cannot write" in result.output

@@ -32,7 +32,7 @@ def test_convert_writes_what_trace_reads(tmp_path: Path) -> None:
     out = tmp_path / "agents.jsonl"
     argv = ["convert", "--generate", "agents", "--sessions", "4", "--turns", "3", "--seed", "2"]
 
-    result = CliRunner().invoke(trace, [*argv, "--block-size", "16", "--out", str(out)])
+    result = CliRunner().invoke(trace, [*argv, "--block-size", "16", "-o", str(out)])
 
     assert result.exit_code == 0, result.output
     workload = read_workload(out)
@@ -55,12 +55,12 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
 
     bad = CliRunner().invoke(trace, ["describe", "--trace", str(path)])
     nothing = CliRunner().invoke(trace, ["describe"])
-    nowhere = CliRunner().invoke(trace, [*small, "--out", str(tmp_path / "no" / "where")])
+    nowhere = CliRunner().invoke(trace, [*small, "-o", str(tmp_path / "no" / "where")])
 
     assert [result.exit_code for result in (bad, nothing, nowhere)] == [2, 2, 2]
     assert "t.jsonl: line 1: hash_ids: 1 ids" in bad.output
     assert "give either" in nothing.output
     assert "where: No such file" in nowhere.output
     skipped = write(tmp_path / "s.jsonl", [mooncake(0, 500, [1]), b"{"])
-    argv = ["convert", "--trace", str(skipped), "--skip-bad", "--out", str(tmp_path / "o")]
+    argv = ["convert", "--trace", str(skipped), "--skip-bad", "-o", str(tmp_path / "o")]
     assert "1 bad lines left out" in CliRunner().invoke(trace, argv).output
