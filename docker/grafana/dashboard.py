@@ -334,21 +334,16 @@ ROWS = [
         [
             Panel(
                 "Requests by variant", "Requests that count for the experiment.",
-                [Query(rate("arm_requests_total", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "reqps", width=6,
+                [Query(rate("arm_requests_total", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "reqps",
             ),
             Panel(
                 "TTFT by variant, P90", "Variants share caches and queues, unless the design separates them. Read the report before you decide.",
-                [Query(quantile(0.9, "arm_ttft_seconds", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "s", width=6,
+                [Query(quantile(0.9, "arm_ttft_seconds", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "s",
             ),
             Panel(
                 "Share recomputed, by variant", "Share of the variant's prompt tokens.",
                 [Query(f'{rate("arm_tokens_total", "experiment, arm", kind="recomputed")} / ({rate("arm_tokens_total", "experiment, arm", kind="prompt")} > 0){OR_NONE}', "{{experiment}} {{arm}}")],
-                "percentunit", maximum=1, width=6,
-            ),
-            Panel(
-                "Evidence against a variant", "As a share of what a guardrail needs: at 1 it stops the variant.",
-                [Query(gauge("experiment_evidence_ratio", "experiment, arm, guardrail") + OR_NONE, "{{experiment}} {{arm}}: {{guardrail}}")],
-                "percentunit", width=6, steps=((None, GREEN), (0.5, YELLOW), (1, RED)),
+                "percentunit", maximum=1,
             ),
         ],
     ),

@@ -42,7 +42,7 @@ from policies.registry import POLICIES
 from router.cli import main as warmroute
 from router.cli.group import GROUPS
 from router.config import Option, ReplicaConfig, options
-from router.config.experiments import WRITTEN, Arm, ArmQueue, Experiment, Guardrails, Step
+from router.config.experiments import Experiment, VariantConfig
 from router.metrics.families import FAMILIES
 from router.metrics.instruments import Metrics
 from router.observers.early.metrics import EarlyMetrics
@@ -145,21 +145,16 @@ def _field_table(struct: type[Struct]) -> str:
     for field in msgspec.structs.fields(struct):
         required = field.default is msgspec.NODEFAULT
         default = "required" if required else _default(field.default)
-        if isinstance(field.default, Struct):
-            default = "see below"
-        name = WRITTEN.get(field.name, field.name)
-        rows.append((f"`{name}`", default, description_of(struct, field.name)))
+        rows.append((f"`{field.name}`", default, description_of(struct, field.name)))
     return table(("key", "default", "what it is"), rows)
 
 
 def _experiment_tables() -> str:
     """Describe the keys of an experiment's definition."""
-    parts = [f"A definition is a mapping of:\n\n{_field_table(Experiment)}"]
-    for name, struct in (("variants", Arm), ("ramp", Step)):
-        parts.append(f"Each of its `{name}`:\n\n{_field_table(struct)}")
-    parts.append(f"The `queue` of a variant:\n\n{_field_table(ArmQueue)}")
-    parts.append(f"Its `guardrails`:\n\n{_field_table(Guardrails)}")
-    return "\n\n".join(parts)
+    return (
+        f"A mapping of:\n\n{_field_table(Experiment)}\n\n"
+        f"Each of its `variants`:\n\n{_field_table(VariantConfig)}"
+    )
 
 
 def _replica_table() -> str:

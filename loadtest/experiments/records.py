@@ -122,10 +122,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def not_counted(self) -> str | None:
         """Return why the request does not count; None: it does."""
-        assigned = self.assignment
-        if assigned is None:
-            return None
-        return assigned.not_counted or ("wash_out" if assigned.is_wash_out else None)
+        return self.assignment.not_counted if self.assignment is not None else None
 
     @property
     def held(self) -> int:

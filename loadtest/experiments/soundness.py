@@ -103,16 +103,9 @@ def _missing(
 
 def _stopped(observations: Observations) -> Iterator[Finding]:
     noun = unit_noun(observations.experiment.design, 2)
-    reasons: dict[str, str] = {}
-    for each in observations.requests:
-        assigned = each.assignment
-        if assigned is not None and assigned.stop_reason is not None:
-            reasons.setdefault(assigned.arm, assigned.stop_reason)
     for arm, (_, end_s) in zip(observations.arms, observations.windows, strict=True):
         if np.isfinite(end_s):
-            reason = f"stopped ({reasons[arm]})" if arm in reasons else "a guardrail, or an order?"
             yield warning(
                 "arm_stopped",
-                f"{arm} got no {noun} of its own after {moment(end_s)}: {reason}. It is compared "
-                "until then",
+                f"{arm} got no {noun} of its own after {moment(end_s)}. It is compared until then",
             )

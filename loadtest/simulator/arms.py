@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Final
 
 import msgspec
@@ -12,10 +11,9 @@ from msgspec import Struct
 from policies import POLICIES, Policy, create
 from policies.naming import split, split_list
 from router.config import QueueConfig
-from router.config.experiments import ArmQueue
+from router.config.experiments import VariantQueue, queue_of
 from router.scheduling.waiting import QueueRules
 
-_QUEUE = "queue."
 UNLIMITED: Final = "unlimited"
 _BEST: Final = "kv_aware"
 
@@ -26,7 +24,7 @@ class Arm(Struct, frozen=True, kw_only=True):
     label: str
     policy: str
     params: dict[str, str] = {}
-    queue: ArmQueue | None = None  # None: as a router of this policy has it
+    queue: VariantQueue | None = None  # None: as a router of this policy has it
     is_unlimited: bool = False  # on caches that never evict: the limit of what a router can do
 
     def make_policy(self) -> Policy:
@@ -55,7 +53,7 @@ def arm_of(label: str) -> Arm:
     if label == UNLIMITED:
         return Arm(label=label, policy=_BEST, is_unlimited=True)
     name, params = split(label)
-    queue = _queue_of(params)
+    queue = queue_of(params)
     create(name, params)
     return Arm(label=label, policy=name, params=params, queue=queue)
 
@@ -77,30 +75,7 @@ def arms_of(texts: Iterable[str]) -> list[Arm]:
     return list(arms.values())
 
 
-def _queue_of(params: dict[str, str]) -> ArmQueue | None:
-    """Remove the parameters of the queue from `params`; None: there are none.
-
-    Raises:
-        ValueError: There is no such key, or a value is out of its range.
-    """
-    names = [name for name in params if name.startswith(_QUEUE)]
-    if not names:
-        return None
-    own = {name.removeprefix(_QUEUE): params.pop(name) for name in names}
-    known = [field.name for field in msgspec.structs.fields(ArmQueue)]
-    for key in own:
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            meant = f"; did you mean {_QUEUE}{near[0]}?" if near else ""
-            allowed = ", ".join(f"{_QUEUE}{name}" for name in known)
-            raise ValueError(f"unknown parameter {_QUEUE}{key}{meant} (allowed: {allowed})")
-    try:
-        return msgspec.convert({"mode": "on", **own}, ArmQueue, strict=False)
-    except msgspec.ValidationError as exc:
-        raise ValueError(f"{_QUEUE[:-1]}: {exc}") from exc
-
-
-def _given(queue: ArmQueue) -> dict[str, float]:
+def _given(queue: VariantQueue) -> dict[str, float]:
     """List the settings of a variant's queue, without its mode."""
     given = msgspec.structs.asdict(queue)
     del given["mode"]

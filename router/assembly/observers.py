@@ -40,29 +40,34 @@ def add_observers(router: Router) -> None:
             steps.observers.add(observer)
         if part.choose is not None:
             steps.prompts.choose = part.choose
+    check_sections(router, router.config)
     for observer in own_observers(router.config.observers):
         steps.observers.add(observer)
 
 
-def _built(router: Router) -> Iterator[tuple[str, ObserverPart]]:
+def check_sections(router: Router, config: Config) -> None:
+    """Refuse a section whose folder is not there.
+
+    Raises:
+        ConfigError: the message names section and folder.
+    """
     for name, sections in FOLDERS.items():
+        for section in sections if name not in router.observers else ():
+            if getattr(config, section) != getattr(Config(), section):
+                raise ConfigError(
+                    f"{section}: this warmroute has no router/observers/{name}; remove the section",
+                    param=section,
+                )
+
+
+def _built(router: Router) -> Iterator[tuple[str, ObserverPart]]:
+    for name in FOLDERS:
         module_name = f"router.observers.{name}"
         try:
             import_module(module_name)
         except ModuleNotFoundError as exc:
             if exc.name not in (module_name, "router.observers"):
                 raise
-            _check_unset(router.config, name, sections)
             continue
         build = import_module(f"{module_name}.build").build
         yield name, build(router)
-
-
-def _check_unset(config: Config, name: str, sections: tuple[str, ...]) -> None:
-    for section in sections:
-        value = getattr(config, section)
-        if value != type(value)():
-            raise ConfigError(
-                f"{section}: this warmroute has no router/observers/{name}; remove the section",
-                param=section,
-            )

@@ -2,6 +2,7 @@
 
     replicas                     those no longer listed drain and go; new ones are watched
     policy.name, policy.params   from the next decision on
+    experiment                   from its `start_at` on, or at once
     log.level                    at once
 
 What else differs needs a restart: then nothing is changed, and the error names the keys. The new
@@ -20,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from policies.registry import create
+from router.assembly.observers import check_sections
 from router.assembly.router import Router
 from router.base.errors import ConfigError
 from router.base.watched_file import WatchedFile
@@ -27,7 +29,7 @@ from router.config import Config
 
 logger = logging.getLogger(__name__)
 
-LIVE: Final = ("replicas", "policy.name", "policy.params", "log.level")
+LIVE: Final = ("replicas", "policy.name", "policy.params", "experiment", "log.level")
 _LOOK_S: Final = 1.0
 
 
@@ -99,6 +101,7 @@ def apply(router: Router, config: Config) -> list[str]:
         policy = create(config.policy.name, config.policy.params)
     except ValueError as exc:
         raise ConfigError(f"policy: {exc}", param="policy.name") from exc
+    check_sections(router, config)
     if "replicas" in changed:
         router.discovery.watches.configure(config.replicas)
         router.engine_key.configure(config)
@@ -106,7 +109,11 @@ def apply(router: Router, config: Config) -> list[str]:
         router.story.steps.place.use(policy)
     if "log.level" in changed:
         logging.getLogger("router").setLevel(config.log.level.upper())
-    router.config = replace(old, replicas=config.replicas, policy=config.policy, log=config.log)
+    for part in router.observers.values():
+        if part.configure is not None:
+            part.configure(config)
+    live = {name: getattr(config, name) for name in ("replicas", "policy", "experiment", "log")}
+    router.config = replace(old, **live)
     return changed
 
 
@@ -114,7 +121,8 @@ def _leaves(one: Struct, other: Struct, prefix: str = "") -> Iterator[tuple[str,
     """Pair what two trees of sections have under each key."""
     for field in fields(one):
         first, second = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(first, Struct) and isinstance(second, Struct):
+        is_section = isinstance(first, Struct) and isinstance(second, Struct)
+        if is_section and field.name not in LIVE:
             yield from _leaves(first, second, f"{prefix}{field.name}.")
         else:
             yield f"{prefix}{field.name}", first, second

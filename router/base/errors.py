@@ -23,8 +23,6 @@ RouterError                    status  code
 │   ├── UnknownReplica          404    unknown_replica          (admin API)
 │   ├── ReplicaConflict         409    replica_conflict         (admin API)
 │   ├── UnknownSession          404    unknown_session          (admin API)
-│   ├── UnknownExperiment       404    unknown_experiment       (admin API)
-│   └── ExperimentConflict      409    experiment_conflict      (admin API)
 ├── NoReplicaAvailable          503    no_replica_available      (Retry-After)
 │   └── OutOfConnections        503    out_of_connections        ours: descriptors, memory
 ├── Overloaded                  503    overloaded               this router's limits are reached
@@ -244,20 +242,6 @@ class UnknownSession(NotFound):
     """A session, or a request, that the ledger does not have, or not any more."""
 
     code = "unknown_session"
-
-
-class UnknownExperiment(NotFound):
-    """An order names an experiment that does not exist."""
-
-    code = "unknown_experiment"
-
-
-class ExperimentConflict(ClientError):
-    """An experiment cannot be as ordered: its traffic is another's, or it has ended."""
-
-    status = 409
-    code = "experiment_conflict"
-    type = "ConflictError"
 
 
 class NoReplicaAvailable(RouterError):

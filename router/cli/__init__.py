@@ -1,12 +1,11 @@
 """The command line: what an operator types, and tables of what the admin API answers.
 
 A file a subject: serve (the configuration), admin (the admin port), status, watch,
-sessions, page, replicas, experiments, tenants. `group` finds the commands of other
+sessions, page, replicas, tenants. `group` finds the commands of other
 packages, `config_options` has a flag for each configuration key, `terminal` and `figures` write.
 """
 
 from router.cli.admin import admin_token
-from router.cli.experiments import experiments
 from router.cli.group import main
 from router.cli.page import page
 from router.cli.replicas import engine, replicas
@@ -22,7 +21,6 @@ for _command in (
     admin_token,
     check,
     engine,
-    experiments,
     options,
     page,
     policies,

@@ -38,7 +38,6 @@ GROUPS: Final = {
         "why",
         "page",
         "replicas",
-        "experiments",
         "engine",
         "admin-token",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,7 +77,7 @@ def report(state: State, wrong: list[str]) -> str:
     console.print()
     console.print(replica_table(state, console))
     console.print()
-    for text in (queue_line(state), sessions_line(state)):
+    for text in (queue_line(state), sessions_line(state), *experiment_line(state)):
         console.print(text)
     console.print(tokens_line(state))
     for found in (*overfull(state), *(each["text"] for each in state["findings"])):
@@ -115,6 +116,29 @@ def routers(state: State) -> int:
     """Return how many routers share their state, the one that answered included."""
     sharing = state["sharing"]
     return sharing.get("routers", 1) if sharing is not None else 1
+
+
+def experiment_line(state: State) -> Iterator[str]:
+    """Yield a line on the experiment, if there is one: its variants, and the next one."""
+    experiment = state.get("experiment")
+    if experiment is None:
+        return
+    variants = ", ".join(
+        f"{each['name']} {each['policy']} {each['share']:.0%}" for each in experiment["variants"]
+    )
+    is_running = experiment["standing"] == "running"
+    text = f"experiment {experiment['name']} ({experiment['design']}): {variants}"
+    text += f", {'since' if is_running else 'from'} {_moment(experiment['started_at'])}"
+    slot, coming = experiment["slot"], experiment["next"]
+    if slot is not None:
+        text += f"; now {slot['variant'] or 'none'}, until {_moment(slot['ends_at'])}"
+    if coming is not None:
+        text += f"; then {coming['name']}, from {_moment(coming['starts_at'])}"
+    yield text
+
+
+def _moment(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
 
 
 def overfull(state: State) -> Iterator[str]:

@@ -15,7 +15,6 @@ All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
     routers       zset     which routers live, and until when
     sessions      hash     session -> when it is forgotten (4 bytes), state
     replicas      hash     name -> record
-    experiments   hash     name -> state
     response:KEY  string   digest of a response's id -> the replica that issued it; expires
     sweeper       string   which router sweeps; expires
 

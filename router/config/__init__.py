@@ -20,7 +20,7 @@ rooms use is exported here.
 from router.config import yaml_file
 from router.config.checks import check_pool, check_replica, check_replica_list
 from router.config.discovery import DiscoveryConfig
-from router.config.loader import experiment_file, experiment_of, load, pairs, read_yaml
+from router.config.loader import load, pairs, read_yaml
 from router.config.ports import (
     ADMIN_TOKEN,
     ADMIN_TOKEN_FILE,
@@ -83,8 +83,6 @@ __all__ = [
     "check_pool",
     "check_replica",
     "check_replica_list",
-    "experiment_file",
-    "experiment_of",
     "explained",
     "load",
     "options",

@@ -20,7 +20,7 @@ from router.api.routes import check_pattern
 from router.base.addresses import unbracketed
 from router.base.errors import ConfigError, ConfigErrors
 from router.config.discovery import check_discovery
-from router.config.experiments import check_all
+from router.config.experiments import check as check_experiment
 from router.config.hosts import HostRules
 from router.config.ports import AdminConfig, ListenConfig
 from router.config.prefill import check_roles
@@ -369,10 +369,7 @@ _CHECKS: Final[Sequence[tuple[Sequence[str], Callable[[Config], None]]]] = (
     (("tokens",), lambda c: _check_time_zone(c.tokens.time_zone)),
     (("tokens",), lambda c: _check_dates(c.tokens.start_dates)),
     (("policy",), lambda c: _check_policy(c.policy)),
-    (
-        ("experiment",),
-        lambda c: check_all(c.experiment.definitions, "experiment.definitions"),
-    ),
+    (("experiment",), lambda c: check_experiment(c.experiment)),
     (("tracing",), lambda c: check_tracing(c.tracing)),
 )
 """The sections that a check reads, and the check."""

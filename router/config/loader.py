@@ -15,7 +15,6 @@ from msgspec import Struct
 from router.base.errors import ConfigError, ConfigErrors
 from router.config import yaml_file
 from router.config.checks import errors_of
-from router.config.experiments import WRITTEN, Experiment, recorded_names
 from router.config.redis import REDIS_PASSWORD
 from router.config.refused import file_name, refused
 from router.config.removed import ONLY_MAPPINGS
@@ -78,7 +77,6 @@ def _load(
     if isinstance(replicas, list):  # `--replica URL`, or a bare URL in the file
         tree["replicas"] = [{"url": each} if isinstance(each, str) else each for each in replicas]
     wrong = [*_refuse_texts(tree), *_join_masters(tree.get("mooncake"))]
-    wrong += _use_recorded_names(tree)
     redis = tree.get("redis")
     if isinstance(redis, dict) and redis.pop("password", None) is not None:
         wrong.append(
@@ -162,34 +160,6 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def experiment_of(tree: Mapping[str, Any]) -> Experiment:
-    """Read one experiment's definition, as it is in a file; its sense is not checked.
-
-    Raises:
-        ConfigError: unknown key, value of the wrong type or range; the message names the key.
-    """
-    tree = recorded_names(tree)
-    if wrong := refused(tree, Experiment):
-        raise _one(wrong)
-    return msgspec.convert(tree, Experiment, strict=False)
-
-
-def experiment_file(file: Path) -> dict[str, Any]:
-    """Read a file with one experiment's definition; its fields have their recorded names.
-
-    Raises:
-        ConfigError: as `experiment_of`; the message names file and line.
-    """
-    tree = read_yaml(file, Experiment)
-    try:
-        experiment_of(tree)
-        return recorded_names(tree)  # a router of an older build reads only these
-    except ConfigError as exc:
-        errors = exc.errors if isinstance(exc, ConfigErrors) else (exc,)
-        data = yaml_file.read(file)
-        raise _one([yaml_file.placed(each, file, data) for each in errors]) from exc
-
-
 def read_yaml(file: Path, known: type[Struct] = Config) -> dict[str, Any]:
     """Read a file whose top level is a mapping.
 
@@ -265,20 +235,6 @@ def _refuse_texts(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
                 yield ConfigError(f"{where}: {entry!r} must be a mapping; {instead}", param=where)
 
 
-def _use_recorded_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Read `variants` of an experiment as `arms`, its name in records; yield what has both."""
-    section = tree.get("experiment")
-    definitions = section.get("definitions") if isinstance(section, dict) else None
-    if not isinstance(definitions, list):
-        return
-    for i, each in enumerate(definitions):
-        if isinstance(each, dict):
-            try:
-                definitions[i] = recorded_names(each, f"experiment.definitions[{i}].")
-            except ConfigError as exc:
-                yield exc
-
-
 def _join_masters(section: Any) -> Iterator[ConfigError]:
     """Join the masters of each pool where they are a list; yield what is wrong with them."""
     if isinstance(section, list):
@@ -306,6 +262,4 @@ def _join_masters(section: Any) -> Iterator[ConfigError]:
 
 
 def _known(section: type[Struct]) -> str:
-    return ", ".join(
-        WRITTEN.get(field.name, field.name) for field in msgspec.structs.fields(section)
-    )
+    return ", ".join(field.name for field in msgspec.structs.fields(section))

@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from policies.refusals import UNKNOWN, in_words
 from router.base.errors import ConfigError
-from router.config.experiments import WRITTEN
 from router.config.removed import REMOVED
 
 
@@ -70,7 +69,7 @@ def _refused(node: Any, hint: Any, path: str) -> Iterator[ConfigError]:
         missing = re.search(r"missing required field `([^`]*)`", text)
         if missing is not None:
             path = before + missing[1]
-            yield ConfigError(f"{_written(path)}: is missing", param=_written(path))
+            yield ConfigError(f"{path}: is missing", param=path)
         else:
             value = UNKNOWN if inside else node
             yield _wrong(path + inside.rstrip("`"), text, value, _choices(hint))
@@ -107,23 +106,16 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 def _wrong(path: str, text: str, value: Any, choices: tuple[str, ...]) -> ConfigError:
-    path = _written(path)
     return ConfigError(
         f"{path or 'configuration'}: {in_words(text, value, choices)}", param=path or None
     )
 
 
 def _unknown(key: str, name: str, section: type[Struct]) -> ConfigError:
-    removed = REMOVED.get(_written(re.sub(r"\[\d+\]", "[]", key)))
-    key = _written(key)
+    removed = REMOVED.get(re.sub(r"\[\d+\]", "[]", key))
     if removed is not None:
         return ConfigError(f"{key} was removed: {removed}", param=key)
-    allowed = [_written(field.name) for field in msgspec.structs.fields(section)]
+    allowed = [field.name for field in msgspec.structs.fields(section)]
     near = difflib.get_close_matches(name, allowed, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     return ConfigError(f"unknown key {key!r}: {meant}Allowed: {', '.join(allowed)}", param=key)
-
-
-def _written(path: str) -> str:
-    """Return a path with the names that people write."""
-    return re.sub(r"[a-z_]+", lambda word: WRITTEN.get(word[0], word[0]), path)

@@ -6,6 +6,14 @@ from collections.abc import Mapping
 from typing import Final
 
 REMOVED: Final[Mapping[str, str]] = {
+    "experiment.definitions": "there is one experiment; write its keys below `experiment`",
+    "experiment.control": "the first variant is the control; remove the key",
+    "experiment.holdout": "give variants shares that sum to less than 1; remove the key",
+    "experiment.ramp": "change the variants' shares in the file, and send SIGHUP; remove the key",
+    "experiment.guardrails": "use the alert VariantWorse; remove the key",
+    "experiment.seed": "another name draws other variants; remove the key",
+    "experiment.variants[].params": "write them into the policy: `kv_aware:alpha=0`",
+    "experiment.variants[].queue": "write it into the policy: `kv_aware:queue.mode=off`",
     "shadow": "ask other policies later, with `warmroute redecide`; remove the section",
     "queue.window": "a replica has one prompt ready, or 300 ms of short prompts; remove the key",
     "queue.ready_ms": "a replica has one prompt ready, or 300 ms of short prompts; remove the key",
@@ -20,8 +28,6 @@ REMOVED: Final[Mapping[str, str]] = {
     "limits.websocket_idle_s": "route WebSockets to a replica; remove the key",
     "forward.diagnostics": "answers are not changed; use `warmroute why`, and remove the key",
     "forward.continue_streams": "a broken stream ends with an error event; remove the key",
-    "experiment.definitions[].variants[].replicas": "use design switchback instead of partition",
-    "variants[].replicas": "use design switchback instead of partition",
     "redis.log_entries": "notes are published and not kept; remove the key",
     "early.min_tokens": "it is 512 tokens; use early.mode off, or remove the key",
     "mooncake.events": "the router lists and verifies the pool instead; remove the key",
@@ -30,7 +36,5 @@ REMOVED: Final[Mapping[str, str]] = {
 
 ONLY_MAPPINGS: Final[Mapping[str, str]] = {
     "mooncake.pools": "write {name: NAME, master: URL} in mooncake.pools of the file",
-    "experiment.definitions": "write the definition into the file, or run `warmroute experiments "
-    "start FILE`",
 }
 """Lists whose entries were also text, in flags and variables, too: what to write instead."""

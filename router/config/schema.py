@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from policies.registry import POLICIES
-from router.config.experiments import WRITTEN
 from router.config.loader import SWITCHES
 from router.config.tree import SECTIONS, Config
 
@@ -39,13 +38,6 @@ def json_schema() -> dict[str, Any]:
     replicas["items"] = {"anyOf": [dict(_TEXT), replicas["items"]]}
     for master in (field("mooncake", "master"), parts["PoolConfig"]["properties"]["master"]):
         _also(master, {"type": "array", "items": dict(_TEXT)})
-    experiment = parts["Experiment"]
-    for recorded, written in WRITTEN.items():  # files may have either name
-        fields = experiment["properties"]
-        fields[written] = fields[recorded] | {}
-        fields[recorded] = fields[recorded] | {"deprecated": True}
-        experiment["required"].remove(recorded)
-        experiment["oneOf"] = [{"required": [written]}, {"required": [recorded]}]
     _also(field("policy", "name"), {"enum": sorted(POLICIES)})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

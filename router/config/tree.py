@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.config.discovery import DiscoveryConfig
-from router.config.experiments import ExperimentConfig
+from router.config.experiments import Experiment
 from router.config.observers import ObserversConfig
 from router.config.ports import AdminConfig, LimitsConfig, ListenConfig, TenantsConfig
 from router.config.prefill import PrefillConfig
@@ -76,7 +76,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tenants: TenantsConfig = TenantsConfig()
     redis: RedisConfig = RedisConfig()
     index: IndexConfig = IndexConfig()
-    experiment: ExperimentConfig = ExperimentConfig()
+    experiment: Annotated[
+        Experiment | None,
+        Meta(
+            description="an experiment on live traffic; the table below has its keys",
+            extra={"only_in_file": True},
+        ),
+    ] = None
     log: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()
     observers: ObserversConfig = ObserversConfig()

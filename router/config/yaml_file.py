@@ -14,7 +14,6 @@ import yaml
 from router.base.errors import ConfigError
 
 MAX_BYTES: Final = 4 * 1024 * 1024
-_OLD: Final = {"variants": "arms"}  # a key that files may still have under its old name
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
@@ -89,8 +88,7 @@ def line_of(data: bytes, key: str) -> int | None:
     for step in re.findall(r"[^.\[\]]+", key):
         found = None
         if isinstance(node, yaml.MappingNode):
-            names = (step, _OLD.get(step, step))
-            found = next((pair for pair in node.value if pair[0].value in names), None)
+            found = next((pair for pair in node.value if pair[0].value == step), None)
         elif isinstance(node, yaml.SequenceNode) and step.isdigit() and int(step) < len(node.value):
             found = (node.value[int(step)],) * 2
         elif isinstance(node, yaml.SequenceNode) and line is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from router.config import Config
 from router.http.access import Access
 from router.http.admin_pages import AdminPages
 from router.http.admin_pages import Handler as AdminHandler
@@ -27,6 +28,7 @@ class ObserverPart(Struct, frozen=True, kw_only=True):
     open_paths: Of these routes, those without data; they need no token.
     own_routes: Routes of the public port.
     wrap_answer: Wraps what answers the public port.
+    configure: Called with a configuration that was read again.
     sections: Of the state that the live page shows.
     loops: What runs beside requests, by name; it is started again if it fails.
     start: Called before the first request.
@@ -40,6 +42,7 @@ class ObserverPart(Struct, frozen=True, kw_only=True):
     open_paths: Sequence[str] = ()
     own_routes: OwnRoutes = {}
     wrap_answer: Callable[[Handler, Pages, Access], Handler] | None = None
+    configure: Callable[[Config], None] | None = None
     sections: Mapping[str, Callable[[], Any]] = {}
     loops: Mapping[str, Callable[[], Awaitable[None]]] = {}
     start: Callable[[], None] | None = None

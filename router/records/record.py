@@ -64,11 +64,10 @@ class AssignmentRecord(Struct, frozen=True, kw_only=True):
 
     `unit` is what was randomised: a session's digest (split) or a time slot (switchback). Requests
     of one unit are not independent. Requests at the beginning of a slot do not count, while caches
-    and queues are still the other variant's (`wash_out`). Nor do requests of a stopped variant,
-    which the control's policy places (`stopped`, with the `stop_reason`).
+    and queues are still the other variant's (`wash_out`).
 
-    `trial` identifies one start of an experiment among others of the same name. It is the same on
-    all routers that share orders or have the experiment in their configuration.
+    `trial` identifies the experiment's definition. It is the same on all routers that read the same
+    file.
     """
 
     experiment: str
@@ -77,9 +76,7 @@ class AssignmentRecord(Struct, frozen=True, kw_only=True):
     unit: str
     share: float  # of the traffic that the variant should get at that moment
     slot: int | None = None  # switchback: number of the time slot
-    is_wash_out: bool = False  # not to be counted, whatever the reason
-    not_counted: str | None = None  # why: wash_out | stopped; others in older records
-    stop_reason: str | None = None  # stopped: what its guardrail, or an operator, said
+    not_counted: str | None = None  # why not: wash_out; others in older records
     control: str = ""  # variant that the others are compared with; "": older record
     trial: str = ""  # "": older record
 

@@ -104,7 +104,7 @@ def test_commands_are_grouped_and_every_one_is_listed() -> None:
 # -- summaries, choices, units -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("args", [(), *((name,) for name in ("replicas", "experiments", "trace"))])
+@pytest.mark.parametrize("args", [(), *((name,) for name in ("replicas", "trace"))])
 def test_summaries_fit_in_80_columns(args: tuple[str, ...]) -> None:
     """None is cut off."""
     _, *lines = run(*args, "--help").splitlines()

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from msgspec.structs import replace
 
 from router.base.contracts import BlockKey, HashContract
 from router.base.errors import EMPTIED, StoreRefused, StoreUnavailable
@@ -31,7 +30,6 @@ from router.cluster.log_tails import LogTails
 from router.cluster.redis_log import LogReader
 from router.cluster.redis_store import RedisStore, Written
 from router.cluster.redis_sweep import Swept
-from router.observers.experiments.state import State, Stopped, decode_state
 from tests.cluster.redis_stores import (
     POOL_STREAM,
     R1,
@@ -45,7 +43,6 @@ from tests.cluster.redis_stores import (
     stored,
 )
 from tests.fuzz.samples import DEEP_MSGPACK
-from tests.observers.experiments.samples import NOW_S, experiment
 from tests.redis_servers import RedisServer, Start
 from tests.waiting import until
 
@@ -501,22 +498,6 @@ async def test_replicas_are_registered(
 
     assert await store.records.orders("replicas", decode_record) == {"a": record}
     assert store.num_garbage == 1
-
-
-async def test_experiments_are_kept(
-    store: RedisStore, shared_redis: RedisServer, namespace: str
-) -> None:
-    """As they were; what cannot be read is counted and skipped."""
-    state = State(id="1", definition=experiment(), started_s=NOW_S)
-    stopped = replace(state, stopped={"b": Stopped(at_s=NOW_S, reason="slow")})
-    await store.records.put_order("experiments", "e", state)
-    await store.records.put_order("experiments", "e", stopped)
-    key = f"{{wr:{namespace}}}:experiments"
-    shared_redis.client.hset(key, "f", "garbage")
-    shared_redis.client.hset(key, b"\xff", encode(state))
-
-    assert await store.records.orders("experiments", decode_state) == {"e": stopped}
-    assert store.num_garbage == 2
 
 
 # -- sweeping ------------------------------------------------------------------------------------

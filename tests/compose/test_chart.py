@@ -306,12 +306,16 @@ def test_two_releases_share_a_namespace() -> None:
     assert selectors[0] != selectors[1]
 
 
+EXPERIMENT = {"name": "e", "variants": [{"name": name, "policy": "random"} for name in "ab"]}
+
+
 @pytest.mark.parametrize(
     ("changed", "restarts"),
     [
         ({"policy": {"name": "round_robin"}}, False),
         ({"replicas": ["http://10.0.0.5:8000"]}, False),
         ({"log": {"level": "debug"}}, False),
+        ({"experiment": EXPERIMENT}, False),
         ({"queue": {"mode": "off"}}, True),
         ({"policy": {"first_blocks_tokens": 512}}, True),
     ],

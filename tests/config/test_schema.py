@@ -79,7 +79,7 @@ def test_it_accepts_the_short_forms_that_the_loader_reads(text: str, tmp_path: P
         "policy: 3",
         "redis: {password: x}",
         "mooncake: {pools: [a=http://a:1]}",
-        "experiment: {definitions: [greedy.yaml]}",
+        "experiment: greedy.yaml",
     ],
 )
 def test_it_refuses_what_the_loader_refuses(text: str, tmp_path: Path) -> None:

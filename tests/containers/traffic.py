@@ -52,20 +52,6 @@ def _fetch(stack: Containers, session: Session, http: httpx.Client) -> bool:
 
 
 @contextmanager
-def experiment(stack: Containers) -> Iterator[None]:
-    """Let two policies share the sessions meanwhile, by an order at one router."""
-    arms = [{"name": "a", "policy": "kv_aware"}, {"name": "b", "policy": "least_loaded"}]
-    body = {"name": "of-the-test", "design": "split", "arms": arms}
-    url = f"{stack.admins['router-1']}/admin/experiments"
-    with admin(stack) as http:
-        http.post(url, json=body).raise_for_status()
-        try:
-            yield
-        finally:
-            http.delete(f"{url}/of-the-test").raise_for_status()
-
-
-@contextmanager
 def drained(stack: Containers, replica: str) -> Iterator[None]:
     """Drain a replica meanwhile."""
     _order(stack, replica, draining=True)

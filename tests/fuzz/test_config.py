@@ -23,7 +23,7 @@ FILE = b"""replicas:
 listen: {host: 127.0.0.1, port: 8080}
 policy: {name: kv_aware, params: {alpha: 2}}
 redis: {url: redis://127.0.0.1:6379/0, lease_s: 3}
-experiment: {definitions: []}
+experiment: {name: e, variants: [{name: a, policy: random}, {name: b, policy: "kv_aware:alpha=2"}]}
 tokens: {models: {tiny: /models/tiny}, prove_ratio: 0.1}
 log: {level: info, json: true, decisions: decisions.jsonl}
 """

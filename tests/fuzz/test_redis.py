@@ -39,10 +39,6 @@ from router.cluster.redis_snapshot import PoolSnapshot, named_bits, read_heads
 from router.config import ReplicaConfig
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
-from router.observers.experiments.metrics import ExperimentMetrics
-from router.observers.experiments.runner import ExperimentRunner
-from router.observers.experiments.runner import refused as refused_experiment
-from router.observers.experiments.state import decode_state
 from router.observers.sessions.describe import session_fields, turn_fields
 from router.observers.sessions.turn_notes import Booked, Over, Remembered, Run, SharedParts
 from router.observers.sessions.turns import Turn
@@ -116,18 +112,6 @@ def a_node() -> Node:
 
 
 LOAD = OpenLeases(2, (OpenLease(BEGAN, 0.5, True),))
-DEFINITION = {
-    "name": "e",
-    "arms": [{"name": "a", "policy": "kv_aware"}, {"name": "b", "policy": "least_loaded"}],
-}
-EXPERIMENT = {
-    "id": "1",
-    "definition": DEFINITION,
-    "started_s": 5.0,
-    "changes": [{"at_s": 6.0, "shares": {"a": 0.5, "b": 0.5}}],
-    "stopped": {"b": {"at_s": 7.0, "reason": "x"}},
-}
-
 notes = packed(st.just(NOTES))
 
 
@@ -205,19 +189,6 @@ def test_records(some: list[tuple[str, bytes]]) -> None:
     assert "http://x" in urls
 
 
-@fuzz(st.lists(packed(st.just(EXPERIMENT)), max_size=3))
-def test_experiments(some: list[bytes]) -> None:
-    """Experiments in the store: followed or refused with a reason."""
-    experiments = ExperimentRunner(ExperimentMetrics())
-    for state in some:
-        with suppress(ValueError):
-            found = decode_state(state)
-            name = found.definition.name
-            if refused_experiment(name, found) is None:
-                experiments.apply({name: found}, 0.0)
-                found.timeline()
-
-
 fields = st.dictionaries(
     st.one_of(
         st.binary(max_size=6), st.sampled_from([b"wx", b"px", b"tx", b"sx", b"0", b"9" * 5_000])
@@ -284,5 +255,3 @@ def test_the_samples_are_sane() -> None:
     assert a_node().peers.notes.decode(encode(NOTES)) == NOTES
     (part,) = asyncio.run(read_logs(OneLog(encode(CHANGES)), {X: LogReader()})).values()  # type: ignore[arg-type]
     assert part.entries == [CHANGES]
-    packed_state = msgspec.msgpack.encode(EXPERIMENT)
-    assert refused_experiment("e", decode_state(packed_state)) is None

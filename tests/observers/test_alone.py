@@ -84,9 +84,9 @@ from router.base.errors import ConfigError
 for setting in (
     {("tracing", "endpoint"): "http://127.0.0.1:9"},
     {("early", "mode"): "off"},
-    {("experiment", "definitions"): [
-        {"name": "e", "arms": [{"name": name, "policy": "random"} for name in "ab"]}
-    ]},
+    {("experiment",): {
+        "name": "e", "variants": [{"name": name, "policy": "random"} for name in "ab"]
+    }},
 ):
     try:
         Router(config.load(flags={("replicas",): ["http://127.0.0.1:9"], **setting}))

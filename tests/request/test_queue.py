@@ -24,7 +24,6 @@ from policies.view import CandidateId, ReplicaView, RequestView
 from router.base.caller import ANYBODY
 from router.base.errors import NoReplicaAvailable
 from router.config import QueueConfig
-from router.config.experiments import Arm, ArmQueue, Experiment
 from router.metrics import Metrics
 from router.replicas import Fleet
 from router.replicas.cost_fit import PRIOR
@@ -217,22 +216,22 @@ async def test_a_step_of_the_clock_ends_no_wait(
     assert 0.0 < float(reply.headers["x-warmroute-waited-ms"]) < 3_600_000.0
 
 
-def slots_of_one_arm(**queue: Any) -> Any:
-    """Define a switchback all of whose slots are of an arm with a queue of its own."""
-    arms = (
-        Arm(name="control", policy="kv_aware", share=0.0),
-        Arm(name="tried", policy="kv_aware", share=1.0, queue=ArmQueue(**queue)),
-    )
-    return (Experiment(name="e", design="switchback", arms=arms),)
+def slots_of_one_variant(policy: str) -> Any:
+    """Define a switchback all of whose slots are of a variant with a queue of its own."""
+    variants = [
+        {"name": "control", "policy": "kv_aware", "share": 0.0},
+        {"name": "tried", "policy": policy, "share": 1.0},
+    ]
+    return {"name": "e", "design": "switchback", "variants": variants}
 
 
-async def test_an_arm_may_have_its_prompts_wait() -> None:
-    """In a router whose prompts do not; with the window that the arm says."""
+async def test_a_variant_may_have_its_prompts_wait() -> None:
+    """In a router whose prompts do not; as the variant says."""
     gate = Gate()
-    arm = slots_of_one_arm(mode="on")
+    experiment = slots_of_one_variant("kv_aware:queue.mode=on")
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, **{**ON, "queue__mode": "off"}, experiment__definitions=arm) as stage,
+        on_stage(engine, **{**ON, "queue__mode": "off"}, experiment=experiment) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)
@@ -248,13 +247,13 @@ async def test_an_arm_may_have_its_prompts_wait() -> None:
         assert stage.metric("warmroute_released_total", why="room") == 2
 
 
-async def test_an_arm_may_have_its_prompts_go_at_once() -> None:
+async def test_a_variant_may_have_its_prompts_go_at_once() -> None:
     """In a router whose prompts wait; a class is not read then."""
     gate = Gate()
-    arm = slots_of_one_arm(mode="off")
+    experiment = slots_of_one_variant("kv_aware:queue.mode=off")
     async with (
         FakeEngine(gate.answer) as engine,
-        on_stage(engine, **ON, experiment__definitions=arm) as stage,
+        on_stage(engine, **ON, experiment=experiment) as stage,
         asyncio.TaskGroup() as tg,
     ):
         asking = Asking(stage, tg)

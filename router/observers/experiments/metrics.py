@@ -1,4 +1,4 @@
-"""The metrics of experiments: what is counted, and how each experiment stands at scrape time."""
+"""The metrics of experiments: what is counted, and how the experiment stands at scrape time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ class ExperimentMetrics(Instruments):
     arm_requests: Annotated[Counter, Spec("warmroute_arm_requests", "experiment arm outcome",
         "Requests of a variant that count for the experiment, by outcome")]
     arm_not_counted: Annotated[Counter, Spec("warmroute_arm_not_counted", "experiment arm reason",
-        "Requests of a variant that do not count, by reason: wash_out, stopped")]
+        "Requests of a variant that do not count, by reason: wash_out")]
     arm_ttft: Annotated[Histogram, Spec("warmroute_arm_ttft_seconds", "experiment arm",
         "Time from arrival to the first byte of a stream, by variant", TTFT_BUCKETS)]
     arm_tokens: Annotated[Counter, Spec("warmroute_arm_tokens", "experiment arm kind",
         "Prompt tokens by variant and kind: prompt, recomputed (as reported, or else predicted)")]
-    experiment_stops: Annotated[Counter, Spec(
-        "warmroute_experiment_stops", "experiment arm guardrail",
-        "Variants stopped by a guardrail at this router: errors, ttft, ttft_ratio")]
     # fmt: on
 
 
@@ -34,21 +31,16 @@ class ExperimentState(Struct, frozen=True, kw_only=True):
 
     name: str
     design: str
-    is_running: bool
-    shares: dict[str, float]  # variant -> of the traffic in scope, 0.0 where it is stopped
-    evidence: dict[tuple[str, str], float]  # variant, guardrail -> of what is needed to stop it
+    shares: dict[str, float]  # variant -> of the traffic in scope
 
 
 # fmt: off
 EXPERIMENT: Final[list[Family[ExperimentState]]] = [
     Family("warmroute_experiment_running", "experiment design",
         "1 while an experiment takes requests",
-        lambda e: [((e.name, e.design), e.is_running)]),
+        lambda e: [((e.name, e.design), 1.0)]),
     Family("warmroute_experiment_share_ratio", "experiment arm",
-        "Share of the experiment's traffic that a variant gets now",
+        "Share of the experiment's traffic that a variant gets",
         lambda e: [((e.name, arm), share) for arm, share in e.shares.items()]),
-    Family("warmroute_experiment_evidence_ratio", "experiment arm guardrail",
-        "Evidence against a variant, as a share of what stops it (logarithms); at 1 it is stopped",
-        lambda e: [((e.name, *key), value) for key, value in e.evidence.items()]),
 ]
 # fmt: on

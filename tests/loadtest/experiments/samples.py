@@ -128,7 +128,6 @@ def _arm(
                 unit=unit,
                 share=arm.share(begin),
                 slot=slot,
-                is_wash_out=is_wash_out,
                 not_counted="wash_out" if is_wash_out else None,
                 control=scene.control,
                 trial=scene.trial,

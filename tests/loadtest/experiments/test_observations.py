@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from router.config.experiments import Arm, Experiment
-from router.observers.experiments.metrics import ExperimentMetrics
-from router.observers.experiments.runner import ExperimentRunner
+from router.config.experiments import Experiment, VariantConfig
+from router.observers.experiments.assignment import Trial
 from router.records.record import DecisionRecord
 from tests.loadtest.experiments.samples import CONTROL, START_S, TREATMENT, Scene, observed, records
 
@@ -39,7 +38,7 @@ def test_wash_out_does_not_count(tmp_path: Path) -> None:
 
     seen = observed(tmp_path, made)
 
-    washed = sum(r.assignment is not None and r.assignment.is_wash_out for r in made)
+    washed = sum(r.assignment is not None and r.assignment.not_counted == "wash_out" for r in made)
     assert washed > 0
     assert len(seen.at_s) == len(made)
     assert np.count_nonzero(seen.counts) == len(made) - washed
@@ -97,7 +96,7 @@ def test_routers_say_when_an_arm_was_stopped(tmp_path: Path) -> None:
         assert assignment is not None
         if assignment.arm == "control" or record.at < stopped_s:
             return record
-        marked = replace(assignment, is_wash_out=True, not_counted="stopped")
+        marked = replace(assignment, not_counted="stopped")
         return replace(record, assignment=marked)
 
     seen = observed(tmp_path, [stop(record) for record in made])
@@ -129,19 +128,17 @@ def test_pairs_are_those_that_routers_draw(
 ) -> None:
     """The schedule of equal arms is recognised from its records; that of others is none."""
     scene = Scene(design="switchback", num_sessions=300)
-    arms = tuple(
-        Arm(name=name, policy="random", share=share)
+    variants = tuple(
+        VariantConfig(name=name, policy="random", share=share)
         for name, share in zip(("control", "treatment"), shares, strict=True)
     )
-    definition = Experiment(name="trial", design="switchback", slot_s=scene.slot_s, arms=arms)
-    experiments = ExperimentRunner(ExperimentMetrics())
-    experiments.start(definition, START_S)
-    trial = experiments.find("trial")
+    fields = {"design": "switchback", "slot_s": scene.slot_s, "variants": variants}
+    trial = Trial(Experiment(name="trial", **fields), START_S)  # type: ignore[arg-type]
 
     def drawn(record: DecisionRecord) -> DecisionRecord:
         assert record.assignment is not None
         assert record.assignment.slot is not None
-        arm = trial.arm_of_slot(record.assignment.slot)
+        arm = trial.variant_of_slot(record.assignment.slot)
         assert arm is not None
         return replace(record, assignment=replace(record.assignment, arm=arm))
 

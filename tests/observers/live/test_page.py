@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from loadtest.engine_model.time_model import TimeModel
-from router.config.experiments import Arm, Experiment
 from tests.faults.pooled import pooled
 from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage, streamed, words
 from tests.faults.tenants import A as TENANT_A
@@ -129,12 +128,12 @@ async def test_a_finished_request_opens_with_the_cost_of_each_replica() -> None:
     assert "predicted 0 cached, engine says 0" in costs
 
 
-async def test_pool_experiments_and_tenants_have_tables(tmp_path: Path) -> None:
+async def test_pool_experiment_and_tenants_have_tables(tmp_path: Path) -> None:
     """And a replica that never answered is named, with the reason."""
-    arms = tuple(Arm(name=name, policy="kv_aware", share=0.5) for name in ("one", "two"))
+    variants = [{"name": name, "policy": "kv_aware"} for name in ("one", "two")]
     settings = {
         "tenants__file": tenants_file(tmp_path),
-        "experiment__definitions": (Experiment(name="e", arms=arms),),
+        "experiment": {"name": "e", "variants": variants},
     }
     async with pooled(**settings) as setup, shown(setup.stage) as page:
         stage = setup.stage
@@ -148,7 +147,8 @@ async def test_pool_experiments_and_tenants_have_tables(tmp_path: Path) -> None:
         experiments, replicas = await page.text("#experiments"), await page.text("#replicas")
 
     assert "the pool\t✓ up" in pools
-    assert experiments.count("running\t50 %") == 2
+    assert experiments.count("kv_aware\t50 %") == 2
+    assert "e: split, running since" in experiments
     assert "one (control)" in experiments
     assert tenants.splitlines()[-1].startswith("a\t1\t")
     assert "late\t✗ missing" in replicas

@@ -57,7 +57,7 @@
 
 {{/* Its part that a running router does not follow: a change of it restarts the pods. */}}
 {{- define "warmroute.restarting" -}}
-{{- $config := omit (include "warmroute.config" . | fromYaml) "replicas" -}}
+{{- $config := omit (include "warmroute.config" . | fromYaml) "replicas" "experiment" -}}
 {{- range $section, $followed := dict "policy" (list "name" "params") "log" (list "level") -}}
 {{- range $followed }}{{ $_ := unset (get $config $section | default dict) . }}{{ end -}}
 {{- if empty (get $config $section) }}{{ $_ := unset $config $section }}{{ end -}}
