@@ -44,7 +44,7 @@ from typing import Any, Final
 
 import uvloop
 
-from router.assembly import Router, build_listeners, build_sibling_app
+from router.assembly import Router, build_listeners
 from router.assembly.reload import Reload
 from router.base import logs
 from router.base.errors import ConfigError
@@ -53,7 +53,6 @@ from router.base.service_manager import notify, watchdog_s
 from router.base.supervisor import ignore, keep_running
 from router.config import Config, redis_password
 from router.config.exposure import announce
-from router.config.worker import Worker
 from router.http.admin_token import with_token
 from router.http.sockets import raise_descriptor_limit
 from router.metrics import Metrics
@@ -64,7 +63,6 @@ logger = logging.getLogger(__name__)
 _SWEEP_S: Final = 0.05
 _LAG_S: Final = 0.1
 _READY_S: Final = 0.05  # between two looks whether a router may join others on their port
-_STDIN: Final = 0
 _SAME_ORDER_S: Final = 2.0  # a supervisor's SIGTERM to the group comes beside that to the process
 _TENANTS_S: Final = 1.0  # a change of the tenants' file is in force within twice that
 
@@ -75,7 +73,6 @@ def serve(
     file: Path | None = None,
     *,
     greet: Callable[[str, str], None] = lambda data_url, admin_url: None,
-    worker: Worker | None = None,
 ) -> None:
     """Run one router until SIGINT or SIGTERM.
 
@@ -83,23 +80,17 @@ def serve(
         load: Reads the configuration again; None: it cannot be.
         file: The file that it is read from, if there is one.
         greet: Takes the data and the admin URL once both listen; it must not wait.
-        worker: Which of several workers this is, see router.workers; None: there is one process.
 
     Raises:
         ConfigError: the configuration cannot be put into effect; nothing was served.
     """
-    in_force = worker.applied if worker is not None else lambda config: config
-    config = in_force(with_token(config, os.environ))
-    has_private_redis = worker is not None and worker.redis_url is not None
-    password = None if has_private_redis else redis_password(config.redis, os.environ)
-    router = Router(config, redis_password=password, worker=worker)
+    config = with_token(config, os.environ)
+    router = Router(config, redis_password=redis_password(config.redis, os.environ))
     raise_descriptor_limit()
-    number = worker.number if worker is not None else None
-    log_writer = logs.start(level=config.log.level, as_json=config.log.json, worker=number)
+    log_writer = logs.start(level=config.log.level, as_json=config.log.json)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            again = (lambda: in_force(load())) if load is not None else None
-            runner.run(_until_signalled(router, again, file, greet))
+            runner.run(_until_signalled(router, load, file, greet))
     except* ConfigError as group:
         raise group.exceptions[0] from None
     finally:
@@ -120,9 +111,8 @@ async def _until_signalled(
     _handle_signals(router, stop, config_reload)
 
     def ready(data_url: str, admin_url: str) -> None:
-        if router.siblings is None:  # else the parent says so
-            announce(router.config, data_url, admin_url)
-            greet(data_url, admin_url)
+        announce(router.config, data_url, admin_url)
+        greet(data_url, admin_url)
         notify(os.environ, "READY=1")
 
     await run(router, stop, ready, owns_process=True, config_reload=config_reload)
@@ -157,24 +147,19 @@ async def run(
         for client in router.clients:
             await stack.enter_async_context(client)
         router.listeners = public, admin = build_listeners(router)
-        siblings = router.siblings
-        is_shared = config.listen.shared or siblings is not None
-        data_url = public.bind(config.listen.host, config.listen.port, shared=is_shared)
+        listen = config.listen
+        data_url = public.bind(listen.host, listen.port, shared=listen.shared)
         stack.callback(public.close)
-        admin_url = admin.bind(config.admin.host, config.admin.port, shared=siblings is not None)
+        admin_url = admin.bind(config.admin.host, config.admin.port)
         stack.callback(admin.close)
         async with asyncio.TaskGroup() as tg:
             router.discovery.watches.start(tg)
             loops = _loops(router, config_reload, owns_process=owns_process)
             tasks = [tg.create_task(loop, name=name) for name, loop in loops]
-            if siblings is None:
-                await admin.start(tg)
-            if config.listen.shared or (siblings is not None and siblings.worker.is_again):
+            await admin.start(tg)
+            if listen.shared:
                 await _until_ready(router, stop)
             await public.start(tg)
-            if siblings is not None:
-                await stack.enter_async_context(siblings.listening(build_sibling_app(router)))
-                await admin.start(tg)
             if not stop.is_set():
                 on_ready(data_url, admin_url)
             await stop.wait()
@@ -189,11 +174,8 @@ async def run(
 
 
 async def _until_ready(router: Router, stop: asyncio.Event) -> None:
-    """Wait for what makes a router ready; or that it should end, or that no other worker serves."""
-    siblings = router.siblings
+    """Wait for what makes a router ready, or that it should end."""
     while router.readiness.not_ready() is not None and not stop.is_set():
-        if siblings is not None and not router.config.listen.shared and not siblings.found():
-            return
         with suppress(TimeoutError):
             async with asyncio.timeout(_READY_S):
                 await stop.wait()
@@ -298,14 +280,6 @@ def _handle_signals(router: Router, stop: asyncio.Event, config_reload: Reload |
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(each)
 
-    def look_for_parent() -> None:
-        """End as by SIGTERM if the parent is gone: it holds the other end of our stdin."""
-        if not os.read(_STDIN, 1):
-            loop.remove_reader(_STDIN)
-            end(signal.SIGTERM)
-
-    if router.siblings is not None:
-        loop.add_reader(_STDIN, look_for_parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, number)
 

@@ -8,7 +8,7 @@ ports      the public port and the admin port                       `build_liste
 router     all of it                                                `Router`
 """
 
-from router.assembly.ports import build_listeners, build_sibling_app
+from router.assembly.ports import build_listeners
 from router.assembly.router import Router
 
-__all__ = ["Router", "build_listeners", "build_sibling_app"]
+__all__ = ["Router", "build_listeners"]

@@ -20,16 +20,13 @@ from router.http.admin_pages import (
     ReplicaPages,
     RouterPages,
 )
-from router.http.admin_pages import Handler as AdminHandler
 from router.http.app import DataApp
 from router.http.connection import Handler
 from router.http.control import Control
-from router.http.guard import Guard
 from router.http.intake import Intake
 from router.http.own_routes import OwnRoutes
 from router.http.pages import Pages
 from router.http.server import Listener
-from router.http.siblings import OverWorkers
 from router.http.sockets import room_for_connections
 from router.request.explain import Explainer
 
@@ -53,7 +50,7 @@ def build_listeners(router: Router) -> tuple[Listener, Listener]:
     )
     admin = Listener(
         "admin",
-        _operators_app(router).build(),
+        _admin_app(router).build(),
         limits=limits,
         max_connections=_ADMIN_CONNECTIONS,
         metrics=router.metrics,
@@ -101,7 +98,6 @@ def _data_app(router: Router, access: Access, own_routes: OwnRoutes) -> DataApp:
             draining=router.draining,
             metrics=router.metrics,
             aliases=ModelAliases(config.models.aliases),
-            siblings=router.siblings,
             admin=host_port(config.admin.host, config.admin.port) if config.listen.shared else None,
         ),
         intake=Intake(config.limits, router.withheld, router.metrics),
@@ -113,27 +109,11 @@ def _data_app(router: Router, access: Access, own_routes: OwnRoutes) -> DataApp:
     )
 
 
-def build_sibling_app(router: Router) -> AdminApp:
-    """Build the admin port's application as this worker alone answers it, for the other workers."""
-    return _admin_app(router, _admin_pages(router), Guard(None, ()))
-
-
-def _operators_app(router: Router) -> AdminApp:
-    """Build the admin port's application as operators see it, of all workers if there are any."""
-    pages = _admin_pages(router)
-    if router.siblings is not None:
-        merged: dict[str, AdminHandler] = {}
-        for part in router.observers.values():
-            merged |= part.merged
-        pages = [OverWorkers(pages, router.siblings, merged)]
-    return _admin_app(router, pages, router.guard)
-
-
-def _admin_app(router: Router, pages: Sequence[AdminPages], guard: Guard) -> AdminApp:
+def _admin_app(router: Router) -> AdminApp:
     parts = router.observers.values()
     return AdminApp(
-        pages,
-        guard=guard,
+        _admin_pages(router),
+        guard=router.guard,
         body_bytes=router.config.limits.body_bytes,
         open_paths=[path for part in parts for path in part.open_paths],
     )

@@ -10,11 +10,9 @@ from router.assembly.read_files import ReadFiles
 from router.assembly.story import build_story
 from router.config import Config
 from router.config.secrets import read_secret
-from router.config.worker import Worker
 from router.http.guard import Guard
 from router.http.part import ObserverPart
 from router.http.server import Listener
-from router.http.siblings import Siblings
 from router.scheduling.waiting import DEFAULT_RULES, QueueRules
 
 _O = TypeVar("_O")
@@ -28,7 +26,6 @@ class Router(Parts):
         queue_rules: When a prompt may leave the queue, besides what the configuration says.
         peer_name: What other routers call this one, unique to the process; None: a new name where
             there is a Redis, else there are no others.
-        worker: Which of several workers it is; None: there is one process.
 
     Raises:
         ConfigError: a policy or one of its parameters is unknown, a file cannot be used.
@@ -41,12 +38,10 @@ class Router(Parts):
         redis_password: str | None = None,
         peer_name: str | None = None,
         queue_rules: QueueRules = DEFAULT_RULES,
-        worker: Worker | None = None,
     ) -> None:
         super().__init__(config, redis_password=redis_password, peer_name=peer_name)
         admin = config.admin
         self.guard = Guard(read_secret(admin.token_file, "admin.token_file"), admin.hosts)
-        self.siblings = Siblings(worker) if worker is not None else None
         self.story = build_story(self, queue_rules)
         self.observers: dict[str, ObserverPart] = {}
         add_observers(self)

@@ -27,7 +27,6 @@ RouterError                    status  code
 │   └── OutOfConnections        503    out_of_connections        ours: descriptors, memory
 ├── Overloaded                  503    overloaded               this router's limits are reached
 ├── ShuttingDown                503    shutting_down            the router ends
-├── NoWorker                    503    no_worker                (admin API, several workers)
 ├── UpstreamError                      the replica is wrong; counts against it
 │   ├── NotAsked                502    not_asked                (ours; a probe that was none)
 │   ├── UpstreamUnreachable     502    upstream_unreachable
@@ -267,14 +266,6 @@ class ShuttingDown(RouterError):
 
     status = 503
     code = "shutting_down"
-    type = "ServiceUnavailableError"
-
-
-class NoWorker(RouterError):
-    """No worker, or not the one that was asked, is there to answer for all."""
-
-    status = 503
-    code = "no_worker"
     type = "ServiceUnavailableError"
 
 

@@ -11,7 +11,6 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TextIO
@@ -38,15 +37,10 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:00.123 info  routed replica=r1 cached=12032 why="…"`.
+    """`12:00:00.123 info  routed replica=r1 cached=12032 why="…"`."""
 
-    Args:
-        common: Fields of every line.
-    """
-
-    def __init__(self, common: Mapping[str, object] = {}) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._common = common
         self._second = -1
         self._clock = ""  # what it is written as
 
@@ -59,7 +53,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write one line (more for a traceback)."""
         parts = [self._time_of(record), f"{record.levelname.lower():7}", record.getMessage()]
-        for key, value in {**_fields(record), **self._common}.items():
+        for key, value in _fields(record).items():
             text = str(value)
             parts.append(f'{key}="{text}"' if " " in text else f"{key}={text}")
         line = " ".join(parts)
@@ -71,15 +65,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time (unix seconds), level, message, the fields.
-
-    Args:
-        common: Fields of every line.
-    """
-
-    def __init__(self, common: Mapping[str, object] = {}) -> None:
-        super().__init__()
-        self._common = common
+    """One JSON object per line: time (unix seconds), level, message, the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write one line."""
@@ -88,7 +74,6 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "message": record.getMessage(),
             **_fields(record),
-            **self._common,
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
@@ -161,17 +146,12 @@ class LineWriter(logging.Handler):
             return f"a log line of {record.name} could not be written: {type(exc).__name__}\n"
 
 
-def start(*, level: str, as_json: bool, worker: int | None = None) -> LineWriter:
-    """Log `router` and what it uses to stderr; stop the returned writer at the end.
-
-    Args:
-        worker: The number of this worker, for each line; None: there is one process.
-    """
+def start(*, level: str, as_json: bool) -> LineWriter:
+    """Log `router` and what it uses to stderr; stop the returned writer at the end."""
     # No line shows the caller, so logging need not walk through frames for it.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    common = {"worker": worker} if worker is not None else {}
-    formatter = JsonFormatter(common) if as_json else TextFormatter(common)
+    formatter = JsonFormatter() if as_json else TextFormatter()
     writer = LineWriter(sys.stderr, formatter)
     root = logging.getLogger()
     root.handlers[:] = [writer]

@@ -22,9 +22,8 @@ from router.check.finding import Finding, Subject
 from router.check.reach import CONNECT_S, Reach, reach
 from router.check.running import RouterSeen, described, kinship, num_of, of_listing, of_metrics
 from router.check.seen import ReplicaSeen
-from router.config import AdminConfig, Config, ListenConfig, TracingConfig, private_server
+from router.config import AdminConfig, Config, ListenConfig, TracingConfig
 from router.config.exposure import open_to
-from router.config.redis import SERVERS
 from router.config.secrets import read_secret
 from router.discovery.prompter_loader import is_missing_folder
 
@@ -228,10 +227,6 @@ def _files(config: Config) -> Iterator[FileSeen]:
     for model, source in config.tokens.models.items():
         if is_missing_folder(source):
             yield FileSeen(f"tokens.models.{model}", source, "there is no such folder")
-    if config.listen.workers > 1 and not config.redis.is_configured:
-        program = private_server()
-        error = "not on the PATH; install it, or set --redis" if program is None else None
-        yield FileSeen("listen.workers", program or " or ".join(SERVERS), error)
     if (log := config.log.decisions) is not None:
         yield FileSeen("log.decisions", str(log), _why_no_log(log))
 

@@ -85,13 +85,11 @@ def banner(
     data_url, admin_url = urls
     policy = config.policy.name
     redis = config.redis.url or ", ".join(config.redis.sentinels)
-    workers = config.listen.workers
-    no_redis = f"its own, for {workers} workers" if workers > 1 else "none: one router"
     rows = [
         *_listens(config, data_url),
         *_replicas(report),
         ("policy", f"{policy}, queue {'on' if config.queue.is_on(policy) else 'off'}"),
-        ("redis", f"{redis}, namespace {config.redis.namespace}" if redis else no_redis),
+        ("redis", f"{redis}, namespace {config.redis.namespace}" if redis else "none: one router"),
         ("live page", f"{admin_url}/  `warmroute page` prints a link with the token"),
         *_clients(report, data_url),
     ]

@@ -15,7 +15,6 @@ from router.config import SECTIONS, Option
 _FIRST: Final = (
     ("replicas",),
     ("listen", "port"),
-    ("listen", "workers"),
     ("admin", "port"),
     ("policy", "name"),
     ("queue", "mode"),

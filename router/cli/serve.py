@@ -28,7 +28,6 @@ from router.cli.config_options import (
 from router.cli.terminal import drawing, drawn, refuse
 from router.config.schema import json_schema
 from router.config.secrets import read_secret
-from router.config.worker import unpacked
 
 _WIDE = 160  # columns, where the width of the screen is not known
 
@@ -44,8 +43,7 @@ def _require_replicas(config: configuration.Config) -> None:
 
 @click.command(cls=ConfigCommand)
 @config_options
-@click.option("--worker", "worker_text", hidden=True, metavar="JSON", help="What a parent sets.")
-def serve(config_file: Path | None, worker_text: str | None, **flags: Any) -> None:
+def serve(config_file: Path | None, **flags: Any) -> None:
     """Route requests to vLLM replicas.
 
     Only --replica URL is required. The router asks the replicas for everything else: model,
@@ -60,14 +58,9 @@ def serve(config_file: Path | None, worker_text: str | None, **flags: Any) -> No
 
     try:
         config, arguments = read(), given_arguments()
-        if worker_text is None and config.listen.workers > 1:
-            from router.workers import supervise
-
-            sys.exit(supervise(config, arguments, greet=greeter(config, arguments)))
         from router import run  # late: `--help` should not import an HTTP stack
 
-        worker = unpacked(worker_text) if worker_text is not None else None
-        run.serve(config, read, config_file, greet=greeter(config, arguments), worker=worker)
+        run.serve(config, read, config_file, greet=greeter(config, arguments))
     except ConfigError as error:
         refuse(error)
 

@@ -100,7 +100,6 @@ def headline(state: State, width: int) -> str:
     about, replicas = state["router"], state["replicas"]
     known = replicas["by_cache"].get("exact", 0)
     num_up = replicas["by_state"].get("up", 0)
-    workers = f", {num(state['workers']['total'], 'worker')}" if "workers" in state else ""
     name = f"warmroute {about['version']}"
     if (num_routers := routers(state)) > 1:
         name += f", one of {num_routers:,} routers"
@@ -108,7 +107,7 @@ def headline(state: State, width: int) -> str:
         f"{num_up:,} of {num(replicas['total'], 'replica')} up, {num(known, 'cache')} known, "
         f"{replicas['requests']:,} in flight, {state['queue']['waiting']:,} waiting"
     )
-    whole = f"{name}, {about['policy']}, up {age(about['up_s'])}{workers}: {numbers}"
+    whole = f"{name}, {about['policy']}, up {age(about['up_s'])}: {numbers}"
     return whole if len(whole) <= width else f"{name}: {numbers}"
 
 

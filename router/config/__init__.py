@@ -30,7 +30,7 @@ from router.config.ports import (
     ListenConfig,
 )
 from router.config.prefill import PrefillConfig, bootstrap_of
-from router.config.redis import REDIS_PASSWORD, RedisConfig, private_server, redis_password
+from router.config.redis import REDIS_PASSWORD, RedisConfig, redis_password
 from router.config.refused import explained
 from router.config.replicas import (
     EventsConfig,
@@ -88,7 +88,6 @@ __all__ = [
     "options",
     "pairs",
     "pool_of",
-    "private_server",
     "read_yaml",
     "redis_password",
     "yaml_file",

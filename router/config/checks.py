@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -22,7 +21,7 @@ from router.base.errors import ConfigError, ConfigErrors
 from router.config.discovery import check_discovery
 from router.config.experiments import check as check_experiment
 from router.config.hosts import HostRules
-from router.config.ports import AdminConfig, ListenConfig
+from router.config.ports import AdminConfig
 from router.config.prefill import check_roles
 from router.config.redis import check_redis
 from router.config.replicas import ReplicaConfig, pool_of
@@ -31,8 +30,6 @@ from router.config.tracing import check_tracing
 from router.config.tree import Config
 
 _OWN_HOSTS = ("127.0.0.1", "::1", "localhost")
-
-_MOST_PER_CORE: Final = 4  # workers
 
 _LAYOUT_FIELD = re.compile(
     r"((tp_rank|pp_rank|group|store_tp|store_pp):|pcp|dcp)[0-9]+(-[0-9]+)?"
@@ -95,22 +92,6 @@ def _check_admin(admin: AdminConfig) -> None:
             "admin.open: not allowed if other hosts can reach the port (admin.host: "
             f"{admin.host!r})",
             param="admin.open",
-        )
-
-
-def _check_workers(listen: ListenConfig) -> None:
-    if listen.workers == 1:
-        return
-    key = "listen.workers"
-    if sys.platform != "linux":
-        raise ConfigError(f"{key}: more than 1 needs Linux (SO_REUSEPORT)", param=key)
-    num_cores = len(os.sched_getaffinity(0))
-    most = _MOST_PER_CORE * num_cores
-    if listen.workers > most:
-        raise ConfigError(
-            f"{key}: {listen.workers} are too many; at most {most} are allowed on this machine, "
-            f"{_MOST_PER_CORE} for each of its cores ({num_cores})",
-            param=key,
         )
 
 
@@ -354,7 +335,6 @@ _CHECKS: Final[Sequence[tuple[Sequence[str], Callable[[Config], None]]]] = (
         lambda c: check_roles(c.replicas, c.prefill, c.mooncake.names, may_grow=c.may_grow),
     ),
     (("admin",), lambda c: _check_admin(c.admin)),
-    (("listen",), lambda c: _check_workers(c.listen)),
     (("listen", "redis"), _check_shared),
     (("forward",), lambda c: _check_routes(c.forward.routes)),
     (("admin",), lambda c: _check_hosts(c.admin.replica_hosts, "admin.replica_hosts")),

@@ -49,14 +49,6 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drain_s: Annotated[
         float, Meta(ge=0, description="time after that for answers in flight to end")
     ] = 20.0
-    workers: Annotated[
-        Count,
-        Meta(
-            description="processes that answer at this port, a core each (Linux). Without "
-            "redis.url they share a redis-server or valkey-server of their own",
-            extra={"flag": "workers"},
-        ),
-    ] = 1
     shared: Annotated[
         bool,
         Meta(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
@@ -16,9 +15,6 @@ from router.config.ranges import Seconds
 
 REDIS_PASSWORD = "WARMROUTE_REDIS_PASSWORD"
 """The variable with the password of Redis. No flag, no key: both are read by others."""
-
-SERVERS: Final = ("redis-server", "valkey-server")
-"""Programs of which several workers have one of their own, if no Redis is configured."""
 
 
 class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,12 +90,6 @@ def redis_password(redis: RedisConfig, environ: Mapping[str, str]) -> str | None
     if not password:
         raise ConfigError(f"{key}: {redis.password_file} is empty", param=key)
     return password
-
-
-def private_server() -> str | None:
-    """Find one of `SERVERS` on the PATH; None: there is none."""
-    found = (shutil.which(name) for name in SERVERS)
-    return next((program for program in found if program is not None), None)
 
 
 def check_redis(redis: RedisConfig) -> None:

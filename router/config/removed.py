@@ -14,6 +14,8 @@ REMOVED: Final[Mapping[str, str]] = {
     "experiment.seed": "another name draws other variants; remove the key",
     "experiment.variants[].params": "write them into the policy: `kv_aware:alpha=0`",
     "experiment.variants[].queue": "write it into the policy: `kv_aware:queue.mode=off`",
+    "listen.workers": "start several routers with --share-port, a port and a Redis in common, an "
+    "--admin-port each (docs/operate/all-cores.md); remove the key",
     "shadow": "ask other policies later, with `warmroute redecide`; remove the section",
     "queue.window": "a replica has one prompt ready, or 300 ms of short prompts; remove the key",
     "queue.ready_ms": "a replica has one prompt ready, or 300 ms of short prompts; remove the key",

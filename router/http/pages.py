@@ -16,7 +16,6 @@ from router.http.access import Access
 from router.http.answers import error_answer, metrics_answer
 from router.http.connection import Handler
 from router.http.draining import Draining
-from router.http.siblings import Siblings
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 from router.replicas.replica import model_entries
@@ -34,7 +33,6 @@ class Pages:
 
     Args:
         aliases: Other names of served models.
-        siblings: The workers whose metrics are shown; None: there is one process.
         admin: The admin port's address if this port is shared: each scrape of a shared port would
             be another router's. None: it is this router's alone.
     """
@@ -48,7 +46,6 @@ class Pages:
         draining: Draining,
         metrics: Metrics,
         aliases: ModelAliases,
-        siblings: Siblings | None = None,
         admin: str | None = None,
     ) -> None:
         self._access = access
@@ -57,7 +54,6 @@ class Pages:
         self._draining = draining
         self._metrics = metrics
         self._aliases = aliases
-        self._siblings = siblings
         self._admin = admin
         self._pages: dict[str, Handler] = {
             "/healthz": self._healthz,
@@ -110,8 +106,6 @@ class Pages:
                 f"of each: /admin/metrics at {self._admin} for this one\n"
             )
             return web.Response(status=404, text=text)
-        if self._siblings is not None:
-            return await self._siblings.metrics_page()
         return metrics_answer(self._metrics)
 
     async def models(self, request: web.BaseRequest) -> web.Response:

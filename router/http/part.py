@@ -10,7 +10,6 @@ from msgspec import Struct
 from router.config import Config
 from router.http.access import Access
 from router.http.admin_pages import AdminPages
-from router.http.admin_pages import Handler as AdminHandler
 from router.http.connection import Handler
 from router.http.own_routes import OwnRoutes
 from router.http.pages import Pages
@@ -24,7 +23,6 @@ class ObserverPart(Struct, frozen=True, kw_only=True):
     observers: In the order in which they are called.
     choose: Says how a prompt is placed; of one part at most.
     pages: Routes of the admin port.
-    merged: Of these routes, those that all workers answer together, where there are several.
     open_paths: Of these routes, those without data; they need no token.
     own_routes: Routes of the public port.
     wrap_answer: Wraps what answers the public port.
@@ -38,7 +36,6 @@ class ObserverPart(Struct, frozen=True, kw_only=True):
     observers: Sequence[Observer] = ()
     choose: Choose | None = None
     pages: Sequence[AdminPages] = ()
-    merged: Mapping[str, AdminHandler] = {}
     open_paths: Sequence[str] = ()
     own_routes: OwnRoutes = {}
     wrap_answer: Callable[[Handler, Pages, Access], Handler] | None = None

@@ -154,12 +154,6 @@ SOURCE: Final[list[Family[SourceState]]] = [
         lambda s: [((s.name,), s.num_replicas)]),
 ]
 
-WORKER: Final[list[Family[Mapping[int, bool]]]] = [
-    Family("warmroute_worker_up", "worker",
-        "1 if the worker answered this scrape, where there are several (listen.workers)",
-        lambda answered: [((str(number),), is_up) for number, is_up in answered.items()]),
-]
-
 # fmt: on
 
 FAMILIES: Final[tuple[Family[Any], ...]] = (
@@ -169,7 +163,6 @@ FAMILIES: Final[tuple[Family[Any], ...]] = (
     *POOL,
     *SHARING,
     *SOURCE,
-    *WORKER,
 )
 
 

@@ -64,7 +64,7 @@ def test_help_shows_the_nine_flags_that_matter_and_where_the_others_are(command:
     shown = sections(text)
 
     assert shown["Most used options"] == [
-        "-c", "--replica", "--port", "--workers", "--admin-port", "--policy", "--queue", "--redis",
+        "-c", "--replica", "--port", "--admin-port", "--policy", "--queue", "--redis",
         "--log-level",
     ]  # fmt: skip
     assert shown["Options"][-2:] == ["--help-all", "-h"]

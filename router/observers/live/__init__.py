@@ -4,7 +4,6 @@
     lines    one request as a line
     history  tokens by cause of the last minutes                 `TrafficHistory`
     state    replicas, queue, sessions and the rest as one line  `LiveState`
-    merged   state and feed of several workers                   `merged_state`
     degraded what of it does not work as it should, in words     `degraded`
 
 Nothing here is in a request's way. Without a listener, a finished request costs one comparison.

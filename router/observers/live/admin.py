@@ -17,15 +17,15 @@ from router.observers.live.lines import decision_line
 from router.observers.live.state import LiveState
 from router.records.record import DecisionRecord
 
-TICK_S: Final = 0.1
-STATE_S: Final = 1.0
+_TICK_S: Final = 0.1
+_STATE_S: Final = 1.0
 _MAX_PER_S: Final = 500
 _PER_S: Final = 100
 _MAX_WAITING: Final = 100  # records; of 1,000 replicas, one has 200 kB
-NOT_STORED: Final = {"Cache-Control": "no-store"}
-LIVE_HEADERS: Final = {
+_NOT_STORED: Final = {"Cache-Control": "no-store"}
+_LIVE_HEADERS: Final = {
     "Content-Type": "application/x-ndjson",
-    **NOT_STORED,
+    **_NOT_STORED,
     "X-Accel-Buffering": "no",
 }
 
@@ -49,7 +49,7 @@ class LivePages:
         return web.Response(
             body=await self._state.line(time.monotonic()),
             content_type="application/json",
-            headers=NOT_STORED,
+            headers=_NOT_STORED,
         )
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
@@ -57,22 +57,18 @@ class LivePages:
 
         `?per_s=` bounds the requests of a second; `?last=` of those that ended before come first.
         """
-        per_s, num_last = asked_for(request.query)
+        query = request.query
+        per_s = number_in(query, "per_s", _PER_S, most=_MAX_PER_S)
+        num_last = number_in(query, "last", 0, most=NUM_LAST) if "last" in query else 0
         with self._feed.subscribe(min(per_s, _MAX_WAITING), num_last) as listener:
-            response = web.StreamResponse(headers=LIVE_HEADERS)
+            response = web.StreamResponse(headers=_LIVE_HEADERS)
             await response.prepare(request)
             ticks = _Ticks(self._state, listener, per_s)
             while True:
                 lines = await ticks.lines(time.monotonic())
                 if lines:
                     await response.write(b"\n".join([*lines, b""]))
-                await asyncio.sleep(TICK_S)
-
-
-def asked_for(query: Mapping[str, str]) -> tuple[int, int]:
-    """Return how many requests a second a listener wants at most, and how many of before."""
-    per_s = number_in(query, "per_s", _PER_S, most=_MAX_PER_S)
-    return per_s, number_in(query, "last", 0, most=NUM_LAST) if "last" in query else 0
+                await asyncio.sleep(_TICK_S)
 
 
 class _Ticks:
@@ -81,7 +77,7 @@ class _Ticks:
     def __init__(self, state: LiveState, listener: Backlog[DecisionRecord], per_s: int) -> None:
         self._state = state
         self._listener = listener
-        self._per_tick = max(1, round(per_s * TICK_S))
+        self._per_tick = max(1, round(per_s * _TICK_S))
         self._state_due_s = 0.0
         self._num_lost = 0
 
@@ -89,7 +85,7 @@ class _Ticks:
         """Return the next lines; the state is first, since it has the names of sessions."""
         lines = []
         if now_s >= self._state_due_s:
-            self._state_due_s = now_s + STATE_S
+            self._state_due_s = now_s + _STATE_S
             lines.append(await self._state.line(now_s))
         records = self._listener.take(self._per_tick)
         lines += [msgspec.json.encode(decision_line(record)) for record in records]

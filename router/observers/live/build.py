@@ -11,7 +11,6 @@ from router.http.part import ObserverPart
 from router.observers.live.admin import LivePages
 from router.observers.live.feed import Feed
 from router.observers.live.history import TrafficHistory
-from router.observers.live.merged import MergedLive
 from router.observers.live.page import PAGE, LivePage
 from router.observers.live.replica_rows import ReplicaRows
 from router.observers.live.state import (
@@ -39,7 +38,6 @@ def build(router: Router) -> ObserverPart:
             LivePages(feed, LiveState(_sections(router, feed, history))),
             LivePage(needs_token=router.guard.needs_token),
         ],
-        merged=MergedLive(router.siblings).routes() if router.siblings is not None else {},
         open_paths=[PAGE],
         sweep=history.sweep,
     )

@@ -56,11 +56,6 @@ def _found(state: State) -> Iterator[str]:
     for pool in state["pools"]:
         if not pool["up"]:
             yield f"the pool {pool['name']} cannot be reached"
-    workers = state.get("workers")
-    if workers is not None:
-        for number in workers["missing"]:
-            yield f"worker {number} does not answer; the log of its parent says why"
-        yield from workers["degraded"]
     sharing = state["sharing"]
     if sharing is not None and sharing["state"] != "shared":
         yield f"nothing is shared with other routers: {sharing['reason']}"

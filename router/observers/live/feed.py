@@ -18,11 +18,6 @@ NUM_LAST: Final = 20
 """Requests that are kept for those who begin to listen."""
 
 
-def too_many() -> Overloaded:
-    """Return what to raise if there is no place for another listener."""
-    return Overloaded(f"{MAX_LISTENERS} listeners follow the live feed; that is the limit")
-
-
 class Feed(Observer):
     """Hands each finished request to the listeners. Call from one thread."""
 
@@ -52,7 +47,7 @@ class Feed(Observer):
             Overloaded: too many listen already.
         """
         if len(self._listeners) >= MAX_LISTENERS:
-            raise too_many()
+            raise Overloaded(f"{MAX_LISTENERS} listeners follow the live feed; that is the limit")
         listener: Backlog[DecisionRecord] = Backlog(max_waiting)
         listener.extend(list(self._last)[max(0, len(self._last) - num_last) :])
         self._listeners.append(listener)

@@ -14,7 +14,6 @@ from aiohttp import web
 from router.api.sessions import NAME_CHARS, session_hash
 from router.base.errors import BadRequest, UnknownSession
 from router.http.admin_pages import Handler, json_answer, number_in
-from router.http.siblings import Siblings
 from router.observers.sessions.describe import (
     COLUMNS,
     GROUPS,
@@ -31,7 +30,6 @@ from router.records.computed import CAUSES
 from router.records.words import reasons
 from router.tenants import Tenants
 
-_FINDINGS: Final = "/admin/findings"
 _MAX_LIMIT: Final = 20_000
 _SLICE: Final = 100
 _FORMATS: Final = ("json", "csv")
@@ -52,9 +50,7 @@ class SessionPages:
         findings: Findings,
         names: SessionNames,
         tenants: Tenants | None,
-        siblings: Siblings | None = None,
     ) -> None:
-        self._siblings = siblings
         self._ledger = ledger
         self._findings = findings
         self._names = names
@@ -65,12 +61,8 @@ class SessionPages:
             "GET /admin/sessions": self._sessions,
             "GET /admin/sessions/{session}": self._session,
             "GET /admin/requests/{request}": self._request,
-            f"GET {_FINDINGS}": self._list_findings,
+            "GET /admin/findings": self._list_findings,
         }
-
-    def merged_routes(self) -> Mapping[str, Handler]:
-        """Return the routes that all workers answer together: each finds what its turns show."""
-        return {f"GET {_FINDINGS}": self._all_findings} if self._siblings is not None else {}
 
     async def _sessions(self, request: web.Request) -> web.Response:
         query = request.query
@@ -133,12 +125,6 @@ class SessionPages:
         found += [{**msgspec.to_builtins(each), "text": each.text} for each in self._findings]
         return json_answer({"findings": found})
 
-    async def _all_findings(self, _: web.Request) -> web.Response:
-        assert self._siblings is not None
-        answers = await self._siblings.gather(_FINDINGS)
-        pages = [msgspec.json.decode(page) for page in answers.values()]
-        return json_answer({"findings": merged_findings([page["findings"] for page in pages])})
-
     def _whole(self, session: Session) -> dict[str, Any]:
         turns = session.turns
         own = (found for found in self._findings if found.tenant == session.tenant)
@@ -186,16 +172,6 @@ class SessionPages:
         for each in known:
             if tenant in (None, each):
                 yield session_hash(name, f"{each}\0")
-
-
-def merged_findings(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Keep one finding of each kind, the one that is about most tokens."""
-    most: dict[tuple[Any, Any], dict[str, Any]] = {}
-    for row in (row for rows in lists for row in rows):
-        of = row.get("tenant"), row.get("part")
-        if of not in most or row.get("num_again", 0) > most[of].get("num_again", 0):
-            most[of] = row
-    return list(most.values())
 
 
 async def _in_slices(sessions: list[Session]) -> AsyncIterator[Session]:

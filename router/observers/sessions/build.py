@@ -52,10 +52,9 @@ def build(router: Router) -> ObserverPart:
             outbox=cluster.outbox,
             peers=cluster.peers,
         )
-    pages = SessionPages(ledger, findings, names, router.tenants, router.siblings)
+    pages = SessionPages(ledger, findings, names, router.tenants)
     return ObserverPart(
         observers=[bookkeeper],
-        merged=pages.merged_routes(),
         pages=[pages],
         own_routes=finish.routes(),
         sections={
