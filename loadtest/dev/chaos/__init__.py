@@ -2,9 +2,8 @@
 
     stack     the processes: two routers, Redis, a pool, four emulated replicas
     link      a TCP proxy on each connection between them, which can be cut, held or slowed
-    strays    what comes on a kept connection though nobody asked for it
     surroundings
-              the clock and the resolver of a router
+              the clock of a router
     plan      the faults and their times, drawn from a seed
     faults    how each fault is made and ended
     load      agents and hostile clients

@@ -254,7 +254,6 @@ class Load:
             start_s=loop.time(),
         )
         received = bytearray()
-        self._ledger.num_open += 1
         try:
             async with asyncio.timeout(request.patience_s):
                 await self._exchange(seen, request, received)
@@ -269,10 +268,6 @@ class Load:
             seen.detail = "" if is_meant else f"no end after {PATIENCE_S:g} s"
         except (aiohttp.ClientError, OSError) as exc:
             await self._broken(seen, exc, received, request)
-        finally:
-            self._ledger.num_open -= 1
-        if any(seen.id in link.crossed for link in self._stack.http.values()):
-            seen.outcome = "crossed"
         seen.end_s = loop.time()
         self._ledger.close(seen)
         return True

@@ -17,11 +17,11 @@ from msgspec import Struct
 REPLICAS: Final = ("r1", "r2", "r3", "r4")
 ROUTERS: Final = ("a", "b")
 
-Group = Literal["replica", "events", "router", "names", "redis", "pool"]
+Group = Literal["replica", "events", "router", "redis", "pool"]
 """The limit of simultaneous faults counts each group together."""
 
 AT_ONCE: Final[dict[Group, int]] = {
-    "replica": 2, "events": 2, "router": 1, "names": 1, "redis": 1, "pool": 1
+    "replica": 2, "events": 2, "router": 1, "redis": 1, "pool": 1
 }  # fmt: skip
 
 _BACK_S: Final = 5.0  # until a process that was killed answers again, about
@@ -58,7 +58,6 @@ KINDS: Final = (
     Kind("http drips", "replica", 1, 3.0, per_router=True),
     Kind("http reset", "replica", 3, 0.0, per_router=True),
     Kind("http half-closed", "replica", 2, 0.0, per_router=True),
-    Kind("http gets strays", "replica", 4, 3.0, per_router=True),
     Kind("all held", "replica", 2, 5.0, per_router=True),
     Kind("garbage events", "events", 3, 0.0),
     Kind("events lost", "events", 1, 0.0),
@@ -72,7 +71,6 @@ KINDS: Final = (
     Kind("router out of descriptors", "router", 2, 3.0),
     Kind("router's disk hangs", "router", 2, 4.0),
     Kind("router gets large bodies", "router", 2, 0.0),
-    Kind("router's names fail", "names", 2, 30.0),  # addresses are fresh for 10 s
     Kind("redis killed", "redis", 2, 3.0, restarts=True),
     Kind("redis paused", "redis", 2, 4.0),
     Kind("redis full", "redis", 2, 4.0),
@@ -95,10 +93,8 @@ class Fault(Struct, frozen=True, kw_only=True):
     duration_s: float
 
 
-def plan(seed: int, length_s: float, every_s: float, only: str = "") -> list[Fault]:
+def plan(seed: int, length_s: float, every_s: float) -> list[Fault]:
     """Draw the faults of a run: one every `every_s` seconds on average, none near its end.
-
-    `only`: a part of the names of the kinds that are drawn.
 
     After the first third, router b is not killed any more: it must live long enough to show
     whether its memory grows.
@@ -113,7 +109,6 @@ def plan(seed: int, length_s: float, every_s: float, only: str = "") -> list[Fau
         possible = [
             (kind, target)
             for kind in KINDS
-            if only in kind.name
             for target in _targets(kind)
             if _num_busy(busy, kind.group) < AT_ONCE[kind.group]
             and not any(touches(target, taken) for _, taken, _ in busy)
@@ -147,7 +142,6 @@ def _targets(kind: Kind) -> Iterator[str]:
         "replica": REPLICAS,
         "events": REPLICAS,
         "router": ROUTERS,
-        "names": ROUTERS,
         "redis": ("redis",),
         "pool": ("pool",),
     }

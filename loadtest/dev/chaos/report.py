@@ -1,8 +1,7 @@
-"""The verdict as a table, as JSON and as Markdown."""
+"""The verdict as a table and as JSON."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,7 @@ from loadtest.dev.chaos.verdict import Check, Evidence, around, could_be_saved
 _SHOWN: Final = 8
 _MARKS: Final = {True: "✓", False: "✗", None: "-"}
 _OUTCOMES: Final = (
-    "right", "refused", "error", "error event", "aborted", "crossed", "left",
+    "right", "refused", "error", "error event", "aborted", "left",
     "router gone", "wrong", "unclear",
 )  # fmt: skip
 
@@ -39,24 +38,12 @@ def show(console: Console, checks: Sequence[Check], evidence: Evidence, command:
         console.print(f"the same faults again: {command}", markup=False)
 
 
-def markdown(checks: Sequence[Check], evidence: Evidence, command: str, machine: str) -> str:
-    """Write the page that goes with the run."""
-    lines = [f"`{command}`, {machine}", "", _summary(evidence), "", "| | what must hold | seen |"]
-    lines.append("|---|---|---|")
-    lines += [f"| {_MARKS[c.holds]} | {c.name} | {c.figures} |" for c in checks]
-    lines += ["", "| requests | |", "|---|---:|"]
-    lines += [f"| {name} | {evidence.ledger.count(name):,} |" for name in _OUTCOMES]
-    lines += ["", "| fault | times |", "|---|---:|"]
-    lines += [f"| {name} | {number} |" for name, number in sorted(_faults(evidence).items())]
-    return "\n".join(lines) + "\n"
-
-
-def write(folder: Path, checks: Sequence[Check], evidence: Evidence, page: str) -> None:
-    """Write `verdict.json` and `verdict.md`."""
-    folder.joinpath("verdict.md").write_text(page, encoding="utf-8")
-    folder.joinpath("verdict.json").write_bytes(
-        orjson.dumps(_tree(checks, evidence), option=orjson.OPT_INDENT_2)
-    )
+def write(
+    folder: Path, checks: Sequence[Check], evidence: Evidence, command: str, machine: str
+) -> None:
+    """Write `verdict.json`."""
+    tree = {"command": command, "machine": machine, **_tree(checks, evidence)}
+    folder.joinpath("verdict.json").write_bytes(orjson.dumps(tree, option=orjson.OPT_INDENT_2))
 
 
 def _summary(evidence: Evidence) -> str:
@@ -72,10 +59,6 @@ def _summary(evidence: Evidence) -> str:
     )
 
 
-def _faults(evidence: Evidence) -> Counter[str]:
-    return Counter(done.fault.kind.name for done in evidence.time_line)
-
-
 def _tree(checks: Sequence[Check], evidence: Evidence) -> dict[str, Any]:
     start_s = evidence.start_s
     failed = [one for one in evidence.ledger.seen if one.outcome in FAILED]
@@ -89,7 +72,6 @@ def _tree(checks: Sequence[Check], evidence: Evidence) -> dict[str, Any]:
         "requests": {name: evidence.ledger.count(name) for name in _OUTCOMES},
         "faults": [
             {
-                "number": done.fault.number,
                 "kind": done.fault.kind.name,
                 "target": done.fault.target,
                 "start_s": round(done.start_s - start_s, 2),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,6 @@ from loadtest.dev.chaos.verdict import Evidence, engine_lines, resent
 from loadtest.dev.chaos.watch import Watch
 
 _SETTLE_S: Final = 15.0
-_TICK_S: Final = 0.25
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -30,14 +28,9 @@ class Options(Struct, frozen=True, kw_only=True):
     num_agents: int
     every_s: float  # between faults, on average
     folder: Path
-    only: str = ""  # a part of the names of the faults that are done
 
 
-Progress = Callable[[float, Ledger, Injector], None]
-"""Called several times a second with the seconds since the beginning."""
-
-
-async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evidence:
+async def run(options: Options, stop: asyncio.Event) -> Evidence:
     """Run it all; `stop` ends it early, in order.
 
     Raises:
@@ -45,7 +38,7 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
     """
     loop = asyncio.get_running_loop()
     ledger, oracle = Ledger(), Oracle()
-    faults = plan(options.seed, options.length_s, options.every_s, options.only)
+    faults = plan(options.seed, options.length_s, options.every_s)
     async with (
         Stack.running(options.folder) as stack,
         Load(stack, ledger, oracle, options.seed) as load,
@@ -55,13 +48,12 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
         start_s = loop.time()
         async with asyncio.TaskGroup() as tg:
             watching = tg.create_task(watch.run())
-            showing = tg.create_task(_show(progress, ledger, injector, start_s))
             ending = tg.create_task(_end_in_time(stop, start_s + options.length_s))
             async with asyncio.TaskGroup() as working:
                 working.create_task(load.run(options.num_agents, stop.is_set))
                 working.create_task(_break(injector, faults, stop, start_s))
             is_partial = not ending.done() or ending.result()
-            for task in (watching, showing, ending):
+            for task in (watching, ending):
                 task.cancel()
         await _settle(watch, stack)
         end_s = loop.time()
@@ -70,9 +62,8 @@ async def run(options: Options, stop: asyncio.Event, progress: Progress) -> Evid
         end_s=end_s,
         ledger=ledger,
         time_line=injector.time_line,
-        num_strays=sum(link.num_strays for link in stack.http.values()),
         lives={name: server.lives for name, server in stack.servers.items()},
-        counts=watch.counts,
+        gauges=watch.gauges,
         samples=watch.samples,
         logs=[server.log for server in stack.routers()],
         engine_lines=engine_lines(stack.request_log()),
@@ -108,13 +99,6 @@ async def _break(
                     await asyncio.sleep(0)  # the task adds it to the time line
 
 
-async def _show(progress: Progress, ledger: Ledger, injector: Injector, start_s: float) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
-        progress(loop.time() - start_s, ledger, injector)
-        await asyncio.sleep(_TICK_S)
-
-
 async def _settle(watch: Watch, stack: Stack) -> None:
     """Wait until nothing is in flight at the routers, at most for `_SETTLE_S`."""
     loop = asyncio.get_running_loop()
@@ -122,8 +106,8 @@ async def _settle(watch: Watch, stack: Stack) -> None:
     await asyncio.sleep(1.5)  # what ended last is counted by then
     while True:
         await watch.look()
-        last = [watch.counts.get((s.name, s.life.number)) for s in stack.routers()]
-        if all(counts is not None and not any(counts.gauges.values()) for counts in last):
+        last = [watch.gauges.get((s.name, s.life.number)) for s in stack.routers()]
+        if all(gauges is not None and not any(gauges.values()) for gauges in last):
             return
         if loop.time() > begun_s + _SETTLE_S:
             return

@@ -183,7 +183,6 @@ class Disk:
     """The file of a router's decision records: a pipe; a disk that hangs is a pipe not read."""
 
     def __init__(self, path: Path) -> None:
-        self.num_records = 0
         os.mkfifo(path)
         self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # O_RDWR: no writer, no end
         self.go_on()
@@ -200,7 +199,7 @@ class Disk:
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self.num_records += os.read(self._file, 1 << 20).count(b"\n")
+            os.read(self._file, 1 << 20)
 
 
 class Stack:
@@ -313,7 +312,7 @@ class Stack:
             self.events[way] = (await link(events), await link(replay))
             replicas.append(
                 {
-                    "url": f"http://{name}{surroundings.DOMAIN}:{self.http[way].port}",
+                    "url": f"http://127.0.0.1:{self.http[way].port}",
                     "name": name,
                     "events": [f"tcp://127.0.0.1:{self.events[way][0].port}"],
                     "replay": [f"tcp://127.0.0.1:{self.events[way][1].port}"],
@@ -323,7 +322,7 @@ class Stack:
         records = self.folder / f"records-{router}"
         self.disks[router] = Disk(records)
         stack.callback(self.disks[router].close)
-        surroundings.create(self.surroundings_of(router))
+        surroundings.step(self.surroundings_of(router), 0.0)
         port = free_port()
         self.urls[router] = f"http://127.0.0.1:{port}"
         return {

@@ -1,4 +1,4 @@
-"""Counters, memory and descriptors of the routers during a run."""
+"""Gauges, memory and descriptors of the routers during a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,18 +15,8 @@ from msgspec import Struct
 from loadtest.dev.chaos.stack import Server, Stack
 
 _EVERY_S: Final = 1.0
-_SAMPLE: Final = re.compile(rb"^(warmroute_[a-z_]+)(?:\{(.*)\})? ([0-9.eE+-]+)$", re.MULTILINE)
-_OUTCOME: Final = re.compile(rb'outcome="([a-z_]+)"')
+_SAMPLE: Final = re.compile(rb"^(warmroute_[a-z_]+)(?:\{.*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 _GAUGES: Final = ("warmroute_inflight_requests", "warmroute_inflight_uncached_tokens")
-
-
-class Counts(Struct, frozen=True, kw_only=True):
-    """A router's own counters, summed over APIs and replicas; `gauges` must end at zero."""
-
-    at_s: float
-    requests: Mapping[str, int]  # by outcome
-    num_refused: int
-    gauges: Mapping[str, float]
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -43,7 +32,7 @@ class Watch:
 
     def __init__(self, stack: Stack) -> None:
         self.samples: dict[tuple[str, int], list[Sample]] = {}
-        self.counts: dict[tuple[str, int], Counts] = {}  # the last ones
+        self.gauges: dict[tuple[str, int], dict[str, float]] = {}  # the last ones
         self._stack = stack
 
     async def run(self) -> None:
@@ -71,24 +60,16 @@ class Watch:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return
         if answer.status == 200 and key == (server.name, server.life.number):
-            self.counts[key] = read_counts(text, loop.time())
+            self.gauges[key] = read_gauges(text)
 
 
-def read_counts(page: bytes, at_s: float) -> Counts:
-    """Read a `/metrics` page."""
-    requests: Counter[str] = Counter()
+def read_gauges(page: bytes) -> dict[str, float]:
+    """Read those gauges of a `/metrics` page that must end at zero."""
     gauges: Counter[str] = Counter()
-    num_refused = 0
-    for name, labels, value in _SAMPLE.findall(page):
-        if name == b"warmroute_requests_total":
-            outcome = _OUTCOME.search(labels)
-            assert outcome is not None
-            requests[outcome[1].decode()] += round(float(value))
-        elif name == b"warmroute_refused_total":
-            num_refused += round(float(value))
-        elif name.decode() in _GAUGES:
+    for name, value in _SAMPLE.findall(page):
+        if name.decode() in _GAUGES:
             gauges[name.decode()] += round(float(value))
-    return Counts(at_s=at_s, requests=requests, num_refused=num_refused, gauges=gauges)
+    return dict(gauges)
 
 
 def _sample(pid: int, at_s: float) -> Sample | None:

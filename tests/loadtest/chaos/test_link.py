@@ -39,28 +39,6 @@ async def say(link: Link, text: bytes) -> bytes:
             writer.transport.abort()
 
 
-ANSWERS = {
-    "a stream": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
-    "whole": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc",
-}
-
-
-@pytest.mark.parametrize("kind", ANSWERS)
-async def test_a_stray_comes_on_a_connection_that_waits(link: Link, kind: str) -> None:
-    """Once, and not before the answer has come to its end."""
-    answer = ANSWERS[kind]
-    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
-    for part, num_strays in ((answer[:30], 0), (answer, 1)):
-        writer.write(part)
-        await reader.readexactly(len(part))
-        assert link.stray(b"stray") == num_strays
-    assert link.stray(b"stray") == 0
-
-    assert await reader.readexactly(5) == b"stray"
-    assert link.num_strays == 1
-    writer.transport.abort()
-
-
 @pytest.mark.parametrize("mode", ["open", "slow", "drip"])
 async def test_bytes_pass_in_order(link: Link, mode: Mode) -> None:
     """However slow the way is, all arrives."""

@@ -12,7 +12,7 @@ from loadtest.dev.chaos.ledger import Ledger, Outcome, Seen
 from loadtest.dev.chaos.plan import KINDS, Fault
 from loadtest.dev.chaos.stack import Life
 from loadtest.dev.chaos.verdict import Evidence, could_be_saved, judge
-from loadtest.dev.chaos.watch import Counts, Sample
+from loadtest.dev.chaos.watch import Sample
 
 KIND = {kind.name: kind for kind in KINDS}
 GAUGES = {"warmroute_inflight_requests": 0.0}
@@ -45,18 +45,13 @@ def run(*requests: Seen, time_line: list[Done] | None = None, **fields: Any) -> 
     ledger = Ledger()
     for one in requests:
         ledger.close(one)
-    num_ok = sum(one.outcome == "right" for one in requests)
-    counts = Counts(at_s=60.0, requests={"ok": num_ok}, num_refused=0, gauges=GAUGES)
     known: dict[str, Any] = {
         "start_s": 0.0,
         "end_s": 61.0,
         "ledger": ledger,
         "time_line": time_line or [],
         "lives": {name: [Life(number=0, start_s=0.0, ready_s=1.0)] for name in ("a", "b")},
-        "counts": {
-            ("a", 0): counts,
-            ("b", 0): Counts(at_s=60.0, requests={}, num_refused=0, gauges=GAUGES),
-        },
+        "gauges": {("a", 0): GAUGES, ("b", 0): GAUGES},
         "samples": {},
         "logs": [],
         "engine_lines": [],
@@ -119,20 +114,11 @@ def test_an_answer_computed_twice_needs_a_reason() -> None:
     assert broken(run(seen(), engine_lines=lines, time_line=reason)) == []
 
 
-@pytest.mark.parametrize(("num_ok", "num_refused"), [(2, 0), (0, 0), (1, 1)])
-def test_counters_must_agree(num_ok: int, num_refused: int) -> None:
-    """One answer, no error: nothing else may be counted."""
-    counts = Counts(at_s=60.0, requests={"ok": num_ok}, num_refused=num_refused, gauges=GAUGES)
-
-    assert len(broken(run(seen(), counts={("a", 0): counts, ("b", 0): counts}))) == 1
-
-
 def test_what_is_left_in_flight_is_named() -> None:
     """A gauge that does not come back to zero is a leak."""
     gauges = {"warmroute_inflight_requests": 1.0}
-    counts = Counts(at_s=60.0, requests={}, num_refused=0, gauges=gauges)
 
-    assert broken(run(counts={("a", 0): counts, ("b", 0): counts})) == [
+    assert broken(run(gauges={("a", 0): gauges, ("b", 0): gauges})) == [
         "nothing is in flight in the end"
     ]
 
