@@ -66,6 +66,7 @@ def running(cell: Cell, log_dir: Path, *, is_unlimited: bool) -> Iterator[Replic
         yield Replicas(cold=lambda: _emulated(cell, num_blocks, log_dir))
         return
     names = [f"r{number + 1}" for number in range(cell.num_replicas)]
+    max_model_len = min(_MAX_MODEL_LEN, num_blocks * cell.block_size)
     options = (*TOOL_OPTIONS, "--enable-scale-out", *_model(cell.prefill))  # others render there
     if not cell.has_pool or is_unlimited:
         tier = 0.0 if is_unlimited else cell.tier
@@ -75,7 +76,7 @@ def running(cell: Cell, log_dir: Path, *, is_unlimited: bool) -> Iterator[Replic
                     name,
                     log_dir,
                     num_blocks=num_blocks,
-                    max_model_len=_MAX_MODEL_LEN,
+                    max_model_len=max_model_len,
                     buffer_steps=_BUFFER_STEPS,
                     options=(*options, *_tier(cell.prefill, tier * num_blocks)),
                 )
@@ -95,7 +96,7 @@ def running(cell: Cell, log_dir: Path, *, is_unlimited: bool) -> Iterator[Replic
                     log_dir,
                     segment_bytes=4 * SEGMENT_BYTES * _NUM_LAYERS[cell.prefill] // 2,
                     num_blocks=num_blocks,
-                    max_model_len=_MAX_MODEL_LEN,
+                    max_model_len=max_model_len,
                     buffer_steps=_BUFFER_STEPS,
                     options=options[len(TOOL_OPTIONS) :],  # it has these
                 )
