@@ -55,7 +55,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")] | None,
         Meta(
             description="name of its hardware, e.g. h100-tp2. Replicas with the same model and "
-            "hardware share learned speeds until they differ. Default: all replicas of a model",
+            "hardware share what is learned of their speed. Default: all replicas of a model",
         ),
     ] = None
     weight: Annotated[

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from policies.view import NOTHING_HELD, CandidateId, CostModel, Holding, ReplicaView
 from router.records.outcome import Outcome
-from router.replicas.cost_classes import Speed
 from router.replicas.health import Health
 from router.replicas.ledger import NO_FOREIGN, Booking, Foreign, Lease, Ledger
 from router.replicas.replica import Candidate, Replica
+from router.replicas.speed import Speed
 from router.replicas.step_fit import StepFit
 
 _MEAN_DECAY = 0.9
@@ -132,7 +132,7 @@ class CandidateState:
             view is None
             or now_s >= self._view_until_s
             or held != self._view_held
-            or view.cost is not self.speed.fit.model
+            or view.cost is not self.speed.model
         ):
             view = self._describe(held, now_s)
             self._view = view if self.ledger.num_waiting == 0 else None  # a queue moves by itself
@@ -143,7 +143,7 @@ class CandidateState:
         return view
 
     def _describe(self, held: Holding, now_s: float) -> ReplicaView:
-        ledger, cost = self.ledger, self.speed.fit.model
+        ledger, cost = self.ledger, self.speed.model
         queue_ms = ledger.queue_ms(cost, now_s)  # first: it may presume first tokens
         if now_s >= self._busy_until_s:
             self._busy_ratio = ledger.busy.at(now_s)
@@ -172,6 +172,11 @@ class CandidateState:
         is_decoder = self.candidate.replica.role == "decode"
         return self.speed.fit.steps if is_decoder else self.speed.fit.mixed_steps
 
+    def _step_ms(self, num_running: float, num_tokens: float) -> float | None:
+        """Predict the inter-token latency of so many requests; None: too little is known."""
+        step_ms = self._steps.predict_ms(num_running, num_tokens)
+        return None if step_ms is None else self.speed.factor * step_ms
+
     def _with_decoding(self, view: ReplicaView, now_s: float) -> ReplicaView:
         """Add what only matters for replicas that decode: free KV and inter-token latency."""
         capacity, num_used = self.candidate.capacity_tokens, self._num_used_tokens(now_s)
@@ -181,7 +186,7 @@ class CandidateState:
             num_free_tokens=None
             if capacity is None
             else max(0, min(capacity, round(capacity - num_used))),
-            tbt_ms=self._steps.predict_ms(num_decoding + 1, num_used),
+            tbt_ms=self._step_ms(num_decoding + 1, num_used),
         )
 
     def _num_used_tokens(self, now_s: float) -> float:
@@ -210,7 +215,7 @@ class CandidateState:
         if not num_requests:
             return None
         num_used = self._num_used_tokens(now_s)
-        return self._steps.predict_ms(num_requests + 1, num_used + num_tokens)
+        return self._step_ms(num_requests + 1, num_used + num_tokens)
 
     def admit(self, number: int, booking: Booking, now_s: float) -> Lease:
         """Book a request, ours or another router's; see `Ledger.admit`.
@@ -224,7 +229,7 @@ class CandidateState:
             self._num_elsewhere += 1
         foreign = self._foreign if now_s < self._foreign.until_s else NO_FOREIGN
         lease = self.ledger.admit(
-            number, self.candidate.id, booking, self.speed.fit.model, foreign, now_s
+            number, self.candidate.id, booking, self.speed.model, foreign, now_s
         )
         num_uncached_tokens = booking.num_uncached_tokens
         self._mean_tokens += (1.0 - _MEAN_DECAY) * (num_uncached_tokens - self._mean_tokens)
@@ -257,7 +262,7 @@ class CandidateState:
         than the prior even if no client streams.
         """
         if outcome is Outcome.OK and not lease.booking.streams:
-            if self.ledger.is_early(lease, self.speed.fit.model, now_s):
+            if self.ledger.is_early(lease, self.speed.model, now_s):
                 took_ms = 1e3 * (now_s - lease.begun_s)
                 self.speed.observe(lease.work, took_ms, lease.predicted_ms)
         if not self.ledger.end(lease, now_s):
@@ -294,12 +299,15 @@ class CandidateState:
         self._steps.observe(
             (last.num_running + load.num_running) / 2,
             usage * (self.candidate.capacity_tokens or 0),
-            1000.0 * (load.token_s - last.token_s) / (load.num_tokens - last.num_tokens),
+            1000.0
+            * (load.token_s - last.token_s)
+            / (load.num_tokens - last.num_tokens)
+            / self.speed.factor,
         )
 
     def status(self, now_s: float) -> CandidateStatus:
         """Describe the candidate for people."""
-        candidate, ledger, cost = self.candidate, self.ledger, self.speed.fit.model
+        candidate, ledger, cost = self.candidate, self.ledger, self.speed.model
         return CandidateStatus(
             id=candidate.id,
             replica=candidate.replica.name,
@@ -316,7 +324,7 @@ class CandidateState:
             busy_ratio=ledger.busy.at(now_s),
             engine_load=self.engine_load,
             cost=cost,
-            cost_class=self.speed.cost_class.name,
+            cost_class=self.candidate.replica.cost_class,
             num_observations=self.speed.fit.num_observations,
         )
 

@@ -36,6 +36,7 @@ from math import isfinite
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from policies.view import CostModel
@@ -124,11 +125,7 @@ def mtoken2(num_uncached_tokens: int, num_cached_tokens: int) -> float:
 
 def scaled(model: CostModel, factor: float) -> CostModel:
     """Return a model in which everything takes `factor` times as long."""
-    return _model_of(
-        factor * _coefficients(model),
-        fetched_token_error_ms=factor * model.fetched_token_error_ms,
-        disk_token_error_ms=factor * model.disk_token_error_ms,
-    )
+    return CostModel(**{name: factor * ms for name, ms in asdict(model).items()})
 
 
 class CostFit:

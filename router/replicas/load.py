@@ -225,7 +225,7 @@ class Load:
         num_tokens = fill * capacity
         state, there = self._states[candidate], self._conversations.num_tokens_at
         if behind.num_blocks:
-            read_ms = there(candidate) * behind.ms_per_token(state.speed.fit.model)
+            read_ms = there(candidate) * behind.ms_per_token(state.speed.model)
             if read_ms <= 1e3 * self._conversations.cycle_s:
                 if not behind.is_full:
                     return None
@@ -257,7 +257,7 @@ class Load:
             return None
         if state.speed.fit.num_observations < _NUM_KNOWN:
             return None
-        model = state.speed.fit.model
+        model = state.speed.model
         reads = lease.booking.is_from_pool
         error_ms = max(model.error_ms, model.fetch_error_ms) if reads else model.error_ms
         return max(floor_s, (ratio * lease.predicted_ms + 4 * error_ms) / 1000.0)

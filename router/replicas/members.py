@@ -16,11 +16,12 @@ from router.base.messages import Evacuation
 from router.base.releases import in_order
 from router.replicas.candidate_state import CandidateState
 from router.replicas.conversations import Conversations
-from router.replicas.cost_classes import CostClasses, Speed
+from router.replicas.cost_fit import CostFit
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
 from router.replicas.lengths import Lengths
 from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of
 from router.replicas.signs import Signs
+from router.replicas.speed import Speed
 
 
 class Member:
@@ -52,7 +53,7 @@ class Members:
         on_down: Called with a replica that is dead or hangs, unless it was draining, and now.
     """
 
-    __slots__ = ("_classes", "_conversations", "_on_down", "_order", "by_name", "can_answer",
+    __slots__ = ("_conversations", "_fits", "_on_down", "_order", "_prior", "by_name", "can_answer",
                  "evacuations", "is_split", "lacking", "once_changed", "replicas", "restricted",
                  "rules", "served", "serving", "states")  # fmt: skip
 
@@ -66,7 +67,8 @@ class Members:
         on_down: Callable[[str, float], None],
     ) -> None:
         self.rules = rules
-        self._classes = CostClasses(prior)
+        self._prior = prior
+        self._fits: dict[tuple[str, str], CostFit] = {}  # by model and label
         self._order = {name: position for position, name in enumerate(order)}
         self._conversations = conversations
         self._on_down = on_down
@@ -109,8 +111,9 @@ class Members:
             )
         else:
             self.remove(replica.name)
-            speed = Speed(replica.name, self._classes.of(replica.base_model, replica.cost_class))
-            self.by_name[replica.name] = Member(replica, Health(self.rules), speed)
+            self.by_name[replica.name] = Member(
+                replica, Health(self.rules), Speed(self._fit(replica))
+            )
             if self._order:
                 self.by_name = dict(sorted(self.by_name.items(), key=self._position))
         self._forget_lacking(replica.name)  # it may be another release now
@@ -121,7 +124,6 @@ class Members:
         member = self.by_name.pop(name, None)
         if member is None:
             return False
-        member.speed.leave()
         self._forget_lacking(name)
         self.restricted.discard(name)
         for candidate in member.states:
@@ -245,10 +247,8 @@ class Members:
         """Replace the description of a known replica, and its candidates."""
         member = self.by_name[replica.name]
         member.replica = replica
-        classes = self._classes.of(replica.base_model, replica.cost_class)
-        if member.speed.classes is not classes:
-            member.speed.leave()
-            member.speed = Speed(replica.name, classes)
+        if member.speed.fit is not self._fit(replica):
+            member.speed = Speed(self._fit(replica))
         candidates = {candidate.id: candidate for candidate in candidates_of(replica)}
         for gone in member.states.keys() - candidates.keys():
             del member.states[gone]
@@ -261,6 +261,13 @@ class Members:
             state.candidate, state.speed = candidate, member.speed
         self.restrict(replica.name)
         self._membership_changed()
+
+    def _fit(self, replica: Replica) -> CostFit:
+        """Return what a replica's label learned; it outlives the replica."""
+        label = replica.base_model, replica.cost_class
+        if label not in self._fits:
+            self._fits[label] = CostFit(self._prior)
+        return self._fits[label]
 
     def _membership_changed(self) -> None:
         self.replicas = tuple(member.replica for member in self.by_name.values())

@@ -25,7 +25,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     """One vLLM server. None means: not discovered (yet).
 
     `num_blocks` is the capacity of one rank. `cost_class` names replicas that should take the same
-    time for the same work (same model, same hardware); see `router.replicas.cost_classes`.
+    time for the same work (same model, same hardware); see `router.replicas.speed`.
     """
 
     name: str
