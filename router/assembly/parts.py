@@ -176,7 +176,6 @@ class Parts:
             sources=self.discovery.sources.states,
         )
         self.metrics.watch(self.status)
-        self.metrics.watch_places(self.status.places)
         self.metrics.watch_models(lambda: self.fleet.offers.available(time.monotonic()))
 
     @property

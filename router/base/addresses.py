@@ -5,7 +5,6 @@ Two spellings of one URL are one replica, whoever names it: flags, files, source
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -39,11 +38,6 @@ def place_of(url: str) -> str:
     if split is None:
         return url
     return f"{_host(str(split.hostname))}:{split.port or _PORTS[split.scheme]}{split.path}"
-
-
-def place_digest(url: str) -> str:
-    """Return a digest of the place of a URL: it tells that two are one, and not where."""
-    return hashlib.sha256(place_of(url).encode()).hexdigest()[:16]
 
 
 def endpoint_place(endpoint: str, url: str) -> str:

@@ -73,27 +73,26 @@ async def look(
         replay = reachable_endpoint(source.replay_endpoint, url) if source.replay_endpoint else None
     except ValueError as exc:
         return replace(seen, why_no_address=str(exc))
-    with deadline.waiting(f"{entry.name} events"):
-        timeout_s = deadline.at_most(CONNECT_S)
-        seen = replace(
-            seen,
-            endpoint=endpoint,
-            reach=await reach(endpoint, timeout_s=timeout_s),
-            replay_endpoint=replay,
-            replay_reach=await reach(replay, timeout_s=timeout_s) if replay else None,
+    timeout_s = deadline.at_most(CONNECT_S)
+    seen = replace(
+        seen,
+        endpoint=endpoint,
+        reach=await reach(endpoint, timeout_s=timeout_s),
+        replay_endpoint=replay,
+        replay_reach=await reach(replay, timeout_s=timeout_s) if replay else None,
+    )
+    if seen.reach != "open":
+        return seen
+    try:
+        events = _Events(
+            endpoint,
+            replay if seen.replay_reach == "open" else None,
+            topic=source.topic,
+            replay_timeout_s=deadline.at_most(config.events.replay_timeout_s),
         )
-        if seen.reach != "open":
-            return seen
-        try:
-            events = _Events(
-                endpoint,
-                replay if seen.replay_reach == "open" else None,
-                topic=source.topic,
-                replay_timeout_s=deadline.at_most(config.events.replay_timeout_s),
-            )
-        except ConfigError as exc:
-            return replace(seen, reach="not an address", why_no_address=exc.message)
-        return await _follow(seen, events, entry, facts, config, is_pooled, deadline)
+    except ConfigError as exc:
+        return replace(seen, reach="not an address", why_no_address=exc.message)
+    return await _follow(seen, events, entry, facts, config, is_pooled, deadline)
 
 
 class _Events(EngineEvents):

@@ -66,20 +66,19 @@ async def look(
     pool = _catalog_of([each for each in replicas if each.pool == which.name])
     seen = PoolSeen(url=", ".join(masters(which.master)), name=which.name)
     timeout_s = deadline.at_most(config.timeout_s)
-    with deadline.waiting(_subject(seen).name):
-        async with MasterApi(which.master, timeout_s=timeout_s) as api:
-            try:
-                async with asyncio.timeout(deadline.left_s):
-                    await find_leader(api)
-                    figures = await api.figures()
-            except PoolError as exc:
-                return replace(seen, error=exc.message)
-            except TimeoutError:
-                return replace(seen, error=f"{seen.url} did not answer")
-            pool.figures = figures
-            seen = replace(seen, leader=api.url, figures=figures)
-            seen = await _with_segments(seen, api, deadline)
-            seen = await _with_keys(seen, api, pool, deadline)
+    async with MasterApi(which.master, timeout_s=timeout_s) as api:
+        try:
+            async with asyncio.timeout(deadline.left_s):
+                await find_leader(api)
+                figures = await api.figures()
+        except PoolError as exc:
+            return replace(seen, error=exc.message)
+        except TimeoutError:
+            return replace(seen, error=f"{seen.url} did not answer")
+        pool.figures = figures
+        seen = replace(seen, leader=api.url, figures=figures)
+        seen = await _with_segments(seen, api, deadline)
+        seen = await _with_keys(seen, api, pool, deadline)
     sizes = {_model_of(each): each.facts.block_size for each in replicas if each.facts is not None}
     models = [_model(pool, name, sizes.get(name.partition("@@")[0])) for name in pool.directories]
     return replace(seen, models=tuple(models), unreadable=pool.unreadable)

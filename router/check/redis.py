@@ -19,10 +19,8 @@ from router.base.messages import (
     SCHEMA,
     UPGRADED,
     ReplicaRecord,
-    StreamId,
     decode_record,
     is_pool_stream,
-    pool_lister,
 )
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject, size
@@ -38,16 +36,6 @@ _SLOW_MS: Final = 5.0  # a round trip; routers write about as often
 _REDIS: Final = Subject("redis")
 
 
-class StreamSeen(Struct, frozen=True, kw_only=True):
-    """One rank's event stream in Redis."""
-
-    id: StreamId
-    sequence: int | None  # the engine's last batch in it
-    state: str | None
-    reason: str | None
-    leader: str | None  # the router that writes it: it holds the lease; None: no router does
-
-
 class RedisSeen(Struct, frozen=True, kw_only=True):
     """The shared store. `error` says why nothing else is known; None: not reported."""
 
@@ -55,9 +43,7 @@ class RedisSeen(Struct, frozen=True, kw_only=True):
     namespace: str
     error: str | None = None
     is_refused: bool = False  # it answers, but cannot be used as it is
-    server: str | None = None
-    version: str | None = None
-    mode: str | None = None
+    server: str = ""  # its kind, release and mode
     round_trip_ms: float | None = None
     schema: str | None = None  # None: the namespace is new
     used_bytes: int | None = None
@@ -65,9 +51,7 @@ class RedisSeen(Struct, frozen=True, kw_only=True):
     policy: str | None = None
     save_error: bool = False  # it refuses writes because it cannot save
     routers: tuple[str, ...] = ()  # that live
-    feeds: tuple[StreamSeen, ...] = ()
-    pool_lister: str | None = None  # the router that lists the pool's keys for all
-    num_sessions: int | None = None
+    leaders: Mapping[str, str | None] = {}  # event stream -> the router that writes it
     refused: tuple[str, ...] = ()  # orders about replicas that no router follows, and why
 
 
@@ -88,16 +72,15 @@ async def look(
     )
     key = f"{{wr:{config.namespace}}}:meta"
     connection = RedisConnection(config, key=key, password=password)
-    with deadline.waiting("redis"):
-        try:
-            async with asyncio.timeout(deadline.left_s):
-                seen, records = await _read(seen, connection)
-        except StoreError as exc:
-            return replace(seen, error=exc.message, is_refused=isinstance(exc, StoreRefused)), {}
-        except TimeoutError:
-            return replace(seen, error="it did not answer in time"), {}
-        finally:
-            await connection.close()
+    try:
+        async with asyncio.timeout(deadline.left_s):
+            seen, records = await _read(seen, connection)
+    except StoreError as exc:
+        return replace(seen, error=exc.message, is_refused=isinstance(exc, StoreRefused)), {}
+    except TimeoutError:
+        return replace(seen, error="it did not answer in time"), {}
+    finally:
+        await connection.close()
     refused = tuple(
         f"{name}: {why}"
         for name, record in sorted(records.items())
@@ -118,29 +101,25 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
             ("HMGET", f"{base}meta", "schema"),
             ("HGETALL", f"{base}feeds"),
             ("ZRANGE", f"{base}routers", 0, -1, "WITHSCORES"),
-            ("HLEN", f"{base}sessions"),
             ("HGETALL", f"{base}replicas"),
             ("TIME",),
         ]
     )
-    info, meta, feeds, routers, num_sessions, records, clock = replies
+    info, meta, feeds, routers, records, clock = replies
     for needed in (meta, feeds, routers):
         if isinstance(needed, Exception):
             raise await connection.refusal(needed)
     heads, _ = read_heads(feeds)
-    listers = {StreamId(name.partition("/")[0]) for name in heads if is_pool_stream(name)}
-    names = [*heads, *sorted({pool_lister(""), *listers})][:_MAX_STREAMS]
-    owners = await connection.ask("MGET", *(f"{base}lease:{name}" for name in names))
-    leaders = {name: _text(owner) for name, owner in zip(names, owners, strict=True)}
+    names = sorted(name for name in heads if not is_pool_stream(name))[:_MAX_STREAMS]
+    leases = [f"{base}lease:{name}" for name in names]
+    owners = await connection.ask("MGET", *leases) if leases else []
     server = connection.server
     assert server is not None
     facts = _info(info)
     found = replace(
         seen,
         address=server.address,
-        server=server.name,
-        version=server.version,
-        mode=server.mode,
+        server=f"{server.name} {server.version}, {server.mode}",
         round_trip_ms=round(round_trip_ms, 3),
         schema=_text(meta[0]),
         used_bytes=_number(facts.get("used_memory")),
@@ -148,31 +127,9 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
         policy=facts.get("maxmemory_policy"),
         save_error=facts.get("rdb_last_bgsave_status", "ok") != "ok",
         routers=_living(routers, clock),
-        feeds=tuple(
-            StreamSeen(
-                id=name,
-                sequence=head.position.sequence if head.position is not None else None,
-                state=head.status.state if head.status is not None else None,
-                reason=head.status.reason if head.status is not None else None,
-                leader=leaders.get(name),
-            )
-            for name, head in sorted(heads.items())
-        ),
-        pool_lister=_listers(leaders),
-        num_sessions=num_sessions if isinstance(num_sessions, int) else None,
+        leaders={name: _text(owner) for name, owner in zip(names, owners, strict=True)},
     )
     return found, _records(records)
-
-
-def _listers(leaders: Mapping[StreamId, str | None]) -> str | None:
-    """Name the routers that list the pools; of a pool that has a name, with that."""
-    found = [
-        leader if name == pool_lister("") else f"{leader} ({name.partition('@')[2]})"
-        for name, leader in leaders.items()
-        if leader is not None and (name == pool_lister("") or name.startswith("pool@"))
-        if "/" not in name
-    ]
-    return ", ".join(found) or None
 
 
 def _info(reply: Any) -> dict[str, str]:
@@ -222,9 +179,8 @@ def judge(
         hint = "" if seen.is_refused else "is it running? Until then each router works alone"
         yield _REDIS.error("reachable", seen.error, hint)
         return
-    server = f"{seen.server} {seen.version}, {seen.mode}"
     trip = f", {seen.round_trip_ms:.1f} ms away" if seen.round_trip_ms is not None else ""
-    yield _REDIS.ok("reachable", f"{seen.address}: {server}{trip}")
+    yield _REDIS.ok("reachable", f"{seen.address}: {seen.server}{trip}")
     yield from _distance(seen, config, index)
     yield _namespace(seen)
     yield _memory(seen)
@@ -266,9 +222,7 @@ def _namespace(seen: RedisSeen) -> Finding:
         text = f"{seen.namespace!r} has schema {seen.schema}: the first router upgrades it"
         return _REDIS.ok("namespace", text)
     if seen.schema == str(SCHEMA):
-        sessions = f", {seen.num_sessions:,} sessions" if seen.num_sessions else ""
-        text = f"{seen.namespace!r}, schema {seen.schema}{sessions}"
-        return _REDIS.ok("namespace", text)
+        return _REDIS.ok("namespace", f"{seen.namespace!r}, schema {seen.schema}")
     if not seen.schema.isdigit():
         hint = "the key belongs to another program: choose another --redis-namespace"
     elif int(seen.schema) > SCHEMA:
@@ -317,14 +271,9 @@ def _memory(seen: RedisSeen) -> Finding:
 
 
 def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
-    """List who writes each stream; compare with the replicas that are configured here."""
-    engines = [stream for stream in seen.feeds if not is_pool_stream(StreamId(stream.id))]
-    if engines:
-        yield _REDIS.ok("feeds", "; ".join(map(_stream, engines)))
-    if seen.pool_lister is not None:
-        yield _REDIS.ok("pool", f"listed by {seen.pool_lister}")
-    there = {stream for r in replicas if r.ranks for stream in _stream_ids(r)}
-    orphans = [stream.id for stream in engines if stream.leader is None and stream.id in there]
+    """Compare the streams that routers write with the replicas that are configured here."""
+    there = {stream for each in replicas if each.ranks for stream in _stream_ids(each)}
+    orphans = [name for name, leader in seen.leaders.items() if leader is None and name in there]
     if orphans and seen.routers:
         yield _REDIS.warning(
             "feeds",
@@ -332,7 +281,7 @@ def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findi
             "can a router reach its event port, and do they configure it under this name?",
         )
     known = {_owner(stream) for replica in replicas for stream in _stream_ids(replica)}
-    led = {_owner(stream.id) for stream in engines if stream.leader is not None}
+    led = {_owner(name) for name, leader in seen.leaders.items() if leader is not None}
     if strange := sorted(led - known):
         yield _REDIS.warning(
             "names",
@@ -342,17 +291,11 @@ def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Findi
         )
 
 
-def _stream(stream: StreamSeen) -> str:
-    state = f" {stream.state.upper()}" if stream.state else ""
-    why = f" ({stream.reason})" if stream.reason else ""
-    return f"{stream.id}{state}{why}, written by {stream.leader or 'no router'}"
-
-
-def _stream_ids(replica: ReplicaSeen) -> Iterator[StreamId]:
+def _stream_ids(replica: ReplicaSeen) -> Iterator[str]:
     for rank in range(replica.num_ranks):
-        yield StreamId(f"{replica.identity}#{rank}")
+        yield f"{replica.identity}#{rank}"
 
 
-def _owner(stream: StreamId) -> str:
+def _owner(stream: str) -> str:
     head, hash_sign, rank = stream.rpartition("#")
     return head if hash_sign and rank.isdigit() else stream

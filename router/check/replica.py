@@ -45,20 +45,19 @@ async def look(
     )
     if entry.leaving:
         return seen
-    with deadline.waiting(name):
-        try:
-            async with asyncio.timeout(deadline.left_s):
-                facts = await api.facts(name, url)
-                publishers = await api.event_publishers(name, url)
-                seen = replace(
-                    await _with_bootstrap(seen, config, api),
-                    facts=facts,
-                    publishers=tuple(publishers) if publishers is not None else None,
-                )
-        except UpstreamError as exc:
-            return replace(seen, error=exc.message, failure=_failure(exc))
-        except TimeoutError:
-            return replace(seen, error=f"{url} did not answer", failure="no answer")
+    try:
+        async with asyncio.timeout(deadline.left_s):
+            facts = await api.facts(name, url)
+            publishers = await api.event_publishers(name, url)
+            seen = replace(
+                await _with_bootstrap(seen, config, api),
+                facts=facts,
+                publishers=tuple(publishers) if publishers is not None else None,
+            )
+    except UpstreamError as exc:
+        return replace(seen, error=exc.message, failure=_failure(exc))
+    except TimeoutError:
+        return replace(seen, error=f"{url} did not answer", failure="no answer")
     return await _with_details(seen, facts, config, api, tokenizers, deadline)
 
 

@@ -15,7 +15,6 @@ from router.check.finding import Finding, Level, gravest
 from router.check.mooncake import PoolSeen
 from router.check.redis import RedisSeen
 from router.check.seen import ReplicaSeen
-from router.check.sources import SourceSeen
 from router.index.candidate_stream import StreamReason
 
 _MARKS: Final[dict[Level, tuple[str, str]]] = {
@@ -30,7 +29,6 @@ class Report(Struct, frozen=True, kw_only=True):
     """All findings in the order in which they are shown, and what they were concluded from."""
 
     findings: tuple[Finding, ...]
-    sources: tuple[SourceSeen, ...] = ()
     replicas: tuple[ReplicaSeen, ...] = ()
     redis: RedisSeen | None = None  # None: none is configured
     pools: tuple[PoolSeen, ...] = ()

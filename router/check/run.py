@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
 
 from router.base.errors import ConfigError
 from router.check import host, mooncake, redis, replica, sources, together
@@ -23,29 +22,22 @@ from router.replicas.engine_key import EngineKey
 from router.replicas.entry import Entry
 from router.replicas.registry import Registry
 
-_PROGRESS_S: Final = (2.0, 0.25)  # before the first message, and between looks
-
 
 async def check(
     config: Config,
     *,
     redis_password: str | None = None,
-    admin_token: str | None = None,
     wait_s: float = 10.0,
-    on_waiting: Callable[[list[str]], None] = lambda awaited: None,
 ) -> Report:
     """Check what a router would use; see the package.
 
     Args:
         redis_password: None: there is none.
-        admin_token: Of a router that may run here.
         wait_s: After it, systems that have not answered are reported as silent.
-        on_waiting: Takes the awaited systems, after two seconds and whenever they change.
     """
     deadline = Deadline(wait_s)
     async with asyncio.TaskGroup() as tg:
-        progress = tg.create_task(_report_progress(deadline, on_waiting), name="progress")
-        looking = tg.create_task(host.look(config, deadline, admin_token=admin_token), name="host")
+        looking = tg.create_task(host.look(config, deadline), name="host")
         names = config.mooncake.names
         hosts = HostRules(config.admin.replica_hosts)
         registry = Registry(config.replicas, hosts=hosts, pools=names)
@@ -59,8 +51,7 @@ async def check(
         replicas = await _look_at_replicas(registry.entries, config, deadline)
         pools = await _look_at_pools(config, replicas, deadline)
         here = await looking
-        progress.cancel()
-    findings = [*sources.judge(found)]
+    findings = [*found]
     for seen in replicas:
         findings += replica.judge(seen, config)
     findings += together.judge(replicas, config.events)
@@ -68,10 +59,8 @@ async def check(
         findings += redis.judge(store, config=config.redis, index=config.index, replicas=replicas)
     for pool in pools:
         findings += mooncake.judge(pool, replicas)
-    findings += host.judge(here, config=config, replicas=replicas)
-    return Report(
-        findings=tuple(findings), sources=found, replicas=replicas, redis=store, pools=pools
-    )
+    findings += [*here, *host.judge(config, replicas)]
+    return Report(findings=tuple(findings), replicas=replicas, redis=store, pools=pools)
 
 
 async def _look_at_replicas(
@@ -108,18 +97,6 @@ async def _look_at_pools(
             for each in config.mooncake.each
         ]
     return tuple(task.result() for task in looking)
-
-
-async def _report_progress(deadline: Deadline, on_waiting: Callable[[list[str]], None]) -> None:
-    first_s, pause_s = _PROGRESS_S
-    await asyncio.sleep(first_s)
-    reported: list[str] = []
-    while True:
-        awaited = deadline.awaited()
-        if awaited and awaited != reported:
-            reported = awaited
-            on_waiting(awaited)
-        await asyncio.sleep(pause_s)
 
 
 def _usable_key(config: Config) -> str | None:

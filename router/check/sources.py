@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-
-from msgspec import Struct
 
 from router.base.errors import DiscoveryError
 from router.check.deadline import Deadline
@@ -20,37 +18,21 @@ from router.replicas.registry import Registry
 _DISCOVERY = Subject("discovery")
 
 
-class SourceSeen(Struct, frozen=True, kw_only=True):
-    """A source of replicas. `error` says why nothing else is known."""
-
-    name: str
-    error: str | None = None
-    num_ready: int = 0
-    num_not_ready: int = 0
-    not_followed: tuple[str, ...] = ()  # why replicas are ignored
-
-
-# -- look ----------------------------------------------------------------------------------------
-
-
 async def look(
     config: DiscoveryConfig, registry: Registry, pools: Sequence[str], deadline: Deadline
-) -> tuple[SourceSeen, ...]:
+) -> list[Finding]:
     """Ask every source once, and enter the replicas in the registry."""
     files = ThreadPoolExecutor(1, thread_name_prefix="files")
+    hosts = HostRules(config.hosts)
     try:
-        with deadline.waiting("discovery"):
-            async with asyncio.TaskGroup() as tg:
-                looking = [
-                    tg.create_task(
-                        _look(source, HostRules(config.hosts), registry, pools, deadline),
-                        name=source.name,
-                    )
-                    for source in build_sources(config, files)
-                ]
+        async with asyncio.TaskGroup() as tg:
+            looking = [
+                tg.create_task(_look(source, hosts, registry, pools, deadline), name=source.name)
+                for source in build_sources(config, files)
+            ]
     finally:
         files.shutdown(wait=False, cancel_futures=True)
-    return tuple(task.result() for task in looking)
+    return [finding for task in looking for finding in task.result()]
 
 
 async def _look(
@@ -59,42 +41,25 @@ async def _look(
     registry: Registry,
     pools: Sequence[str],
     deadline: Deadline,
-) -> SourceSeen:
+) -> list[Finding]:
+    hint = "running routers keep the replicas of the last answer"
     try:
         async with asyncio.timeout(deadline.left_s):
             found = await source.look()
     except DiscoveryError as exc:
-        return SourceSeen(name=source.name, error=exc.message)
+        return [_DISCOVERY.error(source.name, exc.message, hint)]
     except TimeoutError:
-        return SourceSeen(name=source.name, error="no answer in time")
+        return [_DISCOVERY.error(source.name, "no answer in time", hint)]
     reasons = [why_refused(each, hosts, pools) for each in found]
     usable = [each for each, reason in zip(found, reasons, strict=True) if reason is None]
     registry.follow(source.name, usable)
     num_ready = sum(each.is_ready for each in usable)
-    return SourceSeen(
-        name=source.name,
-        num_ready=num_ready,
-        num_not_ready=len(usable) - num_ready,
-        not_followed=(*filter(None, reasons), *registry.not_entered.values()),
-    )
-
-
-# -- judge ---------------------------------------------------------------------------------------
-
-
-def judge(sources: Sequence[SourceSeen]) -> Iterator[Finding]:
-    """Judge the sources."""
-    for seen in sources:
-        if seen.error is not None:
-            yield _DISCOVERY.error(
-                seen.name, seen.error, "running routers keep the replicas of the last answer"
-            )
-            continue
-        later = f", {seen.num_not_ready} not ready" if seen.num_not_ready else ""
-        text = f"{seen.num_ready} replicas{later}"
-        if seen.num_ready:
-            yield _DISCOVERY.ok(seen.name, text)
-        else:
-            yield _DISCOVERY.warning(seen.name, text, "is it the right source?")
-        for reason in seen.not_followed:
-            yield _DISCOVERY.warning(seen.name, f"ignored: {reason}")
+    num_later = len(usable) - num_ready
+    text = f"{num_ready} replicas" + (f", {num_later} not ready" if num_later else "")
+    left_out = [*filter(None, reasons), *registry.not_entered.values()]
+    return [
+        _DISCOVERY.ok(source.name, text)
+        if num_ready
+        else _DISCOVERY.warning(source.name, text, "is it the right source?"),
+        *(_DISCOVERY.warning(source.name, f"ignored: {reason}") for reason in left_out),
+    ]

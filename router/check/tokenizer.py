@@ -41,7 +41,7 @@ class Tokenizers:
         """Load a model's tokenizer, and compare it with the replica's own."""
         source = self._config.models.get(model.id) or model.root or model.id
         seen = ModelSeen(served=model, source=source)
-        with self._deadline.waiting(f"tokenizer of {model.id}"), suppress(TimeoutError):
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._deadline.left_s):
                 prompter = await asyncio.shield(self._load(model, source, rules_of(version)))
                 seen = replace(seen, is_loaded=True, engine_only=prompter.engine_only)

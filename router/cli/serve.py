@@ -27,7 +27,6 @@ from router.cli.config_options import (
 )
 from router.cli.terminal import drawing, drawn, refuse
 from router.config.schema import json_schema
-from router.config.secrets import read_secret
 
 _WIDE = 160  # columns, where the width of the screen is not known
 
@@ -100,18 +99,13 @@ def check(config_file: Path | None, wait_s: float, as_json: bool, **flags: Any) 
 
     from router import check as checking
 
-    def waiting(awaited: list[str]) -> None:
-        click.echo(f"waiting for {', '.join(awaited)} …", err=True)
-
     logging.getLogger("router").addHandler(logging.NullHandler())  # the report says it all
     try:
         report = asyncio.run(
             checking.check(
                 config,
                 redis_password=password,
-                admin_token=_admin_token(config),
                 wait_s=wait_s,
-                on_waiting=waiting,
             )
         )
     except KeyboardInterrupt:
@@ -129,19 +123,6 @@ def _redis_password(config: configuration.Config) -> str | None:
     """Read the password of Redis; what is wrong with its file is a finding of the check."""
     try:
         return configuration.redis_password(config.redis, os.environ)
-    except ConfigError:
-        return None
-
-
-def _admin_token(config: configuration.Config) -> str | None:
-    """Read the token of a router that may run here; it is not made here."""
-    from router.http.admin_token import default_file
-
-    given = os.environ.get(configuration.ADMIN_TOKEN)
-    if config.admin.token_file is None and given:
-        return given.strip()
-    try:
-        return read_secret(config.admin.token_file or default_file(os.environ), "admin.token_file")
     except ConfigError:
         return None
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from router.base.addresses import place_digest
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
 from router.metrics import PoolState, SharingState, SourceState
@@ -96,11 +95,6 @@ class Status:
                 waiting_for=self._waiting.get(entry.name, UNDISCOVERED),
                 ranks=[self.rank(statuses[each.id]) for each in candidates],
             )
-
-    def places(self) -> Iterator[tuple[str, str]]:
-        """Yield each replica's name and a digest of its address, for /metrics; found or not."""
-        for entry in self._registry.entries:
-            yield entry.name, place_digest(entry.replica.url)
 
     def pool_states(self) -> Sequence[PoolState]:
         """Describe the shared pools, for /metrics."""

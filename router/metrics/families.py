@@ -97,12 +97,6 @@ REPLICA: Final[list[Family[RankState]]] = [
         lambda r: _each(r.events, r.status.id)),
 ]
 
-REPLICA_PLACE: Final[list[Family[tuple[str, str]]]] = [
-    Family("warmroute_replica_info", "replica place",
-        "1 for each replica, found or not; place: a digest of its address, for `warmroute check`",
-        lambda r: [(r, 1)]),
-]
-
 MODEL: Final[list[Family[tuple[str, int]]]] = [
     Family("warmroute_available_replicas", "model",
         "Replicas that take requests for a base model now, whatever keeps the others from it",
@@ -158,7 +152,6 @@ SOURCE: Final[list[Family[SourceState]]] = [
 
 FAMILIES: Final[tuple[Family[Any], ...]] = (
     *REPLICA,
-    *REPLICA_PLACE,
     *MODEL,
     *POOL,
     *SHARING,

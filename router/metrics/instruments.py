@@ -13,7 +13,6 @@ from router.metrics.families import (
     MODEL,
     POOL,
     REPLICA,
-    REPLICA_PLACE,
     SHARING,
     SOURCE,
     Families,
@@ -259,10 +258,6 @@ class Metrics(Instruments):
     def watch_models(self, describe: Callable[[], Iterable[tuple[str, int]]]) -> None:
         """Read how many replicas take requests for each base model at every scrape."""
         self.registry.register(Families(MODEL, describe))
-
-    def watch_places(self, describe: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        """Read the replicas' names and digests of their addresses at every scrape."""
-        self.registry.register(Families(REPLICA_PLACE, describe))
 
     def watch_sharing(self, describe: Callable[[], SharingState]) -> None:
         """Read what is known of Redis and of other routers at every scrape."""

@@ -7,10 +7,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from router.base.contracts import HashContract
-from router.base.messages import StreamId, StreamStatus
+from router.base.messages import StreamStatus
 from router.check.finding import Finding, Level
 from router.check.mooncake import PoolModel, PoolSeen
-from router.check.redis import RedisSeen, StreamSeen
+from router.check.redis import RedisSeen
 from router.check.seen import ModelSeen, RankSeen, ReplicaSeen
 from router.config import ReplicaConfig
 from router.discovery.engine_api import EngineFacts
@@ -58,21 +58,17 @@ REPLICA = ReplicaSeen(
     models=(MODEL,),
     ranks=(RANK,),
 )
-STREAM = StreamSeen(id=StreamId("one#0"), sequence=7, state="exact", reason="", leader="router-a")
 REDIS = RedisSeen(
     address="10.0.0.6:6379",
     namespace="default",
-    server="redis",
-    version="7.0.15",
-    mode="standalone",
+    server="redis 7.0.15, standalone",
     round_trip_ms=0.3,
     schema="3",
     used_bytes=50 << 20,
     max_bytes=1 << 30,
     policy="noeviction",
     routers=("router-a", "router-b"),
-    feeds=(STREAM,),
-    num_sessions=2,
+    leaders={"one#0": "router-a"},
 )
 FIGURES = MasterFigures(
     num_keys=40,

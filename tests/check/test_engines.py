@@ -71,8 +71,7 @@ async def test_replicas_that_do_not_answer_are_reported() -> None:
 
 
 async def test_an_engine_that_hangs_is_awaited_for_a_bounded_time() -> None:
-    """The rest is reported; the wait is shown meanwhile."""
-    awaited: list[list[str]] = []
+    """The rest is reported."""
     left = asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -83,11 +82,10 @@ async def test_an_engine_that_hangs_is_awaited_for_a_bounded_time() -> None:
     async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}"
-        report = await check(settings(url), wait_s=8.0, on_waiting=awaited.append)
+        report = await check(settings(url, health__timeout_s=60.0), wait_s=1.0)
         await left.wait()
 
-    assert "was silent" in finding(report, "replica r1", "reachable").text
-    assert awaited == [["r1"]]
+    assert finding(report, "replica r1", "reachable").text == f"{url} did not answer"
     assert finding(report, "router", "listen port").level == "ok"
 
 

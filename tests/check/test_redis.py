@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +12,6 @@ from router.base.messages import (
     SCHEMA,
     Delta,
     ReplicaRecord,
-    SessionState,
     StreamId,
     TierChange,
     pack_keys,
@@ -22,7 +22,7 @@ from router.check.redis import Records, RedisSeen, judge, look
 from router.cluster.redis_store import RedisStore
 from router.config import IndexConfig, RedisConfig
 from router.replicas.registry import Registry
-from tests.check.samples import REDIS, REPLICA, STREAM, wrong
+from tests.check.samples import REDIS, REPLICA, wrong
 from tests.redis_servers import RedisServer, namespace, shared_redis
 
 __all__ = ["namespace", "shared_redis"]
@@ -56,27 +56,25 @@ async def test_a_new_namespace_stays_new(settings: RedisConfig, shared_redis: Re
     found, records = await looked(settings)
 
     assert found.schema is None
-    assert (found.feeds, found.pool_lister, found.routers, records) == ((), None, (), {})
+    assert (found.leaders, found.routers, records) == ({}, (), {})
     assert found.used_bytes
     assert found.round_trip_ms
     assert not list(shared_redis.client.scan_iter(f"{{wr:{settings.namespace}}}:*"))
 
 
 async def test_what_routers_share_is_read(settings: RedisConfig, store: RedisStore) -> None:
-    """Who lives, who leads what, how much there is."""
+    """Who lives, and who leads what."""
+    stream = StreamId("one#0")
     await store.beat(b"")
-    await store.hold([STREAM.id])
-    await store.write([Delta(stream_id=STREAM.id, changes=(TierChange("gpu", pack_keys([1, 2])),))])  # type: ignore[list-item]
-    await store.records.put_sessions({7: SessionState(STREAM.id, 1, None)}, 60.0)
+    await store.hold([stream])
+    await store.write([Delta(stream_id=stream, changes=(TierChange("gpu", pack_keys([1, 2])),))])  # type: ignore[list-item]
     await store.records.put_order("replicas", "two", ReplicaRecord(url="http://10.0.0.6:8000"))
 
     found, records = await looked(settings)
 
     assert found.schema == str(SCHEMA)
     assert found.routers == ("router-a",)
-    (stream,) = found.feeds
-    assert (stream.id, stream.leader) == (STREAM.id, "router-a")
-    assert found.num_sessions == 1
+    assert found.leaders == {stream: "router-a"}
     assert records["two"].url == "http://10.0.0.6:8000"
 
 
@@ -87,13 +85,11 @@ async def test_garbage_is_left_out(
     base = f"{{wr:{settings.namespace}}}:"
     shared_redis.client.zadd(f"{base}routers", {"long-gone": 1.0})
     shared_redis.client.hset(f"{base}replicas", "x", b"\xc1")
-    shared_redis.client.set(f"{base}sessions", "not a hash")
 
     found, records = await looked(settings)
 
     assert found.routers == ()
     assert records == {}
-    assert found.num_sessions is None
     shared_redis.client.set(f"{base}feeds", "not a hash")
     refused, _ = await looked(settings)
     assert refused.is_refused
@@ -117,11 +113,11 @@ REDIS_CASES: list[tuple[RedisSeen, Level, str, str, str]] = [
     (replace(REDIS, save_error=True), "warning", "disk", "last save", "--save ''"),
     (replace(REDIS, refused=("a: bad",)), "warning", "replicas", "a: bad", "{wr:default}:replicas"),
     (
-        replace(REDIS, feeds=(replace(STREAM, leader=None),)),
+        replace(REDIS, leaders={"one#0": None}),
         "warning", "feeds", "no router writes one#0", "can a router reach",
     ),
     (
-        replace(REDIS, feeds=(STREAM, replace(STREAM, id=StreamId("http://h:1#0")))),
+        replace(REDIS, leaders={**REDIS.leaders, "http://h:1#0": "router-b"}),
         "warning", "names", "unknown here: http://h:1", "the same name",
     ),
 ]  # fmt: skip
@@ -141,21 +137,21 @@ def test_what_is_wrong_with_redis_is_found(
 
 
 def test_a_redis_as_it_should_be_has_nothing_wrong() -> None:
-    """It is described, with its routers and who writes each stream."""
+    """It is described, with its routers."""
     findings = list(judge(REDIS, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
 
     assert wrong(findings) == []
     texts = " ".join(f.text for f in findings)
     for part in (
-        "redis 7.0.15, standalone, 0.3 ms", "schema 3", "2 sessions", "50 MiB used",
-        "of 1 GiB", "2: router-a, router-b", "one#0 EXACT, written by router-a",
+        "redis 7.0.15, standalone, 0.3 ms", "schema 3", "50 MiB used",
+        "of 1 GiB", "2: router-a, router-b",
     ):  # fmt: skip
         assert part in texts, part
 
 
 def test_a_new_namespace_is_well() -> None:
     """No router was here before."""
-    new = replace(REDIS, schema=None, routers=(), feeds=(), round_trip_ms=None)
+    new = replace(REDIS, schema=None, routers=(), leaders={}, round_trip_ms=None)
     findings = list(judge(new, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
 
     assert wrong(findings) == []
@@ -164,34 +160,19 @@ def test_a_new_namespace_is_well() -> None:
     }
 
 
-def test_streams_of_routers_that_are_gone_are_no_fault() -> None:
-    """Of pools and of states not known, too."""
-    feeds = (
-        replace(STREAM, leader=None, state="degraded", reason="why"),
-        replace(STREAM, id=StreamId("pool/qwen"), leader=None, state=None, reason=None),
-    )
-    findings = list(
-        judge(
-            replace(REDIS, routers=(), feeds=feeds, pool_lister="router-a"),
-            config=CONFIG,
-            index=LOCAL,
-            replicas=[REPLICA],
-        )
-    )
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"routers": (), "leaders": {"one#0": None}},
+        {"leaders": {**REDIS.leaders, "left#0": None}},  # it is removed after a day
+    ],
+)
+def test_streams_of_routers_and_replicas_that_are_gone_are_no_fault(
+    changes: dict[str, Any],
+) -> None:
+    seen = replace(REDIS, **changes)
 
-    assert wrong(findings) == []
-    assert "one#0 DEGRADED (why), written by no router" in {f.text for f in findings}
-
-
-def test_streams_of_replicas_that_left_are_no_fault() -> None:
-    """They are forgotten after a day."""
-    feeds = (STREAM, replace(STREAM, id=StreamId("left#0"), leader=None, state=None, reason=None))
-    findings = list(
-        judge(replace(REDIS, feeds=feeds), config=CONFIG, index=LOCAL, replicas=[REPLICA])
-    )
-
-    assert wrong(findings) == []
-    assert any(f.text.endswith("left#0, written by no router") for f in findings)
+    assert wrong(list(judge(seen, config=CONFIG, index=LOCAL, replicas=[REPLICA]))) == []
 
 
 def test_a_redis_too_far_for_look_ups_is_found() -> None:

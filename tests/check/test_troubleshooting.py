@@ -10,10 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from router import config
+from router.base.listening import cannot_listen
 from router.check import Report
-from router.check.finding import Finding
-from router.check.host import HostSeen, PortSeen
-from router.check.host import judge as judge_host
+from router.check.finding import Finding, Subject
 from router.check.replica import judge
 from router.check.seen import ReplicaSeen
 from router.cli.banner import banner
@@ -41,7 +40,11 @@ REPLICAS: list[ReplicaSeen] = [
     model(engine_only="OSError: no files"),
     model(difference=of_chat(range(21), [0, 1, 2, *range(4, 21)])),
 ]
-PORT = PortSeen(key="listen", host="0.0.0.0", port=8080, error="Address already in use")
+PORT = Subject("router").error(
+    "listen port",
+    cannot_listen("0.0.0.0", 8080, "Address already in use"),
+    "end the other process, or choose another port: --port PORT",
+)
 
 
 def complaints(findings: Iterator[Finding]) -> list[Finding]:
@@ -49,7 +52,7 @@ def complaints(findings: Iterator[Finding]) -> list[Finding]:
 
 
 FOUND = [
-    complaints(judge_host(HostSeen(ports=(PORT,)), config=config.load(), replicas=()))[0],
+    PORT,
     *(complaints(judge(seen, config.load()))[0] for seen in REPLICAS),
 ]
 

@@ -401,8 +401,7 @@ async def test_check_says_that_all_is_well() -> None:
     assert "replica r1" in table.stdout
     assert "all is well" in table.stdout
     assert json.loads(as_json.stdout)["well"] is True
-    waited = [*table.stderr.splitlines(), *as_json.stderr.splitlines()]
-    assert all(line.startswith("waiting for ") for line in waited)  # where it took a while
+    assert table.stderr == as_json.stderr == ""
 
 
 async def error_of(first: str, second: str, master: str) -> Any:
@@ -500,8 +499,6 @@ async def test_check_ends_quietly_on_ctrl_c() -> None:
         )
         try:
             await arrived.wait()
-            assert process.stderr is not None
-            assert await process.stderr.readline() == "waiting for r1 …\n".encode()
             process.send_signal(signal.SIGINT)
             stdout, stderr = await process.communicate()
         finally:

@@ -99,7 +99,6 @@ def test_every_metric_on_the_page_exists() -> None:
     metrics.watch(NoReplicas())
     metrics.watch_sharing(lambda: without_redis)
     metrics.watch_models(list)
-    metrics.watch_places(list)
     metrics.watch_sources(list)
     families = {family.name for family in metrics.registry.collect()}
     found = re.findall(r'`(warmroute_\w+)(?:\{\w+="(\w+)"\})?`', PAGE)
