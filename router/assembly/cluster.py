@@ -11,6 +11,7 @@ from router.base.messages import decode_record
 from router.cluster import Orders, OrderShare, PoolShare, RecordShare, SharedState, Sharing
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
+from router.cluster.pause_share import share_pauses
 from router.cluster.peers import Peers
 from router.cluster.queue_share import QueueShare
 from router.cluster.redis_store import RedisStore
@@ -57,6 +58,10 @@ class Cluster:
             conversations=parts.conversations,
             names=self.names,
             metrics=parts.metrics,
+        )
+        sleepers = parts.discovery.sleepers
+        sleepers.on_order = share_pauses(
+            sleepers.follow, names=self.names, outbox=self.outbox, peers=self.peers
         )
         self.queues = QueueShare(
             parts.fleet, names=self.names, outbox=self.outbox, peers=self.peers

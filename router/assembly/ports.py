@@ -11,7 +11,6 @@ from router.api.routes import Routes
 from router.assembly.router import Router
 from router.base.addresses import host_port
 from router.http.access import Access, Origins
-from router.http.adapters import Adapters
 from router.http.admin import AdminApp
 from router.http.admin_pages import (
     AdminPages,
@@ -128,7 +127,7 @@ def _admin_pages(router: Router) -> Sequence[AdminPages]:
     )
     return [
         ReplicaPages(router.discovery.watches, router.status),
-        EnginePages(control, Adapters(control, router.registry, router.fleet)),
+        EnginePages(control),
         ExplainPages(Explainer(router.story, router.caches, router.fleet), router.tenants),
         RouterPages(router.metrics, lambda: router.config),
         *[pages for part in router.observers.values() for pages in part.pages],

@@ -19,9 +19,6 @@ from router.cli.terminal import drawing, drawn
 _POLL_S: Final = 1.0
 _QUESTIONS: Final = ("is_sleeping", "is_paused")
 """Routes of engines that only tell something."""
-_HARMLESS: Final = ("wake_up", "resume")
-"""Orders that interrupt nothing and empty no cache."""
-
 _COLOURS: Final = {
     "yes": "green",
     "not yet": "yellow",
@@ -200,36 +197,28 @@ def engine(
 
     For example: `warmroute engine sleep level=1 --replica r1`, `warmroute engine resume --all`.
 
-    An order needs --replica or --all. On a terminal the command says how many requests are in
-    flight there and asks first. It asks nothing if the input is no terminal, as in scripts.
-
-    ROUTE is an engine's route: reset_prefix_cache, reset_mm_cache, reset_encoder_cache, sleep,
-    wake_up, is_sleeping, release_kv_cache_memory, pause, resume, is_paused, start_profile,
-    stop_profile, load_lora_adapter, unload_lora_adapter. Most exist on engines with
-    VLLM_SERVER_DEV_MODE=1 only.
+    An order needs --replica or --all. ROUTE is an engine's route: reset_prefix_cache,
+    reset_mm_cache, reset_encoder_cache, sleep, wake_up, is_sleeping, release_kv_cache_memory,
+    pause, resume, is_paused, start_profile, stop_profile, load_lora_adapter, unload_lora_adapter,
+    init_weight_transfer_engine, start_weight_update, update_weights, finish_weight_update. Most
+    exist on engines with VLLM_SERVER_DEV_MODE=1 only.
 
     Careful: `sleep` (from level 1 on), `pause` and `reset_prefix_cache reset_external=true` at one
     replica empty the whole pool that it shares with others. One that sleeps or is paused is sent no
     requests. Those without a first byte move to another replica; others wait, or end (`pause
     mode=abort`, the default): drain it first.
     """
-    order: dict[str, Any] = {"route": route, "params": {}}
-    for pair in params:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise click.UsageError(f"{pair!r} is not PARAM=VALUE")
-        order["params"][name] = value
+    if wrong := next((each for each in params if "=" not in each), None):
+        raise click.UsageError(f"{wrong!r} is not PARAM=VALUE")
     if names and is_for_all:
         raise click.UsageError("give --replica or --all, not both")
     if not names and not is_for_all and route not in _QUESTIONS:
         raise click.UsageError(
             f"say where: {route} --replica NAME for one replica (repeatable), or {route} --all"
         )
-    if names:
-        order["replicas"] = list(names)
-    if route not in (*_QUESTIONS, *_HARMLESS) and sys.stdin.isatty():
-        _confirm(" ".join((route, *params)), names, admin)
-    fields = admin.ask("POST", "control", order, timeout_s=90.0)
+    order = {"route": route, "params": dict(each.split("=", 1) for each in params)}
+    given = order | {"replicas": list(names)} if names else order
+    fields = admin.ask("POST", "control", given, timeout_s=90.0)
     if admin.as_json:
         echo_json(fields)
     for each in () if admin.as_json else fields["replicas"]:
@@ -237,22 +226,6 @@ def engine(
         click.echo(f"{each['name']}: {each['error'] or each['status']} {answer}".rstrip())
     if any(each["error"] for each in fields["replicas"]):
         sys.exit(1)
-
-
-def _confirm(order: str, names: tuple[str, ...], admin: Admin) -> None:
-    """Ask whether to send an order, and end if not. A name that is not known is the router's.
-
-    Raises:
-        Abort: the answer is no.
-    """
-    listed = admin.ask("GET", "replicas")["replicas"]
-    chosen = [each for each in listed if not names or each["name"] in names]
-    num_requests = sum(
-        rank["status"]["num_requests"] for each in chosen for rank in each.get("ranks", ())
-    )
-    where = ", ".join(names) or f"all replicas ({len(chosen):,})"
-    in_flight = f"{num(num_requests, 'request')} in flight at {where}"
-    click.confirm(f"{in_flight}. Send {order}?", abort=True, err=True)
 
 
 def table(listed: dict[str, Any]) -> str:

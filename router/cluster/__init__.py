@@ -10,6 +10,7 @@
     peers            what the others' notes change here
     pool_share       who lists the shared pool, and what was learned of it
     order_share      what operators ordered, by kind
+    pause_share      that an engine was paused or resumed
     record_share     which replica had a session's last turn, and which one issued a response
 
 `Sharing` puts them together; the replicas' watches follow candidates by its `following`.

@@ -28,12 +28,14 @@ reports what the pool lost (router.pool.follower).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from router.base.errors import SetAside
 from router.discovery.engine_metrics import SleepState
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
+from router.replicas.entry import Ordered
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Replica, candidates_of
 from router.upstream import Upstream
@@ -53,6 +55,10 @@ _WHY: Final[dict[SleepState, str]] = {
 }
 
 
+def _ignore(order: Ordered) -> None:
+    """Tell nobody: there are no other routers."""
+
+
 class Sleepers:
     """Knows which replicas sleep or are paused."""
 
@@ -63,6 +69,8 @@ class Sleepers:
         self._emptied: dict[str, list[tuple[RankStream, int]]] = {}  # and clears until then
         self._ordered_s: dict[str, float] = {}
         self._aside_s: dict[str, float] = {}  # since when, by a 503
+        self.on_order: Callable[[Ordered], None] = _ignore
+        """Called with an order that this router sent, for other routers."""
 
     def note(self, name: str, state: SleepState, asked_s: float) -> None:
         """Record a replica's state, as it shows it; a change takes effect at once.
@@ -79,10 +87,6 @@ class Sleepers:
         replica = self._replica(name)
         return replica is not None and not replica.is_awake
 
-    def look(self, name: str) -> None:
-        """Request a reading of a replica's state now."""
-        self._fleet.members.signs(name).on_doubt()
-
     def set_aside(self, name: str, now_s: float) -> None:
         """Record a replica's 503 that says that it is paused, or being scaled.
 
@@ -96,10 +100,25 @@ class Sleepers:
         if now_s - self._aside_s.get(name, now_s) >= ASIDE_S:
             self._change(name, "awake", is_lost=False)
 
-    def ordered(self, name: str, state: SleepState, now_s: float, *, is_lost: bool = False) -> None:
-        """Record an order that a replica confirmed; `is_lost`: it lost its cache."""
+    def look(self, name: str) -> None:
+        """Request a reading of a replica's state now."""
+        self._fleet.members.signs(name).on_doubt()
+
+    def ordered(self, order: Ordered, now_s: float) -> None:
+        """Record an order of this router, and tell the others."""
+        self.follow(order, now_s)
+        self.on_order(order)
+
+    def follow(self, order: Ordered, now_s: float) -> None:
+        """Record an order that a replica confirmed, to this router or to another one."""
+        name, state, is_lost = order
         replica = self._replica(name)
-        if replica is not None and not replica.asleep:  # /resume does not wake it up
+        if replica is None:
+            return
+        if state is None:
+            self.look(name)
+            return
+        if not replica.asleep:  # /resume does not wake it up
             self._ordered_s[name] = now_s
             self._change(name, state, is_lost=is_lost)
         if self.is_away(name):

@@ -18,7 +18,6 @@ from router.base.messages import Evacuation
 from router.config import Config, ReplicaConfig
 from router.discovery.status import Status
 from router.discovery.watches import Watches
-from router.http.adapters import Adapter, Adapters
 from router.http.answers import metrics_answer
 from router.http.control import Control, EngineOrder
 from router.metrics import Metrics
@@ -97,30 +96,13 @@ class ReplicaPages:
 
 
 class EnginePages:
-    """Orders to engines, and their adapters."""
+    """Orders to engines."""
 
-    def __init__(self, control: Control, adapters: Adapters) -> None:
+    def __init__(self, control: Control) -> None:
         self._control = control
-        self._adapters = adapters
 
     def routes(self) -> Mapping[str, Handler]:
-        return {
-            "GET /admin/adapters": self._list_adapters,
-            "POST /admin/adapters": self._load_adapter,
-            "DELETE /admin/adapters/{name:.+}": self._unload_adapter,
-            "POST /admin/control": self._order,
-        }
-
-    async def _list_adapters(self, _: web.Request) -> web.Response:
-        return json_answer({"adapters": self._adapters.describe()})
-
-    async def _load_adapter(self, request: web.Request) -> web.Response:
-        wanted = await read_body(request, Adapter, '{"name": "sql", "path": "/adapters/sql-2"}')
-        return json_answer(await self._adapters.load(wanted))
-
-    async def _unload_adapter(self, request: web.Request) -> web.Response:
-        name, base = request.match_info["name"], request.query.get("base")
-        return json_answer(await self._adapters.unload(name, base))
+        return {"POST /admin/control": self._order}
 
     async def _order(self, request: web.Request) -> web.Response:
         order = await read_body(

@@ -1,8 +1,8 @@
 """Orders to engines: to all replicas that are named, and what each of them answered.
 
 The public port does not pass on what controls an engine (router.api.routes). Here an order is named
-from a list, with the parameters that vLLM 0.32 knows; most routes exist with VLLM_SERVER_DEV_MODE=1
-only (entrypoints/serve/dev, entrypoints/rl/online), an engine without them answers 404.
+from a list; most routes exist with VLLM_SERVER_DEV_MODE=1 only (entrypoints/serve/dev,
+entrypoints/rl/online), an engine without them answers 404.
 
 `sleep` (from level 1 on), `pause` and `reset_prefix_cache` with `reset_external` also empty the
 Mooncake pool, for all replicas that share it.
@@ -24,7 +24,7 @@ from router.base.errors import BadRequest, UnknownReplica, UpstreamError
 from router.discovery.engine_api import EngineApi
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
-from router.replicas.entry import Entry
+from router.replicas.entry import Entry, Ordered
 from router.replicas.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -33,49 +33,41 @@ _TIMEOUT_S: Final = 60.0  # putting weights away takes its time
 _MAX_SHOWN_BYTES: Final = 4096
 _FALSE: Final = frozenset({"false", "0", "off", "no", "f", "n"})  # in a query, to the engine
 
+QUESTIONS: Final = ("is_sleeping", "is_paused")
+_ADAPTERS: Final = ("load_lora_adapter", "unload_lora_adapter")
+_WEIGHTS: Final = (
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+)
+ROUTES: Final = (
+    *QUESTIONS,
+    "reset_prefix_cache",
+    "reset_mm_cache",
+    "reset_encoder_cache",
+    "release_kv_cache_memory",
+    "sleep",
+    "wake_up",
+    "pause",
+    "resume",
+    "start_profile",
+    "stop_profile",
+    *_WEIGHTS,
+    *_ADAPTERS,
+)
 
-class _Command(Struct, frozen=True):
-    path: str
-    params: tuple[str, ...] = ()
-    method: str = "POST"
-    in_body: bool = False
-    changes_models: bool = False
 
-
-COMMANDS: Final = {
-    "reset_prefix_cache": _Command(
-        "/reset_prefix_cache", ("reset_running_requests", "reset_external")
-    ),
-    "reset_mm_cache": _Command("/reset_mm_cache"),
-    "reset_encoder_cache": _Command("/reset_encoder_cache"),
-    "release_kv_cache_memory": _Command("/release_kv_cache_memory"),
-    "sleep": _Command("/sleep", ("level", "mode")),
-    "wake_up": _Command("/wake_up", ("tags",)),
-    "is_sleeping": _Command("/is_sleeping", method="GET"),
-    "pause": _Command("/pause", ("mode", "clear_cache")),
-    "resume": _Command("/resume"),
-    "is_paused": _Command("/is_paused", method="GET"),
-    "start_profile": _Command("/start_profile"),
-    "stop_profile": _Command("/stop_profile"),
-    "load_lora_adapter": _Command(
-        "/v1/load_lora_adapter",
-        ("lora_name", "lora_path", "load_inplace"),
-        in_body=True,
-        changes_models=True,
-    ),
-    "unload_lora_adapter": _Command(
-        "/v1/unload_lora_adapter", ("lora_name",), in_body=True, changes_models=True
-    ),
-}
-
-_Value = str | int | float | bool | list[str]
+def path_of(route: str) -> str:
+    """Return where engines have a route."""
+    return f"/v1/{route}" if route in _ADAPTERS else f"/{route}"
 
 
 class EngineOrder(Struct, frozen=True, forbid_unknown_fields=True):
     """What an operator sends; `replicas` None: all."""
 
     route: str
-    params: dict[str, _Value] = {}
+    params: dict[str, Any] = {}
     replicas: Annotated[list[str], Meta(min_length=1)] | None = None
 
 
@@ -96,20 +88,10 @@ class Control:
         Raises:
             BadRequest, UnknownReplica: nothing was sent.
         """
-        command = COMMANDS.get(order.route)
-        if command is None:
-            raise BadRequest(f"`route` must be one of {', '.join(COMMANDS)}", param="route")
-        for name in order.params:
-            if name not in command.params:
-                known = ", ".join(command.params) or "none"
-                raise BadRequest(
-                    f"{order.route} has no parameter {name[:64]!r}; it accepts: {known}",
-                    param=f"params.{name[:64]}",
-                )
+        if order.route not in ROUTES:
+            raise BadRequest(f"`route` must be one of {', '.join(ROUTES)}", param="route")
         entries = self._named(order.replicas)
-        answers = await asyncio.gather(
-            *(self._send(entry, command, order.params) for entry in entries)
-        )
+        answers = await asyncio.gather(*(self._send(entry, order) for entry in entries))
         logger.warning(
             "order sent to engines",
             extra={
@@ -121,52 +103,50 @@ class Control:
 
     def _named(self, names: Sequence[str] | None) -> list[Entry]:
         entries = {entry.name: entry for entry in self._registry.entries}
-        if names is None:
-            return list(entries.values())
-        for name in names:
+        for name in names or ():
             if name not in entries:
                 known = ", ".join(entries) or "none"
                 raise UnknownReplica(f"no replica {name[:64]!r}; known: {known}")
-        return [entries[name] for name in dict.fromkeys(names)]
+        return [entries[name] for name in dict.fromkeys(entries if names is None else names)]
 
-    async def _send(
-        self, entry: Entry, command: _Command, params: Mapping[str, _Value]
-    ) -> dict[str, Any]:
+    async def _send(self, entry: Entry, order: EngineOrder) -> dict[str, Any]:
+        route, params = order.route, order.params
+        in_body = route in (*_ADAPTERS, *_WEIGHTS)
         answered: dict[str, Any] = {"name": entry.name, "status": None, "answer": None}
         try:
             answer = await self._api.order(
                 entry.name,
-                entry.replica.url.rstrip("/") + command.path,
-                method=command.method,
-                query={} if command.in_body else {k: _text(v) for k, v in params.items()},
-                body=msgspec.json.encode(params) if command.in_body else None,
+                entry.replica.url.rstrip("/") + path_of(route),
+                method="GET" if route in QUESTIONS else "POST",
+                query={} if in_body else {k: _text(v) for k, v in params.items()},
+                body=msgspec.json.encode(params) if in_body else None,
                 timeout_s=_TIMEOUT_S,
             )
         except UpstreamError as error:
             return answered | {"error": error.message}
-        if command.changes_models:
+        if route in _ADAPTERS:
             with suppress(UpstreamError):
                 await self._models.refresh(entry.name)
         if answer.status < 300:
-            self._note(entry.name, command, params)
+            self._record(entry.name, route, params)
         return answered | {
             "status": answer.status,
             "answer": _shown(answer.body),
             "error": None if answer.status < 300 else f"answered {answer.status}",
         }
 
-    def _note(self, name: str, command: _Command, params: Mapping[str, _Value]) -> None:
+    def _record(self, name: str, route: str, params: Mapping[str, Any]) -> None:
         """Record a pause and its end at once; after an order to sleep, read the metrics now."""
-        if command.path == "/pause":
+        if route == "pause":
             is_lost = str(params.get("clear_cache", True)).lower() not in _FALSE
-            self._sleepers.ordered(name, "paused", monotonic(), is_lost=is_lost)
-        elif command.path == "/resume":
-            self._sleepers.ordered(name, "awake", monotonic())
-        elif command.path in ("/sleep", "/wake_up"):
-            self._sleepers.look(name)
+            self._sleepers.ordered(Ordered(name, "paused", is_lost), monotonic())
+        elif route == "resume":
+            self._sleepers.ordered(Ordered(name, "awake"), monotonic())
+        elif route in ("sleep", "wake_up"):
+            self._sleepers.ordered(Ordered(name, None), monotonic())
 
 
-def _text(value: _Value) -> str | list[str]:
+def _text(value: Any) -> str | list[str]:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, list) else str(value)

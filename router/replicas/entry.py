@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 from msgspec import Struct
 
 from router.base.messages import Evacuation
@@ -13,6 +15,17 @@ class Found(Struct, frozen=True, kw_only=True):
 
     replica: ReplicaConfig
     is_ready: bool = True
+
+
+class Ordered(NamedTuple):
+    """An order that a replica confirmed. `is_lost`: it lost its cache.
+
+    `state` None: it was ordered to sleep or to wake up, and its metrics say the rest.
+    """
+
+    replica: str
+    state: Literal["paused", "awake"] | None
+    is_lost: bool = False
 
 
 class Entry(Struct, frozen=True, kw_only=True):

@@ -186,7 +186,7 @@ def _registries(kind: str, now: Any, before: Any) -> Iterator[Row]:
 
 
 def needed_routes() -> set[str]:
-    orders = {command.path for command in control.COMMANDS.values()}
+    orders = {control.path_of(route) for route in control.ROUTES}
     return {*served.KNOWN, *orders, *_ENGINE_ROUTES} - _OWN_ROUTES
 
 

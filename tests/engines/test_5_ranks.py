@@ -98,15 +98,15 @@ def test_a_reloaded_adapter_has_blocks_of_its_own(router: Router, tmp_path: Path
     first, second = (adapter(tmp_path / str(seed), seed) for seed in (1, 2))
 
     def load(**fields: object) -> None:
-        url = f"{router.admin_url}/admin/adapters"
-        answer = httpx.post(url, json={"name": "sql"} | fields, timeout=60).json()
-        assert answer["complete"], answer
+        order = {"route": "load_lora_adapter", "params": {"lora_name": "sql", **fields}}
+        answer = httpx.post(f"{router.admin_url}/admin/control", json=order, timeout=60).json()
+        assert [each["error"] for each in answer["replicas"]] == [None], answer
 
     assert router.chat({"model": "sql", "messages": []}).status_code == 404
     assert ask(router, "tiny", "adapted")[1] == 0
-    load(path=first)
+    load(lora_path=first)
     assert ask(router, "sql", "adapted")[1] == 0
     assert ask(router, "sql", "adapted")[1] >= 32 * 10
-    load(path=second, load_inplace=True)
+    load(lora_path=second, load_inplace=True)
     assert ask(router, "sql", "adapted")[1] == 0
     assert ask(router, "sql", "adapted")[1] >= 32 * 10

@@ -10,9 +10,7 @@ from aiohttp import web
 from loadtest.emulator.emulator import Emulator
 from router.discovery import served_models
 from tests.faults.fake_engine import MODELS, FakeEngine
-from tests.faults.stage import Engines, Json, Stage, chat, on_stage, words
-
-SQL: Json = {"id": "sql", "root": "/l/1", "parent": "tiny"}
+from tests.faults.stage import Engines, Stage, chat, on_stage, words
 
 
 async def order(engine: Emulator, route: str, **params: object) -> None:
@@ -40,9 +38,9 @@ async def test_an_adapter_loaded_later_is_found_where_it_is() -> None:
         assert (where, predicted) == ("r2", reported)
         assert predicted > 0
 
-        reload = {"name": "sql", "path": "/l/2", "load_inplace": True}
-        answer = (await stage.admin("/admin/adapters", reload)).json()
-        assert answer["complete"]
+        params = {"lora_name": "sql", "lora_path": "/l/2", "load_inplace": True}
+        reload = {"route": "load_lora_adapter", "params": params, "replicas": ["r2"]}
+        assert (await stage.admin("/admin/control", reload)).status == 200
         _, predicted, reported = await sent(stage, a, b)
         assert predicted == reported == 0
 
@@ -91,40 +89,26 @@ async def test_an_adapter_unloaded_at_one_replica_is_served_by_another() -> None
             assert (reply.status, reply.error["param"]) == (404, "model")
 
 
-async def test_adapters_are_loaded_and_unloaded_at_all_replicas_of_their_base() -> None:
-    """What failed is said by replica; the same order again goes to the rest."""
+async def test_adapters_are_loaded_and_unloaded_by_one_order_to_all() -> None:
+    """What failed is named by replica. Models change at once, without waiting for a probe."""
 
     async def refuse(_: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "no room"}}, status=500)
 
-    pages = {"v1/models": {"data": [{**SQL, "id": "other", "parent": None}]}}
+    async def errors(stage: Stage, route: str, **params: str) -> list[str | None]:
+        order = {"route": f"{route}_lora_adapter", "params": {"lora_name": "sql", **params}}
+        answer = (await stage.admin("/admin/control", order)).json()
+        return [each["error"] for each in answer["replicas"]]
+
     async with (
         Engines(1) as (a,),
         FakeEngine(refuse) as b,
-        FakeEngine(refuse, **pages) as c,
-        on_stage(a, b, c) as stage,
+        on_stage(a, b, health__load_interval_s=600) as stage,
     ):
-        wanted = {"name": "team/sql", "path": "/l/1", "base": "tiny"}
-        for _ in range(2):
-            answer = (await stage.admin("/admin/adapters", wanted)).json()
-            assert answer["complete"] is False
-        (failed,) = answer["replicas"]
-        assert (failed["name"], failed["error"]) == ("r2", "answered 500")
-        assert [r.target for r in b.received] == ["/v1/load_lora_adapter"] * 2
-        assert c.received == []
-
-        listed = (await stage.admin("/admin/adapters", method="GET")).json()["adapters"]
-        assert listed == [{"name": "team/sql", "base": "tiny", "paths": {"r1": "/l/1"}}]
-        for path, status in (("team/sql", 200), ("team/sql", 404), ("x?base=tiny", 404)):
-            reply = await stage.admin(f"/admin/adapters/{path}", method="DELETE")
-            assert reply.status == status
+        assert await errors(stage, "load", lora_path="/l/1") == [None, "answered 500"]
+        assert b"sql" in (await stage.ask(None, "/v1/models", method="GET")).body
+        assert await errors(stage, "unload") == [None, "answered 500"]
         assert b"sql" not in (await stage.ask(None, "/v1/models", method="GET")).body
-        for body, status in (
-            ({"name": "x", "path": "/l/1"}, 400),
-            ({"name": "x", "path": "/l/1", "base": "none"}, 404),
-            ({"name": "x"}, 400),
-        ):
-            assert (await stage.admin("/admin/adapters", body)).status == status
 
 
 async def test_unknown_models_make_few_questions() -> None:

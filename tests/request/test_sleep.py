@@ -15,6 +15,7 @@ from aiohttp import web
 from loadtest.emulator.emulator import Emulator
 from loadtest.engine_model.time_model import TimeModel
 from policies.view import CandidateId
+from router.replicas.entry import Ordered
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     Engines,
@@ -24,9 +25,12 @@ from tests.faults.stage import (
     chat,
     num_running,
     on_stage,
+    on_stages,
     streamed,
+    together,
     words,
 )
+from tests.redis_servers import Start
 from tests.request.pooled import ask, named, pooled
 
 QUICK = {"health__interval_s": 0.02, "health__load_interval_s": 0.02}
@@ -193,7 +197,7 @@ async def test_what_was_read_before_an_order_does_not_undo_it() -> None:
     """A page that was asked for before a pause is older than the pause."""
     async with Engines(1) as engines, on_stage(*engines, health__load_interval_s=3600.0) as stage:
         sleepers, now_s = stage.router.discovery.sleepers, monotonic()
-        sleepers.ordered("r1", "paused", now_s)
+        sleepers.ordered(Ordered("r1", "paused"), now_s)
         sleepers.note("r1", "awake", now_s - 1.0)
         assert is_paused(stage)
         sleepers.note("r1", "awake", now_s + 1.0)
@@ -354,3 +358,34 @@ async def test_it_is_known_at_once_that_a_replica_was_ordered_to_wake_up() -> No
         for route, is_so in (("sleep", True), ("wake_up", False)):
             await stage.admin("/admin/control", {"route": route, "replicas": ["r1"]})
             await stage.until(lambda is_so=is_so: is_asleep(stage) == is_so)  # type: ignore[misc]
+
+
+# -- several routers -----------------------------------------------------------------------------
+
+
+async def test_an_order_at_one_router_is_known_to_all(start_redis: Start) -> None:
+    """Pause and resume, with the loss of the cache; none of their probes shows it meanwhile."""
+    rare = {"health__load_interval_s": 3600.0}
+    async with (
+        Engines(2) as engines,
+        on_stages(*engines, redis=start_redis(), **rare) as (one, other),
+    ):
+        for number in range(4):
+            await one.ask(chat(words(number)))
+        await together([one, other], *engines)
+        replica = one.router.fleet.members.replica("r1")
+        theirs = next(
+            each for each in other.router.fleet.members.replicas if each.url == replica.url
+        ).name
+        index, candidate = other.router.caches.index, CandidateId(theirs)
+        assert index.num_blocks(candidate, "gpu") > 0
+
+        sent = {"route": "pause", "replicas": ["r1"]}
+        assert (await one.admin("/admin/control", sent)).status == 200
+        await other.until(lambda: other.router.fleet.members.replica(theirs).paused)
+        replies = [await other.ask(chat(words(number))) for number in range(4)]
+        assert index.num_blocks(candidate, "gpu") == 0
+        assert theirs not in {reply.replica for reply in replies}
+
+        assert (await one.admin("/admin/control", sent | {"route": "resume"})).status == 200
+        await other.until(lambda: not other.router.fleet.members.replica(theirs).paused)
