@@ -14,12 +14,17 @@ from typing import Self
 
 from aiohttp import HttpVersion11, web
 
-from router.api.encodings import AsSent, decoded, utf8
+from router.api.encodings import AsSent, is_encoded, utf8
 from router.api.forms import SMALL_BYTES
 from router.api.routes import Route
 from router.api.withheld import Withheld
 from router.base.caller import Caller
-from router.base.errors import BadRequest, Overloaded, PayloadTooLarge
+from router.base.errors import (
+    BadRequest,
+    Overloaded,
+    PayloadTooLarge,
+    UnsupportedEncoding,
+)
 from router.config import LimitsConfig
 from router.metrics import Metrics
 
@@ -83,9 +88,12 @@ class HeldBody:
         Raises:
             ClientError: it is not what it says, or has what clients must not send.
         """
-        encoding = request.headers.get("Content-Encoding", "").strip().lower()
-        if encoding not in ("", "identity"):
-            body = await asyncio.to_thread(decoded, body, encoding, self._limits.body_bytes)
+        if is_encoded(request.headers):
+            raise UnsupportedEncoding(
+                "compressed bodies are not read here, nor by vLLM; send the body without "
+                "Content-Encoding",
+                param="Content-Encoding",
+            )
         if route.takes == "json":
             return utf8(body)
         kind = request.headers.get("Content-Type", "")
@@ -171,7 +179,7 @@ def _check_framing(request: web.BaseRequest) -> None:
     if coding is None:
         return
     if coding.strip().lower() != "chunked":
-        why = "Transfer-Encoding must be chunked; compress with Content-Encoding"
+        why = "Transfer-Encoding must be chunked"
     elif request.version < HttpVersion11:
         why = "HTTP/1.0 has no Transfer-Encoding"
     else:

@@ -55,9 +55,7 @@ class Compute:
         replica = placement.candidate.replica
         outcome = Outcome.CLIENT_GONE  # unless it gets to the end
         try:
-            headers = self._headers.of(
-                prompt, placement, engine_id=transfer.engine_id, is_as_sent=False
-            )
+            headers = self._headers.of(prompt, placement, engine_id=transfer.engine_id)
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._upstream.open(
                     replica.name,

@@ -42,7 +42,6 @@ class RequestHeaders:
         placement: Placement,
         *,
         engine_id: str | None = None,
-        is_as_sent: bool = True,
     ) -> CIMultiDict[str]:
         """Pass the client's headers on, and add those that an engine reads from a router.
 
@@ -52,7 +51,6 @@ class RequestHeaders:
             prompt: The request.
             placement: Where it goes.
             engine_id: The request's name at engines that match both halves by it. None: its own.
-            is_as_sent: Whether the body is still encoded as the client's header says.
         """
         read = prompt.read
         headers = end_to_end(read.inbound.headers.items(), drop=self._drop, drop_prefix=PREFIX)
@@ -60,8 +58,6 @@ class RequestHeaders:
             for name in ("Authorization", "x-api-key"):
                 headers.popall(name, None)
             headers.update(self._key.headers(placement.candidate.replica.url))
-        if not is_as_sent:
-            headers.popall("Content-Encoding", None)
         headers["Accept-Encoding"] = "identity"  # compressed answers cannot be read on their way
         headers["X-Request-Id"] = engine_id or read.request_id
         headers.popall("X-Session-ID", None)

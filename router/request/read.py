@@ -283,7 +283,7 @@ def _salted(
         if caller.salt is None:
             return inbound, None
         raise UnsupportedBody(
-            "the body must be an uncompressed JSON object, because the tenant has its own cache"
+            "the body must be a JSON object, because the tenant has its own cache"
         )
     salt = caller.salted(body.get(_SALT))
     if salt is None:

@@ -56,7 +56,7 @@ class Inbound(Struct, frozen=True, kw_only=True):
     caller: Caller = ANYBODY
     needs_json: bool = False
     needs_model: bool = False
-    as_sent: AsSent | None = None  # None: not compressed. `body` is the decompressed content
+    as_sent: AsSent | None = None  # None: in UTF-8 already. `body` is in UTF-8
     client: Client | None = None  # None: a dry run
     slots: dict[object, Any] = {}  # of observers: what each remembers of the request
 

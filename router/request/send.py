@@ -197,16 +197,15 @@ class Sender:
 
         `body`: None: the client's own.
         """
-        is_as_sent = body is None
         if body is None:
-            body, is_as_sent = _client_body(prompt.read.inbound)
+            body = _client_body(prompt.read.inbound)
         overdue_s = self._retries.overdue_s(placement)
         wait_s = partial(self._retries.wait_s, prompt, tries, placement)
         answer = await self._upstream.open(
             placement.replica,
             placement.candidate.replica.url + prompt.read.inbound.target,
             method=prompt.read.inbound.method,
-            headers=self._headers.of(prompt, placement, engine_id=engine_id, is_as_sent=is_as_sent),
+            headers=self._headers.of(prompt, placement, engine_id=engine_id),
             body=body,
             may_move_on=partial(self._retries.may_move_on, prompt, tries, placement),
             may_resend=not prompt.read.has_side_effects,
@@ -329,14 +328,10 @@ def _missing(prompt: Prompt, answer: Answer) -> str | None:
     return NO_RESPONSE if is_named else None
 
 
-def _client_body(inbound: Inbound) -> tuple[bytes | None, bool]:
-    """Return the body to forward, and whether it is as its Content-Encoding says.
-
-    Compressed as it came, unless a field of it had to change.
-    """
-    if inbound.as_sent is not None and inbound.body is inbound.as_sent.view:
-        return inbound.as_sent.body, True
-    return inbound.body, inbound.as_sent is None
+def _client_body(inbound: Inbound) -> bytes | None:
+    """Return the body to forward: as it came, unless a field of it had to change."""
+    as_sent = inbound.as_sent
+    return as_sent.body if as_sent is not None and inbound.body is as_sent.view else inbound.body
 
 
 def with_ids(body: bytes, ids: bytes) -> bytes | None:

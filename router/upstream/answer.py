@@ -9,15 +9,13 @@ from typing import Final
 
 import aiohttp
 
-from router.api.encodings import decoded, is_encoded
-from router.base.errors import ClientError
+from router.api.encodings import is_encoded
 from router.replicas.signs import Signs
 from router.upstream.failures import upstream_error
 from router.upstream.session import Response
 from router.upstream.tap import tapped
 
 _MOST_HELD_BYTES: Final = 16 * 1024  # of keep-alives in front of a stream
-_MAX_DECODED_BYTES: Final = 4 * 1024 * 1024
 
 Take = Callable[[bytes, bytes | None], bool]
 """Takes a piece of a body; the second argument is the piece in whole chunks, if it came so."""
@@ -95,14 +93,8 @@ class Answer:
 
     @property
     def readable(self) -> bytes:
-        """`first` without its compression, where that can be undone here; else nothing."""
-        if not self.is_encoded:
-            return self.first
-        try:
-            encoding = self.headers.get("Content-Encoding", "").strip().lower()
-            return decoded(self.first, encoding, _MAX_DECODED_BYTES)
-        except ClientError:
-            return b""
+        """`first`; nothing, if it is compressed."""
+        return b"" if self.is_encoded else self.first
 
     @property
     def complete(self) -> bool:

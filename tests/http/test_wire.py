@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,23 +48,10 @@ async def test_engines_are_asked_for_no_compression() -> None:
         assert engine.received[0].headers.getall("Accept-Encoding") == ["identity"]
 
 
-@pytest.mark.parametrize(
-    ("encoding", "body", "num_tokens"),
-    [
-        ("gzip", gzip.compress(WHOLE, mtime=0), 4),
-        ("GZIP", gzip.compress(WHOLE, mtime=0), 4),
-        ("deflate", zlib.compress(WHOLE), 4),
-        ("identity", WHOLE, 4),
-        ("br", b"\x0b\x02\x80", None),
-        ("zstd", b"(\xb5/\xfd", None),
-        ("gzip, br", b"\x00", None),
-        ("gzip", b"\x00", None),
-    ],
-)
-async def test_a_compressed_answer_passes_as_it_came(
-    encoding: str, body: bytes, num_tokens: int | None, tmp_path: Path
-) -> None:
-    """Its usage is read where zlib can decompress it."""
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "deflate", "br", "gzip, br"])
+async def test_a_compressed_answer_passes_as_it_came(encoding: str, tmp_path: Path) -> None:
+    """And its usage is not read."""
+    body = gzip.compress(WHOLE)
 
     async def answer(_: web.Request) -> web.Response:
         headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
@@ -79,7 +65,7 @@ async def test_a_compressed_answer_passes_as_it_came(
                 assert reply.headers["Content-Encoding"] == encoding
                 assert await reply.read() == body
         [record] = records_in(file)
-        assert record.num_completion_tokens == num_tokens
+        assert record.num_completion_tokens is None
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -110,17 +109,6 @@ async def test_a_clients_own_ids_are_not_believed() -> None:
         await stage.ask(own | {"kv_transfer_params": {"x": 1}})
         assert engine.handed[-1] is None
         assert b'"kv_transfer_params":{"x":1}' in engine.received[-1].body
-
-
-async def test_a_compressed_body_is_handed_over_as_it_reads() -> None:
-    """And is not called compressed any more."""
-    body = orjson.dumps(chat(words(1, LONG)))
-    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-    async with handing() as (engine, stage):
-        assert (await stage.ask(gzip.compress(body), headers=headers)).status == 200
-
-        assert engine.handed[-1] == ids_of(orjson.loads(body))
-        assert "Content-Encoding" not in engine.received[-1].headers
 
 
 async def test_a_refusal_is_not_the_clients() -> None:

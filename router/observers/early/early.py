@@ -402,7 +402,7 @@ class Early(Observer):
         prompt = replace(
             following.prompt, read=replace(read, inbound=replace(read.inbound, slots={}))
         )
-        headers = self._headers.of(prompt, following.placement, is_as_sent=False)
+        headers = self._headers.of(prompt, following.placement)
         headers["Content-Type"] = "application/json"
         headers["X-Request-Id"] = f"early-{read.request_id}"
         body: dict[str, Any] = {"model": read.model, "prompt": ids, "max_tokens": 1}
