@@ -10,7 +10,7 @@ from router.api.model_aliases import ModelAliases
 from router.api.routes import Routes
 from router.assembly.router import Router
 from router.base.addresses import host_port
-from router.http.access import Access, Origins
+from router.http.access import Access
 from router.http.admin import AdminApp
 from router.http.admin_pages import (
     AdminPages,
@@ -81,7 +81,6 @@ def _access(router: Router, own_routes: OwnRoutes) -> Access:
             trusted=config.listen.trusted,
             proxies=config.forward.trusted_proxies,
         ),
-        origins=Origins(config.listen.allowed_origins),
         tenants=router.tenants,
     )
 

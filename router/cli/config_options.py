@@ -33,7 +33,6 @@ METAVARS: Final = {
     "discovery.kubernetes_credentials": "DIRECTORY",
     "listen.host": "ADDRESS",
     "listen.trusted": "NETWORK",
-    "listen.allowed_origins": "ORIGIN",
     "admin.host": "ADDRESS",
     "admin.hosts": "HOST",
     "admin.replica_hosts": "PATTERN",

@@ -269,16 +269,6 @@ def _check_networks(texts: tuple[str, ...], key: str) -> None:
             ) from exc
 
 
-def _check_origins(origins: tuple[str, ...], key: str) -> None:
-    for i, origin in enumerate(origins):
-        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s*]+", origin, re.IGNORECASE):
-            raise ConfigError(
-                f"{key}[{i}]: {origin!r} is not an origin; write https://host, https://host:port "
-                "or *",
-                param=f"{key}[{i}]",
-            )
-
-
 def _check_time_zone(name: str) -> None:
     try:
         ZoneInfo(name)
@@ -342,7 +332,6 @@ _CHECKS: Final[Sequence[tuple[Sequence[str], Callable[[Config], None]]]] = (
     (("discovery",), lambda c: _check_hosts(c.discovery.hosts, "discovery.hosts")),
     (("engine",), lambda c: _check_hosts(c.engine.key_hosts, "engine.key_hosts")),
     (("listen",), lambda c: _check_networks(c.listen.trusted, "listen.trusted")),
-    (("listen",), lambda c: _check_origins(c.listen.allowed_origins, "listen.allowed_origins")),
     (("forward",), lambda c: _check_networks(c.forward.trusted_proxies, "forward.trusted_proxies")),
     (("redis",), lambda c: check_redis(c.redis)),
     (("index", "redis"), _check_index),

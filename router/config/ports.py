@@ -68,13 +68,6 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         tuple[str, ...],
         Meta(description="networks (CIDR) of clients that are treated like those on loopback"),
     ] = ()
-    allowed_origins: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="origins of web pages that may read answers (https://HOST[:PORT]); *: all, "
-            "as in vLLM"
-        ),
-    ] = ("*",)
     tls_cert: _Certificate = None
     tls_key: _Key = None
     tls_client_ca: _ClientAuthority = None
@@ -151,13 +144,6 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             description="client connections at once; default: what the limit of open files allows, "
             "at most 16,384",
-        ),
-    ] = None
-    connections_per_address: Annotated[
-        Count | None,
-        Meta(
-            description="client connections from one address; default: unlimited (a front end is "
-            "one address)"
         ),
     ] = None
 

@@ -30,6 +30,8 @@ REMOVED: Final[Mapping[str, str]] = {
     "limits.websocket_idle_s": "route WebSockets to a replica; remove the key",
     "forward.diagnostics": "answers are not changed; use `warmroute why`, and remove the key",
     "forward.continue_streams": "a broken stream ends with an error event; remove the key",
+    "listen.allowed_origins": "restrict web pages in the proxy in front, and remove the key",
+    "limits.connections_per_address": "limit connections in the proxy in front; remove the key",
     "redis.log_entries": "notes are published and not kept; remove the key",
     "early.min_tokens": "it is 512 tokens; use early.mode off, or remove the key",
     "mooncake.events": "the router lists and verifies the pool instead; remove the key",

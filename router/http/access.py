@@ -2,7 +2,7 @@
 
 Web pages are allowed as vLLM allows them by default. Preflights are answered here, before any key
 or replica is asked for: browsers send them without the page's key. Answers of engines keep the
-engine's headers, unless `listen.allowed_origins` excludes the page. The admin port has none.
+engine's headers. A proxy in front may allow less. The admin port has none.
 
 Source: Starlette 1.10 middleware/cors.py with vLLM 0.32's defaults: every origin, method and
 header, and no credentials (cookies).
@@ -10,12 +10,11 @@ header, and no credentials (cookies).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
 from msgspec import Struct
-from multidict import CIMultiDict
 
 from router.api.clients import Client, Clients
 from router.api.routes import Route, Routes
@@ -33,55 +32,33 @@ _EXPOSED: Final = (
 _ASKED: Final = "Origin, Access-Control-Request-Method, Access-Control-Request-Headers"
 
 
-class Origins:
-    """The web pages that may read answers.
+def preflight(request: web.BaseRequest) -> web.Response | None:
+    """Answer the question whether a page may send a request; None: it is another question."""
+    asked = request.headers
+    if request.method != "OPTIONS" or "Access-Control-Request-Method" not in asked:
+        return None
+    if "Origin" not in asked:
+        return None
+    headers = {
+        **page_headers(asked),
+        "Access-Control-Allow-Methods": _METHODS,
+        "Access-Control-Max-Age": _MAX_AGE_S,
+        "Vary": _ASKED,
+    }
+    if wanted := asked.get("Access-Control-Request-Headers"):
+        headers["Access-Control-Allow-Headers"] = wanted
+    return web.Response(text="OK", headers=headers)
+
+
+def page_headers(asked: Mapping[str, str]) -> dict[str, str]:
+    """Return what the router's own answer to a request says about web pages.
 
     Args:
-        allowed: Origins (scheme://host[:port]), or `*` for all.
+        asked: The headers of the request.
     """
-
-    def __init__(self, allowed: Iterable[str] = ("*",)) -> None:
-        self._allowed = frozenset(origin.lower() for origin in allowed)
-        self._all = "*" in self._allowed
-
-    def preflight(self, request: web.BaseRequest) -> web.Response | None:
-        """Answer the question whether a page may send a request; None: it is another question."""
-        asked = request.headers
-        if request.method != "OPTIONS" or "Access-Control-Request-Method" not in asked:
-            return None
-        if "Origin" not in asked:
-            return None
-        headers = self.headers(asked)
-        if not headers.get(ALLOW):
-            return web.Response(status=400, text="Disallowed CORS origin", headers={"Vary": _ASKED})
-        headers |= {
-            "Access-Control-Allow-Methods": _METHODS,
-            "Access-Control-Max-Age": _MAX_AGE_S,
-            "Vary": _ASKED,
-        }
-        if wanted := asked.get("Access-Control-Request-Headers"):
-            headers["Access-Control-Allow-Headers"] = wanted
-        return web.Response(text="OK", headers=headers)
-
-    def headers(self, asked: Mapping[str, str]) -> dict[str, str]:
-        """Return what the router's own answer to a request says about web pages.
-
-        Args:
-            asked: The headers of the request.
-        """
-        origin = asked.get("Origin")
-        if origin is None:
-            return {} if self._all else {"Vary": "Origin"}
-        if self._all:
-            return {ALLOW: "*", "Access-Control-Expose-Headers": _EXPOSED}
-        if origin.lower() not in self._allowed:
-            return {"Vary": "Origin"}
-        return {ALLOW: origin, "Access-Control-Expose-Headers": _EXPOSED, "Vary": "Origin"}
-
-    def restrict(self, asked: Mapping[str, str], answer: CIMultiDict[str]) -> None:
-        """Remove an engine's permission from an answer, if the page is not allowed here."""
-        if not self._all and asked.get("Origin", "").lower() not in self._allowed:
-            answer.popall(ALLOW, None)
+    if "Origin" not in asked:
+        return {}
+    return {ALLOW: "*", "Access-Control-Expose-Headers": _EXPOSED}
 
 
 class Access(Struct, frozen=True, kw_only=True):
@@ -89,7 +66,6 @@ class Access(Struct, frozen=True, kw_only=True):
 
     routes: Routes
     clients: Clients
-    origins: Origins
     tenants: Tenants | None  # None: clients are not told apart
 
     def client(self, request: web.BaseRequest) -> Client:

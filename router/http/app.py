@@ -27,7 +27,7 @@ from router.base.errors import (
     UnknownRoute,
 )
 from router.discovery.readiness import Readiness
-from router.http.access import Access
+from router.http.access import Access, page_headers, preflight
 from router.http.answers import InternalError, error_answer, without_message
 from router.http.draining import Draining
 from router.http.exchange import Exchange, request_ids
@@ -72,10 +72,10 @@ class DataApp:
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request of the public port."""
         if (answer := await self._own(request)) is not None:
-            answer.headers.update(self._access.origins.headers(request.headers))
+            answer.headers.update(page_headers(request.headers))
             return answer
         client = self._access.client(request)
-        exchange = Exchange(request, client, self._ids, self._access.origins)
+        exchange = Exchange(request, client, self._ids)
         try:
             if request.headers.get("Upgrade", "").lower() == "websocket":
                 raise UnknownRoute(
@@ -118,7 +118,7 @@ class DataApp:
     async def _own(self, request: web.BaseRequest) -> web.StreamResponse | None:
         """Answer what no engine and no key is needed for; None: it is another request."""
         if request.method == "OPTIONS":
-            return self._access.origins.preflight(request)
+            return preflight(request)
         if request.headers.get("Expect", "100-continue").lower() != "100-continue":
             error = BadRequest("Expect must be 100-continue", param="Expect")
             return error_answer(error, request.path)

@@ -62,7 +62,7 @@ class Connection(web.RequestHandler):
         manager: aiohttp's server, which has the application.
         owner: The listener.
         wire: The accepted socket: it knows what the client's kernel has taken.
-        address: The client's, for the owner's counts.
+        address: The client's, for the owner's log.
     """
 
     __slots__ = ("_acked", "_stalled_since_s", "_wire", "address", "opened_s", "owner", "stream")

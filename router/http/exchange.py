@@ -18,7 +18,7 @@ from router.api.encodings import is_encoded
 from router.api.failures import engine_error_event, error_event
 from router.base.caller import ANYBODY
 from router.base.errors import ShuttingDown, UpstreamBroken
-from router.http.access import Origins
+from router.http.access import page_headers
 
 _LAST_WORD_S: Final = 0.5
 _COMMENT: Final = b": no token yet\n\n"
@@ -41,14 +41,12 @@ class Exchange:
 
     Args:
         ids: Where its id is from, if the client has given it none.
-        origins: Which web pages may read its answer.
     """
 
     __slots__ = (
         "_is_chunked",
         "_is_early",
         "_last",
-        "_origins",
         "_transport",
         "_written_s",
         "arrived_s",
@@ -59,9 +57,7 @@ class Exchange:
         "response",
     )
 
-    def __init__(
-        self, request: web.BaseRequest, client: Client, ids: Iterator[str], origins: Origins
-    ) -> None:
+    def __init__(self, request: web.BaseRequest, client: Client, ids: Iterator[str]) -> None:
         given = request.headers.get("X-Request-Id", "")
         self.arrived_s = time.monotonic()
         self.request = request
@@ -69,7 +65,6 @@ class Exchange:
         self.client = client
         self.caller = ANYBODY  # until its key is looked up
         self.response: web.StreamResponse | None = None
-        self._origins = origins
         self._is_chunked = False
         self._is_early = False
         self._last = b""  # the last piece of an answer
@@ -81,7 +76,7 @@ class Exchange:
         """The headers of every answer that no engine gave."""
         return {
             "x-warmroute-request-id": self.request_id,
-            **self._origins.headers(self.request.headers),
+            **page_headers(self.request.headers),
         }
 
     async def send(
@@ -102,7 +97,6 @@ class Exchange:
             return
         if is_own:
             headers.update(self.own_headers)
-        self._origins.restrict(self.request.headers, headers)
         self.response = response = web.Response(status=status, headers=headers, body=body)
         if len(body) <= _AT_ONCE_BYTES:
             with suppress(ConnectionError):  # aiohttp detects that, too
@@ -124,7 +118,6 @@ class Exchange:
                 raise UpstreamBroken(replica, f"replica {replica} answered with status {status}")
             self._is_early = False
             return
-        self._origins.restrict(self.request.headers, headers)
         self.response = web.StreamResponse(status=status, headers=headers)
         await self.response.prepare(self.request)
         self._is_chunked = "Transfer-Encoding" in self.response.headers

@@ -3,7 +3,7 @@
 The socket is accepted here, not by the loop: uvloop closes a listening socket for good, without a
 word, when accept says that descriptors are used up. What is refused or cut is counted by reason:
 
-    limit, address_limit   more connections than limits.connections[_per_address]: a 503
+    limit                  more connections than limits.connections: a 503
     descriptors            no descriptor is left: the rest waits in the kernel's queue for a second
     header_timeout         nothing, or no whole headers, within limits.header_timeout_s
     write_timeout          took nothing for limits.write_timeout_s
@@ -80,7 +80,6 @@ class Listener:
         self._runner: web.AppRunner | web.ServerRunner | None = None  # None: not started
         self._sockets: list[socket.socket] = []
         self.connections: set[Connection] = set()
-        self._by_address: Counter[str] = Counter()
         self._num_wires = 0  # accepted and not gone, in a handshake or connected
         self._is_leaving = False
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -179,14 +178,10 @@ class Listener:
                 return
             wire.setblocking(False)
             host = str(address[0])
-            limit = self._limits.connections_per_address
             if self._num_wires >= self._max_connections:
                 self._turn_away(wire, "limit", host)
-            elif limit is not None and self._by_address[host] >= limit:
-                self._turn_away(wire, "address_limit", host)
             else:
                 self._num_wires += 1
-                self._by_address[host] += 1
                 task = self._tg.create_task(self._connect(wire, host), name=f"accept {self.name}")
                 self._handshakes.add(task)
                 task.add_done_callback(self._handshakes.discard)
@@ -242,7 +237,7 @@ class Listener:
         finally:
             if connection is None or connection.opened_s == 0.0:  # it never was a connection
                 wire.close()
-                self._let_go(host)
+                self._num_wires -= 1
 
     def _turn_away(self, wire: socket.socket, reason: str, host: str) -> None:
         """Answer that there is no room; unread bytes of the client's would make it see a reset."""
@@ -266,16 +261,10 @@ class Listener:
         if connection in self.connections:
             self.connections.discard(connection)
             self._metrics.connections.dec()
-            self._let_go(connection.address)
+            self._num_wires -= 1
 
     def not_http(self, connection: Connection, kind: str) -> None:
         self._refusals.add("not_http", kind)
-
-    def _let_go(self, host: str) -> None:
-        self._num_wires -= 1
-        self._by_address[host] -= 1
-        if not self._by_address[host]:
-            del self._by_address[host]
 
     # ---------------------------------------------------------------- ending
 

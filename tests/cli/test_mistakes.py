@@ -154,7 +154,6 @@ def test_a_default_is_written_as_people_write_it() -> None:
     assert defaults["replica"] == "none"
     assert defaults["redis"] == "none"
     assert defaults["log-json"] == "off"
-    assert defaults["listen-allowed-origins"] == "*"
 
 
 # -- tokenizers ----------------------------------------------------------------------------------

@@ -368,19 +368,6 @@ async def test_connections_beyond_the_limit_are_refused() -> None:
         assert ended(stage, "limit") == 1
 
 
-async def test_one_address_may_be_limited() -> None:
-    """Where no front end hides who it is."""
-    async with (
-        Engines(1) as engines,
-        on_stage(*engines, limits__connections_per_address=1) as stage,
-        RawClient.connected(stage.url) as client,
-    ):
-        await client.send(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
-        assert await client.status() == 200
-        assert (await stage.ask(None, "/healthz", method="GET")).status == 503
-        assert ended(stage, "address_limit") == 1
-
-
 async def test_no_descriptor_left_is_survived() -> None:
     """What is open is served, new clients wait, nothing spins, no replica is blamed."""
     async with Engines(1) as engines, on_stage(*engines) as stage:

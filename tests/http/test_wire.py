@@ -300,28 +300,6 @@ async def test_an_engines_own_permission_stays_single() -> None:
         assert reply.headers.getall(ALLOW) == ["https://engine.example"]
 
 
-async def test_an_operator_names_the_pages_that_may_read() -> None:
-    """Others get no permission, neither the router's nor an engine's."""
-
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response({}, headers={ALLOW: "*"})
-
-    async with (
-        FakeEngine(answer) as engine,
-        on_stage(engine, listen__allowed_origins=["https://page.example"]) as stage,
-    ):
-        for origin, says in (("https://page.example", "https://page.example"), ("https://x", None)):
-            asks = ASKS | {"Origin": origin}
-            asked = await stage.ask(None, "/v1/models", method="OPTIONS", headers=asks)
-            listed = await stage.ask(None, "/v1/models", method="GET", headers={"Origin": origin})
-            answered = await stage.ask(chat("a"), headers={"Origin": origin})
-
-            assert asked.status == (200 if says else 400)
-            assert asked.headers.get(ALLOW) == listed.headers.get(ALLOW) == says
-            assert listed.headers["Vary"] == "Origin"
-            assert (ALLOW in answered.headers) == (says is not None)
-
-
 # -- answers that clients act on -----------------------------------------------------------------
 
 
