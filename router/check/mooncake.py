@@ -162,12 +162,6 @@ def judge(seen: PoolSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     there = [each for each in replicas if each.facts is not None]
     yield from _weights(pool, [each for each in there if each.pool == seen.name])
     yield from _members(pool, [each for each in there if each.pool in (seen.name, None)])
-    yield pool.note(
-        "load failures",
-        "the reaction of engines to a vanished object is not visible; by default the client gets a "
-        "500",
-        '"kv_load_failure_policy": "recompute" in --kv-transfer-config',
-    )
 
 
 def _subject(seen: PoolSeen) -> Subject:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -18,8 +18,6 @@ from router.base.errors import StoreError, StoreRefused
 from router.base.messages import (
     SCHEMA,
     UPGRADED,
-    ReplicaRecord,
-    decode_record,
     is_pool_stream,
 )
 from router.check.deadline import Deadline
@@ -28,7 +26,6 @@ from router.check.seen import ReplicaSeen
 from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_snapshot import read_heads
 from router.config import IndexConfig, RedisConfig
-from router.replicas.registry import Registry
 
 _MAX_STREAMS: Final = 10_000
 _FULL: Final = 0.9  # of maxmemory
@@ -49,23 +46,14 @@ class RedisSeen(Struct, frozen=True, kw_only=True):
     used_bytes: int | None = None
     max_bytes: int | None = None  # 0: no bound
     policy: str | None = None
-    save_error: bool = False  # it refuses writes because it cannot save
-    routers: tuple[str, ...] = ()  # that live
-    leaders: Mapping[str, str | None] = {}  # event stream -> the router that writes it
-    refused: tuple[str, ...] = ()  # orders about replicas that no router follows, and why
-
-
-Records = dict[str, ReplicaRecord]
-"""What operators ordered, by a replica's name among routers."""
+    followed: tuple[str, ...] = ()  # replicas that routers follow now, but those added by orders
 
 
 # -- look ----------------------------------------------------------------------------------------
 
 
-async def look(
-    config: RedisConfig, registry: Registry, *, password: str | None, deadline: Deadline
-) -> tuple[RedisSeen, Records]:
-    """Read what routers share; `registry` finds the orders among it that no router follows."""
+async def look(config: RedisConfig, *, password: str | None, deadline: Deadline) -> RedisSeen:
+    """Read how Redis is set up, and which streams routers write there."""
     seen = RedisSeen(
         address=config.url or f"{config.sentinel_service} at {', '.join(config.sentinels)}",
         namespace=config.namespace,
@@ -74,39 +62,30 @@ async def look(
     connection = RedisConnection(config, key=key, password=password)
     try:
         async with asyncio.timeout(deadline.left_s):
-            seen, records = await _read(seen, connection)
+            return await _read(seen, connection)
     except StoreError as exc:
-        return replace(seen, error=exc.message, is_refused=isinstance(exc, StoreRefused)), {}
+        return replace(seen, error=exc.message, is_refused=isinstance(exc, StoreRefused))
     except TimeoutError:
-        return replace(seen, error="it did not answer in time"), {}
+        return replace(seen, error="it did not answer in time")
     finally:
         await connection.close()
-    refused = tuple(
-        f"{name}: {why}"
-        for name, record in sorted(records.items())
-        if (why := registry.refused(name, record)) is not None
-    )
-    return replace(seen, refused=refused), records
 
 
-async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen, Records]:
+async def _read(seen: RedisSeen, connection: RedisConnection) -> RedisSeen:
     base = f"{{wr:{seen.namespace}}}:"
     await connection.ask("PING")  # connects, so that the next one is a round trip alone
     started_s = time.perf_counter()
     await connection.ask("PING")
     round_trip_ms = (time.perf_counter() - started_s) * 1000
-    replies = await connection.ask_all(
+    info, meta, feeds, ordered = await connection.ask_all(
         [
             ("INFO",),
             ("HMGET", f"{base}meta", "schema"),
             ("HGETALL", f"{base}feeds"),
-            ("ZRANGE", f"{base}routers", 0, -1, "WITHSCORES"),
-            ("HGETALL", f"{base}replicas"),
-            ("TIME",),
+            ("HKEYS", f"{base}replicas"),
         ]
     )
-    info, meta, feeds, routers, records, clock = replies
-    for needed in (meta, feeds, routers):
+    for needed in (meta, feeds, ordered):
         if isinstance(needed, Exception):
             raise await connection.refusal(needed)
     heads, _ = read_heads(feeds)
@@ -116,7 +95,7 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
     server = connection.server
     assert server is not None
     facts = _info(info)
-    found = replace(
+    return replace(
         seen,
         address=server.address,
         server=f"{server.name} {server.version}, {server.mode}",
@@ -125,11 +104,13 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> tuple[RedisSeen
         used_bytes=_number(facts.get("used_memory")),
         max_bytes=_number(facts.get("maxmemory")),
         policy=facts.get("maxmemory_policy"),
-        save_error=facts.get("rdb_last_bgsave_status", "ok") != "ok",
-        routers=_living(routers, clock),
-        leaders={name: _text(owner) for name, owner in zip(names, owners, strict=True)},
+        followed=tuple(
+            sorted(
+                {_owner(name) for name, owner in zip(names, owners, strict=True) if owner}
+                - {name.decode(errors="replace") for name in ordered}
+            )
+        ),
     )
-    return found, _records(records)
 
 
 def _info(reply: Any) -> dict[str, str]:
@@ -145,27 +126,6 @@ def _text(value: Any) -> str | None:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
-
-
-def _living(flat: list[bytes], clock: Any) -> tuple[str, ...]:
-    """List routers whose time is not over; the next heartbeat removes the others."""
-    now_ms = int(clock[0]) * 1000 + int(clock[1]) // 1000 if isinstance(clock, list) else 0
-    return tuple(
-        name.decode(errors="replace")
-        for name, until_ms in zip(flat[::2], flat[1::2], strict=True)
-        if float(until_ms) > now_ms
-    )
-
-
-def _records(flat: Any) -> Records:
-    records: Records = {}
-    if isinstance(flat, list):
-        for name, record in zip(flat[::2], flat[1::2], strict=True):
-            try:
-                records[name.decode()] = decode_record(record)
-            except ValueError:
-                continue  # not ours: the router counts and skips it
-    return records
 
 
 # -- judge ---------------------------------------------------------------------------------------
@@ -184,21 +144,7 @@ def judge(
     yield from _distance(seen, config, index)
     yield _namespace(seen)
     yield _memory(seen)
-    if seen.save_error:
-        yield _REDIS.warning(
-            "disk",
-            "its last save to disk failed, so it refuses writes unless configured otherwise",
-            "see its log; warmroute's data needs no saving: --save ''",
-        )
-    names = f"{len(seen.routers)}: {', '.join(seen.routers)}"
-    yield _REDIS.ok("routers", names if seen.routers else "no router runs now")
-    yield from _streams(seen, replicas)
-    for text in seen.refused:
-        yield _REDIS.warning(
-            "replicas",
-            f"a stored order is ignored: {text}",
-            f"delete its field in the hash {{wr:{seen.namespace}}}:replicas",
-        )
+    yield from _names(seen, replicas)
 
 
 def _distance(seen: RedisSeen, config: RedisConfig, index: IndexConfig) -> Iterator[Finding]:
@@ -270,30 +216,16 @@ def _memory(seen: RedisSeen) -> Finding:
     return _REDIS.ok("memory", text)
 
 
-def _streams(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
-    """Compare the streams that routers write with the replicas that are configured here."""
-    there = {stream for each in replicas if each.ranks for stream in _stream_ids(each)}
-    orphans = [name for name, leader in seen.leaders.items() if leader is None and name in there]
-    if orphans and seen.routers:
-        yield _REDIS.warning(
-            "feeds",
-            f"no router writes {', '.join(orphans)}, although routers run",
-            "can a router reach its event port, and do they configure it under this name?",
-        )
-    known = {_owner(stream) for replica in replicas for stream in _stream_ids(replica)}
-    led = {_owner(name) for name, leader in seen.leaders.items() if leader is not None}
-    if strange := sorted(led - known):
+def _names(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
+    """Compare the replicas that routers follow with those that are configured here."""
+    known = {replica.identity for replica in replicas}
+    if strange := [name for name in seen.followed if name not in known]:
         yield _REDIS.warning(
             "names",
             f"other routers follow replicas that are unknown here: {', '.join(strange)}",
             "routers identify a replica by its name, or else its URL: give each the same name and "
             "list in every router's configuration",
         )
-
-
-def _stream_ids(replica: ReplicaSeen) -> Iterator[str]:
-    for rank in range(replica.num_ranks):
-        yield f"{replica.identity}#{rank}"
 
 
 def _owner(stream: str) -> str:

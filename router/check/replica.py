@@ -41,10 +41,7 @@ async def look(
     seen = ReplicaSeen(
         entry=entry,
         pool=pool_of(entry.replica, config.mooncake.names),
-        is_added=not any(r.identity == entry.identity for r in config.replicas),
     )
-    if entry.leaving:
-        return seen
     try:
         async with asyncio.timeout(deadline.left_s):
             facts = await api.facts(name, url)
@@ -145,14 +142,10 @@ def judge(seen: ReplicaSeen, config: Config) -> Iterator[Finding]:
     """Judge one replica."""
     subject = Subject(f"replica {seen.name}")
     entry, facts = seen.entry, seen.facts
-    yield from _order(subject, seen)
-    if entry.leaving:
-        return
     if facts is None:
         yield subject.error("reachable", seen.error or "", _HINTS[seen.failure or "other"])
         return
-    added = " (added at an admin API)" if seen.is_added else ""
-    yield subject.ok("reachable", seen.url + added)
+    yield subject.ok("reachable", seen.url)
     yield from _sleep(subject, seen, facts)
     yield _engine(subject, facts)
     if seen.info is None:
@@ -173,19 +166,8 @@ def judge(seen: ReplicaSeen, config: Config) -> Iterator[Finding]:
             "replicas[].pool: NAME, or false",
         )
     yield from _role(subject, seen, config)
-    yield from _connectors(subject, seen)
     yield from _speculation(subject, seen, facts)
     yield from events.judge(subject, seen, is_wanted=config.events.enabled)
-
-
-def _order(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
-    create = subject.note if seen.is_added else subject.warning
-    if seen.entry.leaving:
-        hint = f"warmroute replicas add {seen.url}"
-        yield create("orders", "an operator removed it", hint)
-    elif seen.entry.draining:
-        hint = f"warmroute replicas undrain {seen.name}"
-        yield create("orders", "it drains: an operator stopped new requests", hint)
 
 
 def _sleep(subject: Subject, seen: ReplicaSeen, facts: EngineFacts) -> Iterator[Finding]:
@@ -284,23 +266,6 @@ def _partner(role: Role | None) -> str:
     if role == "prefill":
         return "and role: decode for the replicas that answer its prompts"
     return "and role: prefill for the replicas that compute its prompts"
-
-
-def _connectors(subject: Subject, seen: ReplicaSeen) -> Iterator[Finding]:
-    """Judge a MultiConnector: it saves to all its connectors, and loads from one."""
-    info = seen.info
-    if info is None or not info.several:
-        return
-    several = ", ".join(info.several)
-    text = f"MultiConnector: {several}; it loads from the first connector that has tokens"
-    if seen.pool is None or "store" not in info.transfers:
-        yield subject.ok("connectors", text)
-        return
-    yield subject.note(
-        "connectors",
-        f"{text}, and does not report what it stores in the pool: that is known after a listing",
-        "lower mooncake.poll_s and mooncake.list_s, or use MooncakeStoreConnector alone",
-    )
 
 
 def _speculation(subject: Subject, seen: ReplicaSeen, facts: EngineFacts) -> Iterator[Finding]:

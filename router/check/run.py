@@ -42,11 +42,8 @@ async def check(
         hosts = HostRules(config.admin.replica_hosts)
         registry = Registry(config.replicas, hosts=hosts, pools=names)
         store = None
-        if config.redis.is_configured:  # first: it may have further replicas
-            store, records = await redis.look(
-                config.redis, registry, password=redis_password, deadline=deadline
-            )
-            registry.apply(records)
+        if config.redis.is_configured:
+            store = await redis.look(config.redis, password=redis_password, deadline=deadline)
         found = await sources.look(config.discovery, registry, names, deadline)
         replicas = await _look_at_replicas(registry.entries, config, deadline)
         pools = await _look_at_pools(config, replicas, deadline)

@@ -69,7 +69,6 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
 
     entry: Entry
     pool: str | None = None  # the Mooncake pool that it is in; "": the only one; None: none
-    is_added: bool = False  # by an operator, at some router's admin API
     error: str | None = None
     failure: Failure | None = None  # None: it answered, or was not asked
     facts: EngineFacts | None = None

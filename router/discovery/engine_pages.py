@@ -78,15 +78,12 @@ class _KvTransfer(_Connector):
     kv_connector_extra_config: _Connectors | None = None
 
     @property
-    def is_several(self) -> bool:
-        """Whether it combines others."""
-        return self.kv_connector == "MultiConnector" and self.kv_connector_extra_config is not None
-
-    @property
     def connectors(self) -> list[_Connector]:
         """Return a connector itself, or the connectors of a MultiConnector, in their order."""
         extra = self.kv_connector_extra_config
-        return extra.connectors if self.is_several and extra is not None else [self]
+        if self.kv_connector == "MultiConnector" and extra is not None:
+            return extra.connectors
+        return [self]
 
 
 class _Speculation(Struct):
@@ -132,7 +129,6 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
 
     role: Role | None = None  # None, too: it transfers nothing
     transfers: tuple[Transfer, ...] = ()  # that it can do, and we can speak; empty, too: none
-    several: tuple[str, ...] = ()  # of a MultiConnector: its connectors, in their order
     eagle: bool | None = None  # whether it drops the last block of a hit
     weights: Mapping[str, str] = {}  # which they are, by field; empty: it does not say
     key_head: str | None = None  # [PREFIX@]MODEL of its keys in a pool; None, too: it stores none
@@ -251,10 +247,8 @@ def server_info(body: bytes) -> ServerInfo:
         if each.kv_connector in TRANSFER_OF_CONNECTOR
     ]
     kind = next((each.kv_role for each in known), transfer.kv_role if transfer else None)
-    several = transfer.connectors if transfer is not None and transfer.is_several else []
     store = next((c for c in known if TRANSFER_OF_CONNECTOR[c.kv_connector or ""] == "store"), None)
     return ServerInfo(
-        several=tuple(each.kv_connector or "?" for each in several),
         role=ROLE_OF_KIND.get(kind or ""),
         transfers=tuple(
             dict.fromkeys(TRANSFER_OF_CONNECTOR[each.kv_connector or ""] for each in known)

@@ -67,8 +67,7 @@ REDIS = RedisSeen(
     used_bytes=50 << 20,
     max_bytes=1 << 30,
     policy="noeviction",
-    routers=("router-a", "router-b"),
-    leaders={"one#0": "router-a"},
+    followed=("one",),
 )
 FIGURES = MasterFigures(
     num_keys=40,
@@ -102,11 +101,6 @@ def named(name: str, seen: ReplicaSeen = REPLICA, **config: Any) -> ReplicaSeen:
 def configured(**config: Any) -> ReplicaSeen:
     """Change the configuration of the replica."""
     return named("r1", **config)
-
-
-def ordered(**order: Any) -> ReplicaSeen:
-    """Change an operator's order about the replica."""
-    return replace(REPLICA, entry=replace(REPLICA.entry, **order))
 
 
 def facts(seen: ReplicaSeen = REPLICA, **changes: Any) -> ReplicaSeen:

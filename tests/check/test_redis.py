@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -18,10 +17,9 @@ from router.base.messages import (
 )
 from router.check.deadline import Deadline
 from router.check.finding import Level
-from router.check.redis import Records, RedisSeen, judge, look
+from router.check.redis import RedisSeen, judge, look
 from router.cluster.redis_store import RedisStore
 from router.config import IndexConfig, RedisConfig
-from router.replicas.registry import Registry
 from tests.check.samples import REDIS, REPLICA, wrong
 from tests.redis_servers import RedisServer, namespace, shared_redis
 
@@ -47,51 +45,38 @@ async def store(settings: RedisConfig) -> AsyncIterator[RedisStore]:
     await store.close()
 
 
-async def looked(settings: RedisConfig) -> tuple[RedisSeen, Records]:
-    return await look(settings, Registry(()), password=None, deadline=Deadline(60.0))
+async def looked(settings: RedisConfig) -> RedisSeen:
+    return await look(settings, password=None, deadline=Deadline(60.0))
 
 
 async def test_a_new_namespace_stays_new(settings: RedisConfig, shared_redis: RedisServer) -> None:
     """Looking creates nothing."""
-    found, records = await looked(settings)
+    found = await looked(settings)
 
-    assert found.schema is None
-    assert (found.leaders, found.routers, records) == ({}, (), {})
+    assert (found.schema, found.followed) == (None, ())
     assert found.used_bytes
     assert found.round_trip_ms
     assert not list(shared_redis.client.scan_iter(f"{{wr:{settings.namespace}}}:*"))
 
 
-async def test_what_routers_share_is_read(settings: RedisConfig, store: RedisStore) -> None:
-    """Who lives, and who leads what."""
-    stream = StreamId("one#0")
-    await store.beat(b"")
-    await store.hold([stream])
-    await store.write([Delta(stream_id=stream, changes=(TierChange("gpu", pack_keys([1, 2])),))])  # type: ignore[list-item]
-    await store.records.put_order("replicas", "two", ReplicaRecord(url="http://10.0.0.6:8000"))
-
-    found, records = await looked(settings)
-
-    assert found.schema == str(SCHEMA)
-    assert found.routers == ("router-a",)
-    assert found.leaders == {stream: "router-a"}
-    assert records["two"].url == "http://10.0.0.6:8000"
-
-
-async def test_garbage_is_left_out(
+async def test_what_routers_follow_is_read(
     settings: RedisConfig, store: RedisStore, shared_redis: RedisServer
 ) -> None:
-    """Routers whose time is over, records that are none; a key of another kind is refused."""
-    base = f"{{wr:{settings.namespace}}}:"
-    shared_redis.client.zadd(f"{base}routers", {"long-gone": 1.0})
-    shared_redis.client.hset(f"{base}replicas", "x", b"\xc1")
+    """But for replicas that operators added, and streams that no router writes any more."""
+    streams = [StreamId(f"{name}#0") for name in ("one", "added", "left")]
+    await store.beat(b"")
+    await store.hold(streams[:2])
+    for stream in streams:
+        delta = Delta(stream_id=stream, changes=(TierChange("gpu", pack_keys([1, 2])),))
+        await store.write([delta])  # type: ignore[list-item]
+    await store.records.put_order("replicas", "added", ReplicaRecord(url="http://10.0.0.6:8000"))
 
-    found, records = await looked(settings)
+    found = await looked(settings)
 
-    assert found.routers == ()
-    assert records == {}
-    shared_redis.client.set(f"{base}feeds", "not a hash")
-    refused, _ = await looked(settings)
+    assert found.schema == str(SCHEMA)
+    assert found.followed == ("one",)
+    shared_redis.client.set(f"{{wr:{settings.namespace}}}:feeds", "not a hash")
+    refused = await looked(settings)
     assert refused.is_refused
     assert "a key of the namespace has other contents" in (refused.error or "")
 
@@ -110,14 +95,8 @@ REDIS_CASES: list[tuple[RedisSeen, Level, str, str, str]] = [
     (replace(REDIS, policy="volatile-ttl"), "warning", "memory", "leases", "noeviction"),
     (replace(REDIS, used_bytes=1000 * MIB), "warning", "memory", "1e+03 MiB used", "raise maxmem"),
     (replace(REDIS, max_bytes=0), "note", "memory", "no limit", "maxmemory"),
-    (replace(REDIS, save_error=True), "warning", "disk", "last save", "--save ''"),
-    (replace(REDIS, refused=("a: bad",)), "warning", "replicas", "a: bad", "{wr:default}:replicas"),
     (
-        replace(REDIS, leaders={"one#0": None}),
-        "warning", "feeds", "no router writes one#0", "can a router reach",
-    ),
-    (
-        replace(REDIS, leaders={**REDIS.leaders, "http://h:1#0": "router-b"}),
+        replace(REDIS, followed=("http://h:1", "one")),
         "warning", "names", "unknown here: http://h:1", "the same name",
     ),
 ]  # fmt: skip
@@ -137,42 +116,24 @@ def test_what_is_wrong_with_redis_is_found(
 
 
 def test_a_redis_as_it_should_be_has_nothing_wrong() -> None:
-    """It is described, with its routers."""
     findings = list(judge(REDIS, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
 
     assert wrong(findings) == []
     texts = " ".join(f.text for f in findings)
     for part in (
         "redis 7.0.15, standalone, 0.3 ms", "schema 3", "50 MiB used",
-        "of 1 GiB", "2: router-a, router-b",
+        "of 1 GiB",
     ):  # fmt: skip
         assert part in texts, part
 
 
 def test_a_new_namespace_is_well() -> None:
     """No router was here before."""
-    new = replace(REDIS, schema=None, routers=(), leaders={}, round_trip_ms=None)
+    new = replace(REDIS, schema=None, followed=(), round_trip_ms=None)
     findings = list(judge(new, config=CONFIG, index=LOCAL, replicas=[REPLICA]))
 
     assert wrong(findings) == []
-    assert {"'default' is new: the first router creates it", "no router runs now"} <= {
-        f.text for f in findings
-    }
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"routers": (), "leaders": {"one#0": None}},
-        {"leaders": {**REDIS.leaders, "left#0": None}},  # it is removed after a day
-    ],
-)
-def test_streams_of_routers_and_replicas_that_are_gone_are_no_fault(
-    changes: dict[str, Any],
-) -> None:
-    seen = replace(REDIS, **changes)
-
-    assert wrong(list(judge(seen, config=CONFIG, index=LOCAL, replicas=[REPLICA]))) == []
+    assert "'default' is new: the first router creates it" in {f.text for f in findings}
 
 
 def test_a_redis_too_far_for_look_ups_is_found() -> None:

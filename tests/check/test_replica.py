@@ -26,7 +26,6 @@ from tests.check.samples import (
     info,
     model,
     named,
-    ordered,
     rank,
     status,
     wrong,
@@ -42,12 +41,6 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     (facts(version=None), "note", "engine", "does not report", ""),
     (facts(num_gpu_blocks=None), "note", "cache", "guessed", "/metrics"),
     (facts(prefix_caching=False), "warning", "prefix caching", "off", "prefix-caching"),
-    (ordered(draining=True), "warning", "orders", "it drains", "replicas undrain r1"),
-    (ordered(leaving=True), "warning", "orders", "removed it", "replicas add"),
-    (
-        replace(ordered(draining=True), is_added=True),
-        "note", "orders", "it drains", "undrain",
-    ),
     (replace(REPLICA, takes_tools=False), "warning", "tools", "agents get 400", "--tool-call"),
     (replace(REPLICA, info=None), "note", "configuration", "is slow", "--wait"),
     # -- its tokenizer
@@ -65,7 +58,7 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         "error", "tokenizer", "differ from token 2 on", "--default-chat-template-kwargs",
     ),
     (model(is_compared=False), "note", "tokenizer", "not compared", "sends no token ids"),
-    # -- its role, connectors and drafts
+    # -- its role and drafts
     (info(role="prefill"), "error", "role", "used as both", "role: prefill}"),
     (
         info(configured(role="prefill"), role="decode"),
@@ -78,10 +71,6 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     (
         info(configured(role="decode", transfer="store"), transfers=("nixl", "mooncake")),
         "error", "role", "use nixl and mooncake", "transfer: nixl",
-    ),
-    (
-        info(several=("NixlConnector", "MooncakeStoreConnector"), transfers=("store",)),
-        "note", "connectors", "NixlConnector, MooncakeStoreConnector; it loads", "poll_s",
     ),
     (facts(speculates=True), "note", "drafts", "taken to drop no block", "eagle: false"),
     (
@@ -238,7 +227,7 @@ def test_silence_without_history_may_be_another_port() -> None:
 
 
 def test_details_are_reported() -> None:
-    """Adapters, a seed, several ranks, and who added it."""
+    """Adapters, a seed, and several ranks."""
     adapters = [ServedModel(id=name, parent="qwen") for name in ("a", "b")]
     seen = replace(
         facts(num_ranks=2, prefix_caching=None, models=(SERVED, *adapters)),
@@ -246,12 +235,11 @@ def test_details_are_reported() -> None:
             replace(RANK, status=status(seed="7"), num_batches=1),
             replace(RANK, rank=1, endpoint="tcp://h:2"),
         ),
-        is_added=True,
     )
     findings = judged(seen)
 
     texts = " ".join(f.text for f in findings)
-    for part in ("2 adapters", "seed '7'", "2 data-parallel ranks", "added at an", "1 batch of"):
+    for part in ("2 adapters", "seed '7'", "2 data-parallel ranks", "1 batch of"):
         assert part in texts
     assert {"events #0", "replay #1", "state #1", "hashes #1"} <= {f.about for f in findings}
     assert "prefix caching" not in {f.about for f in findings}

@@ -67,7 +67,7 @@ def test_a_report_survives_json() -> None:
     assert report_json["well"] is True
     assert report_json["findings"][0]["text"] == "it is ok"
     assert report_json["replicas"][0]["facts"]["version"] == "0.32.0"
-    assert report_json["redis"]["leaders"] == {"one#0": "router-a"}
+    assert report_json["redis"]["followed"] == ["one"]
     assert report_json["pools"][0]["models"][0]["layout"]["text"] == "qwen@tp_rank:0-1"
     assert msgspec.convert(report_json, Report, strict=False) == report
 

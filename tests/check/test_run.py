@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,8 @@ import pytest
 
 from loadtest.emulator.options import TINY_MODEL
 from loadtest.emulator.pool import PoolMaster
-from router import config
-from router.base.messages import SCHEMA, ReplicaRecord
+from router.base.messages import SCHEMA
 from router.check import check
-from router.cluster.redis_store import RedisStore
 from tests.check.running import (
     PATIENCE_S,
     checked,
@@ -107,21 +103,6 @@ async def test_configured_files_are_tried_and_none_is_created(tmp_path: Path) ->
 # -- redis ---------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def stored(url: str, **records: ReplicaRecord) -> AsyncIterator[RedisStore]:
-    """Run a router in Redis, with orders of operators. Its heartbeat counts for a minute."""
-    flags = {("redis", "url"): url, ("redis", "lease_s"): PATIENCE_S}
-    store = RedisStore(config.load(flags=flags).redis, router="a", password=None)
-    await store.open()
-    try:
-        for name, record in records.items():
-            await store.records.put_order("replicas", name, record)
-        await store.beat(b"")
-        yield store
-    finally:
-        await store.close()
-
-
 async def test_redis_is_read_and_nothing_is_written(start_redis: Start) -> None:
     """A new one stays empty: no key, no script, no write was sent."""
     server = start_redis()
@@ -139,47 +120,22 @@ async def test_redis_is_read_and_nothing_is_written(start_redis: Start) -> None:
     assert not sent & {"eval", "evalsha", "script", "set", "hset", "xadd", "zadd", "del"}
 
 
-async def test_a_shared_redis_is_described(start_redis: Start) -> None:
-    """Routers and who writes each stream; replicas that operators added are looked at, too."""
+async def test_replicas_that_other_routers_follow_are_compared(start_redis: Start) -> None:
+    """Routers name a replica by its name, or else its URL."""
     server = start_redis()
     async with Engines(2) as (one, other):
         for engine in (one, other):
             await prompted(engine)
-        added = {"added": ReplicaRecord(url=other.url)}
-        async with (
-            stored(server.url, **added),
-            on_stage(one, redis__url=server.url) as stage,
-        ):
+        async with on_stage(one, other, redis__url=server.url) as stage:
             await stage.until(lambda: stage.metric("warmroute_feeds", role="leading") == 2)
             await stage.until(lambda: has_written(stage))  # a lease precedes the first write
-            report = await checked(one, redis__url=server.url)
-            alone = await checked(redis__url=server.url)
+            same = await checked(one, other, redis__url=server.url)
+            fewer = await checked(one, redis__url=server.url)
 
-    assert wrong(report) == []
-    assert report.redis is not None
-    assert report.redis.schema == str(SCHEMA)
-    assert len(report.redis.routers) == 2
-    assert report.redis.leaders.keys() == {f"{one.url}#0", "added#0"}
-    assert None not in report.redis.leaders.values()
-    assert "added at an admin API" in finding(report, "replica added", "reachable").text
-    assert [replica.name for replica in alone.replicas] == ["added"]
-
-
-async def test_orders_of_operators_are_reported(start_redis: Start) -> None:
-    """A configured replica that drains, one that was removed, an order that no router follows."""
-    server = start_redis()
-    async with Engines(2) as (one, other):
-        records = {
-            one.url: ReplicaRecord(url=one.url, draining=True),
-            other.url: ReplicaRecord(url=other.url, removed=True),
-            "bad name": ReplicaRecord(url="http://127.0.0.1:9"),
-        }
-        async with stored(server.url, **records):
-            report = await checked(one, other, redis__url=server.url)
-
-    assert "drains" in finding(report, "replica r1", "orders").text
-    assert "removed it" in finding(report, "replica r2", "orders").text
-    assert "bad name" in finding(report, "redis", "replicas").text
+    assert wrong(same) == []
+    assert same.redis is not None
+    assert same.redis.schema == str(SCHEMA)
+    assert finding(fewer, "redis", "names").text.endswith(f"unknown here: {other.url}")
 
 
 async def test_a_redis_that_will_not_do_is_reported(start_redis: Start) -> None:
