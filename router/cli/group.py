@@ -54,9 +54,6 @@ GROUPS: Final = {
 }
 """How `--help` groups the commands; others come last."""
 
-OLD_NAMES: Final = {"control": "engine", "key": "tenant-key", "token": "admin-token"}
-"""Names that commands had before; they go on working, and no help shows them."""
-
 # transformers announces at import that there is no torch; here that is meant.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -83,11 +80,10 @@ class _LazyGroup(click.Group):
         )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        name = OLD_NAMES.get(cmd_name, cmd_name)
-        own = super().get_command(ctx, name)
+        own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        for entry in entry_points(group=COMMANDS, name=name):
+        for entry in entry_points(group=COMMANDS, name=cmd_name):
             command: click.Command = entry.load()
             return command
         return None
@@ -133,11 +129,10 @@ class _LazyGroup(click.Group):
     def _unknown(self, ctx: click.Context, name: str) -> str:
         """Refuse: there is no such command, and which one was meant."""
         known = self.list_commands(ctx)
-        near = difflib.get_close_matches(name, [*known, *OLD_NAMES], n=1)
+        near = difflib.get_close_matches(name, known, n=1)
         if not near:
             return f"No such command {name!r}. Commands: {', '.join(known)}."
-        meant = OLD_NAMES.get(near[0], near[0])
-        return f"No such command {name!r}. Did you mean {meant!r}? All: {ctx.command_path} --help"
+        return f"No such command {name!r}. Did you mean {near[0]!r}? All: {ctx.command_path} --help"
 
 
 @click.group("warmroute", cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

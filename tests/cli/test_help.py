@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from router import config
 from router.cli import main
 from router.cli.config_options import METAVARS
-from router.cli.group import GROUPS, OLD_NAMES
+from router.cli.group import GROUPS
 from tests.cli.running import on_a_terminal
 
 COLUMNS = 80
@@ -141,19 +141,6 @@ def test_every_choice_is_shown() -> None:
 def test_every_metavar_belongs_to_a_key() -> None:
     """A key that is renamed takes its metavar along."""
     assert set(METAVARS) <= {".".join(option.path) for option in config.options()}
-
-
-# -- names ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("old", "new"), OLD_NAMES.items())
-def test_an_old_name_goes_on_working_and_is_not_shown(old: str, new: str) -> None:
-    """It is the same command."""
-    context = click.Context(main)
-
-    assert run(old, "--help") == run(new, "--help")
-    assert main.get_command(context, old) is main.get_command(context, new)
-    assert old not in main.list_commands(context)
 
 
 # -- completion ----------------------------------------------------------------------------------
